@@ -1,0 +1,60 @@
+"""A bucket: a flat group of tensors that is exchanged together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Bucket", "Span", "spans_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Where one parameter lies in a bucket."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the parameter."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(kw_only=True)
+class Bucket:
+    """Gradients of several parameters, one after another in one flat tensor."""
+
+    name: str
+    """Short and the same on all ranks, such as 'bucket 2'; errors and timelines use it."""
+    spans: tuple[Span, ...]
+    """Parameters in the order in which they lie in `flat`, without gaps."""
+    flat: Tensor
+    """(numel,), contiguous, any floating dtype. The engine puts this step's tensor here before each exchange."""
+
+    @property
+    def numel(self) -> int:
+        """Elements in the bucket."""
+        return self.flat.numel()
+
+    def view(self, span: Span) -> Tensor:
+        """Return the parameter's part of the bucket in its own shape."""
+        return self.flat[span.offset : span.offset + span.numel].view(span.shape)
+
+    def name_at(self, index: int) -> str:
+        """Return the parameter that owns element `index`."""
+        return next(s.name for s in self.spans if s.offset <= index < s.offset + s.numel)
+
+
+def spans_of(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Span, ...]:
+    """Lay parameters one after another."""
+    spans: list[Span] = []
+    offset = 0
+    for name, shape in zip(names, shapes, strict=True):
+        spans.append(Span(name=name, offset=offset, shape=tuple(shape)))
+        offset += spans[-1].numel
+    return tuple(spans)

@@ -1,0 +1,102 @@
+"""The one seam to the outside world: who I am, how many we are, and ten verbs."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+__all__ = ["Comm", "CommError", "ReduceOp", "Work", "require_contiguous"]
+
+ReduceOp = Literal["sum", "min", "max"]
+
+
+class CommError(RuntimeError):
+    """A collective failed. The message says who, where and what; the engine adds the bucket.
+
+    Attributes: `rank` (who noticed), `op` (the collective), `lost` (ranks that are gone, if known).
+    """
+
+    def __init__(self, message: str, *, rank: int, op: str, lost: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.op = op
+        self.lost = lost
+
+
+class Work(Protocol):
+    """A communication in flight."""
+
+    def wait(self) -> None:
+        """Block until it is done (on CUDA: until the current stream may use the result). Raises CommError."""
+        ...
+
+
+class Comm(Protocol):
+    """A group of ranks that talk. Never the default world: whoever communicates is handed one.
+
+    Every tensor must be contiguous: Gloo sums non-contiguous ones wrongly and says nothing. Every call of every rank
+    of the group is made in the same order, from one thread. Each implementation has a timeout on every call.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0..size-1, within the group."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
+        """Replace x on every rank by the sum, minimum or maximum over ranks."""
+        ...
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        """Fill out, (size * numel,), with every rank's x, (numel,), in the order of ranks."""
+        ...
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
+        """Fill out, (numel,), with this rank's part of the reduced x, (size * numel,)."""
+        ...
+
+    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
+        """Send part j of x, (size * numel,), to rank j; part j of out comes from rank j."""
+        ...
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
+        """Post all receives, then all sends, each with its peer; messages between two ranks keep their order.
+
+        Sizes must agree on both sides: a receive buffer that is too small ends the process inside Gloo.
+        """
+        ...
+
+    def broadcast(self, x: Tensor, root: int) -> Work:
+        """Replace x on every rank by root's."""
+        ...
+
+    def reduce(self, x: Tensor, root: int) -> Work:
+        """Replace x on root by the sum over ranks; elsewhere x is left in an undefined state."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        ...
+
+    def split(self, groups: Sequence[Sequence[int]]) -> "Comm | None":
+        """Return the comm of the one of these disjoint groups that holds this rank, or None. Collective."""
+        ...
+
+    def close(self) -> None:
+        """Free what was opened; a second call does nothing."""
+        ...
+
+
+def require_contiguous(*tensors: Tensor) -> None:
+    """Raise ValueError for a non-contiguous tensor, before Gloo gives a wrong sum."""
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, "
+                "and communicating it would give wrong results; pass tensor.contiguous()."
+            )

@@ -1,0 +1,27 @@
+"""Nouns only: frozen records that survive a round trip through JSON. No torch here."""
+
+from pliant.spec.files import canonical_hash, from_json, load, save, to_json
+from pliant.spec.plan import Choice, CodecSpec, Match, Rule, SyncPlan
+from pliant.spec.timeline import Event, Timeline
+from pliant.spec.topology import Host, Link, Topology
+from pliant.spec.workload import TensorSpec, Workload
+
+__all__ = [
+    "Choice",
+    "CodecSpec",
+    "Event",
+    "Host",
+    "Link",
+    "Match",
+    "Rule",
+    "SyncPlan",
+    "TensorSpec",
+    "Timeline",
+    "Topology",
+    "Workload",
+    "canonical_hash",
+    "from_json",
+    "load",
+    "save",
+    "to_json",
+]

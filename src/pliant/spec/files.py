@@ -1,0 +1,132 @@
+"""Records to JSON and back: a format version, unknown names refused, files written atomically."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
+
+FORMAT = 1
+R = TypeVar("R")
+
+
+def to_json(record: Any, *, indent: int | None = None) -> str:
+    """Write a frozen record as JSON text with its kind and the format version; the same record gives the same text."""
+    body = {"pliant": type(record).__name__, "format": FORMAT, **_plain(record)}
+    separators = (",", ":") if indent is None else (",", ": ")
+    return json.dumps(body, indent=indent, separators=separators, sort_keys=indent is None, allow_nan=False)
+
+
+def from_json(kind: type[R], text: str) -> R:
+    """Read a record back. Raises ValueError, naming both sides, for another kind, another format or an unknown field."""
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not JSON ({error}); a {kind.__name__} was expected.") from None
+    if not isinstance(body, dict) or body.get("pliant") != kind.__name__:
+        found = body.get("pliant") if isinstance(body, dict) else type(body).__name__
+        raise ValueError(f"the file holds {found!r}, but a {kind.__name__!r} was asked for.")
+    if body.get("format") != FORMAT:
+        raise ValueError(f"the file has format {body.get('format')!r}, this Pliant reads format {FORMAT}.")
+    return _build(kind, {k: v for k, v in body.items() if k not in ("pliant", "format")}, kind.__name__)
+
+
+def canonical_hash(record: Any) -> str:
+    """Return 16 hexadecimal digits, the same on every rank and in every process for equal records."""
+    return hashlib.sha256(to_json(record).encode()).hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the target and rename, so that no reader ever sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)  # mkstemp made it private; a result is as readable as any other file
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def save(record: Any, path: str | Path) -> None:
+    """Save a record as readable JSON, atomically."""
+    write_atomically(Path(path), to_json(record, indent=2) + "\n")
+
+
+def load(kind: type[R], path: str | Path) -> R:
+    """Load a record; errors name the file."""
+    try:
+        return from_json(kind, Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """Turn plain JSON into the type that a field asks for; `where` is the path for the error sentence."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_record(kind, value, where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = [a for a in arguments if a is not type(None)]
+        return _build(inner, value, where)
+    if origin is tuple:
+        _demand(isinstance(value, list), where, "a list", value)
+        items = arguments[0] if arguments[-1] is Ellipsis else None
+        kinds = [items] * len(value) if items is not None else list(arguments)
+        return tuple(_build(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+    if origin is dict:
+        _demand(isinstance(value, dict), where, "an object", value)
+        return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
+    if origin is typing.Literal:
+        _demand(value in arguments, where, f"one of {', '.join(map(str, arguments))}", value)
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in (int, float, str, bool):
+        _demand(type(value) is kind, where, f"of type {kind.__name__}", value)
+    return value
+
+
+def _build_record(kind: Any, value: Any, where: str) -> Any:
+    _demand(isinstance(value, dict), where, "an object", value)
+    hints = typing.get_type_hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - names)
+    if unknown:
+        raise ValueError(f"{where} has no field {unknown[0]!r}; it has {', '.join(sorted(names))}.")
+    needed = {
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    missing = sorted(needed - set(value))
+    if missing:
+        raise ValueError(f"{where} lacks the field {missing[0]!r}.")
+    return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+
+
+def _demand(holds: bool, where: str, wanted: str, found: Any) -> None:
+    if not holds:
+        raise ValueError(f"{where} must be {wanted}, but is {found!r}.")

@@ -1,0 +1,140 @@
+"""The written answer to: what is exchanged, with whom, in how many bits, and when, per group of parameters."""
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pliant.spec.files import canonical_hash
+from pliant.spec.validity import check
+
+__all__ = ["Choice", "CodecSpec", "Match", "Rule", "SyncPlan"]
+
+What = Literal["gradient", "momentum"]
+Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank"]
+Feedback = Literal["none", "worker", "both"]
+Order = Literal["ready", "at_end"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecSpec:
+    """A codec by name with its settings, such as ``qsgd`` with ``{"bits": 4}``."""
+
+    name: str
+    settings: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(sorted(self.settings.items()))))
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{k}={v:g}" for k, v in self.settings.items())
+        return f"{self.name}({settings})" if settings else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How one group of parameters is synchronized. Nonsense is refused here, with both sides named."""
+
+    what: What = "gradient"
+    collective: Collective = "all_reduce"
+    """Which collective moves it, and so with whom: all of these reach every rank of the group."""
+    codec: CodecSpec | None = None
+    feedback: Feedback = "none"
+    """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well."""
+    momentum: float = 0.0
+    """Factor of a momentum that the algorithm keeps itself: DGC's correction, or beta_1 of 1-bit Adam."""
+    ramp_steps: int = 0
+    """Steps over which a sparsifier's ratio falls to its final value."""
+    every: int = 1
+    """Exchange in every n-th step; gradients of the others are added to the next exchange."""
+    before: "Choice | None" = None
+    """What to do instead in the steps before `until_step`: the warm-up."""
+    until_step: int = 0
+    chunk_bytes: int = 1 << 20
+    """Uncompressed bytes in one pipelined piece of a bucket."""
+    hierarchical: bool = False
+    """Whether ranks of one host are summed exactly first, and only hosts exchange this way."""
+    order: Order = "ready"
+    """Whether a bucket leaves when it is ready, beside backward, or after the whole backward."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def __str__(self) -> str:
+        codec = f" as {self.codec}" if self.codec else ""
+        feedback = {"none": "", "worker": ", error feedback", "both": ", error feedback on both sides"}[self.feedback]
+        when = "" if self.every == 1 else f", every {self.every} steps"
+        level = ", between hosts" if self.hierarchical else ""
+        first = f"until step {self.until_step}: {self.before}; then " if self.before else ""
+        return f"{first}{self.what} by {self.collective}{codec}{feedback}{when}{level}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """Which parameters a rule speaks of: all conditions that are given must hold."""
+
+    pattern: str = "*"
+    """Shell pattern over the parameter's full name."""
+    layer: str = "*"
+    """Shell pattern over the class name of the layer that owns it, such as ``Embedding`` or ``*Norm*``."""
+    min_numel: int = 0
+    max_numel: int = 0
+    """0 means no upper limit."""
+
+    def __call__(self, name: str, layer: str, numel: int) -> bool:
+        """Say whether a parameter is meant."""
+        return (
+            fnmatch.fnmatchcase(name, self.pattern)
+            and fnmatch.fnmatchcase(layer, self.layer)
+            and numel >= self.min_numel
+            and (self.max_numel == 0 or numel <= self.max_numel)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A choice for the parameters that match."""
+
+    match: Match = field(default_factory=Match)
+    choice: Choice = field(default_factory=Choice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncPlan:
+    """Rules in order: the first that matches a parameter decides. The last must match everything."""
+
+    rules: tuple[Rule, ...] = (Rule(),)
+    name: str = ""
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.rules or self.rules[-1].match != Match():
+            raise ValueError(
+                "the last rule of a plan must match every parameter, but this plan could leave some without a choice; "
+                "append a rule without conditions."
+            )
+        orders = {rule.choice.order for rule in self.rules}
+        if len(orders) > 1:
+            raise ValueError("one rule sends when ready and another at the end of backward; a plan has one order.")
+
+    def choice_for(self, name: str, layer: str, numel: int) -> Choice:
+        """Return the choice of the first rule that matches the parameter."""
+        return next(rule.choice for rule in self.rules if rule.match(name, layer, numel))
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits that all ranks must agree on; name and provenance do not count."""
+        return canonical_hash(SyncPlan(rules=self.rules))
+
+    def __str__(self) -> str:
+        lines = [f"{self.name or 'plan'} [{self.hash}]"]
+        for rule in self.rules:
+            m = rule.match
+            conditions = [
+                f"name {m.pattern}" if m.pattern != "*" else "",
+                f"layer {m.layer}" if m.layer != "*" else "",
+                f">= {m.min_numel} elements" if m.min_numel else "",
+                f"<= {m.max_numel} elements" if m.max_numel else "",
+            ]
+            lines.append(f"  {', '.join(c for c in conditions if c) or 'everything'}: {rule.choice}")
+        return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""Who reaches whom, and how fast."""
+
+from dataclasses import dataclass
+
+__all__ = ["Host", "Link", "Topology"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine: its ranks and its connection to the network."""
+
+    name: str
+    num_ranks: int = 1
+    send_bytes_per_s: float = 0.0
+    """Rate out of the host; 0 means not limited."""
+    receive_bytes_per_s: float = 0.0
+    """Rate into the host; 0 means not limited."""
+    delay_s: float = 0.0
+    """Extra one-way delay of everything that the host receives."""
+    cpu_share: float = 0.0
+    """CPUs that its processes may use in all; 0 means not limited."""
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise ValueError(f"host {self.name!r} has {self.num_ranks} ranks; it needs at least one.")
+        if min(self.send_bytes_per_s, self.receive_bytes_per_s, self.delay_s, self.cpu_share) < 0:
+            raise ValueError(f"host {self.name!r} has a negative rate, delay or CPU share; 0 means not limited.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A measured or wanted connection from one host to another, where it differs from what the hosts' own rates say."""
+
+    source: str
+    target: str
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Hosts in the order of their ranks: host 0 holds ranks 0..num_ranks-1, and so on."""
+
+    hosts: tuple[Host, ...]
+    links: tuple[Link, ...] = ()
+    provenance: str = ""
+    """Where the figures come from: 'given', or the command and time of a measurement."""
+
+    def __post_init__(self) -> None:
+        names = [host.name for host in self.hosts]
+        if not names:
+            raise ValueError("a topology needs at least one host.")
+        if len(set(names)) != len(names):
+            raise ValueError(f"two hosts have the same name among {', '.join(names)}; names must differ.")
+        for link in self.links:
+            for end in (link.source, link.target):
+                if end not in names:
+                    raise ValueError(f"a link names the host {end!r}, but the hosts are {', '.join(names)}.")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks on all hosts."""
+        return sum(host.num_ranks for host in self.hosts)
+
+    def ranks_of(self, host_index: int) -> range:
+        """Return the global ranks of a host."""
+        first = sum(host.num_ranks for host in self.hosts[:host_index])
+        return range(first, first + self.hosts[host_index].num_ranks)

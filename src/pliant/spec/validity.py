@@ -1,0 +1,111 @@
+"""The validity table: which answers do not go together, and why.
+
+Each row is a condition and the sentence that a user reads when it holds. The planner's search uses the same table,
+so neither a person nor the search can ask for nonsense.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pliant.spec.plan import Choice
+
+__all__ = ["check", "objections"]
+
+# Which codecs each collective can carry: sums must survive in a ring, a sparse gather needs index-value pairs.
+SUMMABLE = frozenset({"bf16", "fp16", "randomk"})
+QUANTIZERS = frozenset({"bf16", "fp16", "fp8", "minmax8", "qsgd", "sign", "ternary", "natural", "int4"})
+SPARSIFIERS = frozenset({"topk", "blocktopk"})
+BIASED = frozenset({"sign", "topk", "blocktopk"})
+CODECS = SUMMABLE | QUANTIZERS | SPARSIFIERS | {"rank"}
+
+_ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
+    (
+        lambda c: c.codec is not None and c.codec.name not in CODECS,
+        "there is no codec {codec!r}; there are " + ", ".join(sorted(CODECS)) + ".",
+    ),
+    (
+        lambda c: c.collective == "all_reduce" and c.codec is not None and c.codec.name not in SUMMABLE,
+        "an all_reduce adds up what travels, but sums of {codec} payloads mean nothing; "
+        "use scatter_gather or all_gather, or one of " + ", ".join(sorted(SUMMABLE)) + ".",
+    ),
+    (
+        lambda c: c.collective == "scatter_gather" and (c.codec is None or c.codec.name not in QUANTIZERS),
+        "scatter_gather sends every element in fewer bits, but {codec} does not do that; "
+        "use one of " + ", ".join(sorted(QUANTIZERS)) + ", or another collective.",
+    ),
+    (
+        lambda c: c.collective == "all_gather" and (c.codec is None or c.codec.name not in SPARSIFIERS),
+        "all_gather merges chosen elements, but {codec} does not choose any; "
+        "use one of " + ", ".join(sorted(SPARSIFIERS)) + ", or another collective.",
+    ),
+    (
+        lambda c: (c.collective == "low_rank") != (c.codec is not None and c.codec.name == "rank"),
+        "low_rank and the codec 'rank' belong together, but here {collective} meets {codec}.",
+    ),
+    (
+        lambda c: c.feedback != "none" and c.codec is None,
+        "error feedback keeps what a codec loses, but no codec is given; drop the feedback or name a codec.",
+    ),
+    (
+        lambda c: c.feedback == "both" and c.collective != "scatter_gather",
+        "feedback on both sides needs chunk owners, which only scatter_gather has, not {collective}; use 'worker'.",
+    ),
+    (
+        lambda c: c.codec is not None and c.codec.name in BIASED and c.feedback == "none",
+        "{codec} is biased and without error feedback training may not converge; set feedback to 'worker' or 'both'.",
+    ),
+    (
+        lambda c: c.what == "momentum" and not 0 < c.momentum < 1,
+        "a momentum is exchanged, but its factor is {momentum}; set it between 0 and 1, as in the optimizer.",
+    ),
+    (
+        lambda c: c.what == "momentum" and c.before is None,
+        "momentum is exchanged against a frozen variance, which nothing has estimated; put a warm-up before it.",
+    ),
+    (
+        lambda c: c.what == "gradient" and c.momentum != 0 and c.collective != "all_gather",
+        "momentum correction belongs to sparsified gradients in an all_gather, not to {collective}.",
+    ),
+    (
+        lambda c: c.what == "momentum" and c.every != 1,
+        "an exchanged momentum must be exchanged in every step, not every {every}; exchange gradients instead.",
+    ),
+    (
+        lambda c: c.ramp_steps > 0 and c.collective != "all_gather",
+        "only a sparsifier has a ratio to ramp, but the collective is {collective}; use after() for other warm-ups.",
+    ),
+    (lambda c: not 0 <= c.momentum < 1, "the momentum factor is {momentum}, but must be at least 0 and below 1."),
+    (lambda c: c.every < 1, "an exchange every {every} steps cannot be; use 1 or more."),
+    (lambda c: c.ramp_steps < 0, "a ramp of {ramp_steps} steps cannot be; use 0 or more."),
+    (lambda c: c.chunk_bytes < 4096, "chunks of {chunk_bytes} bytes are too small to pay; use 4096 or more."),
+    (
+        lambda c: (c.before is None) != (c.until_step == 0) or c.until_step < 0,
+        "a warm-up has a choice and a step at which it ends, but until_step is {until_step}; give both or neither.",
+    ),
+    (
+        lambda c: c.before is not None and (c.before.order != c.order or c.before.hierarchical != c.hierarchical),
+        "the warm-up and what follows it must agree on order and hierarchy; set both alike.",
+    ),
+)
+
+
+def objections(choice: "Choice") -> list[str]:
+    """Return the sentences that speak against a choice; none means that it is valid."""
+    facts = {
+        "codec": str(choice.codec) if choice.codec else "no codec",
+        "collective": choice.collective,
+        "momentum": choice.momentum,
+        "every": choice.every,
+        "ramp_steps": choice.ramp_steps,
+        "chunk_bytes": choice.chunk_bytes,
+        "until_step": choice.until_step,
+    }
+    return [sentence.format(**facts) for objects, sentence in _ROWS if objects(choice)]
+
+
+def check(choice: "Choice") -> None:
+    """Raise ValueError with every objection to a choice."""
+    found = objections(choice)
+    if found:
+        raise ValueError("this choice cannot be: " + " ".join(found))
