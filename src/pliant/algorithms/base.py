@@ -1,30 +1,40 @@
 """What an algorithm is: a frozen value; its state is explicit tensors; the engine calls it at named moments."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Choice
 
-__all__ = ["Algorithm", "Moment", "State"]
+__all__ = ["Algorithm", "ChecksOptimizer", "Moment", "Slots", "State"]
+
+Slots = Mapping[str, tuple[int, ...] | None]
+"""Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class State:
-    """What an algorithm keeps for one bucket on one rank."""
+    """What an algorithm keeps for one bucket on one rank. The engine owns the tensors and saves them per parameter."""
 
-    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What a resume needs, and nothing else. Two layouts, told apart by the key:
-
-    - ``residual``: as many elements as the bucket, in its order; the engine saves it per parameter, so that it
-      survives another bucketing;
-    - ``q/<parameter>``: any shape, belongs to that parameter and moves with it.
-    """
+    flat: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Slot -> float32 (bucket.numel,), in the bucket's order, zero at first."""
+    of: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict[str, Mapping[str, Tensor]])
+    """Slot -> parameter -> float32 tensor of the slot's own shape, zero at first."""
     workspace: Any = None
-    """Buffers and live collectives, made once by init and never saved."""
+    """Buffers and live collectives from `prepare`: made once for each layout of buckets, never saved."""
+
+    def part(self, prefix: str, workspace: Any) -> "State":
+        """Return what belongs to one member of a combinator, whose slots carry a prefix."""
+        return State(
+            flat={k.removeprefix(prefix): v for k, v in self.flat.items() if k.startswith(prefix)},
+            of={k.removeprefix(prefix): v for k, v in self.of.items() if k.startswith(prefix)},
+            workspace=workspace,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +44,7 @@ class Moment:
     step: int
     """Optimizer steps completed before this one."""
     seed: int
-    """63 bits, equal on all ranks, different for each step and bucket; add the rank where ranks must differ."""
+    """Equal on all ranks, different for each exchange of each bucket."""
 
 
 class Algorithm(Protocol):
@@ -45,25 +55,27 @@ class Algorithm(Protocol):
         """The point of the plan space that this algorithm is: `build(choice)` gives an equal value back."""
         ...
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Make the state of one bucket: buffers once, residuals zero."""
+    def slots(self, shape: tuple[int, ...]) -> Slots:
+        """Return the state tensors that a parameter of this shape needs."""
+        ...
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Return the workspace for one bucket: buffers are made here and not while training."""
         ...
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
 
-        Runs in the engine's communication thread (on CUDA: on its stream), beside the rest of backward.
+        Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the choice
+        names a codec, otherwise of the model's dtype.
         """
         ...
 
 
 @runtime_checkable
-class Handover(Protocol):
-    """An algorithm that can turn what it still owes into one tensor per bucket."""
+class ChecksOptimizer(Protocol):
+    """An algorithm that depends on what the optimizer does."""
 
-    def settle(self, bucket: Bucket, state: State, comm: Comm) -> None:
-        """Fold whatever is tied to this bucketing (such as a chunk owner's residual) into per-parameter tensors.
-
-        Called before buckets are laid out anew, or before a switch. No communication.
-        """
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raise ValueError, naming both sides, for an optimizer that does not fit."""
         ...

@@ -1,0 +1,63 @@
+"""Exact and 16-bit averaging of gradients, as torch DDP does it: the baseline of everything else."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pliant.algorithms.base import Moment, Slots, State
+from pliant.buckets import Bucket
+from pliant.collectives.averaging import CastAverage, average
+from pliant.comm.base import Comm
+from pliant.spec import Choice, CodecSpec
+
+__all__ = ["AllReduce", "allreduce", "bf16", "fp16"]
+
+_WIRE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """g <- (1/n) sum_i g_i by an all-reduce: 2 (n-1)/n N elements out and in per rank.
+
+    With a 16-bit wire format the gradient is divided, then cast, then summed in that format.
+    """
+
+    wire: Literal["exact", "bf16", "fp16"] = "exact"
+
+    @property
+    def choice(self) -> Choice:
+        """All-reduce, with a cast or without a codec."""
+        return Choice(codec=None if self.wire == "exact" else CodecSpec(name=self.wire))
+
+    def slots(self, shape: tuple[int, ...]) -> Slots:
+        """Nothing is kept."""
+        return {}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make the 16-bit buffer, if one is needed."""
+        if self.wire == "exact":
+            return None
+        return CastAverage(_WIRE[self.wire], bucket.numel, comm, bucket.flat.device)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Average."""
+        if state.workspace is None:
+            average(bucket.flat, comm)
+        else:
+            state.workspace(bucket.flat)
+
+
+def allreduce() -> AllReduce:
+    """Exact averaging: what torch DDP does."""
+    return AllReduce()
+
+
+def bf16() -> AllReduce:
+    """Averaging with bfloat16 on the wire: half the bytes, the range of float32."""
+    return AllReduce(wire="bf16")
+
+
+def fp16() -> AllReduce:
+    """Averaging with float16 on the wire: half the bytes; values above 65504 become infinite."""
+    return AllReduce(wire="fp16")

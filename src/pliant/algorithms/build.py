@@ -1,0 +1,115 @@
+"""The one registry: a name to an algorithm, and a plan's choice to the algorithm that carries it out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal, cast
+
+from torch.optim import Optimizer
+
+from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
+from pliant.algorithms.base import Algorithm
+from pliant.algorithms.hierarchy import BetweenHosts
+from pliant.algorithms.onebit_adam import Momentum, OneBitAdam
+from pliant.algorithms.powersgd import PowerSgd, powersgd
+from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
+from pliant.algorithms.randomk import RandomSparse, randomk
+from pliant.algorithms.sparse import Sparse, blocktopk, topk
+from pliant.algorithms.timing import After, Every
+from pliant.codecs import BlockTopK, RandomK, TopK, codec_from
+from pliant.spec import Choice, CodecSpec
+
+__all__ = ["ALGORITHMS", "build", "named"]
+
+
+def _onebit_adam(optimizer: Optimizer) -> Algorithm:
+    if not isinstance(optimizer, OneBitAdam):
+        raise ValueError(
+            f"onebit_adam needs pliant.OneBitAdam as its optimizer, but got {type(optimizer).__name__}; "
+            "construct OneBitAdam(params, lr=..., warmup_steps=...) instead."
+        )
+    return optimizer.algorithm
+
+
+ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
+    {
+        "allreduce": lambda optimizer: allreduce(),
+        "bf16": lambda optimizer: bf16(),
+        "fp16": lambda optimizer: fp16(),
+        "bytegrad": lambda optimizer: bytegrad(),
+        "qsgd": lambda optimizer: qsgd(),
+        "terngrad": lambda optimizer: terngrad(),
+        "natural": lambda optimizer: natural(),
+        "int4": lambda optimizer: int4(),
+        "onebit": lambda optimizer: onebit(),
+        "onebit_adam": _onebit_adam,
+        "powersgd": lambda optimizer: powersgd(),
+        "topk": lambda optimizer: topk(),
+        "blocktopk": lambda optimizer: blocktopk(),
+        "randomk": lambda optimizer: randomk(),
+    }
+)
+"""Every algorithm with its default settings; the optimizer is what some take their settings from."""
+
+
+def named(name: str, optimizer: Optimizer) -> Algorithm:
+    """Return an algorithm with default settings."""
+    if name not in ALGORITHMS:
+        raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, or the path of a plan.")
+    return ALGORITHMS[name](optimizer)
+
+
+def build(choice: Choice) -> Algorithm:
+    """Return the algorithm that carries out a choice; `build(a.choice) == a`."""
+    if choice.hierarchical:
+        before = replace(choice.before, hierarchical=False) if choice.before else None
+        return BetweenHosts(inner=build(replace(choice, hierarchical=False, before=before)))
+    if choice.what == "momentum":
+        return Momentum(
+            beta=choice.momentum,
+            warmup_steps=choice.until_step,
+            codec=codec_from(_codec(choice)),
+            chunk_bytes=choice.chunk_bytes,
+        )
+    if choice.before is not None:
+        then = build(replace(choice, before=None, until_step=0))
+        return After(num_steps=choice.until_step, first=build(choice.before), then=then)
+    if choice.every > 1:
+        return Every(period=choice.every, inner=build(replace(choice, every=1)))
+    return _CARRIERS[choice.collective](choice)
+
+
+def _codec(choice: Choice) -> CodecSpec:
+    if choice.codec is None:
+        raise ValueError(f"{choice.collective} needs a codec, but the choice names none.")
+    return choice.codec
+
+
+def _all_reduce(choice: Choice) -> Algorithm:
+    if choice.codec is None:
+        return AllReduce()
+    if choice.codec.name == "randomk":
+        return RandomSparse(codec=cast(RandomK, codec_from(choice.codec)))
+    return AllReduce(wire=cast(Literal["bf16", "fp16"], choice.codec.name))
+
+
+def _scatter_gather(choice: Choice) -> Algorithm:
+    codec = codec_from(_codec(choice))
+    return Quantized(codec=codec, feedback=choice.feedback, chunk_bytes=choice.chunk_bytes)
+
+
+def _all_gather(choice: Choice) -> Algorithm:
+    codec = cast(TopK | BlockTopK, codec_from(_codec(choice)))
+    return Sparse(codec=codec, momentum=choice.momentum, ramp_steps=choice.ramp_steps)
+
+
+def _low_rank(choice: Choice) -> Algorithm:
+    return PowerSgd(rank=int(_codec(choice).settings.get("rank", 1)))
+
+
+_CARRIERS: dict[str, Callable[[Choice], Algorithm]] = {
+    "all_reduce": _all_reduce,
+    "scatter_gather": _scatter_gather,
+    "all_gather": _all_gather,
+    "low_rank": _low_rank,
+}

@@ -1,0 +1,177 @@
+"""1-bit Adam: an optimizer and the exchange that feeds it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import Moment, Slots, State
+from pliant.buckets import Bucket
+from pliant.codecs import Codec, Sign, all_finite, spec_of
+from pliant.collectives.averaging import average
+from pliant.collectives.compressed import CompressedAverage
+from pliant.comm.base import Comm
+from pliant.spec import Choice
+
+__all__ = ["Momentum", "OneBitAdam"]
+
+
+class OneBitAdam(Optimizer):
+    """Adam whose momentum is exchanged in one bit once its variance has settled.
+
+    Tang et al., 1-bit Adam (arXiv:2102.02888), Algorithm 1. Before `warmup_steps` the gradients are averaged exactly
+    and the step is Adam's. From then on the variance v is frozen, the momentum m is what ranks exchange (with error
+    feedback on both sides), and what arrives in ``p.grad`` *is* the averaged momentum:
+
+        p <- p - lr (m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps),   w = warmup_steps
+
+    The bias correction of the frozen variance is frozen with it. Weight decay is decoupled, as in AdamW, so that it
+    acts in both stages. Clipping ``p.grad`` after the warm-up clips a momentum: clip before, or not at all.
+
+    Args:
+        params: Parameters or groups, as for every torch optimizer.
+        lr: Learning rate.
+        betas: Decay of momentum and variance; beta_1 must be the same in all groups.
+        eps: Added to the denominator.
+        weight_decay: Decoupled weight decay.
+        warmup_steps: Steps of plain Adam; the paper and its users found 15 to 25 % of all steps to be right.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup_steps: int,
+    ) -> None:
+        if warmup_steps < 1:
+            raise ValueError(f"warmup_steps is {warmup_steps}, but the variance must be estimated first; use 1 or more.")
+        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"lr {lr}, eps {eps}, weight_decay {weight_decay} must be >= 0, betas {betas} in [0, 1).")
+        self.warmup_steps = warmup_steps
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        if len({group["betas"][0] for group in self.param_groups}) > 1:
+            raise ValueError("the groups have different beta_1, but one momentum is exchanged; give all the same.")
+
+    @property
+    def algorithm(self) -> "Momentum":
+        """The exchange that belongs to this optimizer: what `relax(..., "onebit_adam")` uses."""
+        return Momentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken, by the parameter that took most."""
+        return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take one step of the stage that the step count says."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step_one(p, group)
+        return loss
+
+    def _step_one(self, p: Tensor, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        state: dict[str, Any] = self.state[p]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+        frozen = state["step"] >= self.warmup_steps
+        state["step"] += 1
+        t = float(state["step"])
+        m, v, g = state["exp_avg"], state["exp_avg_sq"], p.grad
+        if g is None:
+            return
+        if frozen:
+            m.copy_(g)
+        else:
+            m.lerp_(g, 1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        variance_steps = min(t, self.warmup_steps)
+        denominator = (v.sqrt() / (1 - beta2**variance_steps) ** 0.5).add_(group["eps"])
+        p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**t))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """The exchange of 1-bit Adam.
+
+    Warm-up: g <- mean g, exactly, and m <- beta m + (1-beta) g is followed. Then, per bucket:
+    m_i <- beta m + (1-beta) g_i; average m_i by scatter - reduce - gather with C and feedback on both sides;
+    the result replaces the gradient, and m. Bytes: those of `Quantized` with the same codec.
+    """
+
+    beta: float
+    warmup_steps: int
+    codec: Codec = Sign()
+    chunk_bytes: int = 1 << 20
+
+    @property
+    def choice(self) -> Choice:
+        """Momentum by scatter_gather, after a warm-up."""
+        return Choice(
+            what="momentum",
+            collective="scatter_gather",
+            codec=spec_of(self.codec),
+            feedback="both",
+            momentum=self.beta,
+            before=Choice(),
+            until_step=self.warmup_steps,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+    def slots(self, shape: tuple[int, ...]) -> Slots:
+        """The momentum and the residual."""
+        return {"momentum": None, "residual": None}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make the payload buffers of the exchange."""
+        return CompressedAverage(
+            self.codec,
+            bucket.numel,
+            comm,
+            chunk_bytes=self.chunk_bytes,
+            owner_feedback=True,
+            device=bucket.flat.device,
+        )
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Average the gradient (warm-up) or the momentum."""
+        g, m = bucket.flat, state.flat["momentum"]
+        if moment.step < self.warmup_steps:
+            average(g, comm)
+            if all_finite(g):
+                m.lerp_(g, 1 - self.beta)
+            return
+        g.mul_(1 - self.beta).add_(m, alpha=self.beta)
+        state.workspace(g, moment.seed, state.flat["residual"])
+        if all_finite(g):
+            m.copy_(g)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Only OneBitAdam knows that a momentum arrives in ``p.grad``, and both must turn at the same step."""
+        if not isinstance(optimizer, OneBitAdam):
+            raise ValueError(
+                f"the optimizer is {type(optimizer).__name__}, but onebit_adam hands over momentum in p.grad, which "
+                "only pliant.OneBitAdam understands; use it, or another algorithm."
+            )
+        theirs = optimizer.algorithm
+        if (theirs.beta, theirs.warmup_steps) != (self.beta, self.warmup_steps):
+            raise ValueError(
+                f"the optimizer has beta_1 {theirs.beta} and warmup_steps {theirs.warmup_steps}, the plan has "
+                f"{self.beta} and {self.warmup_steps}; both must turn at the same step with the same momentum."
+            )

@@ -1,0 +1,56 @@
+"""Gradients as products of two thin matrices."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pliant.algorithms.base import Moment, Slots, State
+from pliant.buckets import Bucket
+from pliant.collectives.lowrank import LowRankAverage, factor_shape
+from pliant.comm.base import Comm
+from pliant.spec import Choice, CodecSpec
+
+__all__ = ["PowerSgd", "powersgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSgd:
+    """One step of subspace iteration per training step, warm-started, with error feedback.
+
+    Vogels et al., PowerSGD (arXiv:1905.13727), Algorithms 1 and 2, per parameter M of n x m elements:
+
+        P <- mean over ranks of M Q;  orthogonalize P;  Q <- mean over ranks of M^T P;  M' = P Q^T
+
+    Bytes: two all-reduces a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
+    """
+
+    rank: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"a rank of {self.rank} sends nothing; use 1 or more.")
+
+    @property
+    def choice(self) -> Choice:
+        """low_rank with feedback on the worker."""
+        return Choice(
+            collective="low_rank", codec=CodecSpec(name="rank", settings={"rank": self.rank}), feedback="worker"
+        )
+
+    def slots(self, shape: tuple[int, ...]) -> Slots:
+        """A residual, and the right factor Q where the parameter is worth compressing."""
+        factor = factor_shape(shape, self.rank)
+        return {"residual": None} if factor is None else {"residual": None, "q": factor}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make the packed buffers of both all-reduces."""
+        shapes = {span.name: span.shape for span in bucket.spans}
+        return LowRankAverage(shapes, self.rank, comm, bucket.flat.device)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Exchange."""
+        state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))
+
+
+def powersgd(rank: int = 1) -> PowerSgd:
+    """Low-rank gradients with error feedback."""
+    return PowerSgd(rank=rank)

@@ -1,0 +1,111 @@
+"""Few elements, chosen by each rank: top-k with momentum correction as in Deep Gradient Compression."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import Moment, Slots, State
+from pliant.buckets import Bucket
+from pliant.codecs import BlockTopK, TopK, all_finite, spec_of
+from pliant.collectives.sparse import SparseAverage
+from pliant.comm.base import Comm
+from pliant.spec import Choice
+
+__all__ = ["Sparse", "blocktopk", "topk"]
+
+_RAMP_FACTOR = 4
+"""DGC lets the ratio fall by this factor from one warm-up stage to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse:
+    """Send the largest elements (or blocks) of what has gathered; keep the rest for later steps.
+
+    Lin et al., Deep Gradient Compression (arXiv:1712.01887), section 3:
+
+        u <- m u + g                    momentum correction (with m = 0, u = g and only v is kept)
+        v <- v + u
+        send v at the k largest |v|; there v <- 0 and u <- 0 (momentum factor masking)
+
+    The ratio falls to its final value over `ramp_steps` in factors of 4 (25 %, 6.25 %, ...).
+    Bytes: (n-1) payloads in, each 8 bytes per chosen element.
+    With momentum correction the optimizer's own momentum must be 0.
+    """
+
+    codec: TopK | BlockTopK
+    momentum: float = 0.0
+    ramp_steps: int = 0
+
+    @property
+    def choice(self) -> Choice:
+        """all_gather of chosen elements, with feedback on the worker."""
+        return Choice(
+            collective="all_gather",
+            codec=spec_of(self.codec),
+            feedback="worker",
+            momentum=self.momentum,
+            ramp_steps=self.ramp_steps,
+        )
+
+    def slots(self, shape: tuple[int, ...]) -> Slots:
+        """The residual v and, with momentum correction, the velocity u."""
+        return {"residual": None, "velocity": None} if self.momentum else {"residual": None}
+
+    def ratio_at(self, step: int) -> float:
+        """Return the share of elements sent in a step."""
+        stage_ratios: list[float] = []
+        ratio = 1 / _RAMP_FACTOR
+        while ratio > self.codec.ratio:
+            stage_ratios.append(ratio)
+            ratio /= _RAMP_FACTOR
+        if step >= self.ramp_steps or not stage_ratios:
+            return self.codec.ratio
+        return stage_ratios[step * len(stage_ratios) // self.ramp_steps]
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Return the exchanges by ratio; each is made when its stage of the ramp begins."""
+        exchanges: dict[float, SparseAverage] = {}
+        return exchanges
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Accumulate, choose, exchange, mask."""
+        ratio = self.ratio_at(moment.step)
+        exchange = state.workspace.get(ratio)
+        if exchange is None:
+            state.workspace.clear()
+            codec = replace(self.codec, ratio=ratio)
+            exchange = state.workspace[ratio] = SparseAverage(codec, bucket.numel, comm, bucket.flat.device)
+        g, v = bucket.flat, state.flat["residual"]
+        finite = all_finite(g)
+        if finite and self.momentum:
+            u = state.flat["velocity"]
+            u.mul_(self.momentum).add_(g)
+            v.add_(u)
+        elif finite:
+            v.add_(g)
+        # An overflowed gradient poisons everyone's result but must not enter what is kept.
+        exchange(g, v if finite else g, moment.seed)
+        if finite:
+            exchange.clear_sent(v)
+            if self.momentum:
+                exchange.clear_sent(state.flat["velocity"])
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse a second momentum in the optimizer."""
+        own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
+        if self.momentum and own:
+            raise ValueError(
+                f"the optimizer has momentum {own} and this algorithm corrects with momentum {self.momentum}, so it "
+                "would count twice; give the optimizer momentum 0, or the algorithm."
+            )
+
+
+def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> Sparse:
+    """Send the `ratio` largest elements of each bucket, with error feedback; see `Sparse`."""
+    return Sparse(codec=TopK(ratio=ratio), momentum=momentum, ramp_steps=ramp_steps)
+
+
+def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, ramp_steps: int = 0) -> Sparse:
+    """Send whole blocks of the largest energy, with error feedback."""
+    return Sparse(codec=BlockTopK(ratio=ratio, block=block), momentum=momentum, ramp_steps=ramp_steps)
