@@ -11,7 +11,7 @@ from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Choice
 
-__all__ = ["Algorithm", "ChecksOptimizer", "Moment", "Slots", "State"]
+__all__ = ["Algorithm", "ChecksOptimizer", "Moment", "Slots", "StartsFromOptimizer", "State"]
 
 Slots = Mapping[str, tuple[int, ...] | None]
 """Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
@@ -78,4 +78,13 @@ class ChecksOptimizer(Protocol):
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise ValueError, naming both sides, for an optimizer that does not fit."""
+        ...
+
+
+@runtime_checkable
+class StartsFromOptimizer(Protocol):
+    """An algorithm whose state continues what the optimizer has gathered."""
+
+    def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
+        """Fill a parameter's slots from the optimizer's state; called when a run begins or switches to it."""
         ...

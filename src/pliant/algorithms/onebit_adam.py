@@ -1,6 +1,6 @@
 """1-bit Adam: an optimizer and the exchange that feeds it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,6 @@ class OneBitAdam(Optimizer):
     def algorithm(self) -> "Momentum":
         """The exchange that belongs to this optimizer: what `relax(..., "onebit_adam")` uses."""
         return Momentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps taken, by the parameter that took most."""
-        return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -175,3 +170,8 @@ class Momentum:
                 f"the optimizer has beta_1 {theirs.beta} and warmup_steps {theirs.warmup_steps}, the plan has "
                 f"{self.beta} and {self.warmup_steps}; both must turn at the same step with the same momentum."
             )
+
+    def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
+        """Continue the momentum that the optimizer has."""
+        if "exp_avg" in optimizer.state.get(parameter, {}):
+            slots["momentum"].copy_(optimizer.state[parameter]["exp_avg"])

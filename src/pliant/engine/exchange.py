@@ -1,0 +1,110 @@
+"""One bucket's way through its algorithms, with what may go wrong said in full."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import Moment
+from pliant.codecs import all_finite, first_nonfinite
+from pliant.comm.base import Comm, CommError
+from pliant.engine.layout import Part, lay_out
+from pliant.engine.store import Store
+
+__all__ = ["Exchanger", "NonFinite", "NonFiniteGradientError"]
+
+NonFinite = Literal["raise", "propagate"]
+
+
+class NonFiniteGradientError(FloatingPointError):
+    """A gradient holds NaN or Inf; the message names the rank, the bucket and the parameter. Raised on every rank."""
+
+
+class Exchanger:
+    """Carries out a plan on flat buffers. Called in the lane, except for `parts_of`.
+
+    Args:
+        store: Choices and state of all parameters.
+        comms: Who talks, for choices that are hierarchical (True) and for those that are not (False).
+        nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks,
+            as DDP does, for GradScaler to find.
+        owed: Gradients per parameter that an earlier plan left; added once to the next exchange.
+    """
+
+    def __init__(
+        self, store: Store, comms: Mapping[bool, Comm], nonfinite: NonFinite, owed: dict[str, Tensor]
+    ) -> None:
+        self.store = store
+        self._comms = comms
+        self._nonfinite = nonfinite
+        self._owed = owed
+        self._laid_out: dict[int, tuple[tuple[str, ...], list[Part]]] = {}
+
+    def parts_of(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> list[Part]:
+        """Return the parts of a bucket, laid out anew when DDP has changed what it holds."""
+        known = self._laid_out.get(index)
+        if known is None or known[0] != tuple(names):
+            moved = set(names)
+            self._laid_out = {k: v for k, v in self._laid_out.items() if moved.isdisjoint(v[0])}
+            known = (tuple(names), lay_out(index, names, shapes, buffer, self.store, self._comms))
+            self._laid_out[index] = known
+        return known[1]
+
+    @property
+    def layout(self) -> dict[int, tuple[str, ...]]:
+        """Which parameters lie in which bucket, in order; empty before the first exchange."""
+        return {index: names for index, (names, _) in self._laid_out.items()}
+
+    def run(self, parts: Sequence[Part], buffer: Tensor, *, step: int, turn: int) -> None:
+        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use."""
+        for part in parts:
+            part.load(buffer)
+            if self._owed:
+                self._pay(part)
+            if self._comms[False].size > 1 or part.algorithm.choice.what != "gradient":
+                seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
+                self._run_part(part, Moment(step=step, seed=seed))
+            part.save(buffer)
+
+    def _run_part(self, part: Part, moment: Moment) -> None:
+        flat = part.bucket.flat
+        bad = first_nonfinite(flat) if self._nonfinite == "raise" else -1
+        if bad >= 0:
+            flat.fill_(torch.nan)  # so that whatever the codec keeps of it, every rank sees it
+        try:
+            part.algorithm.on_ready(part.bucket, part.state, part.comm, moment)
+        except CommError as error:
+            names = [span.name for span in part.bucket.spans]
+            what = f"{part.bucket.name} ({names[0]} .. {names[-1]})"
+            raise CommError(
+                f"while exchanging {what} in step {moment.step}: {error}",
+                rank=error.rank,
+                op=error.op,
+                lost=error.lost,
+            ) from error
+        if self._nonfinite == "raise" and not all_finite(flat):
+            self._blame(part, bad)
+
+    def _blame(self, part: Part, bad: int) -> None:
+        """Every rank has seen a poisoned result; tell all which rank began it, and with what."""
+        device = part.bucket.flat.device
+        mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
+        comm = self._comms[False]
+        all_bad = torch.empty(comm.size, dtype=torch.int64, device=device)  # (size,)
+        comm.all_gather(all_bad, mine).wait()
+        culprits = [(rank, index) for rank, index in enumerate(all_bad.tolist()) if index >= 0]
+        if not culprits:
+            who = f"every rank's gradient was finite, but their sum in {part.bucket.name} overflowed"
+        else:
+            who = "; ".join(f"rank {r}: {part.bucket.name}, parameter {part.bucket.name_at(i)}" for r, i in culprits)
+        raise NonFiniteGradientError(
+            f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
+            'with a GradScaler, which expects this, pass nonfinite="propagate".'
+        )
+
+    def _pay(self, part: Part) -> None:
+        for span in part.bucket.spans:
+            if (debt := self._owed.pop(span.name, None)) is not None:
+                part.bucket.view(span).add_(debt)

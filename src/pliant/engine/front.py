@@ -1,0 +1,87 @@
+"""The DDP front end: buckets arrive through DDP's communication hook, in DDP's order, and leave by the lane."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["Arrival", "Front", "attach"]
+
+
+@dataclass(kw_only=True)
+class Arrival:
+    """A bucket whose gradients are complete."""
+
+    index: int
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    buffer: Tensor
+    """(numel,), DDP's own: whatever stands in it when `finish` is called becomes the gradient."""
+    last: bool
+    finish: Callable[[], None]
+
+
+class Front:
+    """What DDP calls. It outlives a run, because DDP accepts one hook for life: between runs it does what DDP does."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._group = ddp.process_group
+        self._names = {id(p): n for n, p in ddp.module.named_parameters()}
+        self.receive: Callable[[Arrival], None] | None = None
+        """Who takes the buckets, or None between runs."""
+
+    def hook(self, bucket: GradBucket) -> Future[Tensor]:
+        """Take a bucket from DDP's reducer; runs in the autograd thread."""
+        if self.receive is None:
+            return allreduce_hook(self._group, bucket)
+        buffer = bucket.buffer()
+        # A CUDA future records the stream that is current in `finish`, which is the lane's.
+        future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        parameters = bucket.parameters()
+        self.receive(
+            Arrival(
+                index=bucket.index(),
+                names=tuple(self._names[id(p)] for p in parameters),
+                shapes=tuple(tuple(p.shape) for p in parameters),
+                buffer=buffer,
+                last=bucket.is_last(),
+                finish=lambda: future.set_result(buffer),
+            )
+        )
+        return future
+
+
+_fronts: "weakref.WeakKeyDictionary[nn.Module, Front]" = weakref.WeakKeyDictionary()
+
+
+def _hook(state: Front, bucket: GradBucket) -> Future[torch.Tensor]:
+    return state.hook(bucket)
+
+
+def attach(ddp: DistributedDataParallel) -> Front:
+    """Return the model's front, registering it with DDP the first time.
+
+    Raises:
+        RuntimeError: Another communication hook is registered, or another run is still open on this model.
+    """
+    front = _fronts.get(ddp)
+    if front is None:
+        front = Front(ddp)
+        try:
+            ddp.register_comm_hook(front, _hook)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "this DDP model already has a communication hook, and Pliant needs that place; "
+                f"wrap the module in a new DistributedDataParallel without one ({error})."
+            ) from error
+        _fronts[ddp] = front
+    if front.receive is not None:
+        raise RuntimeError("this model already has an open run; close() it first, or switch() its plan.")
+    return front

@@ -1,0 +1,93 @@
+"""From DDP's buckets to ours: the parts of a flat buffer that share a choice."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import Algorithm, State
+from pliant.buckets import Bucket, spans_of
+from pliant.comm.base import Comm
+from pliant.engine.store import Store
+
+__all__ = ["Part", "lay_out"]
+
+
+@dataclass(kw_only=True)
+class Part:
+    """Parameters of one DDP bucket that are synchronized alike."""
+
+    bucket: Bucket
+    algorithm: Algorithm
+    comm: Comm
+    state: State
+    runs: tuple[tuple[int, int], ...]
+    """Half-open ranges of the DDP buffer that hold the part, in the order of the bucket."""
+    staging: Tensor | None
+    """(numel,) where the part is gathered or converted; None when it is worked on inside DDP's buffer."""
+
+    def load(self, buffer: Tensor) -> None:
+        """Point bucket.flat at this step's gradients; buffer is DDP's, (bucket numel,)."""
+        if self.staging is None:
+            start, stop = self.runs[0]
+            self.bucket.flat = buffer[start:stop]
+            return
+        at = 0
+        for start, stop in self.runs:
+            self.staging[at : at + stop - start].copy_(buffer[start:stop])
+            at += stop - start
+
+    def save(self, buffer: Tensor) -> None:
+        """Copy the result back, if it is not there already."""
+        if self.staging is None:
+            return
+        at = 0
+        for start, stop in self.runs:
+            buffer[start:stop].copy_(self.staging[at : at + stop - start])
+            at += stop - start
+
+
+def lay_out(
+    index: int,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    like: Tensor,
+    store: Store,
+    comms: Mapping[bool, Comm],
+) -> list[Part]:
+    """Split a DDP bucket into parts by choice, in the order of their first parameter, and prepare each.
+
+    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed.
+    """
+    whole = spans_of(names, shapes)
+    choices = list(dict.fromkeys(store.choices[name] for name in names))
+    parts: list[Part] = []
+    for k, choice in enumerate(choices):
+        spans = [span for span in whole if store.choices[span.name] == choice]
+        runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
+        numel = sum(stop - start for start, stop in runs)
+        dtype = torch.float32 if choice.codec is not None or choice.every > 1 else like.dtype
+        direct = len(runs) == 1 and dtype == like.dtype
+        staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
+        algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]
+        bucket = Bucket(
+            name=f"bucket {index}" + (f" part {k}" if len(choices) > 1 else ""),
+            spans=spans_of([s.name for s in spans], [s.shape for s in spans]),
+            flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
+        )
+        state = replace(store.state_of(bucket, algorithm), workspace=algorithm.prepare(bucket, comm))
+        parts.append(
+            Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging)
+        )
+    return parts
+
+
+def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return tuple(merged)

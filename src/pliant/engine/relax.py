@@ -1,0 +1,83 @@
+"""The verb: one line on an existing training script."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pliant.comm.base import Comm
+from pliant.comm.hierarchical import by_hosts
+from pliant.comm.process_group import own_group
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.choose import What, agree_on, plan_from
+from pliant.engine.exchange import NonFinite
+from pliant.engine.run import Run
+from pliant.engine.start import broadcast_optimizer, broadcast_tensors
+from pliant.engine.torchrun import hosts_from_torchrun
+
+__all__ = ["relax"]
+
+
+def relax(
+    model: nn.Module,
+    optimizer: Optimizer,
+    what: What,
+    *,
+    group: ProcessGroup | None = None,
+    hosts: Sequence[Sequence[int]] | None = None,
+    timeout_s: float = 300.0,
+    agreement_every: int = 100,
+    nonfinite: NonFinite = "raise",
+) -> Run:
+    """Let a model's gradients be exchanged as a plan says. Collective: every rank calls it.
+
+    All ranks start from rank 0's parameters, buffers and optimizer state.
+
+    Args:
+        model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call.
+        optimizer: Any torch optimizer over the model's parameters.
+        what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path.
+        group: For a plain module: who trains it; the default process group if None.
+        hosts: Ranks of each host, for hierarchical plans; torchrun's placement if None.
+        timeout_s: Longest that one collective may take before it fails on all ranks.
+        agreement_every: Steps between two checks that replicas are equal; 0 for never.
+        nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
+
+    Raises:
+        ValueError: The plan does not fit the optimizer, or ranks ask for different plans.
+        TypeError: The optimizer or the model is not torch's.
+    """
+    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"relax() needs a torch.optim.Optimizer to hook into, but got a {type(optimizer).__name__}.")
+    plan = plan_from(what, optimizer)
+    ddp = model if isinstance(model, DistributedDataParallel) else DistributedDataParallel(model, process_group=group)
+    if not any(p.requires_grad for p in ddp.module.parameters()):
+        raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
+    device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
+    comm = RecordedComm(own_group(ddp.process_group, timeout_s))
+    try:
+        agree_on(plan, comm, device)
+        comms: dict[bool, Comm] = {False: comm}
+        placement = hosts if hosts is not None else hosts_from_torchrun(comm, device)
+        if placement is not None:
+            comms[True] = by_hosts(comm, placement)
+        if comm.size > 1:
+            broadcast_tensors([*ddp.module.parameters(), *ddp.module.buffers()], comm)
+            broadcast_optimizer(optimizer, comm, device)
+        run = Run(
+            ddp,
+            optimizer,
+            plan,
+            comm=comm,
+            comms=comms,
+            agreement_every=agreement_every,
+            nonfinite=nonfinite,
+        )
+    except BaseException:
+        comm.close()
+        raise
+    comm.reset()  # what the start cost is not training
+    return run

@@ -1,0 +1,95 @@
+"""Everybody begins like rank 0: parameters, buffers and the optimizer's state."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.comm.base import Comm
+
+__all__ = ["broadcast_optimizer", "broadcast_tensors", "steps_taken"]
+
+
+def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
+    """Give every rank rank 0's values, in place."""
+    for tensor in tensors:
+        data = tensor.detach()
+        if data.is_contiguous():
+            comm.broadcast(data, 0).wait()
+        else:
+            copy = data.contiguous()
+            comm.broadcast(copy, 0).wait()
+            data.copy_(copy)
+
+
+def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device) -> None:
+    """Give every rank rank 0's optimizer state and hyperparameters.
+
+    The shape of the state travels as JSON and its tensors as they are: nothing is unpickled.
+
+    Raises:
+        TypeError: On all ranks, if the state holds something that is neither a tensor nor plain data.
+    """
+    mine = optimizer.state_dict()
+    tensors: list[Tensor] = []
+    described = json.dumps(_describe(mine, tensors)) if comm.rank == 0 else ""
+    described = _broadcast_text(described, comm, device)
+    received: list[Tensor] = []
+    theirs = _restore(json.loads(described), received, device)
+    for k, tensor in enumerate(received):
+        moved = (tensors[k] if comm.rank == 0 else tensor).to(device).contiguous()  # NCCL cannot carry CPU scalars
+        comm.broadcast(moved, 0).wait()
+        tensor.copy_(moved)
+    if comm.rank != 0:
+        optimizer.load_state_dict(theirs)
+
+
+def steps_taken(optimizer: Optimizer) -> int:
+    """Return how many steps an optimizer says it has taken; 0 for one that does not count, such as SGD."""
+    return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+
+
+def _broadcast_text(text: str, comm: Comm, device: torch.device) -> str:
+    raw = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    length = torch.tensor([raw.numel()], dtype=torch.int64, device=device)
+    comm.broadcast(length, 0).wait()
+    if comm.rank != 0:
+        raw = torch.empty(int(length), dtype=torch.uint8, device=device)
+    comm.broadcast(raw, 0).wait()
+    return bytes(raw.cpu().tolist()).decode()
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    """Turn nested state into JSON; tensors are set aside and described by dtype and shape."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "cpu": not value.is_cuda}
+    if isinstance(value, dict):
+        return {"items": [[_describe(k, tensors), _describe(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_describe(v, tensors) for v in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"plain": value}
+    return {"foreign": type(value).__name__}
+
+
+def _restore(value: Any, tensors: list[Tensor], device: torch.device) -> Any:
+    if "tensor" in value:
+        where = torch.device("cpu") if value["cpu"] and not value["shape"] else device
+        tensors.append(torch.empty(value["shape"], dtype=getattr(torch, value["tensor"]), device=where))
+        return tensors[-1]
+    if "items" in value:
+        return {_restore(k, tensors, device): _restore(v, tensors, device) for k, v in value["items"]}
+    if "list" in value:
+        return [_restore(v, tensors, device) for v in value["list"]]
+    if "tuple" in value:
+        return tuple(_restore(v, tensors, device) for v in value["tuple"])
+    if "foreign" in value:
+        raise TypeError(
+            f"the optimizer's state on rank 0 holds a {value['foreign']}, which cannot be sent to the other ranks; "
+            "call relax() before the first step, on equal optimizers."
+        )
+    return value["plain"]

@@ -1,0 +1,25 @@
+"""The only place that reads environment variables: those that torchrun sets."""
+
+import os
+
+import torch
+
+from pliant.comm.base import Comm
+
+__all__ = ["hosts_from_torchrun"]
+
+
+def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | None:
+    """Return the ranks of each host as torchrun placed them, or None where torchrun did not start this process.
+
+    Collective: every rank tells the others its GROUP_RANK.
+    """
+    mine = torch.tensor([int(os.environ.get("GROUP_RANK", "-1"))], dtype=torch.int64, device=device)  # (1,)
+    groups = torch.empty(comm.size, dtype=torch.int64, device=device)
+    comm.all_gather(groups, mine).wait()
+    if int(groups.min()) < 0:
+        return None
+    hosts: dict[int, list[int]] = {}
+    for rank, group in enumerate(groups.tolist()):
+        hosts.setdefault(group, []).append(rank)
+    return list(hosts.values())
