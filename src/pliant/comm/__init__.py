@@ -1,0 +1,23 @@
+"""Who talks to whom: one protocol, several implementations that stack."""
+
+from pliant.comm.base import Comm, CommError, ReduceOp, Work
+from pliant.comm.faulty import FaultyComm
+from pliant.comm.hierarchical import HierarchicalComm, by_hosts
+from pliant.comm.process_group import ProcessGroupComm, own_group
+from pliant.comm.recorded import RecordedComm
+from pliant.comm.threads import Place, run_world
+
+__all__ = [
+    "Comm",
+    "CommError",
+    "FaultyComm",
+    "HierarchicalComm",
+    "Place",
+    "ProcessGroupComm",
+    "RecordedComm",
+    "ReduceOp",
+    "Work",
+    "by_hosts",
+    "own_group",
+    "run_world",
+]

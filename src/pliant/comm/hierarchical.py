@@ -1,0 +1,109 @@
+"""Two levels: exact inside a host, anything between hosts."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from pliant.comm.base import Comm, ReduceOp, Work
+
+__all__ = ["HierarchicalComm", "by_hosts"]
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+class HierarchicalComm:
+    """One comm made of an inner one per host and an outer one among the hosts' leaders (their first ranks).
+
+    `average` is what algorithms use. As a Comm, all_reduce, reduce and broadcast go by way of the leaders; what
+    addresses single ranks goes straight through the flat comm.
+    """
+
+    def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, hosts: Sequence[Sequence[int]]) -> None:
+        self._flat = flat
+        self._hosts = hosts
+        self.inner = inner
+        """The ranks of this host; rank 0 of it leads."""
+        self.outer = outer
+        """One rank per host, in the order of hosts; None on ranks that do not lead."""
+
+    @property
+    def rank(self) -> int:
+        return self._flat.rank
+
+    @property
+    def size(self) -> int:
+        return self._flat.size
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts in the group."""
+        return len(self._hosts)
+
+    def average(self, x: Tensor, between: Callable[[Tensor, Comm], None]) -> None:
+        """Replace x, any shape and floating dtype, by the mean over all ranks, as far as `between` is exact.
+
+        Phases: reduce to the leader; the leader scales by num_hosts / size, so that the mean over hosts is the mean
+        over ranks also when hosts are of unequal size; between(x, outer) averages over hosts; broadcast inside.
+        """
+        self.inner.reduce(x, 0).wait()
+        if self.outer is not None:
+            x.mul_(self.num_hosts / self.size)
+            between(x, self.outer)
+        self.inner.broadcast(x, 0).wait()
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
+        self.inner.all_reduce(x, op).wait()
+        if self.outer is not None:
+            self.outer.all_reduce(x, op).wait()
+        return self.inner.broadcast(x, 0)
+
+    def broadcast(self, x: Tensor, root: int) -> Work:
+        return self._flat.broadcast(x, root)
+
+    def reduce(self, x: Tensor, root: int) -> Work:
+        return self._flat.reduce(x, root)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        return self._flat.all_gather(out, x)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
+        total = x.clone()
+        self.all_reduce(total, op).wait()
+        out.copy_(total.view(self.size, -1)[self.rank].view_as(out))
+        return _Done()
+
+    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
+        return self._flat.all_to_all(out, x)
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
+        return self._flat.exchange(sends, receives)
+
+    def barrier(self) -> None:
+        self._flat.barrier()
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
+        return self._flat.split(groups)
+
+    def close(self) -> None:
+        self.inner.close()
+        if self.outer is not None:
+            self.outer.close()
+
+
+def by_hosts(comm: Comm, hosts: Sequence[Sequence[int]]) -> HierarchicalComm:
+    """Return the two-level comm over `comm`, given the ranks of each host. Collective.
+
+    Raises:
+        ValueError: The hosts do not hold every rank exactly once.
+    """
+    held = sorted(rank for ranks in hosts for rank in ranks)
+    if held != list(range(comm.size)):
+        raise ValueError(f"the hosts hold ranks {held}, but the group has ranks 0..{comm.size - 1}; name each once.")
+    inner = comm.split(hosts)
+    outer = comm.split([[ranks[0] for ranks in hosts]])
+    if inner is None:
+        raise RuntimeError(f"rank {comm.rank} is on no host, though hosts hold {held}.")
+    return HierarchicalComm(comm, inner, outer, hosts)

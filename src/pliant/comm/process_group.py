@@ -1,0 +1,217 @@
+"""Comm over a torch process group. Only here are torch.distributed's collectives called."""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from pliant.comm.base import CommError, ReduceOp, Work, require_contiguous
+from pliant.comm.liveness import Liveness
+
+__all__ = ["GroupMaker", "ProcessGroupComm", "own_group"]
+
+GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
+"""Makes a new group over some ranks of a world (None: all of them); every member calls it."""
+
+_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+# torch renames these two; the older names will go.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
+"""Dtypes that Gloo does not know; where bytes only move they travel as uint8."""
+
+
+class _Pending:
+    """Works in flight that are one communication to the caller."""
+
+    def __init__(self, comm: "ProcessGroupComm", op: str, works: Sequence[dist.Work], num_bytes: int) -> None:
+        self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
+        self._start_s = time.monotonic()
+
+    def wait(self) -> None:
+        try:
+            for work in self._works:
+                work.wait(timedelta(seconds=self._comm.timeout_s))
+        except RuntimeError as error:
+            raise self._comm.failure(self._op, self._num_bytes, time.monotonic() - self._start_s, error) from error
+
+
+class ProcessGroupComm:
+    """Talks through a process group, usually one that nobody else uses (`own_group`).
+
+    Args:
+        group: The group; rank and size are read from it and never from the default world.
+        timeout_s: Longest wait for one communication.
+        make_group: How `split` makes smaller groups.
+        owns_group: Whether close() destroys the group.
+        liveness: Who is alive, to name the rank that is lost; closed with the comm if it owns its group.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        *,
+        timeout_s: float,
+        make_group: GroupMaker,
+        owns_group: bool = False,
+        liveness: Liveness | None = None,
+    ) -> None:
+        self.group = group
+        self.timeout_s = timeout_s
+        self._make_group = make_group
+        self._owns_group = owns_group
+        self._liveness = liveness
+        self._rank, self._size = group.rank(), group.size()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
+        require_contiguous(x)
+        return self._start("all_reduce", x, lambda: dist.all_reduce(x, _OPS[op], self.group, async_op=True))
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        require_contiguous(out, x)
+        _require_numel("all_gather", out, x.numel() * self._size)
+        out, x = _movable(out), _movable(x)
+        return self._start(
+            "all_gather", x, lambda: _all_gather_single(out, x, self.group, async_op=True)
+        )
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
+        require_contiguous(out, x)
+        _require_numel("reduce_scatter", x, out.numel() * self._size)
+        return self._start(
+            "reduce_scatter", x, lambda: _reduce_scatter_single(out, x, _OPS[op], self.group, async_op=True)
+        )
+
+    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
+        require_contiguous(out, x)
+        _require_numel("all_to_all", out, x.numel())
+        out, x = _movable(out), _movable(x)
+        return self._start(
+            "all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True)
+        )
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
+        require_contiguous(*(x for _, x in (*sends, *receives)))
+        num_bytes = sum(x.nbytes for _, x in sends)
+        try:
+            if self.group.name() == "nccl":
+                works = self._batched(sends, receives)
+            else:
+                # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
+                works = [self.group.recv([_movable(x)], peer, 0) for peer, x in receives]
+                works += [self.group.send([_movable(x)], peer, 0) for peer, x in sends]
+        except RuntimeError as error:
+            raise self.failure("exchange", num_bytes, 0.0, error) from error
+        return _Pending(self, "exchange", works, num_bytes)
+
+    def broadcast(self, x: Tensor, root: int) -> Work:
+        require_contiguous(x)
+        moved = _movable(x)
+        return self._start(
+            "broadcast", x, lambda: dist.broadcast(moved, group=self.group, group_src=root, async_op=True)
+        )
+
+    def reduce(self, x: Tensor, root: int) -> Work:
+        require_contiguous(x)
+        return self._start("reduce", x, lambda: dist.reduce(x, group=self.group, group_dst=root, async_op=True))
+
+    def barrier(self) -> None:
+        token = torch.zeros(1)  # Gloo's own barrier takes no timeout of ours
+        if self.group.name() == "nccl":
+            token = token.cuda()
+        self.all_reduce(token).wait()
+
+    def split(self, groups: Sequence[Sequence[int]]) -> "ProcessGroupComm | None":
+        mine: ProcessGroupComm | None = None
+        for ranks in groups:
+            if self._rank in ranks:
+                group = self._make_group(list(ranks))
+                mine = ProcessGroupComm(
+                    group,
+                    timeout_s=self.timeout_s,
+                    make_group=lambda inner, outer=list(ranks): self._make_group(
+                        outer if inner is None else [outer[i] for i in inner]
+                    ),
+                    owns_group=True,
+                )
+        return mine
+
+    def close(self) -> None:
+        if not self._owns_group:
+            return
+        self._owns_group = False
+        if self._liveness is not None:
+            self._liveness.close()
+        if dist.is_initialized():
+            dist.destroy_process_group(self.group)
+
+    def failure(self, op: str, num_bytes: int, waited_s: float, error: BaseException) -> CommError:
+        """Make the report of a failed communication: who noticed, what it was, who is gone."""
+        lost = self._liveness.lost() if self._liveness is not None else ()
+        if lost:
+            who = f"rank {', '.join(map(str, lost))} is gone (no sign of life)"
+        elif self._liveness is None:
+            who = "which rank is lost is not known"
+        else:
+            who = "all ranks still show signs of life; one may be stuck or may have taken another path"
+        return CommError(
+            f"rank {self._rank} of {self._size}: {op} of {num_bytes} bytes failed after {waited_s:.1f}s "
+            f"(timeout {self.timeout_s:g}s): {who}. Cause: {str(error).splitlines()[0]}",
+            rank=self._rank,
+            op=op,
+            lost=lost,
+        )
+
+    def _start(self, op: str, x: Tensor, call: Callable[[], dist.Work | None]) -> Work:
+        try:
+            work = call()
+        except RuntimeError as error:
+            raise self.failure(op, x.nbytes, 0.0, error) from error
+        return _Pending(self, op, [work] if work is not None else [], x.nbytes)
+
+    def _batched(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Sequence[dist.Work]:
+        operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
+        operations += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _movable(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.dtype in _BYTES_ONLY else x
+
+
+def _require_numel(op: str, x: Tensor, wanted: int) -> None:
+    if x.numel() != wanted:
+        raise ValueError(f"{op} needs a tensor of {wanted} elements here, but got {x.numel()}.")
+
+
+def own_group(group: ProcessGroup, timeout_s: float) -> ProcessGroupComm:
+    """Return a comm over a new group of the same ranks, so that nobody else's collectives come between ours.
+
+    Collective over `group`. In a world of threads the new group comes from that world.
+    """
+    from pliant.comm.torch_private import liveness_store, maker_of
+
+    make_group = maker_of(group, timeout_s)
+    new = make_group(None)
+    store = liveness_store(group)
+    return ProcessGroupComm(
+        new,
+        timeout_s=timeout_s,
+        make_group=make_group,
+        owns_group=True,
+        liveness=Liveness(store, group.rank(), group.size()) if store is not None and group.size() > 1 else None,
+    )

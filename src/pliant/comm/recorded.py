@@ -1,0 +1,145 @@
+"""A comm that counts what goes through it, and changes nothing."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pliant.comm.base import Comm, ReduceOp, Work
+from pliant.spec import Event
+
+__all__ = ["RecordedComm"]
+
+
+class _Timed:
+    def __init__(self, recorder: "RecordedComm", work: Work, name: str, sent: int, received: int) -> None:
+        self._recorder, self._work = recorder, work
+        self._name, self._sent, self._received = name, sent, received
+        self._start_s = time.perf_counter()
+
+    def wait(self) -> None:
+        wait_from_s = time.perf_counter()
+        self._work.wait()
+        self._recorder.note(self._name, self._start_s, wait_from_s, self._sent, self._received)
+
+
+class RecordedComm:
+    """Counts calls, bytes and waiting time of another comm, and keeps events for a timeline if asked to.
+
+    Bytes are those that the operation must move for this rank, n ranks and N bytes in the full tensor:
+    all_reduce 2 (n-1)/n N out and in (ring); all_gather (n-1) parts out and in; reduce_scatter and all_to_all
+    (n-1)/n N; exchange exactly what is posted; broadcast (n-1) N in all, sent by the root, N received by the others;
+    reduce N sent by all but the root. What `split` returns is counted here as well.
+    """
+
+    def __init__(self, comm: Comm, *, keep_events: bool = False) -> None:
+        self._comm = comm
+        self._keep_events = keep_events
+        self._parts: list[RecordedComm] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything so far."""
+        self._sent_bytes = self._received_bytes = 0
+        self._wait_s = 0.0
+        self._calls: Counter[str] = Counter()
+        self.events: list[Event] = []
+        for part in self._parts:
+            part.reset()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes out of this rank."""
+        return self._sent_bytes + sum(part.sent_bytes for part in self._parts)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes into this rank."""
+        return self._received_bytes + sum(part.received_bytes for part in self._parts)
+
+    @property
+    def wait_s(self) -> float:
+        """Time spent in wait()."""
+        return self._wait_s + sum(part.wait_s for part in self._parts)
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Number of calls by operation."""
+        return sum((part.calls for part in self._parts), self._calls.copy())
+
+    @property
+    def rank(self) -> int:
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        return self._comm.size
+
+    def note(self, name: str, start_s: float, wait_from_s: float, sent: int, received: int) -> None:
+        """Account for one finished communication."""
+        now_s = time.perf_counter()
+        self._wait_s += now_s - wait_from_s
+        if self._keep_events:
+            self.events.append(
+                Event(
+                    rank=self.rank,
+                    step=-1,
+                    kind="communicate",
+                    name=name,
+                    start_s=start_s,
+                    end_s=now_s,
+                    sent_bytes=sent,
+                    received_bytes=received,
+                )
+            )
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
+        moved = 2 * (self.size - 1) * x.nbytes // self.size
+        return self._count("all_reduce", self._comm.all_reduce(x, op), moved, moved)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        moved = (self.size - 1) * x.nbytes
+        return self._count("all_gather", self._comm.all_gather(out, x), moved, moved)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
+        moved = (self.size - 1) * out.nbytes
+        return self._count("reduce_scatter", self._comm.reduce_scatter(out, x, op), moved, moved)
+
+    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
+        moved = (self.size - 1) * x.nbytes // self.size
+        return self._count("all_to_all", self._comm.all_to_all(out, x), moved, moved)
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
+        work = self._comm.exchange(sends, receives)
+        return self._count("exchange", work, sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives))
+
+    def broadcast(self, x: Tensor, root: int) -> Work:
+        sent = (self.size - 1) * x.nbytes if self.rank == root else 0
+        return self._count("broadcast", self._comm.broadcast(x, root), sent, 0 if self.rank == root else x.nbytes)
+
+    def reduce(self, x: Tensor, root: int) -> Work:
+        received = (self.size - 1) * x.nbytes if self.rank == root else 0
+        return self._count("reduce", self._comm.reduce(x, root), 0 if self.rank == root else x.nbytes, received)
+
+    def barrier(self) -> None:
+        self._calls["barrier"] += 1
+        self._comm.barrier()
+
+    def split(self, groups: Sequence[Sequence[int]]) -> "RecordedComm | None":
+        part = self._comm.split(groups)
+        if part is None:
+            return None
+        self._parts.append(RecordedComm(part, keep_events=self._keep_events))
+        return self._parts[-1]
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+        self._comm.close()
+
+    def _count(self, name: str, work: Work, sent: int, received: int) -> Work:
+        self._calls[name] += 1
+        self._sent_bytes += sent
+        self._received_bytes += received
+        return _Timed(self, work, name, sent, received)

@@ -1,0 +1,81 @@
+"""Every private call into torch that Pliant needs, in one file."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Store
+from torch.distributed import distributed_c10d as c10d
+
+from pliant.comm.process_group import GroupMaker
+
+__all__ = ["ThreadWorld", "liveness_store", "maker_of"]
+
+_thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tuple[int, ...]]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class ThreadWorld:
+    """Makes real Gloo groups whose ranks are threads of this process, over one in-memory store and loopback."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        self.store = dist.HashStore()
+        self._lock = threading.Lock()
+        self._numbers = [itertools.count() for _ in range(size)]  # per rank: all make their groups in the same order
+
+    def new_group(self, rank: int, ranks: Sequence[int] | None = None) -> ProcessGroup:
+        """Return a new group over these ranks of the world; each of its threads calls this in the same order."""
+        members = tuple(range(self.size)) if ranks is None else tuple(ranks)
+        name = f"threads-{'.'.join(map(str, members))}-{next(self._numbers[rank])}"
+        store = dist.PrefixStore(name, self.store)
+        here, count = members.index(rank), len(members)
+        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
+        options._timeout = timedelta(seconds=self.timeout_s)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        group = ProcessGroup(store, here, count)
+        backend = dist.ProcessGroupGloo(store, here, count, options)  # pyright: ignore
+        group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
+        group._set_group_name(name)
+        with self._lock:
+            _thread_groups[group] = (self, members)
+        return group
+
+
+def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:
+    """Return how to make groups over the ranks of `group`: in its world of threads, or in the default world."""
+    if group in _thread_groups:
+        world, members = _thread_groups[group]
+        me = members[group.rank()]
+        return lambda ranks: world.new_group(me, members if ranks is None else [members[r] for r in ranks])
+    global_ranks = dist.get_process_group_ranks(group)
+    backend = dist.get_backend(group)
+
+    def make(ranks: Sequence[int] | None) -> ProcessGroup:
+        chosen = global_ranks if ranks is None else [global_ranks[r] for r in ranks]
+        made = dist.new_group(
+            chosen,
+            timeout=timedelta(seconds=timeout_s),
+            backend=backend,
+            use_local_synchronization=True,
+        )
+        if made is None or isinstance(made, int):
+            raise RuntimeError(f"torch did not make a group of ranks {chosen} on a rank that belongs to it.")
+        return made
+
+    return make
+
+
+def liveness_store(group: ProcessGroup) -> Store | None:
+    """Return a store connection of our own for signs of life, or None in a world of threads, which die together."""
+    if group in _thread_groups:
+        return None
+    store: Store = c10d._get_process_group_store(group)
+    return dist.PrefixStore("pliant-liveness", store.clone())
