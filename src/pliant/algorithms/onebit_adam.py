@@ -26,9 +26,11 @@ class OneBitAdam(Optimizer):
     and the step is Adam's. From then on the variance v is frozen, the momentum m is what ranks exchange (with error
     feedback on both sides), and what arrives in ``p.grad`` *is* the averaged momentum:
 
-        p <- p - lr (m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps),   w = warmup_steps
+        p <- p - lr clamp((m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps)),   w = warmup_steps
 
-    The bias correction of the frozen variance is frozen with it. Weight decay is decoupled, as in AdamW, so that it
+    The bias correction of the frozen variance is frozen with it. In the second stage an element moves by at most lr:
+    a coded momentum gives every element of a block the same magnitude, which an element with hardly any variance
+    (a dead unit, a rare embedding row) would otherwise divide by almost nothing; the paper's users mask such by hand. Weight decay is decoupled, as in AdamW, so that it
     acts in both stages. Clipping ``p.grad`` after the warm-up clips a momentum: clip before, or not at all.
 
     Args:
@@ -98,7 +100,10 @@ class OneBitAdam(Optimizer):
         p.mul_(1 - group["lr"] * group["weight_decay"])
         variance_steps = min(t, self.warmup_steps)
         denominator = (v.sqrt() / (1 - beta2**variance_steps) ** 0.5).add_(group["eps"])
-        p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**t))
+        update = (m / denominator).div_(1 - beta1**t)
+        if frozen:
+            update.clamp_(-1, 1)
+        p.add_(update, alpha=-group["lr"])
 
 
 @dataclass(frozen=True, kw_only=True)

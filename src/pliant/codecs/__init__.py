@@ -1,0 +1,41 @@
+"""Squeeze and restore flat float32 tensors: one idea a file, error feedback as a wrapper."""
+
+from pliant.codecs.base import Codec, FusedFeedback, SummableCodec
+from pliant.codecs.blocktopk import BlockTopK
+from pliant.codecs.cast import Bf16, Fp8, Fp16
+from pliant.codecs.feedback import encode_feedback
+from pliant.codecs.finite import all_finite, first_nonfinite, tensor_hash
+from pliant.codecs.int4 import Int4
+from pliant.codecs.minmax8 import MinMax8
+from pliant.codecs.natural import Natural
+from pliant.codecs.qsgd import Qsgd
+from pliant.codecs.randomk import RandomK
+from pliant.codecs.registry import CODECS, codec_from, spec_of
+from pliant.codecs.sign import Sign
+from pliant.codecs.ternary import Ternary
+from pliant.codecs.topk import TopK
+
+__all__ = [
+    "CODECS",
+    "Bf16",
+    "BlockTopK",
+    "Codec",
+    "Fp8",
+    "Fp16",
+    "FusedFeedback",
+    "Int4",
+    "MinMax8",
+    "Natural",
+    "Qsgd",
+    "RandomK",
+    "Sign",
+    "SummableCodec",
+    "Ternary",
+    "TopK",
+    "all_finite",
+    "codec_from",
+    "encode_feedback",
+    "first_nonfinite",
+    "spec_of",
+    "tensor_hash",
+]

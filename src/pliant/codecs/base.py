@@ -22,6 +22,11 @@ class Codec(Protocol):
     unbiased: ClassVar[bool]
     """Whether the mean over seeds of decode(encode(x)) is x."""
 
+    @property
+    def granularity(self) -> int:
+        """Where a vector is cut at multiples of this, each part's payload is what it would be alone."""
+        ...
+
     def nbytes(self, numel: int) -> int:
         """Return the exact payload size in bytes for `numel` elements; 0 for none."""
         ...

@@ -1,0 +1,16 @@
+"""What is achieved: exact, compressed, sparse and low-rank averages over any Comm."""
+
+from pliant.collectives.averaging import CastAverage, SummedAverage, average
+from pliant.collectives.compressed import CompressedAverage
+from pliant.collectives.lowrank import LowRankAverage, factor_shape
+from pliant.collectives.sparse import SparseAverage
+
+__all__ = [
+    "CastAverage",
+    "CompressedAverage",
+    "LowRankAverage",
+    "SparseAverage",
+    "SummedAverage",
+    "average",
+    "factor_shape",
+]

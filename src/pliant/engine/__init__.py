@@ -1,0 +1,9 @@
+"""The one place that touches a live model."""
+
+from pliant.engine.agreement import ReplicasDisagreeError
+from pliant.engine.exchange import NonFiniteGradientError
+from pliant.engine.relax import relax
+from pliant.engine.run import Run, Stats
+from pliant.engine.watch import IncompleteBackwardError
+
+__all__ = ["IncompleteBackwardError", "NonFiniteGradientError", "ReplicasDisagreeError", "Run", "Stats", "relax"]

@@ -1,0 +1,85 @@
+"""The blocks of the largest energy."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pliant.codecs.checks import check_decode, check_encode, require_range
+
+__all__ = ["BlockTopK"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTopK:
+    """Keep the k = ceil(ratio num_blocks) blocks of the largest 2-norm: one index pays for a whole block.
+
+    Contractive with delta = k / num_blocks. Payload: k int32 block indices, then k blocks of float32; a last block
+    that is shorter is filled with zeros. Plain torch.
+    """
+
+    name: ClassVar[str] = "blocktopk"
+    unbiased: ClassVar[bool] = False
+    ratio: float = 0.01
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        require_range(self.name, "ratio", self.ratio, 1e-9, 1.0)
+        require_range(self.name, "block", self.block, 1, 1 << 20)
+
+    @property
+    def granularity(self) -> int:
+        return self.block
+
+    def count(self, numel: int) -> int:
+        """Return k."""
+        num_blocks = -(-numel // self.block)
+        return min(num_blocks, max(1, math.ceil(self.ratio * num_blocks)))
+
+    def nbytes(self, numel: int) -> int:
+        return 4 * self.count(numel) * (1 + self.block)
+
+    def indices(self, payload: Tensor) -> Tensor:
+        """Return the chosen blocks, int32 (k,), as a view."""
+        return payload[: payload.numel() // (1 + self.block)].view(torch.int32)
+
+    def values(self, payload: Tensor) -> Tensor:
+        """Return their elements, float32 (k, block), as a view."""
+        return payload[payload.numel() // (1 + self.block) :].view(torch.float32).view(-1, self.block)
+
+    def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        if x.numel() == 0:
+            return
+        blocks = self._blocks(x)
+        energy = torch.linalg.vector_norm(blocks, dim=1).nan_to_num(nan=torch.inf)  # (num_blocks,)
+        k = self.count(x.numel())
+        chosen = torch.sort(energy, descending=True, stable=True).indices[:k].sort().values
+        self.indices(payload).copy_(chosen)
+        self.values(payload).copy_(blocks[chosen])
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        out.zero_()
+        self.decode_add(payload, out)
+
+    def decode_add(self, payload: Tensor, acc: Tensor) -> None:
+        check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
+        if acc.numel():
+            where, keep = self._elements(payload, acc.numel())
+            acc[where[keep]] += self.values(payload)[keep]
+
+    def clear_sent(self, payload: Tensor, x: Tensor) -> None:
+        """Set x, (numel,), to zero where the payload carries it."""
+        where, keep = self._elements(payload, x.numel())
+        x[where[keep]] = 0
+
+    def _elements(self, payload: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+        offsets = torch.arange(self.block, device=payload.device)
+        where = self.indices(payload).long()[:, None] * self.block + offsets  # (k, block)
+        return where, where < numel
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        short = -x.numel() % self.block
+        return (torch.nn.functional.pad(x, (0, short)) if short else x).view(-1, self.block)

@@ -1,0 +1,39 @@
+"""What every codec demands of its tensors, said in one sentence each."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_decode", "check_encode", "fold_seed", "require_range"]
+
+
+def check_encode(name: str, x: Tensor, payload: Tensor, nbytes: int) -> None:
+    """Raise TypeError or ValueError unless x is a float32 vector and payload has exactly the bytes it needs."""
+    _check(name, x, payload, nbytes)
+
+
+def check_decode(name: str, payload: Tensor, out: Tensor, nbytes: int) -> None:
+    """Raise TypeError or ValueError unless payload has exactly the bytes of out, a float32 vector."""
+    _check(name, out, payload, nbytes)
+
+
+def _check(name: str, x: Tensor, payload: Tensor, nbytes: int) -> None:
+    if x.dtype != torch.float32 or payload.dtype != torch.uint8:
+        raise TypeError(f"{name} codes float32 as uint8, but got {x.dtype} and {payload.dtype}; convert with .float().")
+    if x.dim() != 1 or not x.is_contiguous() or not payload.is_contiguous():
+        raise ValueError(f"{name} needs contiguous vectors, but got a tensor of shape {tuple(x.shape)}; flatten it.")
+    if payload.numel() != nbytes:
+        raise ValueError(f"{name} codes {x.numel()} elements in {nbytes} bytes, but the payload has {payload.numel()}.")
+
+
+def require_range(name: str, setting: str, value: float, low: float, high: float) -> None:
+    """Raise ValueError for a setting outside [low, high]."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} has {setting} {value}, but it must be between {low} and {high}.")
+
+
+def fold_seed(seed: int) -> int:
+    """Return 32 well-mixed bits of a seed of any size."""
+    seed ^= seed >> 32
+    seed = (seed ^ (seed >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    seed = (seed ^ (seed >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    return seed ^ (seed >> 16)

@@ -1,0 +1,34 @@
+"""Error feedback, once, for every codec."""
+
+from torch import Tensor
+
+from pliant.codecs.base import Codec, FusedFeedback
+from pliant.codecs.finite import all_finite
+
+__all__ = ["encode_feedback"]
+
+
+def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor) -> None:
+    """Encode x + residual and keep in residual what the payload does not carry.
+
+    Seide et al., 1-bit SGD (Interspeech 2014); Stich and Karimireddy (arXiv:1909.05350):
+    p <- C(x + e); e <- x + e - p, so that the sum of what was sent, plus e, is the sum of what came in.
+    An x with a NaN or Inf poisons the payload and leaves e alone.
+
+    Args:
+        codec: Any codec; one with a fused kernel needs one pass.
+        x: float32 (numel,), unchanged.
+        residual: float32 (numel,), replaced.
+        payload: uint8 (codec.nbytes(numel),), overwritten.
+        seed: For the codec's random numbers.
+        scratch: float32 (numel,), overwritten; used by codecs without a fused kernel.
+    """
+    if not all_finite(x):
+        codec.encode(x, payload, seed)
+    elif isinstance(codec, FusedFeedback):
+        codec.encode_feedback(x, residual, payload, seed)
+    else:
+        residual.add_(x)
+        codec.encode(residual, payload, seed)
+        codec.decode(payload, scratch)
+        residual.sub_(scratch)

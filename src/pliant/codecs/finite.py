@@ -1,0 +1,25 @@
+"""Is all of a tensor finite, and if not, where does it begin; and a fingerprint of its bytes."""
+
+import torch
+from torch import Tensor
+
+from pliant.codecs.kernels import kernels_for, native
+
+__all__ = ["all_finite", "first_nonfinite", "tensor_hash"]
+
+
+def all_finite(x: Tensor) -> bool:
+    """Say whether no element of x, any shape, is NaN or Inf. One read of memory for float32."""
+    if x.dtype == torch.float32 and x.is_contiguous():
+        return kernels_for(x).all_finite(x)
+    return bool(x.isfinite().all())
+
+
+def first_nonfinite(x: Tensor) -> int:
+    """Return the index of the first NaN or Inf in x, (numel,), or -1."""
+    return -1 if all_finite(x) else int((~x.isfinite()).nonzero()[0])
+
+
+def tensor_hash(x: Tensor) -> int:
+    """Return a 64-bit hash of the elements' bytes, in the order of the logical index. Not cryptographic."""
+    return native.hash_bytes(x.detach().cpu().contiguous())

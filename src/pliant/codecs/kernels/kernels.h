@@ -1,0 +1,33 @@
+// What the kernel files share: exports, run-time dispatch, and the counter-based random numbers.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define DISPATCHED EXPORT __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define DISPATCHED EXPORT
+#endif
+
+#define INFINITE_BITS 0x7f800000u  // |x| as an integer is at least this for Inf and NaN
+
+static inline uint32_t bits_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+static inline float float_of(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+// 32 random bits for element i: the finalizer of MurmurHash3 over a Weyl sequence. codecs/kernels/twins.py has the same.
+static inline uint32_t random_bits(uint32_t seed, uint32_t i) {
+    uint32_t h = i * 0x9E3779B1u + seed;
+    h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
+    h = (h ^ (h >> 13)) * 0xC2B2AE35u;
+    return h ^ (h >> 16);
+}

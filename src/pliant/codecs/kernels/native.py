@@ -1,0 +1,129 @@
+"""The C kernels through ctypes, which releases the GIL while they run. Signatures are those of the twins."""
+
+import ctypes
+import importlib.util
+from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "add_at",
+    "all_finite",
+    "clear_at",
+    "hash_bytes",
+    "levels_decode",
+    "levels_encode",
+    "minmax8_decode",
+    "minmax8_encode",
+    "randomk_add",
+    "randomk_clear",
+    "randomk_gather",
+    "sign_decode",
+    "sign_encode",
+    "topk_encode",
+]
+
+_P, _N, _I, _U = c_void_p, c_int64, c_int32, c_uint32
+_SIGNATURES = {
+    "minmax8_encode": (None, _P, _P, _N, _N),
+    "minmax8_encode_feedback": (None, _P, _P, _P, _N, _N),
+    "minmax8_decode": (None, _P, _P, _N, _N, _I),
+    "sign_encode": (None, _P, _P, _N, _N),
+    "sign_encode_feedback": (None, _P, _P, _P, _N, _N),
+    "sign_decode": (None, _P, _P, _N, _N, _I),
+    "levels_encode": (None, _P, _P, _P, _N, _N, _I, _I, _U),
+    "levels_decode": (None, _P, _P, _N, _N, _I, _I),
+    "topk_encode": (None, _P, _P, _P, _N, _N, _N, _P),
+    "add_at": (None, _P, _P, _P, _N),
+    "clear_at": (None, _P, _P, _N),
+    "randomk_gather": (None, _P, _P, _N, _N, _U),
+    "randomk_add": (None, _P, _P, _N, _N, _U),
+    "randomk_clear": (None, _P, _N, _N, _U),
+    "all_finite": (_I, _P, _N),
+    "hash_bytes": (c_uint64, _P, _N),
+}
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    spec = importlib.util.find_spec("pliant.codecs.kernels._cpu")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(
+            "Pliant's compiled kernels are missing: this is a source tree that was never built; "
+            "install the package (pip install .), or build in place as CMakeLists.txt says."
+        )
+    library = ctypes.CDLL(spec.origin)
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
+    if residual is None:
+        _library().minmax8_encode(x.data_ptr(), payload.data_ptr(), x.numel(), block)
+    else:
+        _library().minmax8_encode_feedback(x.data_ptr(), residual.data_ptr(), payload.data_ptr(), x.numel(), block)
+
+
+def minmax8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    _library().minmax8_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
+
+
+def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
+    if residual is None:
+        _library().sign_encode(x.data_ptr(), payload.data_ptr(), x.numel(), block)
+    else:
+        _library().sign_encode_feedback(x.data_ptr(), residual.data_ptr(), payload.data_ptr(), x.numel(), block)
+
+
+def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    _library().sign_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
+
+
+def levels_encode(
+    x: Tensor, residual: Tensor | None, payload: Tensor, block: int, bits: int, seed: int, *, stochastic: bool
+) -> None:
+    kept = None if residual is None else residual.data_ptr()
+    _library().levels_encode(x.data_ptr(), kept, payload.data_ptr(), x.numel(), block, bits, stochastic, seed)
+
+
+def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: bool) -> None:
+    _library().levels_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, bits, add)
+
+
+def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
+    counts = torch.empty(65536, dtype=torch.int32)
+    _library().topk_encode(
+        x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride, counts.data_ptr()
+    )
+
+
+def add_at(acc: Tensor, indices: Tensor, values: Tensor) -> None:
+    _library().add_at(acc.data_ptr(), indices.data_ptr(), values.data_ptr(), indices.numel())
+
+
+def clear_at(x: Tensor, indices: Tensor) -> None:
+    _library().clear_at(x.data_ptr(), indices.data_ptr(), indices.numel())
+
+
+def randomk_gather(x: Tensor, values: Tensor, seed: int) -> None:
+    _library().randomk_gather(x.data_ptr(), values.data_ptr(), x.numel(), values.numel(), seed)
+
+
+def randomk_add(acc: Tensor, values: Tensor, seed: int) -> None:
+    _library().randomk_add(acc.data_ptr(), values.data_ptr(), acc.numel(), values.numel(), seed)
+
+
+def randomk_clear(x: Tensor, num_values: int, seed: int) -> None:
+    _library().randomk_clear(x.data_ptr(), x.numel(), num_values, seed)
+
+
+def all_finite(x: Tensor) -> bool:
+    return bool(_library().all_finite(x.data_ptr(), x.numel()))
+
+
+def hash_bytes(x: Tensor) -> int:
+    return int(_library().hash_bytes(x.data_ptr(), x.nbytes))

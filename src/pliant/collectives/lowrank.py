@@ -1,0 +1,134 @@
+"""Averages of matrices by way of thin factors: PowerSGD."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import all_finite
+from pliant.comm.base import Comm
+
+__all__ = ["LowRankAverage", "factor_shape"]
+
+
+def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
+    """Return the shape (m, r) of the right factor of a parameter seen as (n, m), or None if factors do not pay."""
+    if len(shape) < 2:
+        return None
+    n = shape[0]
+    m = torch.Size(shape).numel() // max(n, 1)
+    r = min(rank, n, m)
+    return (m, r) if (n + m) * r < n * m else None
+
+
+class LowRankAverage:
+    """The mean of a bucket in which each large parameter is a matrix M, (n, m), sent as P Q^T of rank r.
+
+    Phases: M <- M + e; P <- M Q for all matrices, packed in one buffer behind the parameters that stay whole;
+    all-reduce; orthogonalize each P; Q <- M^T P, packed; all-reduce; M' = P Q^T; e <- M - M'. Q starts the next step.
+    Bytes: two all-reduces, of sum (n r) + uncompressed and of sum (m r) float32.
+
+    Vogels et al., PowerSGD (arXiv:1905.13727), Algorithms 1 and 2.
+
+    Args:
+        shapes: Parameter -> shape, in the order in which they lie in the bucket.
+        rank: r.
+        comm: Who averages.
+        device: Where the buffers lie.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], rank: int, comm: Comm, device: torch.device) -> None:
+        self._comm = comm
+        self._whole: list[tuple[int, int]] = []
+        """Half-open ranges of the bucket that are averaged as they are."""
+        self._matrices: dict[str, tuple[int, int, int, int]] = {}
+        """Parameter -> (offset, n, m, r)."""
+        offset = 0
+        for name, shape in shapes.items():
+            numel = torch.Size(shape).numel()
+            factor = factor_shape(shape, rank)
+            if factor is None:
+                self._whole.append((offset, offset + numel))
+            else:
+                self._matrices[name] = (offset, shape[0], *factor)
+            offset += numel
+        self._num_whole = sum(stop - start for start, stop in self._whole)
+        self._first = torch.empty(
+            self._num_whole + sum(n * r for _, n, _, r in self._matrices.values()), device=device
+        )
+        self._second = torch.empty(sum(m * r for _, _, m, r in self._matrices.values()), device=device)
+
+    def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
+        """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (m, r), live on.
+
+        Factors that are zero are drawn anew, alike on all ranks. If any rank's x is not finite, so is the result,
+        and neither residual nor factors change.
+        """
+        finite = all_finite(x)
+        if finite:
+            x.add_(residual)
+        ps, qs = self._views()
+        at = 0
+        for start, stop in self._whole:
+            self._first[at : at + stop - start].copy_(x[start:stop])
+            at += stop - start
+        for k, (name, (_, _, m, r)) in enumerate(self._matrices.items()):
+            q = factors[name]
+            if not bool(q.any()):
+                q.copy_(torch.randn(m, r, generator=torch.Generator().manual_seed(m * 31 + r)))
+            torch.mm(self._matrix(x, name), q, out=ps[k])
+        self._mean(self._first)
+        for p in ps:
+            _orthogonalize(p)
+        for k, name in enumerate(self._matrices):
+            torch.mm(self._matrix(x, name).t(), ps[k], out=qs[k])
+        self._mean(self._second)
+        self._finish(x, residual, factors, ps, qs, finite=finite)
+
+    def _finish(
+        self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor], *, finite: bool
+    ) -> None:
+        sound = all_finite(self._first) and all_finite(self._second)
+        if finite and sound:
+            residual.copy_(x)
+        elif not sound:
+            x.fill_(torch.nan)
+            return
+        at = 0
+        for start, stop in self._whole:
+            x[start:stop].copy_(self._first[at : at + stop - start])
+            residual[start:stop].zero_()
+            at += stop - start
+        for k, name in enumerate(self._matrices):
+            torch.mm(ps[k], qs[k].t(), out=self._matrix(x, name))
+            self._matrix(residual, name).sub_(self._matrix(x, name))
+            factors[name].copy_(qs[k])
+
+    def _mean(self, packed: Tensor) -> None:
+        if packed.numel() and self._comm.size > 1:
+            packed.div_(self._comm.size)
+            self._comm.all_reduce(packed).wait()
+
+    def _matrix(self, x: Tensor, name: str) -> Tensor:
+        offset, n, m, _ = self._matrices[name]
+        return x[offset : offset + n * m].view(n, m)
+
+    def _views(self) -> tuple[list[Tensor], list[Tensor]]:
+        ps: list[Tensor] = []
+        qs: list[Tensor] = []
+        first, second = self._num_whole, 0
+        for _, n, m, r in self._matrices.values():
+            ps.append(self._first[first : first + n * r].view(n, r))
+            qs.append(self._second[second : second + m * r].view(m, r))
+            first, second = first + n * r, second + m * r
+        return ps, qs
+
+
+def _orthogonalize(p: Tensor) -> None:
+    """Make the columns of p, (n, r), orthonormal in place by Gram-Schmidt; every rank computes it from equal bits."""
+    for j in range(p.shape[1]):
+        column = p[:, j]
+        column.div_(column.norm() + 1e-8)
+        if j + 1 < p.shape[1]:
+            rest = p[:, j + 1 :]
+            rest.sub_(torch.outer(column, column @ rest))

@@ -1,0 +1,42 @@
+"""Chosen elements of every rank, gathered and merged."""
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import BlockTopK, TopK
+from pliant.comm.base import Comm
+
+__all__ = ["SparseAverage"]
+
+
+class SparseAverage:
+    """The mean of vectors of which each rank sends only what its codec chooses.
+
+    Phases: encode; all-gather of the payloads; every rank adds all of them up in the order of ranks, so the results
+    are equal to the bit. Bytes: (size - 1) payloads in and out.
+
+    Args:
+        codec: What chooses.
+        numel: Elements of the vectors to come.
+        comm: Who averages.
+        device: Where the buffers lie.
+    """
+
+    def __init__(self, codec: TopK | BlockTopK, numel: int, comm: Comm, device: torch.device) -> None:
+        self._codec = codec
+        self._comm = comm
+        self._own = torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device)
+        self._all = torch.empty(comm.size * self._own.numel(), dtype=torch.uint8, device=device)
+
+    def __call__(self, out: Tensor, x: Tensor, seed: int) -> None:
+        """Overwrite out by the mean of what was chosen of each rank's x, both float32 (numel,)."""
+        self._codec.encode(x, self._own, seed)
+        self._comm.all_gather(self._all, self._own).wait()
+        out.zero_()
+        for payload in self._all.view(self._comm.size, -1):
+            self._codec.decode_add(payload, out)
+        out.div_(self._comm.size)
+
+    def clear_sent(self, x: Tensor) -> None:
+        """Set x, (numel,), to zero where this rank's last payload had a value."""
+        self._codec.clear_sent(self._own, x)

@@ -1,0 +1,103 @@
+"""What is special to one codec."""
+
+import pytest
+import torch
+
+from pliant.codecs import (
+    MinMax8,
+    Natural,
+    Qsgd,
+    Sign,
+    TopK,
+    all_finite,
+    codec_from,
+    first_nonfinite,
+    tensor_hash,
+)
+from pliant.spec import CodecSpec
+
+
+def roundtrip(codec, x, seed=1):
+    payload = torch.empty(codec.nbytes(x.numel()), dtype=torch.uint8)
+    codec.encode(x, payload, seed)
+    out = torch.empty_like(x)
+    codec.decode(payload, out)
+    return out
+
+
+def test_minmax8_keeps_zero_constants_and_half_a_step():
+    x = torch.randn(4096)
+    x[5] = 0
+    out = roundtrip(MinMax8(), x)
+    step = (x.view(2, -1).amax(1) - x.view(2, -1).amin(1)) / 255
+    assert out[5] == 0
+    assert ((out - x).abs().view(2, -1).amax(1) <= 0.5001 * step).all()
+    assert torch.equal(roundtrip(MinMax8(), torch.full((100,), 0.1)), torch.full((100,), 0.1))
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-20, 1e-30])
+def test_minmax8_has_no_cliff_at_small_ranges(scale):
+    x = torch.randn(2048) * scale
+    assert (roundtrip(MinMax8(), x) - x).abs().max() <= 0.5001 * (x.max() - x.min()) / 255
+
+
+def test_minmax8_offset_block_does_not_wrap():
+    x = 1000 + 5e-4 * torch.rand(2048)
+    assert (roundtrip(MinMax8(), x) - x).abs().max() < 1e-4
+
+
+def test_natural_gives_powers_of_two_around_x():
+    x = torch.tensor([3.0, -0.75, 1.0, 0.0, 5e-3, -2.0])
+    out = roundtrip(Natural(), x)
+    mantissa, _ = torch.frexp(out[out != 0])
+    assert (mantissa.abs() == 0.5).all()
+    assert torch.equal(out[[2, 3, 5]], x[[2, 3, 5]])
+
+
+def test_sizes_are_the_bits_promised():
+    numel = 1 << 20
+    assert Sign().nbytes(numel) * 8 / numel < 1.04
+    assert Qsgd(bits=4).nbytes(numel) * 8 / numel < 4.1
+    assert MinMax8().nbytes(numel) / numel < 1.01
+
+
+def test_topk_ties_go_to_the_lower_index():
+    payload = torch.empty(16, dtype=torch.uint8)
+    TopK(ratio=0.5).encode(torch.tensor([1.0, -1.0, 1.0, 1.0]), payload, 0)
+    assert TopK().indices(payload).tolist() == [0, 1]
+
+
+def test_unknown_names_and_settings_are_refused():
+    with pytest.raises(ValueError, match="no codec 'gzip'"):
+        codec_from(CodecSpec(name="gzip"))
+    with pytest.raises(ValueError, match="no setting 'level'"):
+        codec_from(CodecSpec(name="qsgd", settings={"level": 3}))
+    with pytest.raises(ValueError, match="2, 4 or 8"):
+        Qsgd(bits=3)
+    with pytest.raises(ValueError, match="between"):
+        TopK(ratio=0.0)
+
+
+def test_finite_scan_names_the_first():
+    x = torch.randn(10_000)
+    assert all_finite(x)
+    assert first_nonfinite(x) == -1
+    x[7001] = torch.nan
+    x[9000] = torch.inf
+    assert first_nonfinite(x) == 7001
+    assert not all_finite(x.double())
+    assert first_nonfinite(x.to(torch.bfloat16)) == 7001
+
+
+def test_hash_sees_every_bit_and_every_place():
+    x = torch.randn(1000)
+    hashes = {tensor_hash(x)}
+    for place in (0, 1, 63, 64, 500, 999):
+        y = x.clone()
+        y.view(torch.int32)[place] ^= 1
+        hashes.add(tensor_hash(y))
+    hashes.add(tensor_hash(x.flip(0)))
+    hashes.add(tensor_hash(x[:999]))
+    assert len(hashes) == 9
+    assert tensor_hash(x) == tensor_hash(x.clone())
+    assert tensor_hash(torch.ones(3, dtype=torch.bfloat16)) != tensor_hash(torch.zeros(3, dtype=torch.bfloat16))

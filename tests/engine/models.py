@@ -1,0 +1,54 @@
+"""Small models, batches, and one training loop for thread ranks."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import pliant
+
+
+class Net(nn.Module):
+    """Convolution, BatchNorm and tied linear layers: everything that DDP has to be careful about, small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.hidden = nn.Linear(64, 48)
+        self.back = nn.Linear(48, 64)
+        self.head = nn.Linear(64, 5)
+        self.back.weight = nn.Parameter(self.hidden.weight.detach().t().contiguous())
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.head(torch.relu(self.back(torch.relu(self.hidden(h)))))
+
+
+def batch(rank: int, step: int, num: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(num, 1, 4, 4, generator=g), torch.randint(0, 5, (num,), generator=g)
+
+
+def new_ddp(place, seed: int = 0, model=Net, bucket_cap_mb=0.004, **options) -> DDP:
+    torch.manual_seed(seed)
+    return DDP(model(), process_group=place.process_group, bucket_cap_mb=bucket_cap_mb, **options)
+
+
+def train(ddp, optimizer, rank: int, steps, before_step=lambda: None) -> list[float]:
+    losses = []
+    for step in steps:
+        x, y = batch(rank, step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(ddp(x), y)
+        loss.backward()
+        before_step()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def weights(ddp) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in ddp.parameters()])
+
+
+__all__ = ["DDP", "Net", "batch", "new_ddp", "pliant", "train", "weights"]

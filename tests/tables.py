@@ -1,0 +1,57 @@
+"""The rows of the law tests: every codec and every algorithm. A new one is one row."""
+
+import torch
+
+import pliant as p
+import pliant.codecs as c
+from pliant.algorithms import Momentum, Quantized
+
+CODECS = [
+    c.Bf16(),
+    c.Fp16(),
+    c.Fp8(),
+    c.MinMax8(),
+    c.MinMax8(block=33),
+    c.Qsgd(bits=8),
+    c.Qsgd(bits=4, block=64),
+    c.Qsgd(bits=2),
+    c.Sign(),
+    c.Sign(block=32),
+    c.Ternary(),
+    c.Natural(),
+    c.Int4(),
+    c.TopK(ratio=0.1),
+    c.TopK(ratio=0.05, sampled=1),
+    c.BlockTopK(ratio=0.2, block=16),
+    c.RandomK(ratio=0.1),
+]
+
+ALGORITHMS = {
+    "allreduce": p.allreduce(),
+    "bf16": p.bf16(),
+    "fp16": p.fp16(),
+    "bytegrad": p.bytegrad(),
+    "qsgd8": p.qsgd(),
+    "qsgd4": p.qsgd(bits=4),
+    "terngrad": p.terngrad(),
+    "natural": p.natural(),
+    "int4": p.int4(),
+    "onebit": p.onebit(),
+    "worker-only": Quantized(codec=c.Sign(), feedback="worker"),
+    "powersgd": p.powersgd(),
+    "powersgd2": p.powersgd(rank=2),
+    "topk": p.topk(ratio=0.1),
+    "topk-dgc": p.topk(ratio=0.1, momentum=0.9, ramp_steps=4),
+    "blocktopk": p.blocktopk(ratio=0.2, block=8),
+    "randomk": p.randomk(ratio=0.2),
+    "every": p.every(2, p.bytegrad()),
+    "after": p.after(2, p.allreduce(), then=p.onebit()),
+    "onebit_adam": Momentum(beta=0.9, warmup_steps=3),
+}
+"""Synchronous algorithms, all of them; `optimizer_for` gives the optimizer that each needs."""
+
+
+def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:
+    if name == "onebit_adam":
+        return p.OneBitAdam(parameters, lr=1e-2, warmup_steps=3)
+    return torch.optim.SGD(parameters, lr=lr)
