@@ -1,0 +1,126 @@
+"""`pliant emulate`: a command, once per rank, on emulated hosts."""
+
+import dataclasses
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pliant.network import LinkReport, RankResult, emulated
+from pliant.spec import Host, Topology, load
+from pliant.spec.files import write_atomically
+from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
+
+__all__ = ["emulate", "topology_from_flags"]
+
+
+def topology_from_flags(
+    num_hosts: int, rate: str, delay: str, slow: list[str], ranks_per_host: int, cpus_per_host: float
+) -> Topology:
+    """Return equal hosts, but for those that `slow`, as in '2:0.5', gives a share of the rate."""
+    if num_hosts < 1:
+        raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
+    shares = {k: 1.0 for k in range(num_hosts)}
+    for text in slow:
+        index, _, share = text.partition(":")
+        if not index.isdigit() or int(index) not in shares or not share.replace(".", "", 1).isdigit() or not float(share):
+            raise ValueError(f"--slow {text!r} must name a host, 0..{num_hosts - 1}, and a share of its rate, as in 2:0.5.")
+        shares[int(index)] = float(share)
+    bytes_per_s = 0.0 if rate == "none" else parse_rate(rate)
+    if slow and not bytes_per_s:
+        raise ValueError("--slow takes a share of a rate, but --rate is none; give a rate.")
+    hosts = tuple(
+        Host(
+            name=f"host{k}",
+            num_ranks=ranks_per_host,
+            send_bytes_per_s=bytes_per_s * share,
+            receive_bytes_per_s=bytes_per_s * share,
+            delay_s=parse_time(delay),
+            cpu_share=cpus_per_host,
+        )
+        for k, share in shares.items()
+    )
+    return Topology(hosts=hosts, provenance="given")
+
+
+def emulate(
+    command: Annotated[list[str], typer.Argument(help="What to run, after --.")],
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")] = "100mbit",
+    delay: Annotated[str, typer.Option(help="Extra one-way delay of what a host receives: 5ms.")] = "0ms",
+    slow: Annotated[list[str] | None, typer.Option(help="HOST:SHARE of the rate, repeatable: 2:0.5.")] = None,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
+    cpus_per_host: Annotated[float, typer.Option(help="CPUs that each host may use; 0: all.")] = 0.0,
+    topology: Annotated[Path | None, typer.Option(help="A topology file instead of the options above.")] = None,
+    timeout: Annotated[str, typer.Option(help="End everything after this long; 0s: never.")] = "0s",
+    check: Annotated[bool, typer.Option(help="Measure the links before the run.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write links and results there.")] = None,
+) -> None:
+    """Run a command once per rank on emulated hosts: own network namespaces, real TCP, shaped links.
+
+    The environment is torchrun's, so a script that calls init_process_group("gloo") runs as it is.
+    """
+    flags = (hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
+    if topology is not None and flags != (4, "100mbit", "0ms", [], 1, 0.0):
+        raise ValueError(f"--topology {topology} and options for hosts or links are both given; use one of them.")
+    cluster_spec = load(Topology, topology) if topology is not None else topology_from_flags(*flags)
+    timeout_s = parse_time(timeout)
+    signal.signal(signal.SIGTERM, _leave)
+    console = Console(stderr=True)
+    with emulated(cluster_spec, check=False) as cluster:
+        links = cluster.check_links() if check else []
+        if check:
+            _show_links(console, links)
+            _refuse_wrong(links)
+
+        def on_line(rank: int, text: str) -> None:
+            print(f"[{cluster_spec.hosts[cluster.place(rank)[0]].name} {rank}] {text}", flush=True)
+
+        results = cluster.run(command, on_line=on_line, timeout_s=timeout_s)
+    if json_file is not None:
+        _write(json_file, links, results)
+    if any(result.exit_code for result in results):
+        _show_failures(console, results)
+        sys.exit(1)
+
+
+def _leave(signal_number: int, _: FrameType | None) -> None:
+    sys.exit(128 + signal_number)
+
+
+def _refuse_wrong(links: list[LinkReport]) -> None:
+    from pliant.network.linkcheck import judge
+
+    if wrong := judge(links):
+        raise RuntimeError(
+            "the emulated links are not what was asked for: " + "; ".join(wrong) + ". Lower the rates or wait until "
+            "the machine is idle, or pass --no-check."
+        )
+
+
+def _show_links(console: Console, links: list[LinkReport]) -> None:
+    table = Table("link", "asked for", "found", "round trip", title="links, all at once")
+    for link in links:
+        wanted = format_rate(link.wanted_bytes_per_s) if link.wanted_bytes_per_s else "no limit"
+        found = format_rate(link.found_bytes_per_s)
+        table.add_row(f"{link.source} -> {link.target}", wanted, found, format_time(link.found_round_trip_s))
+    console.print(table)
+
+
+def _show_failures(console: Console, results: list[RankResult]) -> None:
+    table = Table("rank", "host", "exit code", "", title="ranks")
+    for r in results:
+        how = "ended because another rank failed" if r.ended_by_us else ("failed" if r.exit_code else "ended well")
+        table.add_row(str(r.rank), r.host, str(r.exit_code), how)
+    console.print(table)
+
+
+def _write(path: Path, links: list[LinkReport], results: list[RankResult]) -> None:
+    body = {"links": [dataclasses.asdict(x) for x in links], "ranks": [dataclasses.asdict(x) for x in results]}
+    write_atomically(path, json.dumps(body, indent=2) + "\n")

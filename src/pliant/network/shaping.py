@@ -1,0 +1,34 @@
+"""Rates and queues as tc command lines: pure functions."""
+
+from collections.abc import Sequence
+
+__all__ = ["QUEUE_S", "burst_bytes", "queue_bytes", "shape"]
+
+QUEUE_S = 0.05
+"""How long a full queue takes to empty. Long enough that several senders to one host do not lose packets for ever,
+short enough that a small message is not stuck behind seconds of a large one."""
+
+_MIN_BURST_BYTES = 128_000
+_MAX_BURST_BYTES = 1_250_000
+
+
+def burst_bytes(bytes_per_s: float) -> int:
+    """Return the token bucket's depth: 2 ms of the rate, since a busy machine serves it that late, within limits."""
+    return round(min(max(0.002 * bytes_per_s, _MIN_BURST_BYTES), _MAX_BURST_BYTES))
+
+
+def queue_bytes(bytes_per_s: float) -> int:
+    """Return what may wait for tokens: QUEUE_S of the rate, and never less than two bursts."""
+    return round(max(QUEUE_S * bytes_per_s, 2 * burst_bytes(bytes_per_s)))
+
+
+def shape(device: str, bytes_per_s: float) -> Sequence[str]:
+    """Return the command that limits what leaves by a device; empty where 0 says that nothing limits it."""
+    if bytes_per_s == 0:
+        return []
+    return [
+        *("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf"),
+        *("rate", f"{round(bytes_per_s * 8)}bit"),
+        *("burst", f"{burst_bytes(bytes_per_s)}b"),
+        *("limit", f"{queue_bytes(bytes_per_s)}b"),
+    ]
