@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 
@@ -29,9 +29,9 @@ def batch(rank: int, step: int, num: int = 8) -> tuple[torch.Tensor, torch.Tenso
     return torch.randn(num, 1, 4, 4, generator=g), torch.randint(0, 5, (num,), generator=g)
 
 
-def new_ddp(place, seed: int = 0, model=Net, bucket_cap_mb=0.004, **options) -> DDP:
+def new_ddp(place, seed: int = 0, model=Net, bucket_cap_mb=0.004, **options) -> DistributedDataParallel:
     torch.manual_seed(seed)
-    return DDP(model(), process_group=place.process_group, bucket_cap_mb=bucket_cap_mb, **options)
+    return DistributedDataParallel(model(), process_group=place.process_group, bucket_cap_mb=bucket_cap_mb, **options)
 
 
 def train(ddp, optimizer, rank: int, steps, before_step=lambda: None) -> list[float]:
@@ -51,4 +51,4 @@ def weights(ddp) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in ddp.parameters()])
 
 
-__all__ = ["DDP", "Net", "batch", "new_ddp", "pliant", "train", "weights"]
+__all__ = ["Net", "batch", "new_ddp", "pliant", "train", "weights"]

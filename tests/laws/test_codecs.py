@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import CODECS
 
 from pliant.codecs import FusedFeedback, SummableCodec, codec_from, encode_feedback, spec_of
 from pliant.codecs.kernels import native, twins
+from tables import CODECS
 
 rows = pytest.mark.parametrize("codec", CODECS, ids=str)
 
@@ -118,7 +118,9 @@ def test_feedback_telescopes(codec, numel, kind):
         encode_feedback(codec, x, residual, payload, step, scratch)
         codec.decode_add(payload, sent)
         total += x
-    torch.testing.assert_close(sent + residual, total, rtol=1e-4, atol=1e-5 * max(1.0, float(total.abs().max() if numel else 0)))
+    torch.testing.assert_close(
+        sent + residual, total, rtol=1e-4, atol=1e-5 * max(1.0, float(total.abs().max() if numel else 0))
+    )
 
 
 @rows

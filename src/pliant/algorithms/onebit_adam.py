@@ -1,7 +1,7 @@
 """1-bit Adam: an optimizer and the exchange that feeds it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ class OneBitAdam(Optimizer):
     and the step is Adam's. From then on the variance v is frozen, the momentum m is what ranks exchange (with error
     feedback on both sides), and what arrives in ``p.grad`` *is* the averaged momentum:
 
-        p <- p - lr clamp((m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps)),   w = warmup_steps
+        p <- p - lr clamp((m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps), -1, 1),   w = warmup_steps
 
     The bias correction of the frozen variance is frozen with it. In the second stage an element moves by at most lr:
     a coded momentum gives every element of a block the same magnitude, which an element with hardly any variance
-    (a dead unit, a rare embedding row) would otherwise divide by almost nothing; the paper's users mask such by hand. Weight decay is decoupled, as in AdamW, so that it
-    acts in both stages. Clipping ``p.grad`` after the warm-up clips a momentum: clip before, or not at all.
+    (a dead unit, a rare embedding row) would divide by almost nothing; users of the paper's method mask such by hand.
+    Weight decay is decoupled, as in AdamW, so that it acts in both stages. Clipping ``p.grad`` after the warm-up
+    clips a momentum: clip before, or not at all.
 
     Args:
         params: Parameters or groups, as for every torch optimizer.
@@ -40,6 +41,7 @@ class OneBitAdam(Optimizer):
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay.
         warmup_steps: Steps of plain Adam; the paper and its users found 15 to 25 % of all steps to be right.
+
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class OneBitAdam(Optimizer):
         warmup_steps: int,
     ) -> None:
         if warmup_steps < 1:
-            raise ValueError(f"warmup_steps is {warmup_steps}, but the variance must be estimated first; use 1 or more.")
+            raise ValueError(
+                f"warmup_steps is {warmup_steps}, but the variance must be estimated first; use 1 or more."
+            )
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"lr {lr}, eps {eps}, weight_decay {weight_decay} must be >= 0, betas {betas} in [0, 1).")
         self.warmup_steps = warmup_steps
@@ -117,7 +121,7 @@ class Momentum:
 
     beta: float
     warmup_steps: int
-    codec: Codec = Sign()
+    codec: Codec = field(default_factory=Sign)
     chunk_bytes: int = 1 << 20
 
     @property

@@ -26,11 +26,18 @@ def topology_from_flags(
     """Return equal hosts, but for those that `slow`, as in '2:0.5', gives a share of the rate."""
     if num_hosts < 1:
         raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
-    shares = {k: 1.0 for k in range(num_hosts)}
+    shares = dict.fromkeys(range(num_hosts), 1.0)
     for text in slow:
         index, _, share = text.partition(":")
-        if not index.isdigit() or int(index) not in shares or not share.replace(".", "", 1).isdigit() or not float(share):
-            raise ValueError(f"--slow {text!r} must name a host, 0..{num_hosts - 1}, and a share of its rate, as in 2:0.5.")
+        if (
+            not index.isdigit()
+            or int(index) not in shares
+            or not share.replace(".", "", 1).isdigit()
+            or not float(share)
+        ):
+            raise ValueError(
+                f"--slow {text!r} must name a host, 0..{num_hosts - 1}, and a share of its rate, as in 2:0.5."
+            )
         shares[int(index)] = float(share)
     bytes_per_s = 0.0 if rate == "none" else parse_rate(rate)
     if slow and not bytes_per_s:

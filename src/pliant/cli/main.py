@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import click
 import typer
@@ -30,7 +30,7 @@ class _Lazy(click.Group):
         app = typer.Typer(add_completion=False)
         settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
         app.command(cmd_name, context_settings=settings if cmd_name == "emulate" else None)(function)
-        return typer.main.get_command(app)
+        return cast(click.Command, typer.main.get_command(app))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pliant.codecs.checks import check_decode, check_encode, require_range
 
-__all__ = ["Bf16", "Fp16", "Fp8"]
+__all__ = ["Bf16", "Fp8", "Fp16"]
 
 _FP8_MAX = 448.0
 
@@ -19,7 +19,10 @@ class _Cast:
     unbiased: ClassVar[bool] = False
     dtype: ClassVar[torch.dtype]
     name: ClassVar[str]
-    granularity: ClassVar[int] = 1
+
+    @property
+    def granularity(self) -> int:
+        return 1
 
     def nbytes(self, numel: int) -> int:
         return 2 * numel

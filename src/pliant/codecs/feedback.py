@@ -22,6 +22,7 @@ def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, 
         payload: uint8 (codec.nbytes(numel),), overwritten.
         seed: For the codec's random numbers.
         scratch: float32 (numel,), overwritten; used by codecs without a fused kernel.
+
     """
     if not all_finite(x):
         codec.encode(x, payload, seed)

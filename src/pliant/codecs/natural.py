@@ -45,7 +45,9 @@ class Natural:
         most = blocks.amax(1, keepdim=True)
         # Powers of two up to the one above the largest; 2^127 is the largest that float32 has.
         top = torch.frexp(most).exponent.clamp(-125, 127).float()
-        scaled = torch.where(most.isfinite(), blocks, 0.0) * torch.exp2(-top.double())  # 0..1, or up to 2 for the largest
+        scaled = torch.where(most.isfinite(), blocks, 0.0) * torch.exp2(
+            -top.double()
+        )  # 0..1, or up to 2 for the largest
         fraction, exponent = torch.frexp(scaled)  # 0.5 <= fraction < 1
         exponent = exponent.clamp(min=-_NUM_BINADES)  # lower power: 2^(exponent - 1)
         lower = torch.exp2((exponent - 1).double())

@@ -24,11 +24,14 @@ class RandomK:
 
     name: ClassVar[str] = "randomk"
     unbiased: ClassVar[bool] = False
-    granularity: ClassVar[int] = 1
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
         require_range(self.name, "ratio", self.ratio, 1e-9, 1.0)
+
+    @property
+    def granularity(self) -> int:
+        return 1
 
     def count(self, numel: int) -> int:
         """Return k."""

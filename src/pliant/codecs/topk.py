@@ -26,13 +26,16 @@ class TopK:
 
     name: ClassVar[str] = "topk"
     unbiased: ClassVar[bool] = False
-    granularity: ClassVar[int] = 1
     ratio: float = 0.01
     sampled: int = 0
 
     def __post_init__(self) -> None:
         require_range(self.name, "ratio", self.ratio, 1e-9, 1.0)
         require_range(self.name, "sampled", self.sampled, 0, 1)
+
+    @property
+    def granularity(self) -> int:
+        return 1
 
     def count(self, numel: int) -> int:
         """Return k."""

@@ -23,6 +23,7 @@ class CastAverage:
         numel: Elements of the vectors to come.
         comm: Who averages.
         device: Where the buffer lies.
+
     """
 
     def __init__(self, dtype: torch.dtype, numel: int, comm: Comm, device: torch.device) -> None:

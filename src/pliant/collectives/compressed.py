@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ class CompressedAverage:
         chunk_bytes: Uncompressed bytes of a piece.
         owner_feedback: Whether owners keep the error of the mean as well.
         device: Where the buffers lie.
+
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class CompressedAverage:
         self._owner_feedback = owner_feedback
         self._parts = [_pieces(r, chunk_bytes, codec.granularity) for r in _ranges(numel, comm.size, codec.granularity)]
         self._mine = self._parts[comm.rank]
-        self._peers = [(comm.rank + k) % comm.size for k in range(1, comm.size)]  # rotated: no owner is everyone's first
+        self._peers = [
+            (comm.rank + k) % comm.size for k in range(1, comm.size)
+        ]  # rotated: no owner is everyone's first
 
         def payload(piece: _Piece) -> Tensor:
             return torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device)
@@ -150,7 +154,7 @@ def _ranges(numel: int, size: int, granularity: int) -> list[_Piece]:
     """Cut numel elements into one part per rank, nearly equal, at multiples of granularity."""
     units = -(-numel // granularity)
     cuts = [min(numel, j * units // size * granularity) for j in range(size)] + [numel]
-    return [_Piece(start=a, stop=b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [_Piece(start=a, stop=b) for a, b in pairwise(cuts)]
 
 
 def _pieces(part: _Piece, chunk_bytes: int, granularity: int) -> Sequence[_Piece]:

@@ -35,6 +35,7 @@ class LowRankAverage:
         rank: r.
         comm: Who averages.
         device: Where the buffers lie.
+
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], rank: int, comm: Comm, device: torch.device) -> None:
@@ -53,9 +54,7 @@ class LowRankAverage:
                 self._matrices[name] = (offset, shape[0], *factor)
             offset += numel
         self._num_whole = sum(stop - start for start, stop in self._whole)
-        self._first = torch.empty(
-            self._num_whole + sum(n * r for _, n, _, r in self._matrices.values()), device=device
-        )
+        self._first = torch.empty(self._num_whole + sum(n * r for _, n, _, r in self._matrices.values()), device=device)
         self._second = torch.empty(sum(m * r for _, _, m, r in self._matrices.values()), device=device)
 
     def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
@@ -86,7 +85,14 @@ class LowRankAverage:
         self._finish(x, residual, factors, ps, qs, finite=finite)
 
     def _finish(
-        self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor], *, finite: bool
+        self,
+        x: Tensor,
+        residual: Tensor,
+        factors: Mapping[str, Tensor],
+        ps: list[Tensor],
+        qs: list[Tensor],
+        *,
+        finite: bool,
     ) -> None:
         sound = all_finite(self._first) and all_finite(self._second)
         if finite and sound:

@@ -20,6 +20,7 @@ class SparseAverage:
         numel: Elements of the vectors to come.
         comm: Who averages.
         device: Where the buffers lie.
+
     """
 
     def __init__(self, codec: TopK | BlockTopK, numel: int, comm: Comm, device: torch.device) -> None:

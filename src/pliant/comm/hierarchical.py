@@ -98,6 +98,7 @@ def by_hosts(comm: Comm, hosts: Sequence[Sequence[int]]) -> HierarchicalComm:
 
     Raises:
         ValueError: The hosts do not hold every rank exactly once.
+
     """
     held = sorted(rank for ranks in hosts for rank in ranks)
     if held != list(range(comm.size)):

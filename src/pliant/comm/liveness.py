@@ -3,7 +3,7 @@
 import threading
 import time
 
-from torch.distributed import Store
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 __all__ = ["Liveness"]
 
@@ -21,6 +21,7 @@ class Liveness:
         store: A connection that nobody else uses, since a call on it may block.
         rank: This rank.
         size: Ranks that count.
+
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,8 @@ GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch renames these two; the older names will go.
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
 _BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
 """Dtypes that Gloo does not know; where bytes only move they travel as uint8."""
 
@@ -49,6 +50,7 @@ class ProcessGroupComm:
         make_group: How `split` makes smaller groups.
         owns_group: Whether close() destroys the group.
         liveness: Who is alive, to name the rank that is lost; closed with the comm if it owns its group.
+
     """
 
     def __init__(
@@ -83,9 +85,7 @@ class ProcessGroupComm:
         require_contiguous(out, x)
         _require_numel("all_gather", out, x.numel() * self._size)
         out, x = _movable(out), _movable(x)
-        return self._start(
-            "all_gather", x, lambda: _all_gather_single(out, x, self.group, async_op=True)
-        )
+        return self._start("all_gather", x, lambda: _all_gather_single(out, x, self.group, async_op=True))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(out, x)
@@ -98,9 +98,7 @@ class ProcessGroupComm:
         require_contiguous(out, x)
         _require_numel("all_to_all", out, x.numel())
         out, x = _movable(out), _movable(x)
-        return self._start(
-            "all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True)
-        )
+        return self._start("all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True))
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))

@@ -5,10 +5,11 @@ import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import distributed_c10d as c10d
 
 from pliant.comm.process_group import GroupMaker
@@ -26,7 +27,7 @@ class ThreadWorld:
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
         self.timeout_s = timeout_s
-        self.store = dist.HashStore()
+        self.store = HashStore()
         self._lock = threading.Lock()
         self._numbers = [itertools.count() for _ in range(size)]  # per rank: all make their groups in the same order
 
@@ -34,7 +35,7 @@ class ThreadWorld:
         """Return a new group over these ranks of the world; each of its threads calls this in the same order."""
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
         name = f"threads-{'.'.join(map(str, members))}-{next(self._numbers[rank])}"
-        store = dist.PrefixStore(name, self.store)
+        store = PrefixStore(name, self.store)
         here, count = members.index(rank), len(members)
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore
         options._timeout = timedelta(seconds=self.timeout_s)
@@ -43,7 +44,7 @@ class ThreadWorld:
         backend = dist.ProcessGroupGloo(store, here, count, options)  # pyright: ignore
         group._set_default_backend(ProcessGroup.BackendType.GLOO)
         group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
-        group._set_group_name(name)
+        group._set_group_name(name)  # pyright: ignore[reportArgumentType]
         with self._lock:
             _thread_groups[group] = (self, members)
         return group
@@ -77,5 +78,5 @@ def liveness_store(group: ProcessGroup) -> Store | None:
     """Return a store connection of our own for signs of life, or None in a world of threads, which die together."""
     if group in _thread_groups:
         return None
-    store: Store = c10d._get_process_group_store(group)
-    return dist.PrefixStore("pliant-liveness", store.clone())
+    store: Any = c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
+    return PrefixStore("pliant-liveness", store.clone())

@@ -31,18 +31,19 @@ class Exchanger:
         nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks,
             as DDP does, for GradScaler to find.
         owed: Gradients per parameter that an earlier plan left; added once to the next exchange.
+
     """
 
-    def __init__(
-        self, store: Store, comms: Mapping[bool, Comm], nonfinite: NonFinite, owed: dict[str, Tensor]
-    ) -> None:
+    def __init__(self, store: Store, comms: Mapping[bool, Comm], nonfinite: NonFinite, owed: dict[str, Tensor]) -> None:
         self.store = store
         self._comms = comms
         self._nonfinite = nonfinite
         self._owed = owed
         self._laid_out: dict[int, tuple[tuple[str, ...], list[Part]]] = {}
 
-    def parts_of(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> list[Part]:
+    def parts_of(
+        self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor
+    ) -> list[Part]:
         """Return the parts of a bucket, laid out anew when DDP has changed what it holds."""
         known = self._laid_out.get(index)
         if known is None or known[0] != tuple(names):

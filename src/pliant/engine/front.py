@@ -3,11 +3,11 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import GradBucket
+from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +32,7 @@ class Front:
     """What DDP calls. It outlives a run, because DDP accepts one hook for life: between runs it does what DDP does."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._group = ddp.process_group
+        self._group = cast(ProcessGroup, ddp.process_group)
         self._names = {id(p): n for n, p in ddp.module.named_parameters()}
         self.receive: Callable[[Arrival], None] | None = None
         """Who takes the buckets, or None between runs."""
@@ -70,6 +70,7 @@ def attach(ddp: DistributedDataParallel) -> Front:
 
     Raises:
         RuntimeError: Another communication hook is registered, or another run is still open on this model.
+
     """
     front = _fronts.get(ddp)
     if front is None:

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -87,7 +87,7 @@ class Lane:
             done()
 
     @contextmanager
-    def _on_stream(self, stream: "torch.cuda.Stream") -> Iterator[None]:
+    def _on_stream(self, stream: "torch.cuda.Stream") -> Generator[None]:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             yield

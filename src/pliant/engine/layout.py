@@ -77,9 +77,7 @@ def lay_out(
             flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
         )
         state = replace(store.state_of(bucket, algorithm), workspace=algorithm.prepare(bucket, comm))
-        parts.append(
-            Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging)
-        )
+        parts.append(Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging))
     return parts
 
 

@@ -1,22 +1,19 @@
 """The verb: one line on an existing training script."""
 
 from collections.abc import Sequence
+from typing import cast
 
-import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.comm.base import Comm
-from pliant.comm.hierarchical import by_hosts
 from pliant.comm.process_group import own_group
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.exchange import NonFinite
 from pliant.engine.run import Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
-from pliant.engine.torchrun import hosts_from_torchrun
 
 __all__ = ["relax"]
 
@@ -49,6 +46,7 @@ def relax(
     Raises:
         ValueError: The plan does not fit the optimizer, or ranks ask for different plans.
         TypeError: The optimizer or the model is not torch's.
+
     """
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"relax() needs a torch.optim.Optimizer to hook into, but got a {type(optimizer).__name__}.")
@@ -57,13 +55,9 @@ def relax(
     if not any(p.requires_grad for p in ddp.module.parameters()):
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
     device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
-    comm = RecordedComm(own_group(ddp.process_group, timeout_s))
+    comm = RecordedComm(own_group(cast(ProcessGroup, ddp.process_group), timeout_s))
     try:
         agree_on(plan, comm, device)
-        comms: dict[bool, Comm] = {False: comm}
-        placement = hosts if hosts is not None else hosts_from_torchrun(comm, device)
-        if placement is not None:
-            comms[True] = by_hosts(comm, placement)
         if comm.size > 1:
             broadcast_tensors([*ddp.module.parameters(), *ddp.module.buffers()], comm)
             broadcast_optimizer(optimizer, comm, device)
@@ -72,7 +66,7 @@ def relax(
             optimizer,
             plan,
             comm=comm,
-            comms=comms,
+            hosts=hosts,
             agreement_every=agreement_every,
             nonfinite=nonfinite,
         )

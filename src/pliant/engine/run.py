@@ -1,7 +1,7 @@
 """A run: one model, one optimizer, one plan in force."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer
 from pliant.comm.base import Comm
+from pliant.comm.hierarchical import by_hosts
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import check_agreement, fingerprints
 from pliant.engine.choose import What, agree_on, plan_from
@@ -21,6 +22,7 @@ from pliant.engine.lane import Lane
 from pliant.engine.resume import LaidOutAsSaved, read_state, write_state
 from pliant.engine.start import steps_taken
 from pliant.engine.store import Store
+from pliant.engine.torchrun import hosts_from_torchrun
 from pliant.engine.watch import BackwardWatch
 from pliant.spec import SyncPlan
 
@@ -58,14 +60,15 @@ class Run:
         plan: SyncPlan,
         *,
         comm: RecordedComm,
-        comms: Mapping[bool, Comm],
+        hosts: Sequence[Sequence[int]] | None,
         agreement_every: int,
         nonfinite: NonFinite,
     ) -> None:
         self.model = model
         self._optimizer = optimizer
         self._comm = comm
-        self._comms = comms
+        self._comms: dict[bool, Comm] = {False: comm}
+        self._hosts = hosts
         self._agreement_every = agreement_every
         self._nonfinite: NonFinite = nonfinite
         self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
@@ -104,14 +107,12 @@ class Run:
             self._watch.complete = True
             self._turn += 1
             # Runs when the whole backward is done, before DDP hands the buckets over: errors surface in backward().
-            torch.autograd.Variable._execution_engine.queue_callback(self._wait_for_exchange)  # noqa: SLF001  # pyright: ignore
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait_for_exchange)  # pyright: ignore
 
     def _submit(self, arrival: Arrival) -> None:
         parts = self._exchanger.parts_of(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
         step, turn = self._step, self._turn
-        self._lane.submit(
-            lambda: self._exchanger.run(parts, arrival.buffer, step=step, turn=turn), done=arrival.finish
-        )
+        self._lane.submit(lambda: self._exchanger.run(parts, arrival.buffer, step=step, turn=turn), done=arrival.finish)
 
     def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
         step, turn = self._step, self._turn
@@ -171,6 +172,7 @@ class Run:
 
         Raises:
             ValueError: The state was made under another plan or number of ranks, or by another rank.
+
         """
         self._lane.drain()
         resumed = read_state(state, self._exchanger, self.plan, self._comm)
@@ -183,6 +185,7 @@ class Run:
 
         Raises:
             ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
+
         """
         self._lane.drain()
         plan = plan_from(what, self._optimizer)
@@ -207,8 +210,7 @@ class Run:
                 hook.remove()
             self._watch.close()
             self._lane.close()
-            for comm in {id(c): c for c in (*self._comms.values(), self._comm)}.values():
-                comm.close()
+            self._comm.close()
 
     def __enter__(self) -> Self:
         return self
@@ -225,8 +227,8 @@ class Run:
     def _make_exchanger(self, plan: SyncPlan, old: Store | None) -> Exchanger:
         layers = _owner_classes(self.model.module)
         choices = {n: plan.choice_for(n, layers[n], p.numel()) for n, p in self._parameters.items()}
-        if any(choice.hierarchical for choice in choices.values()) and True not in self._comms:
-            raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
+        if any(choice.hierarchical for choice in choices.values()):
+            self._know_hosts()
         store = Store(self._parameters, choices)
         for algorithm in store.algorithms.values():
             inner: Any = getattr(algorithm, "inner", algorithm)
@@ -239,6 +241,15 @@ class Run:
             if isinstance(inner, StartsFromOptimizer):
                 inner.start_from(self._optimizer, parameter, store.tensors[name])
         return Exchanger(store, self._comms, self._nonfinite, owed)
+
+    def _know_hosts(self) -> None:
+        """Make the two-level comm, once. Collective, as making and switching plans is."""
+        if True in self._comms:
+            return
+        hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(self._comm, self._device)
+        if hosts is None:
+            raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
+        self._comms[True] = by_hosts(self._comm, hosts)
 
 
 def _owner_classes(module: nn.Module) -> dict[str, str]:

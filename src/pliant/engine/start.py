@@ -32,6 +32,7 @@ def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device) 
 
     Raises:
         TypeError: On all ranks, if the state holds something that is neither a tensor nor plain data.
+
     """
     mine = optimizer.state_dict()
     tensors: list[Tensor] = []

@@ -10,7 +10,7 @@ __all__ = ["BackwardWatch", "IncompleteBackwardError"]
 
 
 class IncompleteBackwardError(RuntimeError):
-    """A step was asked for, but some buckets were never exchanged; the message names the parameters without gradient."""
+    """A step was asked for, but not every bucket was exchanged; the message names the parameters without gradient."""
 
 
 class BackwardWatch:

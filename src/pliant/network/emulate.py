@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from pliant.network.namespaces import Namespace, die_with_parent, require_tools
 from pliant.network.shaping import shape
 from pliant.spec import Topology
 
-__all__ = ["Cluster", "RankResult", "emulated"]
+__all__ = ["Cluster", "RankResult", "emulated", "run_ranks"]
 
 _NETWORK = "10.77.0"  # exists inside the namespaces only
 _PORT = 29500
@@ -99,25 +99,8 @@ class Cluster:
         `on_line` gets each rank's output line by line, from a thread per rank.
         """
         processes = [self.popen(rank, argv, env) for rank in range(self.topology.num_ranks)]
-        readers = [threading.Thread(target=_read, args=(r, p, on_line)) for r, p in enumerate(processes)]
-        for reader in readers:
-            reader.start()
-        stopped: set[int] = set()
-        try:
-            _wait(processes, timeout_s)
-        finally:
-            stopped = _end(processes)
-            for reader in readers:
-                reader.join()
-        return [
-            RankResult(
-                rank=rank,
-                host=self.topology.hosts[self.place(rank)[0]].name,
-                exit_code=process.wait(),
-                ended_by_us=rank in stopped,
-            )
-            for rank, process in enumerate(processes)
-        ]
+        names = [self.topology.hosts[self.place(rank)[0]].name for rank in range(self.topology.num_ranks)]
+        return run_ranks(processes, names, on_line, timeout_s)
 
     def check_links(self, seconds: float = 0.8) -> list[LinkReport]:
         """Measure each host's flow to the next while all send. Raises nothing; `judge` reads the result."""
@@ -152,12 +135,13 @@ class Cluster:
 
 
 @contextmanager
-def emulated(topology: Topology, *, check: bool = True) -> Iterator[Cluster]:
+def emulated(topology: Topology, *, check: bool = True) -> Generator[Cluster]:
     """Bring hosts up, and take everything down again on every way out, a crash of this process included.
 
     Raises:
         CannotEmulateError: The machine lacks a program, a right or a kernel feature; the message says which.
         RuntimeError: With `check`, links are not within 25 % of what was asked for.
+
     """
     require_tools()
     with ExitStack() as stack:
@@ -198,6 +182,29 @@ def _connect(topology: Topology, k: int, host: Namespace, bridge: Namespace, sta
             where.run(*command)
     if spec.delay_s and not delay_with_netem(host, bridge, port, spec.delay_s):
         stack.callback(DelayRelay(host, spec.delay_s).close)
+
+
+def run_ranks(
+    processes: Sequence["subprocess.Popen[str]"],
+    hosts: Sequence[str],
+    on_line: Callable[[int, str], None],
+    timeout_s: float,
+) -> list[RankResult]:
+    """Wait for started ranks. When one fails, or after timeout_s (0: never), the others are ended."""
+    readers = [threading.Thread(target=_read, args=(r, p, on_line)) for r, p in enumerate(processes)]
+    for reader in readers:
+        reader.start()
+    stopped: set[int] = set()
+    try:
+        _wait(processes, timeout_s)
+    finally:
+        stopped = _end(processes)
+        for reader in readers:
+            reader.join()
+    return [
+        RankResult(rank=rank, host=host, exit_code=process.wait(), ended_by_us=rank in stopped)
+        for rank, (process, host) in enumerate(zip(processes, hosts, strict=True))
+    ]
 
 
 def _read(rank: int, process: "subprocess.Popen[str]", on_line: Callable[[int, str], None]) -> None:

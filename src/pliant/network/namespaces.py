@@ -112,6 +112,6 @@ class Namespace:
         error = self._holder.stderr.read().decode().strip() if self._holder.stderr is not None else ""
         self.close()
         raise CannotEmulateError(
-            f"this machine does not let {'this user' if self._rootless else 'root'} make a network namespace ({error}); "
+            f"this machine does not let {'this user' if self._rootless else 'root'} make a network namespace: {error}; "
             "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)."
         )

@@ -24,7 +24,7 @@ def to_json(record: Any, *, indent: int | None = None) -> str:
 
 
 def from_json(kind: type[R], text: str) -> R:
-    """Read a record back. Raises ValueError, naming both sides, for another kind, another format or an unknown field."""
+    """Read a record back. Raises ValueError, naming both sides, for another kind or format or an unknown field."""
     try:
         body = json.loads(text)
     except json.JSONDecodeError as error:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, Optimizer
 
 import pliant
+from pliant.algorithms import Algorithm
 
 __all__ = ["Arm", "prepare"]
 
@@ -74,11 +75,11 @@ def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb
     if name.startswith("ddp"):
         return Arm(name=name, model=_torch_ddp(name, module, bucket_mb), optimizer=optimizer, run=None)
     ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
-    run = pliant.relax(ddp, optimizer, _SETTINGS.get(name, lambda steps: name)(total_steps))
+    run = pliant.relax(ddp, optimizer, _SETTINGS[name](total_steps) if name in _SETTINGS else name)
     return Arm(name=name, model=ddp, optimizer=optimizer, run=run)
 
 
-_SETTINGS: dict[str, Callable[[int], object]] = {
+_SETTINGS: dict[str, Callable[[int], Algorithm]] = {
     "qsgd4": lambda steps: pliant.qsgd(bits=4),
     "topk_dgc": lambda steps: pliant.topk(momentum=0.9, ramp_steps=steps // 5),
 }
