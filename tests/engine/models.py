@@ -1,10 +1,15 @@
 """Small models, batches, and one training loop for thread ranks."""
 
+import threading
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+
+
+_one_at_a_time = threading.Lock()
 
 
 class Net(nn.Module):
@@ -30,8 +35,10 @@ def batch(rank: int, step: int, num: int = 8) -> tuple[torch.Tensor, torch.Tenso
 
 
 def new_ddp(place, seed: int = 0, model=Net, bucket_cap_mb=0.004, **options) -> DistributedDataParallel:
-    torch.manual_seed(seed)
-    return DistributedDataParallel(model(), process_group=place.process_group, bucket_cap_mb=bucket_cap_mb, **options)
+    with _one_at_a_time:  # threads share torch's generator
+        torch.manual_seed(seed)
+        module = model()
+    return DistributedDataParallel(module, process_group=place.process_group, bucket_cap_mb=bucket_cap_mb, **options)
 
 
 def train(ddp, optimizer, rank: int, steps, before_step=lambda: None) -> list[float]:

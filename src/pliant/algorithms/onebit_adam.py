@@ -104,10 +104,10 @@ class OneBitAdam(Optimizer):
         p.mul_(1 - group["lr"] * group["weight_decay"])
         variance_steps = min(t, self.warmup_steps)
         denominator = (v.sqrt() / (1 - beta2**variance_steps) ** 0.5).add_(group["eps"])
-        update = (m / denominator).div_(1 - beta1**t)
         if frozen:
-            update.clamp_(-1, 1)
-        p.add_(update, alpha=-group["lr"])
+            p.add_((m / denominator).div_(1 - beta1**t).clamp_(-1, 1), alpha=-group["lr"])
+        else:
+            p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**t))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ __all__ = ["CastAverage", "SummedAverage", "average"]
 
 
 def average(x: Tensor, comm: Comm) -> None:
-    """Replace x by the mean over ranks: divided first, then summed, as torch DDP does it."""
-    x.div_(comm.size)
+    """Replace x by the mean over ranks: scaled first, then summed, as torch DDP does it, to the bit."""
+    x.mul_(1 / comm.size)
     comm.all_reduce(x).wait()
 
 

@@ -12,11 +12,9 @@ from torch.distributed import ProcessGroup
 
 from pliant.comm.base import CommError, ReduceOp, Work, require_contiguous
 from pliant.comm.liveness import Liveness
+from pliant.comm.torch_private import GroupMaker, destroy, liveness_store, maker_of
 
-__all__ = ["GroupMaker", "ProcessGroupComm", "own_group"]
-
-GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
-"""Makes a new group over some ranks of a world (None: all of them); every member calls it."""
+__all__ = ["ProcessGroupComm", "own_group"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch renames these two; the older names will go.
@@ -152,8 +150,7 @@ class ProcessGroupComm:
         self._owns_group = False
         if self._liveness is not None:
             self._liveness.close()
-        if dist.is_initialized():
-            dist.destroy_process_group(self.group)
+        destroy(self.group)
 
     def failure(self, op: str, num_bytes: int, waited_s: float, error: BaseException) -> CommError:
         """Make the report of a failed communication: who noticed, what it was, who is gone."""
@@ -201,8 +198,6 @@ def own_group(group: ProcessGroup, timeout_s: float) -> ProcessGroupComm:
 
     Collective over `group`. In a world of threads the new group comes from that world.
     """
-    from pliant.comm.torch_private import liveness_store, maker_of
-
     make_group = maker_of(group, timeout_s)
     new = make_group(None)
     store = liveness_store(group)

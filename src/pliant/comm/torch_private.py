@@ -3,7 +3,7 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +12,17 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import distributed_c10d as c10d
 
-from pliant.comm.process_group import GroupMaker
+__all__ = ["GroupMaker", "ThreadWorld", "destroy", "liveness_store", "maker_of"]
 
-__all__ = ["ThreadWorld", "liveness_store", "maker_of"]
+GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
+"""Makes a new group over some ranks of a world (None: all of them); every member calls it."""
 
 _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tuple[int, ...]]]" = (
     weakref.WeakKeyDictionary()
 )
+
+
+_destroyable: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 
 
 class ThreadWorld:
@@ -61,17 +65,31 @@ def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:
 
     def make(ranks: Sequence[int] | None) -> ProcessGroup:
         chosen = global_ranks if ranks is None else [global_ranks[r] for r in ranks]
+        everybody = len(chosen) == dist.get_world_size()
         made = dist.new_group(
             chosen,
             timeout=timedelta(seconds=timeout_s),
             backend=backend,
-            use_local_synchronization=True,
+            use_local_synchronization=not everybody,
         )
         if made is None or isinstance(made, int):
             raise RuntimeError(f"torch did not make a group of ranks {chosen} on a rank that belongs to it.")
+        if everybody:
+            _destroyable.add(made)
         return made
 
     return make
+
+
+def destroy(group: ProcessGroup) -> None:
+    """Destroy a group that `maker_of` made, if that is safe.
+
+    torch names groups of a part of the world by their ranks and uses a name again once it is free, together with the
+    addresses that the store still has under it; such groups stay until torch's own end.
+    """
+    if group in _destroyable:
+        _destroyable.discard(group)
+        dist.destroy_process_group(group)
 
 
 def liveness_store(group: ProcessGroup) -> Store | None:

@@ -5,7 +5,6 @@ import importlib.util
 from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 
-import torch
 from torch import Tensor
 
 __all__ = [
@@ -35,7 +34,7 @@ _SIGNATURES = {
     "sign_decode": (None, _P, _P, _N, _N, _I),
     "levels_encode": (None, _P, _P, _P, _N, _N, _I, _I, _U),
     "levels_decode": (None, _P, _P, _N, _N, _I, _I),
-    "topk_encode": (None, _P, _P, _P, _N, _N, _N, _P),
+    "topk_encode": (None, _P, _P, _P, _N, _N, _N),
     "add_at": (None, _P, _P, _P, _N),
     "clear_at": (None, _P, _P, _N),
     "randomk_gather": (None, _P, _P, _N, _N, _U),
@@ -95,9 +94,8 @@ def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: b
 
 
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
-    counts = torch.empty(65536, dtype=torch.int32)
     _library().topk_encode(
-        x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride, counts.data_ptr()
+        x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride
     )
 
 

@@ -12,10 +12,10 @@ static int64_t bin_of_kth(const uint32_t *counts, int64_t bins, int64_t k, int64
 }
 
 // |x| bits of the k-th largest of every stride-th element; *ties gets how many equal ones to take.
-// counts: scratch of 65536 uint32.
-static uint32_t kth_magnitude(const float *x, int64_t n, int64_t stride, int64_t k, uint32_t *counts, int64_t *ties) {
+static uint32_t kth_magnitude(const float *x, int64_t n, int64_t stride, int64_t k, int64_t *ties) {
+    static _Thread_local uint32_t counts[65536];
     int64_t above, above_low;
-    memset(counts, 0, 65536 * sizeof(uint32_t));
+    memset(counts, 0, sizeof counts);
     for (int64_t i = 0; i < n; i += stride) counts[magnitude(x[i]) >> 15]++;
     uint32_t high = (uint32_t)bin_of_kth(counts, 65536, k, &above);
     memset(counts, 0, 32768 * sizeof(uint32_t));
@@ -30,11 +30,11 @@ static uint32_t kth_magnitude(const float *x, int64_t n, int64_t stride, int64_t
 
 // Writes k indices in ascending order and their values. Ties go to the lower index. NaN counts as largest.
 // With stride > 1 the threshold comes from a sample; slots that stay empty get index -1 and value 0.
-EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t k, int64_t stride,
-                        uint32_t *counts) {
+EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t k, int64_t stride) {
     int64_t ties, taken = 0, sample = (n + stride - 1) / stride;
     int64_t k_sample = k / stride > 0 ? k / stride : 1;
-    uint32_t least = kth_magnitude(x, n, stride, stride == 1 ? k : (k_sample < sample ? k_sample : sample), counts, &ties);
+    int64_t k_of_sample = stride == 1 ? k : (k_sample < sample ? k_sample : sample);
+    uint32_t least = kth_magnitude(x, n, stride, k_of_sample, &ties);
     if (stride > 1) ties = k;
     for (int64_t i = 0; i < n && taken < k; i++) {
         uint32_t a = magnitude(x[i]);

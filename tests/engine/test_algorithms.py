@@ -1,0 +1,327 @@
+"""What every algorithm must obey when it trains a model."""
+
+import numpy as np
+import pytest
+import torch
+from models import batch, new_ddp, train, weights
+from tables import ALGORITHMS, optimizer_for
+from torch import nn
+
+import pliant
+from pliant.algorithms import build
+from pliant.codecs import MinMax8
+from pliant.spec import SyncPlan, from_json, to_json
+
+rows = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def relax(place, name, **options):
+    ddp = new_ddp(place)
+    optimizer = optimizer_for(name, ddp.parameters())
+    return ddp, optimizer, pliant.relax(ddp, optimizer, ALGORITHMS[name], timeout_s=20, **options)
+
+
+@rows
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_stay_equal_and_learn(name, size):
+    def body(place):
+        ddp, optimizer, run = relax(place, name, agreement_every=3)
+        with run:
+            losses = train(ddp, optimizer, place.rank, [step % 2 for step in range(30)])
+            stats = run.stats()
+        assert stats["last_agreement_step"] >= 27
+        return weights(ddp), losses, stats
+
+    results = pliant.run_world(size, body, timeout_s=60)
+    assert all(torch.equal(results[0][0], r[0]) for r in results)
+    start, end = (np.mean([np.mean(r[1][part]) for r in results]) for part in (slice(0, 2), slice(-2, None)))
+    assert end < start - 0.005
+
+
+@rows
+def test_one_rank_is_the_plain_optimizer(name):
+    if name == "onebit_adam":
+        return  # it freezes its variance by design; its warm-up is held against Adam below
+
+    def body(place):
+        ddp, optimizer, run = relax(place, name)
+        with run:
+            train(ddp, optimizer, 0, range(5))
+            sent = run.stats()["sent_bytes"]
+        plain = new_ddp(place)
+        train(plain, optimizer_for(name, plain.parameters()), 0, range(5))
+        return torch.equal(weights(ddp), weights(plain)) and sent == 0
+
+    assert pliant.run_world(1, body) == [True]
+
+
+@rows
+def test_the_plan_names_the_algorithm(name):
+    algorithm = ALGORITHMS[name]
+    assert build(algorithm.choice) == algorithm
+    plan = pliant.partition({"*": algorithm})
+    assert from_json(SyncPlan, to_json(plan)) == plan
+
+
+@rows
+def test_save_load_continue_is_uninterrupted(name, tmp_path):
+    """Through torch.save per rank, into new objects, bit for bit."""
+
+    def body(place):
+        ddp, optimizer, run = relax(place, name)
+        with run:
+            train(ddp, optimizer, place.rank, range(4))
+            saved = {"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(), "run": run.state_dict()}
+            torch.save(saved, tmp_path / f"{place.rank}.pt")
+            train(ddp, optimizer, place.rank, range(4, 8))
+        loaded = torch.load(tmp_path / f"{place.rank}.pt", weights_only=True)
+        again, other = new_ddp(place, seed=5), None
+        again.module.load_state_dict(loaded["model"])
+        other = optimizer_for(name, again.parameters())
+        other.load_state_dict(loaded["optimizer"])
+        with pliant.relax(again, other, ALGORITHMS[name], timeout_s=20) as run:
+            again.module.load_state_dict(loaded["model"])  # ranks' own buffers
+            run.load_state_dict(loaded["run"])
+            train(again, other, place.rank, range(4, 8))
+        return torch.equal(weights(ddp), weights(again))
+
+    assert pliant.run_world(3, body, timeout_s=60) == [True] * 3
+
+
+def test_switching_among_all_on_one_model():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, "allreduce", agreement_every=1, timeout_s=20) as run:
+            for k, (name, algorithm) in enumerate(ALGORITHMS.items()):
+                if name == "onebit_adam":
+                    continue
+                run.switch(algorithm)
+                train(ddp, optimizer, place.rank, range(2 * k, 2 * k + 2))
+        return weights(ddp)
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    assert all(torch.equal(results[0], r) for r in results)
+    assert results[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["onebit", "worker-only", "topk", "blocktopk", "randomk", "int4", "every", "powersgd"])
+def test_nothing_is_lost_over_rebucketing_and_a_switch(name):
+    """Sum of applied updates, plus what is owed, is the sum of the mean gradients: also when the plan changes."""
+
+    def body(place):
+        torch.manual_seed(0)
+        ddp = new_ddp(place)
+        total, applied = torch.zeros_like(weights(ddp)), torch.zeros_like(weights(ddp))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
+        with pliant.relax(ddp, optimizer, ALGORITHMS[name], timeout_s=20) as run:
+            for step in range(7):
+                if step == 6:
+                    run.switch("allreduce")  # pays the debt in this exchange
+                x, y = batch(place.rank, step)
+                local = new_ddp(place, bucket_cap_mb=25)
+                with local.no_sync():
+                    nn.functional.cross_entropy(local(x), y).backward()
+                total += torch.cat([p.grad.flatten() for p in local.parameters()])
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(ddp(x), y).backward()
+                applied += torch.cat([p.grad.flatten() for p in ddp.parameters()])
+                optimizer.step()
+        place.comm.all_reduce(total).wait()
+        return total / place.size, applied
+
+    for total, applied in pliant.run_world(3, body, timeout_s=60):
+        torch.testing.assert_close(applied, total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_bytegrad_equals_a_numpy_oracle(size):
+    """Two quantizations, owners' ranges cut at blocks, one rank's range shorter or empty."""
+    numel, block = 5000, 2048
+
+    def quantize(x):
+        out = np.empty_like(x)
+        for first in range(0, len(x), block):
+            b = x[first : first + block].astype(np.float32)
+            step = np.float32(b.max() / np.float32(255) - b.min() / np.float32(255))
+            low = np.trunc(b.max() * (np.float32(1) / step) + np.float32(0.5)) - 255
+            q = np.trunc(np.clip(b * (np.float32(1) / step) - low, 0, 255).astype(np.float32) + np.float32(0.5))
+            out[first : first + block] = (q + low) * step
+        return out
+
+    def body(place):
+        module = nn.Linear(numel, 1, bias=False)
+        nn.init.zeros_(module.weight)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        with pliant.relax(module, optimizer, "bytegrad", group=place.process_group) as run:
+            g = torch.randn(1, numel, generator=torch.Generator().manual_seed(place.rank))
+            run.model(g).sum().backward()
+            return g[0].numpy(), module.weight.grad[0].numpy()
+
+    results = pliant.run_world(size, body)
+    units = -(-numel // block)
+    cuts = [min(numel, j * units // size * block) for j in range(size)] + [numel]
+    expected = np.empty(numel, np.float32)
+    for owner, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        total = results[owner][0][a:b].copy()
+        for rank in range(size):
+            if rank != owner and b > a:
+                total += quantize(results[rank][0][a:b])
+        expected[a:b] = quantize(total / np.float32(size)) if b > a else total
+    for _, found in results:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 1, 2, 3]], [[0], [1], [2], [3]]])
+@pytest.mark.parametrize("name", ["allreduce", "bytegrad", "onebit", "powersgd", "topk", "randomk"])
+def test_hierarchical_is_the_true_mean(hosts, name):
+    """Exact: equal to flat. Compressed: near it, and equal on all ranks. Hosts of equal and unequal size."""
+
+    def body(place):
+        out = []
+        for algorithm in (pliant.allreduce(), pliant.between_hosts(ALGORITHMS[name])):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            with pliant.relax(ddp, optimizer, algorithm, hosts=hosts, timeout_s=20):
+                train(ddp, optimizer, place.rank, range(3))
+            out.append(weights(ddp))
+        return out
+
+    results = pliant.run_world(4, body, timeout_s=60)
+    assert all(torch.equal(results[0][1], r[1]) for r in results)
+    flat, hierarchical = results[0]
+    if name == "allreduce":
+        torch.testing.assert_close(flat, hierarchical, rtol=0, atol=1e-6)
+    else:
+        assert (flat - hierarchical).abs().max() < 0.2
+
+
+def test_hierarchy_without_hosts_is_refused():
+    def body(place):
+        ddp = new_ddp(place)
+        pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=1.0), pliant.between_hosts(pliant.allreduce()))
+
+    with pytest.raises(ValueError, match="hosts="):
+        pliant.run_world(2, body)
+
+
+def test_onebit_adam_in_warmup_is_adam():
+    def body(place):
+        ours, theirs = new_ddp(place), new_ddp(place)
+        optimizer = pliant.OneBitAdam(ours.parameters(), lr=1e-3, warmup_steps=100)
+        with pliant.relax(ours, optimizer, "onebit_adam", timeout_s=20):
+            train(ours, optimizer, place.rank, range(10))
+        train(theirs, torch.optim.Adam(theirs.parameters(), lr=1e-3), place.rank, range(10))
+        return weights(ours), weights(theirs)
+
+    for ours, theirs in pliant.run_world(2, body):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-7)
+
+
+def test_onebit_adam_after_warmup_equals_its_oracle():
+    """Frozen variance and its correction, momentum of the mean gradient plus feedback: by an exact codec's stand-in."""
+    from pliant.algorithms import Momentum
+
+    def body(place):
+        module = nn.Linear(3, 2, bias=False).double()
+        nn.init.ones_(module.weight)
+        optimizer = pliant.OneBitAdam(module.parameters(), lr=0.01, weight_decay=0.1, warmup_steps=2)
+        algorithm = Momentum(beta=0.9, warmup_steps=2, codec=MinMax8(block=1))  # exact: one element a block
+        gradients = [torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * t + place.rank)) for t in range(5)]
+        with pliant.relax(module, optimizer, "allreduce", group=place.process_group) as run:
+            run.switch(pliant.allreduce())
+            optimizer_algorithm = optimizer.algorithm
+            assert optimizer_algorithm.beta == algorithm.beta
+            run.switch(algorithm)
+            for g in gradients:
+                optimizer.zero_grad()
+                (run.model.module.weight * 0).sum()
+                run.model(torch.eye(3).double())  # a synchronized pass; the gradient is g by construction below
+                loss = (run.model(torch.eye(3).double()).t() * g.double()).sum()
+                loss.backward()
+                optimizer.step()
+        return torch.stack(gradients).double(), module.weight.detach()
+
+    results = pliant.run_world(2, body)
+    mean = torch.stack([r[0] for r in results]).mean(0)
+    p, m, v = torch.ones(2, 3).double(), torch.zeros(2, 3).double(), torch.zeros(2, 3).double()
+    for t, g in enumerate(mean, start=1):
+        m = 0.9 * m + 0.1 * g
+        if t <= 2:
+            v = 0.999 * v + 0.001 * g * g
+        denominator = (v / (1 - 0.999 ** min(t, 2))).sqrt() + 1e-8
+        update = m / (1 - 0.9**t) / denominator
+        p = p * (1 - 0.01 * 0.1) - 0.01 * (update if t <= 2 else update.clamp(-1, 1))
+    for _, found in results:
+        torch.testing.assert_close(found, p, rtol=0, atol=1e-5)
+
+
+def test_an_optimizer_that_does_not_fit_is_refused():
+    def body(place):
+        ddp = new_ddp(place)
+        sgd = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+        with pytest.raises(ValueError, match=r"OneBitAdam.*SGD"):
+            pliant.relax(ddp, sgd, "onebit_adam")
+        with pytest.raises(ValueError, match="count twice"):
+            pliant.relax(ddp, sgd, pliant.topk(momentum=0.9))
+        adam = pliant.OneBitAdam(ddp.parameters(), warmup_steps=5)
+        from pliant.algorithms import Momentum
+
+        with pytest.raises(ValueError, match="warmup_steps 5"):
+            pliant.relax(ddp, adam, Momentum(beta=0.9, warmup_steps=6))
+        with pytest.raises(ValueError, match="no algorithm 'zip'"):
+            pliant.relax(ddp, sgd, "zip")
+        with pytest.raises(TypeError, match="Optimizer"):
+            pliant.relax(ddp, None, "allreduce")
+
+    pliant.run_world(1, body)
+    with pytest.raises(ValueError, match="warmup_steps is 0"):
+        pliant.OneBitAdam([torch.zeros(1)], warmup_steps=0)
+
+
+def test_partition_inside_one_bucket_equals_its_parts():
+    """Each parameter gets what its own rule says, though DDP puts them in one bucket."""
+    plan = pliant.partition(
+        {
+            pliant.Match(layer="*Norm*"): pliant.allreduce(),
+            "hidden.*": pliant.onebit(),
+            pliant.Match(max_numel=100): pliant.bf16(),
+            "*": pliant.bytegrad(),
+        }
+    )
+
+    def body(place):
+        grads = {}
+        for what in ("allreduce", plan):
+            ddp = new_ddp(place, bucket_cap_mb=25)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            with pliant.relax(ddp, optimizer, what, timeout_s=20):
+                x, y = batch(place.rank, 0)
+                nn.functional.cross_entropy(ddp(x), y).backward()
+            grads[str(what)] = {n: p.grad.clone() for n, p in ddp.module.named_parameters()}
+        return list(grads.values())
+
+    for exact, mixed in pliant.run_world(3, body, timeout_s=60):
+        assert torch.equal(exact["norm.weight"], mixed["norm.weight"])
+        assert not torch.equal(exact["hidden.weight"], mixed["hidden.weight"])
+        assert mixed["hidden.weight"].abs().unique().numel() < 20  # signs times scales
+        torch.testing.assert_close(exact["conv.bias"], mixed["conv.bias"], rtol=0.02, atol=1e-4)
+        torch.testing.assert_close(exact["back.weight"], mixed["back.weight"], rtol=0, atol=0.01)
+
+
+def test_the_lane_at_the_end_gives_the_same():
+    from dataclasses import replace
+
+    def body(place):
+        out = []
+        for order in ("ready", "at_end"):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            plan = pliant.partition({"*": pliant.bytegrad()})
+            rule = replace(plan.rules[0], choice=replace(plan.rules[0].choice, order=order))
+            with pliant.relax(ddp, optimizer, SyncPlan(rules=(rule,)), timeout_s=20):
+                train(ddp, optimizer, place.rank, range(3))
+            out.append(weights(ddp))
+        return torch.equal(*out)
+
+    assert pliant.run_world(2, body) == [True, True]

@@ -1,0 +1,156 @@
+"""What the engine promises when things go wrong."""
+
+import threading
+
+import pytest
+import torch
+from models import batch, new_ddp, train, weights
+from torch import nn
+
+import pliant
+
+
+@pytest.mark.parametrize("what", ["allreduce", "bytegrad", "onebit", "topk", "powersgd", "randomk", "bf16"])
+def test_a_nan_raises_on_all_ranks_and_names_its_origin(what):
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        run = pliant.relax(ddp, optimizer, what, timeout_s=20)
+        train(ddp, optimizer, place.rank, range(2))
+        before = weights(ddp)
+        if place.rank == 1:
+            ddp.module.hidden.weight.register_hook(lambda g: g * torch.nan)
+        x, y = batch(place.rank, 2)
+        optimizer.zero_grad()
+        with pytest.raises(pliant.NonFiniteGradientError, match=r"rank 1: bucket \d+, parameter hidden\.weight"):
+            nn.functional.cross_entropy(ddp(x), y).backward()
+        run.close()
+        return torch.equal(before, weights(ddp))
+
+    assert pliant.run_world(3, body, timeout_s=30) == [True] * 3
+
+
+def test_drifted_replicas_are_named():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        run = pliant.relax(ddp, optimizer, "bytegrad", agreement_every=2, timeout_s=20)
+        train(ddp, optimizer, place.rank, range(2))
+        if place.rank == 2:
+            with torch.no_grad():
+                ddp.module.hidden.bias[3] += 1e-6
+        with pytest.raises(pliant.ReplicasDisagreeError, match=r"hidden\.bias.*rank 2 against"):
+            train(ddp, optimizer, place.rank, range(2, 6))
+        run.close()
+
+    pliant.run_world(3, body, timeout_s=30)
+
+
+def test_ranks_must_ask_for_the_same_plan():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        what = pliant.qsgd(bits=4 if place.rank == 1 else 8)
+        with pytest.raises(ValueError, match="ranks 1 ask for another plan"):
+            pliant.relax(ddp, optimizer, what)
+        with pliant.relax(ddp, optimizer, "allreduce") as run:
+            with pytest.raises(ValueError, match="another plan"):
+                run.switch(what)
+            assert str(run.plan).startswith("allreduce")
+            train(ddp, optimizer, place.rank, range(2))  # nothing has changed
+
+    pliant.run_world(2, body, timeout_s=30)
+
+
+def test_one_open_run_per_model_and_none_after_close():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        run = pliant.relax(ddp, optimizer, "bytegrad")
+        with pytest.raises(RuntimeError, match="already has an open run"):
+            pliant.relax(ddp, optimizer, "allreduce")
+        run.close()
+        run.close()
+        plain = new_ddp(place)
+        other = torch.optim.SGD(plain.parameters(), lr=0.05)
+        train(ddp, optimizer, place.rank, range(3))
+        train(plain, other, place.rank, range(3))
+        assert torch.equal(weights(ddp), weights(plain))  # DDP's own behaviour is back
+        with pliant.relax(ddp, optimizer, "onebit"):
+            train(ddp, optimizer, place.rank, range(2))
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+
+    pliant.run_world(2, body, timeout_s=30)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("pliant")]
+
+
+def test_a_model_with_a_hook_of_its_own_is_refused():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    def body(place):
+        ddp = new_ddp(place)
+        ddp.register_comm_hook(place.process_group, allreduce_hook)
+        with pytest.raises(RuntimeError, match="already has a communication hook"):
+            pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), "bytegrad")
+
+    pliant.run_world(1, body)
+
+
+def test_state_of_another_plan_or_size_is_refused():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, "onebit") as run:
+            state = run.state_dict()
+            run.switch("allreduce")
+            with pytest.raises(ValueError, match="another plan"):
+                run.load_state_dict(state)
+            run.switch("onebit")
+            state[f"rank{place.rank}"]["counters"][2] = 7
+            with pytest.raises(ValueError, match="7 ranks, this run has 2"):
+                run.load_state_dict(state)
+            with pytest.raises(ValueError, match=f"this is rank {place.rank}"):
+                run.load_state_dict({"rank9": {}})
+
+    pliant.run_world(2, body)
+
+
+def test_steady_state_allocates_nothing_that_grows_with_the_model():
+    """After warm-up, a step's exchange allocates no memory in torch: buffers were made once."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from pliant.algorithms import build
+    from pliant.algorithms.base import Moment, State
+    from pliant.buckets import Bucket, spans_of
+
+    numel = 1 << 16
+
+    def body(place):
+        found = {}
+        for name in ("allreduce", "bf16", "bytegrad", "qsgd", "onebit", "topk", "randomk", "powersgd"):
+            algorithm = build(pliant.algorithms.named(name, None).choice)
+            bucket = Bucket(name="b", spans=spans_of(["w"], [(256, 256)]), flat=torch.randn(numel))
+            slots = algorithm.slots((256, 256))
+            state = State(
+                flat={k: torch.zeros(numel) for k, v in slots.items() if v is None},
+                of={k: {"w": torch.zeros(v)} for k, v in slots.items() if v is not None},
+                workspace=algorithm.prepare(bucket, place.comm),
+            )
+            for step in range(3):
+                algorithm.on_ready(bucket, state, place.comm, Moment(step=step, seed=step))
+            place.comm.barrier()
+            if place.rank == 0:
+                with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+                    algorithm.on_ready(bucket, state, place.comm, Moment(step=3, seed=3))
+                sizes = [e.self_cpu_memory_usage for e in trace.key_averages()]
+                found[name] = sum(size for size in sizes if size > 0)
+            else:
+                algorithm.on_ready(bucket, state, place.comm, Moment(step=3, seed=3))
+        return found
+
+    found = pliant.run_world(2, body)[0]
+    assert found.keys() == {"allreduce", "bf16", "bytegrad", "qsgd", "onebit", "topk", "randomk", "powersgd"}
+    # An all-gather copies its payloads once inside Gloo; nothing else may come near the bucket's 256 KiB.
+    assert found.pop("topk") <= 32768
+    assert {name: size for name, size in found.items() if size > 4096} == {}
