@@ -16,8 +16,10 @@ from torch.optim import SGD, Adam, Optimizer
 import pliant
 from pliant.algorithms import Algorithm
 
-__all__ = ["Arm", "prepare"]
+__all__ = ["POWERSGD_RANK", "Arm", "prepare"]
 
+POWERSGD_RANK = 1
+"""Of torch's hook."""
 _ONE_BUCKET_MB = 10_000
 ADAM_LR = 2e-3
 
@@ -90,7 +92,7 @@ def _torch_ddp(name: str, module: nn.Module, bucket_mb: float) -> DistributedDat
         # On Gloo the hook aborts with more than one bucket, so the first, usually 1 MB, must hold all as well.
         with _first_bucket_bytes(_ONE_BUCKET_MB << 20):
             ddp = DistributedDataParallel(module, bucket_cap_mb=_ONE_BUCKET_MB)
-        state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        state = PowerSGDState(None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, powerSGD_hook)
         return ddp
     ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)

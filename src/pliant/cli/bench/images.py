@@ -1,11 +1,8 @@
-"""Real images: Fashion-MNIST as Debian packages it, or a folder of the user's own."""
+"""Real images as tensors: idx files (MNIST's format) or CIFAR-10's python batches."""
 
+import functools
 import gzip
-import hashlib
 import pickle
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DataMissingError", "Images", "load_images"]
+from pliant.cli.bench.fetch import DataMissingError
 
-_PACKAGE = "dataset-fashion-mnist"
-_SHA256 = "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0"
-_SYSTEM = Path("/usr/share/datasets/fashion-mnist")
-_CIFAR_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
+__all__ = ["Images", "load_images"]
 
-
-class DataMissingError(RuntimeError):
-    """The data cannot be had; the message says from where it was asked for."""
+_CIFAR_BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Training and test images, normalized, with labels."""
+    """Training and test images, normalized per channel by the training set, with labels."""
 
     train_x: Tensor
     """float32 (num, channels, size, size)"""
@@ -38,38 +30,39 @@ class Images:
     test_y: Tensor
 
     def batch(self, step: int, rank: int, size: int, num: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return a rank's batch of a step; over an epoch each image goes to exactly one rank and step."""
-        per_epoch = self.train_y.numel() // (num * size)
-        epoch, within = divmod(step, max(per_epoch, 1))
-        order = torch.randperm(self.train_y.numel(), generator=torch.Generator().manual_seed(seed * 1000 + epoch))
+        """Return a rank's batch of a step; over an epoch each image goes to at most one rank and step."""
+        epoch, within = divmod(step, self.steps_per_epoch(size, num))
         at = (within * size + rank) * num
-        chosen = order[at : at + num]
+        chosen = _order(self.train_y.numel(), seed, epoch)[at : at + num]
         return self.train_x[chosen], self.train_y[chosen]
 
+    def steps_per_epoch(self, size: int, num: int) -> int:
+        """Return the number of steps in which all ranks have whole batches."""
+        return max(self.train_y.numel() // (num * size), 1)
 
-def load_images(folder: str) -> Images:
-    """Load idx files or a CIFAR-10 python archive from a folder; Fashion-MNIST if none is given.
+
+@functools.lru_cache(maxsize=2)
+def _order(num_images: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(num_images, generator=torch.Generator().manual_seed(seed * 1000 + epoch))
+
+
+def load_images(folder: Path) -> Images:
+    """Load what a folder holds.
 
     Raises:
-        DataMissingError: There is no such data, and it could not be fetched.
+        DataMissingError: It holds neither of the two formats, or something damaged.
 
     """
-    where = Path(folder) if folder else _fashion_mnist()
-    if (where / _CIFAR_FILES[0]).exists():
-        return _cifar(where)
-    try:
-        parts = [
-            _idx(where, f"{part}-{kind}-ubyte") for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-        ]
-    except FileNotFoundError as error:
-        raise DataMissingError(
-            f"{where} holds neither idx files (train-images-idx3-ubyte[.gz] and so on) nor CIFAR-10's python batches: "
-            f"{error}."
-        ) from None
-    return _normalized(parts[0][:, None], parts[1], parts[2][:, None], parts[3])
+    for place in (folder, folder / "cifar-10-batches-py"):
+        if (place / _CIFAR_BATCHES[0]).exists():
+            return _cifar(place)
+    train_x, test_x = (_idx(folder, f"{part}-images-idx3-ubyte") for part in ("train", "t10k"))
+    train_y, test_y = (_idx(folder, f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
+    return _normalized(train_x[:, None], train_y, test_x[:, None], test_y)
 
 
 def _normalized(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Images:
+    """Take uint8 (num, channels, size, size) and labels (num,)."""
     mean = train_x.mean(axis=(0, 2, 3), keepdims=True)
     deviation = train_x.std(axis=(0, 2, 3), keepdims=True)
     return Images(
@@ -80,53 +73,44 @@ def _normalized(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Images:
     )
 
 
-def _idx(where: Path, name: str) -> Any:
-    packed = where / f"{name}.gz"
-    raw = gzip.decompress(packed.read_bytes()) if packed.exists() else (where / name).read_bytes()
-    dimensions = raw[3]
-    shape = np.frombuffer(raw, ">i4", count=dimensions, offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+def _idx(folder: Path, name: str) -> Any:
+    """Read one idx file: two zero bytes, the type (8: uint8), the number of dimensions, each as a big-endian int32."""
+    packed, plain = folder / f"{name}.gz", folder / name
+    if not packed.exists() and not plain.exists():
+        raise DataMissingError(
+            f"{folder} has neither {name} nor {name}.gz, nor CIFAR-10's {_CIFAR_BATCHES[0]}; "
+            "give a folder with all four idx files, or CIFAR-10's python batches, with --data."
+        )
+    raw = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
+    num_dimensions = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
+    shape = np.frombuffer(raw[4 : 4 + 4 * num_dimensions], ">i4")
+    start = 4 + 4 * num_dimensions
+    if not num_dimensions or len(raw) - start != int(np.prod(shape)):
+        raise DataMissingError(f"{folder / name} is not an idx file of bytes, or is cut off; fetch it anew.")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
 class _PlainUnpickler(pickle.Unpickler):
     """Reads CIFAR's batches, which are dicts of bytes and NumPy arrays, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("numpy") and name in ("_reconstruct", "ndarray", "dtype"):
+        if module.startswith("numpy") and name == "_reconstruct":
+            return np.zeros(0).__reduce__()[0]  # the same function, wherever this NumPy keeps it
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")):
             return super().find_class(module, name)
         raise DataMissingError(f"a CIFAR batch may not hold {module}.{name}; this file is not what it says it is.")
 
 
-def _cifar(where: Path) -> Images:
+def _cifar(folder: Path) -> Images:
     def read(name: str) -> tuple[Any, Any]:
-        with (where / name).open("rb") as file:
+        with (folder / name).open("rb") as file:
             body = _PlainUnpickler(file, encoding="bytes").load()
         return body[b"data"].reshape(-1, 3, 32, 32), np.array(body[b"labels"])
 
-    batches = [read(name) for name in _CIFAR_FILES if (where / name).exists()]
+    if not (folder / "test_batch").exists():
+        raise DataMissingError(
+            f"{folder} has CIFAR-10's {_CIFAR_BATCHES[0]} but no test_batch; unpack the archive anew."
+        )
+    batches = [read(name) for name in _CIFAR_BATCHES if (folder / name).exists()]
     train_x, train_y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     return _normalized(train_x, train_y, *read("test_batch"))
-
-
-def _fashion_mnist() -> Path:
-    if _SYSTEM.exists():
-        return _SYSTEM
-    cache = Path.home() / ".cache" / "pliant" / "fashion-mnist"
-    if cache.exists():
-        return cache
-    print(f"fetching the Debian package {_PACKAGE} (31 MB) into {cache} ...", flush=True)
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
-        try:
-            subprocess.run(["apt-get", "download", _PACKAGE], cwd=scratch, check=True, capture_output=True, timeout=300)
-            (archive,) = Path(scratch).glob("*.deb")
-            if hashlib.sha256(archive.read_bytes()).hexdigest() != _SHA256:
-                raise DataMissingError(f"the package {_PACKAGE} is not the one expected (sha256 differs); not used.")
-            subprocess.run(["dpkg-deb", "-x", str(archive), scratch], check=True, capture_output=True, timeout=300)
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise DataMissingError(
-                f"Fashion-MNIST is not here and could not be fetched ({error}); install the Debian package {_PACKAGE}, "
-                "or give a folder with --data."
-            ) from error
-        shutil.move(str(Path(scratch) / _SYSTEM.relative_to("/")), cache)
-    return cache

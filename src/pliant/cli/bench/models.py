@@ -1,4 +1,4 @@
-"""The models that are measured: a small real one, and three of 12 to 17 million parameters."""
+"""The models that are measured: a small real one, one that hardly computes, and three of 12 to 17 M parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["TASKS", "Cnn", "Gpt", "Lstm", "Task", "Vgg"]
+__all__ = ["TASKS", "Cnn", "Gpt", "Lstm", "Task", "Vgg", "Wide"]
 
 
 def _conv(channels_in: int, channels_out: int) -> list[nn.Module]:
@@ -26,6 +26,18 @@ class Cnn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, (batch, classes), of images, (batch, channels, size, size)."""
         return self.head(torch.relu(self.hidden(self.features(x).flatten(1))))
+
+
+class Wide(nn.Module):
+    """12.6 M parameters in three square linear layers: hardly any computing, so that the network alone decides."""
+
+    def __init__(self, width: int = 2048) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, (batch, width), of features, (batch, width)."""
+        return self.layers(x)
 
 
 class Vgg(nn.Module):
@@ -116,8 +128,9 @@ def _words(vocabulary: int, num: int, length: int) -> Callable[[torch.Generator]
 
 TASKS = {
     "cnn": Task(model=Cnn, batch=_images(1, 28, 64)),
+    "wide": Task(model=Wide, batch=lambda g: (torch.randn(4, 2048, generator=g), torch.arange(4))),
     "vgg": Task(model=Vgg, batch=_images(3, 32, 10)),
     "gpt": Task(model=Gpt, batch=_words(4096, 3, 64)),
     "lstm": Task(model=Lstm, batch=_words(10_000, 8, 20)),
 }
-"""Batches are sized so that a step computes for some 0.4 to 0.9 s on four ranks of two cores (cnn: 0.1 s)."""
+"""Batches are sized so that a step computes for 0.4 to 0.9 s on four ranks of two cores (cnn: 0.1 s; wide: hardly)."""

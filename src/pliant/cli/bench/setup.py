@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["ARMS", "DEMO_ARMS", "MODELS", "PLIANT_ARMS", "Setup", "known"]
+__all__ = ["ARMS", "DEMO_ARMS", "MARK", "MODELS", "PLIANT_ARMS", "Setup", "check", "known"]
 
-MODELS = ("cnn", "vgg", "gpt", "lstm")
+MARK = "pliant-bench: "
+"""Begins a line that is a record, so that nothing else that a rank prints is taken for one."""
+
+MODELS = ("cnn", "wide", "vgg", "gpt", "lstm")
 PLIANT_ARMS = (
     "allreduce",
     "bf16",
@@ -52,6 +55,10 @@ class Setup:
     """Measured rounds in time mode; in each, all arms take turns."""
     steps_per_round: int = 2
     train_steps: int = 150
+    max_epochs: float = 0.0
+    """Shortens train_steps, and the schedule with it; 0: does not."""
+    max_seconds: float = 0.0
+    """Ends an arm at the next evaluation after so much training time; 0: never."""
     evaluate_every: int = 15
     seeds: tuple[int, ...] = (0,)
     target_accuracy: float = 0.85
@@ -59,10 +66,10 @@ class Setup:
     """Images per rank and step, in train mode."""
     bucket_mb: float = 4.0
     data: str = ""
-    """Folder of the user's own data; empty for the packaged set."""
+    """Folder of the images, in train mode."""
     rate_bytes_per_s: float = 0.0
-    out: str = ""
-    """Where rank 0 writes its lines of JSON."""
+    emulated: bool = False
+    """Whether each rank has an interface of its own, so that the interface's bytes mean something."""
     provenance: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -75,3 +82,25 @@ def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     if not chosen:
         raise ValueError(f"name at least one {noun} of {', '.join(all_names)}.")
     return chosen
+
+
+def check(setup: Setup) -> None:
+    """Refuse settings that nothing could be measured with. Raises ValueError."""
+    if setup.mode == "train" and setup.models != ("cnn",):
+        raise ValueError(
+            f"training is for the model cnn, which learns real images, but --models is {','.join(setup.models)}; "
+            "leave out --train and --target-accuracy to time steps of the others."
+        )
+    if not setup.arms:
+        raise ValueError("compute alone does not train; name an algorithm that communicates.")
+    if not 0 < setup.target_accuracy <= 1:
+        raise ValueError(f"--target-accuracy is {setup.target_accuracy}, but it is a share: more than 0, at most 1.")
+    num_steps = setup.train_steps if setup.mode == "train" else setup.rounds
+    for flag, value in {"--seeds": len(setup.seeds), "--steps": num_steps, "--batch": setup.batch}.items():
+        if value < 1:
+            raise ValueError(f"{flag} is {value}, but there must be at least one.")
+    for flag, value in {"--max-epochs": setup.max_epochs, "--max-seconds": setup.max_seconds}.items():
+        if value < 0:
+            raise ValueError(f"{flag} is {value}, but it cannot be negative.")
+    if setup.bucket_mb <= 0:
+        raise ValueError(f"--bucket-mb is {setup.bucket_mb}, but a bucket holds something; DDP's own default is 25.")

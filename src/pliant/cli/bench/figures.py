@@ -1,0 +1,111 @@
+"""The plots of a benchmark, as plotly figures. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from plotly import graph_objects as go
+
+from pliant.cli.bench.results import TimeRow, TrainRow
+
+__all__ = ["is_ours", "step_figures", "train_figures"]
+
+_EXPOSED = "#d1495b"
+_OURS, _THEIRS = "#0b6e4f", "#9aa5b1"
+_COLOURS = (
+    "#4a5560", "#8a97a5", "#b08d57", "#0b6e4f", "#2e86ab", "#d1495b", "#e8a33d", "#6b4e9b", "#3fa7a0", "#c06fa4",
+    "#587b1f", "#8c564b", "#1f4e9c", "#b5651d", "#7a1f3d",
+)  # fmt: skip
+
+
+def is_ours(arm: str) -> bool:
+    """Return whether an arm is Pliant's."""
+    return arm != "compute" and not arm.startswith("ddp")
+
+
+def train_figures(records: Sequence[dict[str, Any]], rows: Sequence[TrainRow], target: float) -> list[Any]:
+    """Return accuracy over time, accuracy over bytes if those are known, and where a step's time goes."""
+    runs = [r for r in records if r["kind"] == "train"]
+    over_time = _curves(runs, "Accuracy over training time", "seconds of training, log scale", target, "time_s", 1.0)
+    figures = [over_time]
+    if all(r["wire_bytes"] is not None for r in runs):
+        title = "Accuracy over bytes that left the busiest host"
+        figures.append(_curves(runs, title, "MB, log scale", target, "wire_bytes", 1e-6))
+    return [*figures, _bars([(r.arm, r.step_s, r.exposed_s) for r in rows], "Where a step's time goes")]
+
+
+def step_figures(rows: Sequence[TimeRow]) -> list[Any]:
+    """Return one figure per model: where a step's time goes."""
+    models = dict.fromkeys(r.model for r in rows)
+    return [
+        _bars([(r.arm, r.step_s, r.exposed_s) for r in rows if r.model == model], f"{model}: where a step's time goes")
+        for model in models
+    ]
+
+
+def _curves(runs: Sequence[dict[str, Any]], title: str, x_title: str, target: float, x_key: str, x_scale: float) -> Any:
+    figure = go.Figure()
+    arms = list(dict.fromkeys(r["arm"] for r in runs))
+    shown: set[str] = set()
+    for r in runs:
+        arm = r["arm"]
+        figure.add_scatter(
+            x=[p[x_key] * x_scale for p in r["curve"]],
+            y=[100 * p["accuracy"] for p in r["curve"]],
+            mode="lines+markers",
+            name=arm,
+            legendgroup=arm,
+            showlegend=arm not in shown,
+            line={
+                "color": _COLOURS[arms.index(arm) % len(_COLOURS)],
+                "dash": "solid" if is_ours(arm) else "dot",
+                "width": 2,
+            },
+            marker={"size": 5},
+            hovertemplate="%{y:.1f} % after %{x:.3g}<extra>" + arm + "</extra>",
+        )
+        shown.add(arm)
+    note = f"target {target:.0%}"
+    figure.add_hline(y=100 * target, line={"color": "#5a6875", "dash": "dash", "width": 1}, annotation_text=note)
+    figure.update_layout(_layout(title, x_title, "test accuracy, %"))
+    figure.update_xaxes(type="log", dtick="D2")
+    points = [100 * p["accuracy"] for r in runs for p in r["curve"]]
+    figure.update_yaxes(range=[max(0.0, min(max(points) - 30.0, 100 * target - 10)), min(100.0, max(points) + 3)])
+    return figure
+
+
+def _bars(rows: Sequence[tuple[str, float, float | None]], title: str) -> Any:
+    """Return lying bars, the first arm on top, each in two parts with its whole written at the end."""
+    arms = [arm for arm, _, _ in rows][::-1]
+    steps = [1e3 * step for _, step, _ in rows][::-1]
+    exposed = [min(1e3 * (e or 0.0), 1e3 * s) for _, s, e in rows][::-1]
+    rest = [s - e for s, e in zip(steps, exposed, strict=True)]
+    figure = go.Figure()
+    colours = [_OURS if is_ours(arm) else _THEIRS for arm in arms]
+    figure.add_bar(y=arms, x=rest, orientation="h", name="computing, and what hides behind it", marker_color=colours)
+    figure.add_bar(
+        y=arms,
+        x=exposed,
+        orientation="h",
+        name="exposed communication",
+        marker_color=_EXPOSED,
+        text=[f"{s:.0f} ms" for s in steps],
+        textposition="outside",
+        cliponaxis=False,
+    )
+    figure.update_layout(_layout(title, "ms a step", ""))
+    figure.update_layout(barmode="stack", bargap=0.3, height=150 + 34 * len(rows), xaxis_range=[0, 1.12 * max(steps)])
+    return figure
+
+
+def _layout(title: str, x_title: str, y_title: str) -> dict[str, Any]:
+    axis = {"gridcolor": "#e8ecf0", "zerolinecolor": "#c9d1d9", "automargin": True}
+    return {
+        "title": {"text": title, "font": {"size": 17}, "x": 0, "xref": "paper", "yref": "container", "y": 0.97},
+        "template": "plotly_white",
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1d2733"},
+        "height": 500,
+        "xaxis": {"title": {"text": x_title}, **axis},
+        "yaxis": {"title": {"text": y_title}, **axis},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "margin": {"l": 20, "r": 30, "t": 110, "b": 50},
+    }

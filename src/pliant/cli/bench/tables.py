@@ -1,0 +1,87 @@
+"""The figures as cells of a table, for a terminal and for a page. Pure."""
+
+from collections.abc import Sequence
+
+from pliant.cli.bench.results import TimeRow, TrainRow
+from pliant.spec.units import format_bytes, format_time
+
+__all__ = ["FOOTNOTE", "time_table", "train_table"]
+
+FOOTNOTE = (
+    "* by formula (bytes) or as the difference to computing alone (exposed), not counted by the run.  "
+    "† ended by --max-seconds, before its schedule was."
+)
+
+
+def train_table(rows: Sequence[TrainRow], target: float) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the cells of the comparison by training."""
+    head = [
+        "arm",
+        f"time to {target:.0%}",
+        "step",
+        "sent a step",
+        "on the wire",
+        "accuracy",
+        "vs bf16",
+        "exposed",
+    ]
+    return head, [_train_cells(r) for r in rows]
+
+
+def time_table(rows: Sequence[TimeRow]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the cells of the comparison of step times."""
+    head = [
+        "arm",
+        "model",
+        "step",
+        "DDP's over it",
+        "over compute",
+        "sent a step",
+        "on the wire",
+        "exposed",
+        "of bound",
+    ]
+    return head, [_time_cells(r) for r in rows]
+
+
+def _train_cells(r: TrainRow) -> list[str]:
+    low, high = r.final_accuracy_range
+    several = f" ({low:.1%}-{high:.1%})" if high > low else ""
+    return [
+        r.arm,
+        "not reached" if r.time_to_target_s is None else f"{r.time_to_target_s:.1f} s",
+        format_time(r.step_s),
+        _bytes(r.sent_bytes, counted=r.counted),
+        "-" if r.wire_bytes is None else format_bytes(r.wire_bytes),
+        f"{r.final_accuracy:.2%}" + several + (" †" if r.capped else ""),
+        "-" if r.gap is None else f"{r.gap:+.2f}",
+        _exposed(r.exposed_s, estimated=r.exposed_estimated),
+    ]
+
+
+def _time_cells(r: TimeRow) -> list[str]:
+    return [
+        r.arm,
+        r.model,
+        format_time(r.step_s),
+        _ratio(r.speedup, r.speedup_spread),
+        _ratio(r.over_compute, r.over_compute_spread),
+        _bytes(r.sent_bytes, counted=r.counted),
+        "-" if r.wire_bytes is None else format_bytes(r.wire_bytes),
+        "-" if r.arm == "compute" else _exposed(r.exposed_s, estimated=r.exposed_estimated),
+        "-" if r.efficiency is None or r.arm == "compute" else f"{r.efficiency:.0%}",
+    ]
+
+
+def _ratio(value: float | None, quartiles: tuple[float, float] | None) -> str:
+    if value is None or quartiles is None:
+        return "-"
+    return f"{value:.2f}x ({quartiles[0]:.2f}-{quartiles[1]:.2f})"
+
+
+def _bytes(value: float, *, counted: bool) -> str:
+    return format_bytes(value) + ("" if counted else " *")
+
+
+def _exposed(value_s: float | None, *, estimated: bool) -> str:
+    return "-" if value_s is None else format_time(value_s) + (" *" if estimated else "")
