@@ -45,6 +45,7 @@ ALGORITHMS = {
     "blocktopk": p.blocktopk(ratio=0.2, block=8),
     "randomk": p.randomk(ratio=0.2),
     "every": p.every(2, p.bytegrad()),
+    "every-exact": p.every(3, p.allreduce()),
     "after": p.after(2, p.allreduce(), then=p.onebit()),
     "onebit_adam": Momentum(beta=0.9, warmup_steps=3),
 }
