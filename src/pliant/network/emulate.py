@@ -209,8 +209,9 @@ def run_ranks(
 
 def _read(rank: int, process: "subprocess.Popen[str]", on_line: Callable[[int, str], None]) -> None:
     if process.stdout is not None:
-        for line in process.stdout:
-            on_line(rank, line.rstrip("\n"))
+        with process.stdout:
+            for line in process.stdout:
+                on_line(rank, line.rstrip("\n"))
 
 
 def _wait(processes: Sequence["subprocess.Popen[str]"], timeout_s: float) -> None:

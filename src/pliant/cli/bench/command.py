@@ -9,6 +9,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +77,10 @@ def bench(
     )
     if steps:
         setup = replace(setup, train_steps=steps) if training else replace(setup, rounds=steps)
+    if demo:
+        json_file, html_file = json_file or Path("results/demo.json"), html_file or Path("results/demo.html")
+    if html_file is not None and find_spec("plotly") is None:  # said now, not when an hour of measuring is done
+        raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]', or leave out --html.")
     check(setup)
     parse_time(delay)
     if training:
@@ -86,8 +91,6 @@ def bench(
         records = _run(setup, cluster)
     result = {"setup": asdict(setup), "records": records}
     _show(result)
-    if demo:
-        json_file, html_file = json_file or Path("results/demo.json"), html_file or Path("results/demo.html")
     if json_file is not None:
         write_atomically(json_file, json.dumps(result, indent=1) + "\n")
     if html_file is not None:
