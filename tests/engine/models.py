@@ -8,7 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 
-
 _one_at_a_time = threading.Lock()
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from models import batch, new_ddp, train, weights
-from tables import ALGORITHMS, optimizer_for
 from torch import nn
 
 import pliant
 from pliant.algorithms import build
 from pliant.codecs import MinMax8
 from pliant.spec import SyncPlan, from_json, to_json
+from tables import ALGORITHMS, optimizer_for
 
 LOSSLESS = ["onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
 """What these do not send they still owe; the others round, or forget what the owner's mean loses."""

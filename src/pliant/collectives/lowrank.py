@@ -131,10 +131,15 @@ class LowRankAverage:
 
 
 def _orthogonalize(p: Tensor) -> None:
-    """Make the columns of p, (n, r), orthonormal in place by Gram-Schmidt; every rank computes it from equal bits."""
+    """Make the columns of p, (n, r), orthonormal in place by modified Gram-Schmidt, from equal bits on every rank.
+
+    A column that depends on the ones before it becomes zero: what is left of it is rounding, and points anywhere.
+    """
+    before = p.norm(dim=0)  # (r,)
     for j in range(p.shape[1]):
         column = p[:, j]
-        column.div_(column.norm() + 1e-8)
+        norm = column.norm()
+        column.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
         if j + 1 < p.shape[1]:
             rest = p[:, j + 1 :]
             rest.sub_(torch.outer(column, column @ rest))

@@ -1,0 +1,124 @@
+"""Scatter - reduce - gather: oracles, edges, and every byte counted."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.codecs import BlockTopK, MinMax8, RandomK, Sign, TopK
+from pliant.collectives import CompressedAverage, LowRankAverage, factor_shape
+from pliant.comm import RecordedComm, run_world
+from tables import CODECS
+
+DENSE = [c for c in CODECS if not isinstance(c, (TopK, BlockTopK, RandomK))]
+
+
+def vector(rank, numel, step=0):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(97 * rank + step))
+
+
+@pytest.mark.parametrize("codec", DENSE, ids=str)
+@settings(max_examples=5)
+@given(
+    size=st.integers(1, 4), numel=st.sampled_from([0, 1, 3, 700, 5000, 9001]), chunk=st.sampled_from([4096, 1 << 20])
+)
+def test_all_ranks_get_the_same_near_the_mean(codec, size, numel, chunk):
+    def body(place):
+        x = vector(place.rank, numel)
+        average = CompressedAverage(
+            codec, numel, place.comm, chunk_bytes=chunk, owner_feedback=False, device=torch.device("cpu")
+        )
+        average(x, 5)
+        return x
+
+    results = run_world(size, body, timeout_s=20)
+    mean = sum(vector(r, numel) for r in range(size)) / size
+    assert all(torch.equal(results[0], r) for r in results)
+    if size == 1:
+        assert torch.equal(results[0], mean)
+    elif numel:
+        assert (results[0] - mean).norm() <= 2.5 * mean.norm() + 3
+
+
+@pytest.mark.parametrize("codec", [Sign(), MinMax8(), Sign(block=32)], ids=str)
+@pytest.mark.parametrize("size", [2, 3])
+def test_both_sides_feedback_loses_nothing(codec, size):
+    numel = 3333
+
+    def body(place):
+        average = CompressedAverage(
+            codec, numel, place.comm, chunk_bytes=4096, owner_feedback=True, device=torch.device("cpu")
+        )
+        residual, out, total = torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)
+        for step in range(6):
+            x = vector(place.rank, numel, step)
+            total += x
+            average(x, step, residual)
+            out += x
+        place.comm.all_reduce(residual).wait()
+        place.comm.all_reduce(total).wait()
+        return out * size + residual, total
+
+    for found, wanted in run_world(size, body, timeout_s=20):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", [0, 2500, 4999])
+def test_poison_reaches_all_and_no_residual(where):
+    def body(place):
+        average = CompressedAverage(
+            Sign(), 5000, place.comm, chunk_bytes=4096, owner_feedback=True, device=torch.device("cpu")
+        )
+        residual = vector(place.rank, 5000, 9)
+        x = vector(place.rank, 5000)
+        if place.rank == 1:
+            x[:] = torch.nan  # what the engine makes of a bucket with one bad element
+        average(x, 0, residual)
+        return bool(x.isfinite().all()), bool(residual.isfinite().all())
+
+    assert run_world(3, body, timeout_s=20) == [(False, True)] * 3
+
+
+def test_bytes_on_the_wire_are_the_codecs_own():
+    numel, size, codec = 10 * 2048, 4, MinMax8()
+
+    def body(place):
+        comm = RecordedComm(place.comm)
+        average = CompressedAverage(
+            codec, numel, comm, chunk_bytes=1 << 20, owner_feedback=False, device=torch.device("cpu")
+        )
+        average(vector(place.rank, numel), 0)
+        return comm.sent_bytes, comm.received_bytes
+
+    units = [2, 3, 2, 3]  # 10 blocks over 4 owners
+    for rank, (sent, received) in enumerate(run_world(size, body)):
+        others = sum(codec.nbytes(2048 * u) for k, u in enumerate(units) if k != rank)
+        own = codec.nbytes(2048 * units[rank])
+        assert sent == received == others + 3 * own
+
+
+@pytest.mark.parametrize("rank", [1, 2, 8])
+def test_low_rank_equals_the_dense_product(rank):
+    """M' = P P^T mean(M) with P from Q by one power step; exact for matrices of that rank."""
+    shapes = {"w": (12, 20), "b": (7,), "conv": (6, 2, 3, 3)}
+    numel = 12 * 20 + 7 + 6 * 18
+
+    def body(place):
+        average = LowRankAverage(shapes, rank, place.comm, torch.device("cpu"))
+        residual = torch.zeros(numel)
+        factors = {n: torch.zeros(f) for n, s in shapes.items() if (f := factor_shape(s, rank)) is not None}
+        low = torch.outer(torch.arange(12.0) + 1, torch.arange(20.0) - place.rank)  # rank 1 on each rank, 2 in the mean
+        x = torch.cat([low.flatten(), vector(place.rank, 7 + 6 * 18)])
+        before = x.clone()
+        average(x, residual, factors)
+        return x, residual, before
+
+    results = run_world(3, body)
+    mean = sum(b for _, _, b in results) / 3
+    for x, _, _ in results:
+        assert torch.equal(x, results[0][0])
+        torch.testing.assert_close(x[240:247], mean[240:247])
+        if rank >= 2:
+            torch.testing.assert_close(x[:240], mean[:240], rtol=1e-3, atol=1e-2)
+    total = sum(r for _, r, _ in results)
+    torch.testing.assert_close(3 * results[0][0] + total, 3 * mean, rtol=1e-4, atol=1e-3)

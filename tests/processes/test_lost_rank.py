@@ -1,0 +1,63 @@
+"""A rank that is killed or stopped at any moment ends the others, with a sentence that names it."""
+
+import re
+import signal
+import time
+
+import pytest
+
+from processes.ranks import said, start
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import torch, torch.distributed as dist, pliant
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = pliant.relax(model, optimizer, "{what}", timeout_s={timeout_s})
+for step in range(10**9):
+    optimizer.zero_grad()
+    run.model(torch.randn(8, 200)).square().mean().backward()
+    optimizer.step()
+    if step == 5:
+        print("training", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "victim", "sign"),
+    [
+        ("allreduce", 2, signal.SIGKILL),
+        ("onebit", 1, signal.SIGKILL),
+        ("topk", 0, signal.SIGKILL),  # hosts the store
+        ("bytegrad", 1, signal.SIGSTOP),
+    ],
+)
+def test_the_others_end_and_name_it(tmp_path, what, victim, sign):
+    ranks = start(SCRIPT.format(what=what, timeout_s=3), 3, tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        while not all("training" in said(tmp_path, r) for r in range(3)):
+            assert time.monotonic() < deadline, [said(tmp_path, r) for r in range(3)]
+            assert all(p.poll() is None for p in ranks), [said(tmp_path, r) for r in range(3)]
+            time.sleep(0.05)
+        ranks[victim].send_signal(sign)
+        struck = time.monotonic()
+        others = [r for r in range(3) if r != victim]
+        for rank in others:
+            assert ranks[rank].wait(timeout=40) != 0
+        assert time.monotonic() - struck < 25
+        # Whoever ends first takes its own connections with it, so a survivor may name both; the first names the victim.
+        named = [
+            re.search(r"CommError: while exchanging bucket .*rank ([\d, ]+) is gone", said(tmp_path, r)) for r in others
+        ]
+        assert any(found and str(victim) in found[1].split(", ") for found in named), [
+            said(tmp_path, r) for r in others
+        ]
+        assert all("CommError: while exchanging bucket" in said(tmp_path, r) for r in others)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
