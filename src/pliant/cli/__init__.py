@@ -1,0 +1,3 @@
+"""What a person calls."""
+
+__all__: list[str] = []

@@ -38,12 +38,12 @@ def check_agreement(names: list[str], mine: Tensor, comm: Comm, device: torch.de
     comm.all_gather(table, mine.to(device)).wait()
     rows = table.view(comm.size, -1).cpu()  # (size, num_parameters)
     differs = (rows != rows[0]).any(0)
-    first = int(differs.nonzero()[0])
+    first, count = int(differs.nonzero()[0]), int(differs.sum())
     column: list[int] = rows[:, first].tolist()
     most_common = Counter(column).most_common(1)[0][0]
     odd = [rank for rank, value in enumerate(column) if value != most_common]
     raise ReplicasDisagreeError(
-        f"after step {step} replicas differ in {int(differs.sum())} of {len(names)} parameters (first {names[first]!r}) "
+        f"after step {step} replicas differ in {count} of {len(names)} parameters, first {names[first]!r}, "
         f"on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))} against the majority. Something changed "
         "weights on one rank only (unsynchronized randomness, a step that not all ranks took, faulty memory); "
         "restart from the last checkpoint, or pass agreement_every=0 if ranks are meant to differ."

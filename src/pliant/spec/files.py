@@ -7,8 +7,9 @@ import os
 import tempfile
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
 
@@ -76,8 +77,8 @@ def _plain(value: Any) -> Any:
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in cast(Mapping[Any, Any], value).items()}
     return value
 
 
@@ -96,7 +97,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         items = arguments[0] if arguments[-1] is Ellipsis else None
         kinds = [items] * len(value) if items is not None else list(arguments)
         return tuple(_build(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
-    if origin is dict:
+    if origin in (dict, Mapping):
         _demand(isinstance(value, dict), where, "an object", value)
         return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if origin is typing.Literal:

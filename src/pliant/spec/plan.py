@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from pliant.spec.files import canonical_hash
@@ -22,6 +23,9 @@ class CodecSpec:
 
     name: str
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", MappingProxyType({k: float(v) for k, v in self.settings.items()}))
 
     def __hash__(self) -> int:
         return hash((self.name, tuple(sorted(self.settings.items()))))

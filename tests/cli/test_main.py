@@ -1,0 +1,41 @@
+"""The binary: what it lists, how fast it starts, what it says of mistakes."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pliant.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_it_lists_its_commands_and_version():
+    assert "bench" in run("--help").stdout
+    assert "emulated hosts" in run("--help").stdout
+    assert run("--version").stdout.startswith("pliant, version ")
+    assert "--rate" in run("emulate", "--help").stdout
+
+
+def test_it_starts_without_waiting_for_torch():
+    """Ten times the start of bare Python is far below what importing torch alone takes."""
+    bare, ours = [], []
+    for _ in range(3):
+        for times, command in ((bare, ["-c", ""]), (ours, ["-m", "pliant.cli.main", "emulate", "--help"])):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *command], capture_output=True, check=True)
+            times.append(time.perf_counter() - start)
+    assert statistics.median(ours) < statistics.median(bare) + 1.0
+
+
+def test_mistakes_are_one_sentence():
+    for arguments, sentence in (
+        (("bench", "--models", "resnet"), "there is no model 'resnet'; there are"),
+        (("bench", "--algorithms", "zip"), "there is no algorithm 'zip'; there are"),
+        (("emulate", "--rate", "fast", "--", "true"), "'fast' is not a rate"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert sentence in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr

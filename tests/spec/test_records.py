@@ -1,0 +1,201 @@
+"""Records: round trips, refusals, and the table of what does not go together."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.spec import (
+    Choice,
+    CodecSpec,
+    Event,
+    Host,
+    Link,
+    Match,
+    Rule,
+    SyncPlan,
+    TensorSpec,
+    Timeline,
+    Topology,
+    Workload,
+    from_json,
+    load,
+    save,
+    to_json,
+)
+from pliant.spec.files import write_atomically
+from pliant.spec.units import (
+    format_bytes,
+    format_rate,
+    format_time,
+    parse_bytes,
+    parse_rate,
+    parse_time,
+)
+
+CODEC = CodecSpec(name="qsgd", settings={"bits": 4})
+RELAXED = Choice(collective="scatter_gather", codec=CODEC, feedback="both", before=Choice(), until_step=3)
+PLAN = SyncPlan(rules=(Rule(match=Match(layer="*Norm*", max_numel=9)), Rule(choice=RELAXED)), name="mine")
+TOPOLOGY = Topology(
+    hosts=(Host(name="a", num_ranks=2, send_bytes_per_s=1e7), Host(name="b", delay_s=0.005)),
+    links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=1e-3),),
+)
+RECORDS = [
+    PLAN,
+    TOPOLOGY,
+    Workload(
+        name="w",
+        tensors=(TensorSpec(name="x", shape=(3, 4), dtype="float32", layer="Linear", ready_s=0.5),),
+        forward_s=1.0,
+        backward_s=2.0,
+    ),
+    Timeline(events=(Event(rank=0, step=1, kind="encode", name="b", start_s=0.0, end_s=1.0),)),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
+def test_round_trip_through_json_and_disk(record, tmp_path):
+    kind = type(record)
+    assert from_json(kind, to_json(record)) == record
+    assert to_json(from_json(kind, to_json(record))) == to_json(record)
+    save(record, tmp_path / "deep" / "record.json")
+    assert load(kind, tmp_path / "deep" / "record.json") == record
+    assert hash(record) == hash(load(kind, tmp_path / "deep" / "record.json"))
+
+
+def changed(record, **changes):
+    return json.dumps({**json.loads(to_json(record)), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "not JSON"),
+        ("[]", "holds 'list', but a 'SyncPlan'"),
+        (to_json(TOPOLOGY), "holds 'Topology', but a 'SyncPlan'"),
+        (changed(PLAN, format=9), "format 9, this Pliant reads format 1"),
+        (changed(PLAN, colour="red"), "no field 'colour'; it has name"),
+        (changed(PLAN, name=3), "SyncPlan.name must be of type str, but is 3"),
+        (changed(PLAN, rules={}), "SyncPlan.rules must be a list"),
+        (changed(PLAN, rules=[{"choice": {"what": "everything"}}]), "must be one of gradient, momentum"),
+        (changed(PLAN, rules=[{"choice": {"codec": {"settings": {}}}}]), "lacks the field 'name'"),
+        (changed(PLAN, rules=[{"choice": {"codec": {"name": "qsgd", "settings": 3}}}]), "must be an object"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_a_sentence(text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        from_json(SyncPlan, text)
+
+
+def test_errors_of_a_file_name_it(tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"plan\.json: the file holds None"):
+        load(SyncPlan, tmp_path / "plan.json")
+
+
+def test_writing_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    write_atomically(path, "old")
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_the_hash_is_of_what_counts_and_the_same_everywhere():
+    assert PLAN.hash == replace(PLAN, name="other", provenance="there").hash
+    assert PLAN.hash != SyncPlan().hash
+    reordered = CodecSpec(name="topk", settings={"sampled": 0, "ratio": 0.1})
+    ordered = CodecSpec(name="topk", settings={"ratio": 0.1, "sampled": 0})
+    assert reordered == ordered
+    assert hash(reordered) == hash(ordered)
+    code = f"from pliant.spec import *; print(from_json(SyncPlan, {to_json(PLAN)!r}).hash)"
+    elsewhere = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert elsewhere.stdout.strip() == PLAN.hash
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(TypeError):
+        CODEC.settings["bits"] = 8
+
+
+def test_the_first_rule_that_matches_decides():
+    assert PLAN.choice_for("bn.weight", "BatchNorm2d", 8) == Choice()
+    assert PLAN.choice_for("bn.weight", "BatchNorm2d", 10) == RELAXED
+    assert PLAN.choice_for("fc.weight", "Linear", 8) == RELAXED
+    with pytest.raises(ValueError, match="last rule of a plan must match every parameter"):
+        SyncPlan(rules=(Rule(match=Match(pattern="*.weight")),))
+    with pytest.raises(ValueError, match="one order"):
+        SyncPlan(rules=(Rule(match=Match(pattern="a"), choice=Choice(order="at_end")), Rule()))
+
+
+SIGN = CodecSpec(name="sign")
+TOPK = CodecSpec(name="topk")
+NONSENSE = [
+    ({"codec": CodecSpec(name="zip"), "collective": "scatter_gather"}, "there is no codec 'zip'"),
+    ({"codec": TOPK, "feedback": "worker"}, "an all_reduce adds up what travels, but sums of topk"),
+    ({"codec": TOPK, "feedback": "worker", "collective": "scatter_gather"}, "scatter_gather sends every element.*topk"),
+    ({"collective": "scatter_gather"}, "scatter_gather sends every element.*no codec"),
+    ({"codec": SIGN, "feedback": "both", "collective": "all_gather"}, "all_gather merges chosen elements, but sign"),
+    ({"collective": "low_rank"}, "belong together, but here low_rank meets no codec"),
+    ({"feedback": "worker"}, "no codec is given"),
+    ({"codec": TOPK, "collective": "all_gather", "feedback": "both"}, "chunk owners.*not all_gather"),
+    ({"codec": SIGN, "collective": "scatter_gather"}, "sign is biased and without error feedback"),
+    ({"what": "momentum"}, "its factor is 0.0"),
+    ({"what": "momentum", "momentum": 0.9}, "put a warm-up before it"),
+    ({"momentum": 0.9}, "momentum correction belongs to sparsified gradients"),
+    ({"what": "momentum", "momentum": 0.9, "before": Choice(), "until_step": 1, "every": 2}, "not every 2"),
+    ({"ramp_steps": 3}, "only a sparsifier has a ratio to ramp"),
+    ({"momentum": 1.5, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "is 1.5, but must be"),
+    ({"every": 0}, "every 0 steps"),
+    ({"ramp_steps": -1}, "ramp of -1 steps"),
+    ({"chunk_bytes": 10}, "chunks of 10 bytes"),
+    ({"until_step": 5}, "until_step is 5; give both or neither"),
+    ({"before": Choice(order="at_end"), "until_step": 5}, "agree on order and hierarchy"),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), NONSENSE)
+def test_nonsense_is_refused_with_both_sides_named(fields, sentence):
+    with pytest.raises(ValueError, match=f"this choice cannot be: .*{sentence}"):
+        Choice(**fields)
+
+
+def test_topologies_check_themselves():
+    assert (TOPOLOGY.num_ranks, list(TOPOLOGY.ranks_of(0)), list(TOPOLOGY.ranks_of(1))) == (3, [0, 1], [2])
+    with pytest.raises(ValueError, match="same name"):
+        Topology(hosts=(Host(name="a"), Host(name="a")))
+    with pytest.raises(ValueError, match="names the host 'c', but the hosts are a"):
+        Topology(hosts=(Host(name="a"),), links=(Link(source="a", target="c", bytes_per_s=1.0, latency_s=0.0),))
+    with pytest.raises(ValueError, match="at least one"):
+        Topology(hosts=())
+    with pytest.raises(ValueError, match="negative"):
+        Host(name="a", delay_s=-1.0)
+    with pytest.raises(ValueError, match="0 ranks"):
+        Host(name="a", num_ranks=0)
+
+
+@given(st.floats(1, 9e11, allow_nan=False))
+def test_units_print_what_they_parse(value):
+    assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.01, abs=1)
+    assert parse_rate(format_rate(value)) == pytest.approx(value, rel=0.01)
+    assert parse_time(format_time(value * 1e-6)) == pytest.approx(value * 1e-6, rel=0.01)
+
+
+def test_units_as_people_write_them():
+    assert parse_bytes("25MB") == 25_000_000
+    assert parse_bytes("1.5 KiB") == 1536
+    assert parse_rate("100mbit") == parse_rate("12.5MB/s") == 12_500_000
+    assert parse_time("1.2ms") == pytest.approx(0.0012)
+    for parse, text, noun in (
+        (parse_bytes, "10 apples", "a size"),
+        (parse_rate, "fast", "a rate"),
+        (parse_time, "", "a time"),
+    ):
+        with pytest.raises(ValueError, match=f"is not {noun}: write a number and one of"):
+            parse(text)

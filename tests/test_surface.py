@@ -1,0 +1,100 @@
+"""Promises about the package as a whole."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import pliant
+
+SOURCE = Path(pliant.__file__).parent
+MODULES = sorted(path for path in SOURCE.rglob("*.py"))
+DOCS = Path(__file__).parents[1] / "docs"
+files = pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+
+
+@files
+def test_all_names_what_a_module_offers(path):
+    tree = ast.parse(path.read_text())
+    listed = (
+        next(
+            (
+                ast.literal_eval(node.value)
+                for node in tree.body
+                if isinstance(node, (ast.Assign, ast.AnnAssign))
+                and (node.targets[0] if isinstance(node, ast.Assign) else node.target).id == "__all__"
+            ),
+            None,
+        )
+        if any("__all__" in ast.dump(node) for node in tree.body)
+        else None
+    )
+    assert listed is not None, f"{path} has no __all__"
+    assert len(set(listed)) == len(listed)
+    defined = {
+        n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith("_")
+    }
+    if path.name != "__init__.py":
+        assert defined <= set(listed), f"{sorted(defined - set(listed))} are public, but not in __all__"
+
+
+@files
+def test_files_and_functions_stay_small(path):
+    text = path.read_text()
+    assert text.count("\n") <= 300
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            documented = ast.get_docstring(node, clean=False)
+            length = node.end_lineno - node.lineno + 1 - (documented.count("\n") + 1 if documented else 0)
+            assert length <= 60, f"{node.name} has {length} lines"
+            assert node.name.startswith("_") or node.args.kwarg is None, f"{node.name} swallows options"
+
+
+@files
+def test_nothing_forbidden(path):
+    found = re.findall(
+        r"NotImplementedError|\bTODO\b|\bFIXME\b|0\.0\.0\.0|pickle\.loads?\b|shell=True", path.read_text()
+    )
+    assert found == []
+
+
+def in_fresh_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["pliant", "pliant.spec", "pliant.cli.main", "pliant.cli.emulate", "pliant.network"])
+def test_starts_without_torch_and_changes_nothing(module):
+    code = (
+        "import os, sys, threading; before = dict(os.environ); import importlib; "
+        f"importlib.import_module({module!r}); "
+        "print('torch' in sys.modules, dict(os.environ) == before, threading.active_count())"
+    )
+    assert in_fresh_python(code) == "False True 1"
+
+
+def test_the_face_is_complete_sorted_and_described():
+    assert pliant.__all__ == sorted(pliant.__all__)
+    page = (DOCS / "api.md").read_text()
+    for name in pliant.__all__:
+        thing = getattr(pliant, name)
+        assert thing.__doc__, f"pliant.{name} has no docstring"
+        assert f".{name}\n" in page, f"pliant.{name} is not in docs/api.md"
+    assert set(dir(pliant)) == set(pliant.__all__)
+    with pytest.raises(AttributeError, match="pliant has no 'auto'"):
+        _ = pliant.auto
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+def test_examples_in_the_docs_run(path):
+    for example in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        exec(compile(example, str(path), "exec"), {"__name__": "__example__"})
+
+
+def test_every_module_imports():
+    for path in MODULES:
+        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+        import_module(name)
