@@ -68,7 +68,7 @@ def test_two_local_ranks_train_to_an_accuracy(tmp_path):
     runs = [r for r in records if r["kind"] == "train"]
     assert [(r["arm"], r["seed"]) for r in runs] == [(a, s) for s in (0, 1) for a in ("ddp", "ddp-bf16", "onebit_adam")]
     assert all(r["final_accuracy"] >= 0.9 and r["time_to_target_s"] > 0 and not r["capped"] for r in runs)
-    assert all([p["step"] for p in r["curve"]] == [15, 30] for r in runs)
+    assert all([p["step"] for p in r["curve"]] == [25, 30] for r in runs)
     assert [r["kind"] for r in records].count("alone") == 1
     assert "time to 90%" in done.output
 
@@ -83,7 +83,7 @@ def test_max_seconds_ends_an_arm_at_its_next_evaluation(tmp_path):
     assert done.exit_code == 0, done.output
     (run,) = [r for r in json.loads((tmp_path / "r.json").read_text())["records"] if r["kind"] == "train"]
     assert run["capped"]
-    assert [p["step"] for p in run["curve"]] == [15]
+    assert [p["step"] for p in run["curve"]] == [25]
 
 
 @pytest.mark.processes
@@ -149,7 +149,7 @@ def test_every_model_has_a_task_that_yields_a_gradient_for_each_parameter(name):
     task.loss(model, task.batch(torch.Generator().manual_seed(0))).backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    low, high = {"cnn": (1, 2), "wide": (12, 13), "vgg": (12, 15), "gpt": (11, 13), "lstm": (14, 18)}[name]
+    low, high = {"cnn": (0.4, 0.5), "wide": (12, 13), "vgg": (12, 15), "gpt": (11, 13), "lstm": (14, 18)}[name]
     assert low <= millions <= high
 
 

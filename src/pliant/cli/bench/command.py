@@ -48,7 +48,7 @@ def bench(
         float | None, typer.Option(help=f"Test accuracy to reach, {_TARGET} by default; implies --train.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds per algorithm, with --train.")] = 1,
-    steps: Annotated[int, typer.Option(help="Training steps, or measured rounds without --train; 0: 150, or 7.")] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps, or measured rounds without --train; 0: 350, or 7.")] = 0,
     max_epochs: Annotated[float, typer.Option(help="Fewer training steps if these epochs are fewer; 0: no.")] = 0.0,
     max_seconds: Annotated[float, typer.Option(help="End an arm after so much training time; 0: never.")] = 0.0,
     batch: Annotated[int, typer.Option(help="Images per rank and step, with --train.")] = 64,

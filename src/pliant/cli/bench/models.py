@@ -15,13 +15,13 @@ def _conv(channels_in: int, channels_out: int) -> list[nn.Module]:
 
 
 class Cnn(nn.Module):
-    """1.3 M parameters for 28 x 28 images: two convolutions and a wide linear layer."""
+    """0.41 M parameters for 28 x 28 images: two convolutions and a linear layer that holds most of them."""
 
-    def __init__(self, channels: int = 1, classes: int = 10, size: int = 28) -> None:
+    def __init__(self, channels: int = 1, classes: int = 10, size: int = 28, hidden: int = 256) -> None:
         super().__init__()
         self.features = nn.Sequential(*_conv(channels, 16), nn.MaxPool2d(2), *_conv(16, 32), nn.MaxPool2d(2))
-        self.hidden = nn.Linear(32 * (size // 4) ** 2, 768)
-        self.head = nn.Linear(768, classes)
+        self.hidden = nn.Linear(32 * (size // 4) ** 2, hidden)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, (batch, classes), of images, (batch, channels, size, size)."""

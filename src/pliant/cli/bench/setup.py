@@ -54,12 +54,12 @@ class Setup:
     rounds: int = 7
     """Measured rounds in time mode; in each, all arms take turns."""
     steps_per_round: int = 2
-    train_steps: int = 150
+    train_steps: int = 350
     max_epochs: float = 0.0
     """Shortens train_steps, and the schedule with it; 0: does not."""
     max_seconds: float = 0.0
     """Ends an arm at the next evaluation after so much training time; 0: never."""
-    evaluate_every: int = 15
+    evaluate_every: int = 25
     seeds: tuple[int, ...] = (0,)
     target_accuracy: float = 0.85
     batch: int = 64
