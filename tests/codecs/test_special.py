@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from pliant.codecs import (
+    Fp8,
+    Int4,
     MinMax8,
     Natural,
     Qsgd,
@@ -39,6 +41,14 @@ def test_minmax8_keeps_zero_constants_and_half_a_step():
 def test_minmax8_has_no_cliff_at_small_ranges(scale):
     x = torch.randn(2048) * scale
     assert (roundtrip(MinMax8(), x) - x).abs().max() <= 0.5001 * (x.max() - x.min()) / 255
+
+
+@pytest.mark.parametrize("codec", [MinMax8(), Qsgd(), Qsgd(bits=2), Sign(), Int4(), Fp8(), Natural()], ids=str)
+@pytest.mark.parametrize("others", [[-1.0, 1e-38], [0.0], [-0.5], [0.5]])
+def test_the_largest_float_does_not_become_infinite(codec, others):
+    x = torch.tensor([1.0, *others]) * torch.finfo(torch.float32).max
+    for sign in (1, -1):
+        assert roundtrip(codec, sign * x).isfinite().all()
 
 
 def test_minmax8_offset_block_does_not_wrap():

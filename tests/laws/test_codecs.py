@@ -16,12 +16,15 @@ SIZES = st.sampled_from([0, 1, 2, 7, 31, 32, 33, 64, 1000, 1024, 1025, 2048, 204
 KINDS = st.sampled_from(["normal", "huge", "denormal", "constant", "zero", "offset", "sparse", "tiny range"])
 
 
+LARGEST = torch.finfo(torch.bfloat16).max  # the next float32 that a bfloat16 cannot hold is not far
+
+
 def vector(kind: str, numel: int, seed: int) -> torch.Tensor:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(numel, generator=g)
     return {
         "normal": x,
-        "huge": (x * 1e38).clamp(-3e38, 3e38),
+        "huge": (x * 2e38).clamp(-LARGEST, LARGEST),
         "denormal": x * 1e-42,
         "constant": torch.full((numel,), 0.5),
         "zero": torch.zeros(numel),
@@ -172,7 +175,7 @@ def test_sums_survive_where_promised(codec):
     torch.testing.assert_close(decode(codec, total, 1000), expected, rtol=1e-2, atol=1e-2)
 
 
-# - The C kernels against their twins in torch: equal to the bit, but for sums of |x| whose order differs
+# - The C kernels against their twins in torch: equal to the bit, sums too
 
 
 def both(function, *arguments):
@@ -212,10 +215,7 @@ def test_sign_kernels_equal_their_twins(numel, kind):
     x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
     payload = torch.zeros(4 * -(-numel // 64) + -(-numel // 8), dtype=torch.uint8)
     fast, slow = both("sign_encode", x, None, payload, 64, {})
-    num_scales = -(-numel // 64)
-    scales = [p[-1][: 4 * num_scales].view(torch.float32) for p in (fast, slow)]
-    torch.testing.assert_close(*scales, rtol=2e-7, atol=1e-45)
-    assert torch.equal(fast[-1][4 * num_scales :], slow[-1][4 * num_scales :])
+    assert torch.equal(fast[-1], slow[-1])
     encoded = fast[-1]
     for add in (True, False):
         fast, slow = both("sign_decode", encoded, acc, 64, {"add": add})

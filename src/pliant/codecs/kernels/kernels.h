@@ -10,6 +10,9 @@
 #define DISPATCHED EXPORT
 #endif
 
+#define INLINE static inline __attribute__((always_inline))
+#define MAX_BLOCK 4096  // elements of a block, so that what is worked on stays in the L1 cache
+
 #define INFINITE_BITS 0x7f800000u  // |x| as an integer is at least this for Inf and NaN
 
 static inline uint32_t bits_of(float x) {
@@ -30,4 +33,9 @@ static inline uint32_t random_bits(uint32_t seed, uint32_t i) {
     h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
     h = (h ^ (h >> 13)) * 0xC2B2AE35u;
     return h ^ (h >> 16);
+}
+
+// Asks for the next bytes while the current block is computed: the two then take the time of the longer one.
+INLINE void prefetch(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)from + i, 0, 3);
 }

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
+from pathlib import Path
 
 from torch import Tensor
 
@@ -45,17 +46,31 @@ _SIGNATURES = {
 }
 
 
-@cache
-def _library() -> ctypes.CDLL:
+def _found() -> str:
+    """Return the library's path: beside this file if it was built in place, else where the package is installed."""
+    in_place = Path(__file__).with_name("_cpu.so")
+    if in_place.exists():
+        return str(in_place)
     spec = importlib.util.find_spec("pliant.codecs.kernels._cpu")
     if spec is None or spec.origin is None:
         raise RuntimeError(
             "Pliant's compiled kernels are missing: this is a source tree that was never built; "
             "install the package (pip install .), or build in place as CMakeLists.txt says."
         )
-    library = ctypes.CDLL(spec.origin)
+    return spec.origin
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = _found()
+    library = ctypes.CDLL(path)
     for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise RuntimeError(
+                f"Pliant's compiled kernels at {path} are older than its Python code: {name!r} is not among them; "
+                "build again, by pip install or as CMakeLists.txt says."
+            )
         function.restype, function.argtypes = result, arguments
     return library
 
@@ -94,9 +109,7 @@ def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: b
 
 
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
-    _library().topk_encode(
-        x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride
-    )
+    _library().topk_encode(x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride)
 
 
 def add_at(acc: Tensor, indices: Tensor, values: Tensor) -> None:

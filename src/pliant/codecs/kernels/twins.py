@@ -26,6 +26,9 @@ __all__ = [
 
 _MASK = 0xFFFFFFFF
 _TINY = 1.1754944e-38
+_ROUNDER = 12582912.0
+"""1.5 * 2^23: adding it rounds to the nearest integer, half to even."""
+_LANES = 16
 
 
 def random_bits(seed: int, index: Tensor) -> Tensor:
@@ -61,16 +64,20 @@ def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     inside = (least <= 0) & (most >= 0)
     step = most / 255 - least / 255
     flat = step < _TINY
+    huge = (most > 1e38) | (least < -1e38)
+    step = torch.where(huge & inside, torch.maximum(most, -least) / 127, step)
+    step = torch.where(huge, step * 0.999999, step)
     inverse = torch.where(flat, 0.0, 1 / step)
-    high = (most * inverse + 0.5).trunc()
-    low = torch.where(flat | ~inside, 0.0, high - 255)
+    high = (most * inverse + _ROUNDER) - _ROUNDER
+    low = torch.where(flat | ~inside, 0.0, torch.where(huge, -128.0, high - 255))
     step = torch.where(flat, 0.0, step)
     offset = torch.where(inside, 0.0, least)
     zero = torch.zeros_like(step)
     low, step, inverse = (torch.where(finite, v, zero) for v in (low, step, inverse))
     offset = torch.where(finite, offset, torch.nan)
-    v = (_blocks(x, block, 0.0) - offset[:, None]) * inverse[:, None] - low[:, None]
-    codes = (v.nan_to_num(0.0).clamp(0, 255) + 0.5).to(torch.uint8)
+    v = (_blocks(x, block, 0.0) - offset[:, None]) * inverse[:, None]
+    v = torch.minimum(torch.maximum(v, low[:, None]), low[:, None] + 255) + (_ROUNDER - low)[:, None]
+    codes = (v - _ROUNDER).nan_to_num(0.0).to(torch.uint8)
     header = torch.stack([low, step, offset], 1).contiguous().view(torch.uint8).view(-1)
     payload[: header.numel()] = header
     payload[header.numel() :] = codes.view(-1)[: x.numel()]
@@ -86,11 +93,24 @@ def minmax8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> No
     _store((codes + low[:, None]) * step[:, None] + offset[:, None], acc, add=add)
 
 
+def _mean_magnitude(x: Tensor, block: int) -> Tensor:
+    """Return the mean of |x| per block, float32 (num_blocks,), added up in the order of the C kernel."""
+    lengths = torch.full((-(-x.numel() // block),), float(block), device=x.device)
+    lengths[-1] = x.numel() - block * (lengths.numel() - 1)
+    magnitudes = _blocks(x, block, 0.0).abs()
+    lanes = torch.zeros(lengths.numel(), _LANES, device=x.device)
+    for row in magnitudes.view(-1, block // _LANES, _LANES).unbind(1):
+        lanes += row
+    while lanes.shape[1] > 1:
+        left, right = lanes.chunk(2, dim=1)
+        lanes = left + right
+    mean = lanes[:, 0] / lengths
+    return torch.where(mean.isfinite(), mean, (magnitudes.double().sum(1) / lengths).float())
+
+
 def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
     x = _with_residual(x, residual)
-    lengths = torch.full((-(-x.numel() // block),), block, dtype=torch.float64, device=x.device)
-    lengths[-1] = x.numel() - block * (lengths.numel() - 1)
-    scale = (_blocks(x, block, 0.0).abs().double().sum(1) / lengths).float()  # (num_blocks,)
+    scale = _mean_magnitude(x, block)
     bits = _blocks(x.view(torch.int32) < 0, 8, 0.0).to(torch.uint8)  # (num_bytes, 8)
     weights = 1 << torch.arange(8, device=x.device, dtype=torch.uint8)
     payload[: 4 * scale.numel()] = scale.view(torch.uint8)
@@ -118,7 +138,9 @@ def levels_encode(
     most = blocks.abs().amax(1)  # (num_blocks,)
     usable = most.isfinite() & (most >= 1e-35)
     inverse = torch.where(usable, s / most, 0.0)
-    step = torch.where(usable, most / s, 0.0)
+    step = most / s
+    step = torch.where(most > 1e38, (step.view(torch.int32) - 1).view(torch.float32), step)
+    step = torch.where(usable, step, 0.0)
     step = torch.where(most.isfinite(), step, torch.nan)
     index = torch.arange(blocks.numel(), device=x.device).view_as(blocks)
     u = (random_bits(seed, index) >> 8).float() * 2.0**-24 if stochastic else 0.5
