@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.codecs import FusedFeedback, SummableCodec, codec_from, encode_feedback, spec_of
+from pliant.codecs import BlockTopK, FusedFeedback, SummableCodec, TopK, codec_from, encode_feedback, spec_of
 from pliant.codecs.kernels import native, twins
 from tables import CODECS
 
@@ -233,6 +233,80 @@ def test_selection_equals_its_twin(numel, kind, share, stride):
     if stride == 1:
         kept = np.sort(np.abs(fast[2].numpy()))
         np.testing.assert_array_equal(kept, np.sort(np.sort(np.abs(x.numpy()))[-k:]))
+
+
+@given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans(), bad=st.booleans())
+def test_float_formats_equal_their_twins(numel, kind, feedback, bad):
+    x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
+    if bad:
+        x[numel // 2] = torch.nan
+    residual = vector("normal", numel, 2) if feedback and kind != "huge" else None
+    for name, extra in (("natural", (64, 99)), ("fp8", (64,))):
+        payload = torch.zeros(4 * -(-numel // 64) + numel, dtype=torch.uint8)
+        fast, slow = both(f"{name}_encode", x, residual, payload, *extra, {})
+        for a, b in zip(fast, slow, strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
+        encoded = fast[-1]
+        for add in (True, False):
+            fast, slow = both(f"{name}_decode", encoded, acc, 64, {"add": add})
+            assert torch.equal(fast[1].nan_to_num(), slow[1].nan_to_num()), (name, add)
+
+
+@given(numel=st.integers(1, 3000), kind=KINDS, block=st.sampled_from([1, 7, 16, 128]))
+def test_block_kernels_equal_their_twins(numel, kind, block):
+    x = vector(kind, numel, 4)
+    num_blocks = -(-numel // block)
+    fast, slow = both("block_rms", x, torch.zeros(num_blocks), block, {})
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-6, atol=1e-45)
+    chosen = torch.randperm(num_blocks)[: -(-num_blocks // 3)].sort().values.int()
+    fast, slow = both("blocks_gather", x, chosen, torch.zeros(chosen.numel() * block), block, {})
+    values = fast[2]
+    assert torch.equal(values, slow[2])
+    for name, arguments in (("blocks_add", (chosen, values)), ("blocks_clear", (chosen,))):
+        fast, slow = both(name, vector("normal", numel, 5), *arguments, block, {})
+        assert torch.equal(fast[0], slow[0])
+
+
+@pytest.mark.parametrize("values", ["normal", "sparse", "constant", "few", "rising", "nan"])
+@pytest.mark.parametrize("k", [1, 500, 2000, 90_000])
+def test_selection_from_many_equals_its_twin(values, k):
+    numel = 100_003
+    x = vector("normal" if values in ("few", "nan") else values, numel, 4) if values != "rising" else None
+    x = torch.arange(numel).float() if x is None else x
+    if values == "few":
+        x = (4 * x).round()  # many ties at the threshold
+    if values == "nan":
+        x[::1000] = torch.nan
+    fast, slow = both("topk_encode", x, torch.zeros(k, dtype=torch.int32), torch.zeros(k), 1, {})
+    assert torch.equal(fast[1], slow[1])
+    assert torch.equal(fast[2].nan_to_num(), slow[2].nan_to_num())
+
+
+@given(num_bytes=st.integers(0, 300))
+def test_the_hash_equals_its_twin(num_bytes):
+    x = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+    assert native.hash_bytes(x) == twins.hash_bytes(x)
+
+
+@pytest.mark.parametrize("codec", [TopK(ratio=0.1), BlockTopK(ratio=0.1, block=8)], ids=str)
+@pytest.mark.parametrize("place", [-7, 100, 2**31 - 1])
+def test_a_damaged_payload_cannot_write_elsewhere(codec, place):
+    payload = encode(codec, vector("normal", 100, 1))
+    codec.indices(payload)[0] = place
+    around = torch.zeros(300)
+    with pytest.raises(ValueError, match="outside of a vector of 100"):
+        codec.decode_add(payload, around[100:200])
+    assert (around[:100] == 0).all()
+    assert (around[200:] == 0).all()
+
+
+@rows
+def test_a_residual_of_another_size_is_refused(codec):
+    if not isinstance(codec, FusedFeedback):
+        return
+    payload = torch.empty(codec.nbytes(100), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="residual"):
+        codec.encode_feedback(torch.zeros(100), torch.zeros(99), payload, 0)
 
 
 @given(numel=st.integers(1, 3000), share=st.floats(0.001, 1.0), seed=st.integers(0, 2**32 - 1))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.checks import check_decode, check_encode, require_range
+from pliant.codecs.kernels import kernels_for
 
 __all__ = ["BlockTopK"]
 
@@ -17,7 +18,7 @@ class BlockTopK:
     """Keep the k = ceil(ratio num_blocks) blocks of the largest 2-norm: one index pays for a whole block.
 
     Contractive with delta = k / num_blocks. Payload: k int32 block indices, then k blocks of float32; a last block
-    that is shorter is filled with zeros. Plain torch.
+    that is shorter is filled with zeros.
     """
 
     name: ClassVar[str] = "blocktopk"
@@ -53,12 +54,17 @@ class BlockTopK:
         check_encode(self.name, x, payload, self.nbytes(x.numel()))
         if x.numel() == 0:
             return
-        blocks = self._blocks(x)
-        energy = torch.linalg.vector_norm(blocks, dim=1).nan_to_num(nan=torch.inf)  # (num_blocks,)
-        k = self.count(x.numel())
-        chosen = torch.sort(energy, descending=True, stable=True).indices[:k].sort().values
-        self.indices(payload).copy_(chosen)
-        self.values(payload).copy_(blocks[chosen])
+        kernel, chosen = kernels_for(x), self.indices(payload)
+        rms = torch.empty(-(-x.numel() // self.block), device=x.device)  # (num_blocks,)
+        kernel.block_rms(x, rms, self.block)
+        kernel.topk_encode(rms, chosen, torch.empty(chosen.numel(), device=x.device), 1)
+        kernel.blocks_gather(x, chosen, self.values(payload), self.block)
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        residual.add_(x)
+        self.encode(residual, payload, seed)
+        self.clear_sent(payload, residual)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         out.zero_()
@@ -66,20 +72,9 @@ class BlockTopK:
 
     def decode_add(self, payload: Tensor, acc: Tensor) -> None:
         check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
-        if acc.numel():
-            where, keep = self._elements(payload, acc.numel())
-            acc[where[keep]] += self.values(payload)[keep]
+        kernels_for(acc).blocks_add(acc, self.indices(payload), self.values(payload), self.block)
 
     def clear_sent(self, payload: Tensor, x: Tensor) -> None:
         """Set x, (numel,), to zero where the payload carries it."""
-        where, keep = self._elements(payload, x.numel())
-        x[where[keep]] = 0
-
-    def _elements(self, payload: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        offsets = torch.arange(self.block, device=payload.device)
-        where = self.indices(payload).long()[:, None] * self.block + offsets  # (k, block)
-        return where, where < numel
-
-    def _blocks(self, x: Tensor) -> Tensor:
-        short = -x.numel() % self.block
-        return (torch.nn.functional.pad(x, (0, short)) if short else x).view(-1, self.block)
+        check_decode(self.name, payload, x, self.nbytes(x.numel()))
+        kernels_for(x).blocks_clear(x, self.indices(payload), self.block)

@@ -1,5 +1,6 @@
 """Error feedback, once, for every codec."""
 
+import torch
 from torch import Tensor
 
 from pliant.codecs.base import Codec, FusedFeedback
@@ -8,7 +9,9 @@ from pliant.codecs.finite import all_finite
 __all__ = ["encode_feedback"]
 
 
-def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor) -> None:
+def encode_feedback(
+    codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor | None = None
+) -> None:
     """Encode x + residual and keep in residual what the payload does not carry.
 
     Seide et al., 1-bit SGD (Interspeech 2014); Stich and Karimireddy (arXiv:1909.05350):
@@ -21,7 +24,7 @@ def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, 
         residual: float32 (numel,), replaced.
         payload: uint8 (codec.nbytes(numel),), overwritten.
         seed: For the codec's random numbers.
-        scratch: float32 (numel,), overwritten; used by codecs without a fused kernel.
+        scratch: float32 (numel,), overwritten; used by codecs without a fused kernel; made if not given.
 
     """
     if not all_finite(x):
@@ -31,5 +34,6 @@ def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, 
     else:
         residual.add_(x)
         codec.encode(residual, payload, seed)
+        scratch = torch.empty_like(residual) if scratch is None else scratch
         codec.decode(payload, scratch)
         residual.sub_(scratch)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pliant.codecs.kernels import kernels_for, native
+from pliant.codecs.kernels import kernels_for
 
 __all__ = ["all_finite", "first_nonfinite", "tensor_hash"]
 
@@ -22,4 +22,5 @@ def first_nonfinite(x: Tensor) -> int:
 
 def tensor_hash(x: Tensor) -> int:
     """Return a 64-bit hash of the elements' bytes, in the order of the logical index. Not cryptographic."""
-    return native.hash_bytes(x.detach().cpu().contiguous())
+    x = x.detach().contiguous()
+    return kernels_for(x).hash_bytes(x)

@@ -50,5 +50,5 @@ class Int4:
         kernels_for(acc).levels_decode(payload, acc, self.block, 4, add=True)
 
     def _encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         kernels_for(x).levels_encode(x, residual, payload, self.block, 4, fold_seed(seed), stochastic=False)

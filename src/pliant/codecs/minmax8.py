@@ -39,7 +39,7 @@ class MinMax8:
         kernels_for(x).minmax8_encode(x, None, payload, self.block)
 
     def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         kernels_for(x).minmax8_encode(x, residual, payload, self.block)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:

@@ -53,5 +53,5 @@ class Qsgd:
         kernels_for(acc).levels_decode(payload, acc, self.block, self.bits, add=True)
 
     def _encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         kernels_for(x).levels_encode(x, residual, payload, self.block, self.bits, fold_seed(seed), stochastic=True)

@@ -53,6 +53,12 @@ class RandomK:
         if not kernel.all_finite(x):
             self.summands(payload).fill_(torch.nan)  # a place that was not chosen must not hide an overflow
 
+    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        residual.add_(x)
+        self.encode(residual, payload, seed)
+        self.clear_sent(payload, residual)
+
     def decode(self, payload: Tensor, out: Tensor) -> None:
         out.zero_()
         self.decode_add(payload, out)
@@ -64,4 +70,6 @@ class RandomK:
 
     def clear_sent(self, payload: Tensor, x: Tensor) -> None:
         """Set x, (numel,), to zero where the payload carries it."""
-        kernels_for(x).randomk_clear(x, self.count(x.numel()), int(payload[:8].view(torch.int64)))
+        check_decode(self.name, payload, x, self.nbytes(x.numel()))
+        if x.numel():
+            kernels_for(x).randomk_clear(x, self.count(x.numel()), int(payload[:8].view(torch.int64)))

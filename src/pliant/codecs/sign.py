@@ -41,7 +41,7 @@ class Sign:
             kernels_for(x).sign_encode(x, None, payload, self.block)
 
     def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         if x.numel():
             kernels_for(x).sign_encode(x, residual, payload, self.block)
 

@@ -50,5 +50,5 @@ class Ternary:
         kernels_for(acc).levels_decode(payload, acc, self.block, 2, add=True)
 
     def _encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         kernels_for(x).levels_encode(x, residual, payload, self.block, 2, fold_seed(seed), stochastic=True)

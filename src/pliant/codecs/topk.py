@@ -59,6 +59,12 @@ class TopK:
             stride = _SAMPLE_STRIDE if self.sampled and enough else 1
             kernels_for(x).topk_encode(x, self.indices(payload), self.values(payload), stride)
 
+    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        residual.add_(x)
+        self.encode(residual, payload, seed)
+        self.clear_sent(payload, residual)
+
     def decode(self, payload: Tensor, out: Tensor) -> None:
         out.zero_()
         self.decode_add(payload, out)
@@ -69,4 +75,5 @@ class TopK:
 
     def clear_sent(self, payload: Tensor, x: Tensor) -> None:
         """Set x, (numel,), to zero where the payload carries it."""
+        check_decode(self.name, payload, x, self.nbytes(x.numel()))
         kernels_for(x).clear_at(x, self.indices(payload))

@@ -11,12 +11,20 @@ from torch import Tensor
 __all__ = [
     "add_at",
     "all_finite",
+    "block_rms",
+    "blocks_add",
+    "blocks_clear",
+    "blocks_gather",
     "clear_at",
+    "fp8_decode",
+    "fp8_encode",
     "hash_bytes",
     "levels_decode",
     "levels_encode",
     "minmax8_decode",
     "minmax8_encode",
+    "natural_decode",
+    "natural_encode",
     "randomk_add",
     "randomk_clear",
     "randomk_gather",
@@ -36,8 +44,16 @@ _SIGNATURES = {
     "levels_encode": (None, _P, _P, _P, _N, _N, _I, _I, _U),
     "levels_decode": (None, _P, _P, _N, _N, _I, _I),
     "topk_encode": (None, _P, _P, _P, _N, _N, _N),
-    "add_at": (None, _P, _P, _P, _N),
-    "clear_at": (None, _P, _P, _N),
+    "natural_encode": (None, _P, _P, _P, _N, _N, _U),
+    "natural_decode": (None, _P, _P, _N, _N, _I),
+    "fp8_encode": (None, _P, _P, _P, _N, _N),
+    "fp8_decode": (None, _P, _P, _N, _N, _I),
+    "add_at": (_N, _P, _N, _P, _P, _N),
+    "clear_at": (None, _P, _N, _P, _N),
+    "block_rms": (None, _P, _P, _N, _N),
+    "blocks_gather": (None, _P, _P, _P, _N, _N, _N),
+    "blocks_add": (_N, _P, _P, _P, _N, _N, _N),
+    "blocks_clear": (None, _P, _P, _N, _N, _N),
     "randomk_gather": (None, _P, _P, _N, _N, _U),
     "randomk_add": (None, _P, _P, _N, _N, _U),
     "randomk_clear": (None, _P, _N, _N, _U),
@@ -112,12 +128,57 @@ def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None
     _library().topk_encode(x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride)
 
 
+def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, seed: int) -> None:
+    kept = None if residual is None else residual.data_ptr()
+    _library().natural_encode(x.data_ptr(), kept, payload.data_ptr(), x.numel(), block, seed)
+
+
+def natural_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    _library().natural_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
+
+
+def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
+    kept = None if residual is None else residual.data_ptr()
+    _library().fp8_encode(x.data_ptr(), kept, payload.data_ptr(), x.numel(), block)
+
+
+def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    _library().fp8_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
+
+
+def _no_strays(strays: int, numel: int) -> None:
+    if strays:
+        raise ValueError(
+            f"a payload names {strays} places outside of a vector of {numel} elements; "
+            "it was made for another size or damaged on the way."
+        )
+
+
 def add_at(acc: Tensor, indices: Tensor, values: Tensor) -> None:
-    _library().add_at(acc.data_ptr(), indices.data_ptr(), values.data_ptr(), indices.numel())
+    pointers = acc.data_ptr(), acc.numel(), indices.data_ptr(), values.data_ptr()
+    _no_strays(_library().add_at(*pointers, indices.numel()), acc.numel())
 
 
 def clear_at(x: Tensor, indices: Tensor) -> None:
-    _library().clear_at(x.data_ptr(), indices.data_ptr(), indices.numel())
+    _library().clear_at(x.data_ptr(), x.numel(), indices.data_ptr(), indices.numel())
+
+
+def block_rms(x: Tensor, rms: Tensor, block: int) -> None:
+    _library().block_rms(x.data_ptr(), rms.data_ptr(), x.numel(), block)
+
+
+def blocks_gather(x: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
+    pointers = x.data_ptr(), indices.data_ptr(), values.data_ptr()
+    _library().blocks_gather(*pointers, x.numel(), indices.numel(), block)
+
+
+def blocks_add(acc: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
+    pointers = acc.data_ptr(), indices.data_ptr(), values.data_ptr()
+    _no_strays(_library().blocks_add(*pointers, acc.numel(), indices.numel(), block), acc.numel())
+
+
+def blocks_clear(x: Tensor, indices: Tensor, block: int) -> None:
+    _library().blocks_clear(x.data_ptr(), indices.data_ptr(), x.numel(), indices.numel(), block)
 
 
 def randomk_gather(x: Tensor, values: Tensor, seed: int) -> None:

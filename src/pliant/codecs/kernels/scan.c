@@ -15,25 +15,18 @@ DISPATCHED int32_t all_finite(const float *x, int64_t n) {
     return 1;
 }
 
-static inline uint64_t mix(uint64_t h) {
-    h = (h ^ (h >> 33)) * 0xff51afd7ed558ccdull;
-    h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53ull;
-    return h ^ (h >> 33);
-}
-
-// 64-bit hash of bytes: eight independent multiply-and-add lanes over 64-byte rows, then a mix of lanes and length.
+// 64-bit hash of bytes: a sum over 8-byte words, each first mixed with its place, so that it can be taken in parallel.
+// A change of one word always changes the sum. The last word is filled up with zeros; the length is mixed in.
 DISPATCHED uint64_t hash_bytes(const uint8_t *x, int64_t n) {
-    uint64_t lanes[8], row[8];
-    for (int j = 0; j < 8; j++) lanes[j] = 0x9E3779B97F4A7C15ull * (uint64_t)(2 * j + 1);
-    int64_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-        memcpy(row, x + i, 64);
-        for (int j = 0; j < 8; j++) lanes[j] = (lanes[j] ^ row[j]) * 0x100000001B3ull + 0x632BE59BD9B4E019ull;
-        for (int j = 0; j < 8; j++) lanes[j] ^= lanes[j] >> 29;
+    uint64_t sum = 0, word;
+    for (int64_t i = 0; i < n / 8; i++) {
+        memcpy(&word, x + 8 * i, 8);
+        uint64_t h = (word ^ ((uint64_t)i + 1) * 0x9E3779B97F4A7C15ull) * 0xff51afd7ed558ccdull;
+        sum += h ^ (h >> 32);
     }
-    memset(row, 0, 64);
-    memcpy(row, x + i, (size_t)(n - i));
-    uint64_t h = mix((uint64_t)n);
-    for (int j = 0; j < 8; j++) h = mix(h ^ lanes[j] ^ mix(row[j] + (uint64_t)j));
-    return h;
+    word = 0;
+    memcpy(&word, x + n / 8 * 8, (size_t)(n % 8));
+    uint64_t h = (word ^ ((uint64_t)n + 1) * 0xc4ceb9fe1a85ec53ull) * 0xff51afd7ed558ccdull;
+    sum += h ^ (h >> 32);
+    return sum ^ (sum >> 29);
 }

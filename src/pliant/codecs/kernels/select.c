@@ -1,4 +1,7 @@
 // Choosing elements: exact top-k by radix over the bits of |x|, and stratified random-k.
+#include <math.h>
+#include <stdlib.h>
+
 #include "kernels.h"
 
 static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
@@ -28,36 +31,132 @@ static uint32_t kth_magnitude(const float *x, int64_t n, int64_t stride, int64_t
     return high << 15 | low;
 }
 
-// Writes k indices in ascending order and their values. Ties go to the lower index. NaN counts as largest.
-// With stride > 1 the threshold comes from a sample; slots that stay empty get index -1 and value 0.
-EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t k, int64_t stride) {
-    int64_t ties, taken = 0, sample = (n + stride - 1) / stride;
-    int64_t k_sample = k / stride > 0 ? k / stride : 1;
-    int64_t k_of_sample = stride == 1 ? k : (k_sample < sample ? k_sample : sample);
-    uint32_t least = kth_magnitude(x, n, stride, k_of_sample, &ties);
-    if (stride > 1) ties = k;
-    for (int64_t i = 0; i < n && taken < k; i++) {
+// Writes up to `room` places with |x| bits of at least `least`, in ascending order, and their values.
+// Returns how many were written; most groups of 16 hold none and are passed over at once.
+DISPATCHED int64_t collect_from(const float *x, int64_t n, uint32_t least, int32_t *indices, float *values,
+                                int64_t room) {
+    int64_t found = 0, i = 0;
+    for (; i + 16 <= n && found + 16 <= room; i += 16) {
+        uint32_t most = 0;
+        for (int j = 0; j < 16; j++) most = magnitude(x[i + j]) > most ? magnitude(x[i + j]) : most;
+        if (most < least) continue;
+        for (int j = 0; j < 16; j++) {  // without branches: written always, counted if large
+            indices[found] = (int32_t)(i + j);
+            values[found] = x[i + j];
+            found += magnitude(x[i + j]) >= least;
+        }
+    }
+    for (; i < n && found < room; i++)
+        if (magnitude(x[i]) >= least) {
+            indices[found] = (int32_t)i;
+            values[found++] = x[i];
+        }
+    return found;
+}
+
+// Of `count` candidates at places `from` (or 0, 1, ...), keep the k largest, ties to the lower place.
+static void keep_largest(const int32_t *from, const float *x, int64_t count, int32_t *indices, float *values,
+                         int64_t k) {
+    int64_t ties, taken = 0;
+    uint32_t least = kth_magnitude(x, count, 1, k, &ties);
+    for (int64_t i = 0; i < count && taken < k; i++) {
         uint32_t a = magnitude(x[i]);
-        if (a > least || (a == least && ties > 0)) {
-            if (a == least) ties--;
-            indices[taken] = (int32_t)i;
+        if (a > least || (a == least && ties-- > 0)) {
+            indices[taken] = from ? from[i] : (int32_t)i;
             values[taken++] = x[i];
         }
     }
-    for (; taken < k; taken++) {
+}
+
+// The exact k largest. A sample gives a threshold that about 5/4 k elements pass; if at least k do, the k largest are
+// among them, and only those are sorted out; otherwise all elements are.
+static void select_exact(const float *x, int32_t *indices, float *values, int64_t n, int64_t k) {
+    int64_t ties, stride = 32, wanted = k / stride + k / (4 * stride) + 16, room = 2 * k + 64 * stride;
+    if (n >= 64 * stride && wanted < n / stride / 4) {
+        uint32_t least = kth_magnitude(x, n, stride, wanted, &ties);
+        int32_t *places = malloc((size_t)room * 8);
+        if (places) {
+            float *kept = (float *)(places + room);
+            int64_t found = collect_from(x, n, least, places, kept, room);
+            int whole = found >= k && found <= room - 16;  // all candidates were seen
+            if (whole) keep_largest(places, kept, found, indices, values, k);
+            free(places);
+            if (whole) return;
+        }
+    }
+    keep_largest(NULL, x, n, indices, values, k);
+}
+
+// Writes k indices in ascending order and their values. Ties go to the lower index. NaN counts as largest.
+// With stride > 1 the threshold comes from a sample; slots that stay empty get index -1 and value 0.
+EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t k, int64_t stride) {
+    if (stride == 1) {
+        select_exact(x, indices, values, n, k);
+        return;
+    }
+    int64_t ties, sample = (n + stride - 1) / stride, of_sample = k / stride > 0 ? k / stride : 1;
+    uint32_t least = kth_magnitude(x, n, stride, of_sample < sample ? of_sample : sample, &ties);
+    for (int64_t taken = collect_from(x, n, least, indices, values, k); taken < k; taken++) {
         indices[taken] = -1;
         values[taken] = 0;
     }
 }
 
-EXPORT void add_at(float *acc, const int32_t *indices, const float *values, int64_t k) {
-    for (int64_t i = 0; i < k; i++)
-        if (indices[i] >= 0) acc[indices[i]] += values[i];
+// Payloads come from other ranks: places outside of the vector are not touched but counted, and the caller raises.
+EXPORT int64_t add_at(float *acc, int64_t n, const int32_t *indices, const float *values, int64_t k) {
+    int64_t strays = 0;
+    for (int64_t i = 0; i < k; i++) {
+        if (indices[i] >= 0 && indices[i] < n)
+            acc[indices[i]] += values[i];
+        else
+            strays += indices[i] != -1;
+    }
+    return strays;
 }
 
-EXPORT void clear_at(float *x, const int32_t *indices, int64_t k) {
+EXPORT void clear_at(float *x, int64_t n, const int32_t *indices, int64_t k) {
     for (int64_t i = 0; i < k; i++)
-        if (indices[i] >= 0) x[indices[i]] = 0;
+        if (indices[i] >= 0 && indices[i] < n) x[indices[i]] = 0;
+}
+
+// Root mean square of each block, added up in float64; the last block may be shorter and counts as filled with zeros.
+DISPATCHED void block_rms(const float *x, float *rms, int64_t n, int64_t block) {
+    for (int64_t first = 0; first < n; first += block) {
+        int64_t m = n - first < block ? n - first : block, i = 0;
+        double lanes[8] = {0}, sum = 0;
+        for (; i + 8 <= m; i += 8)
+            for (int j = 0; j < 8; j++) lanes[j] += (double)x[first + i + j] * (double)x[first + i + j];
+        for (; i < m; i++) sum += (double)x[first + i] * (double)x[first + i];
+        for (int j = 0; j < 8; j++) sum += lanes[j];
+        rms[first / block] = (float)sqrt(sum / (double)block);
+    }
+}
+
+EXPORT void blocks_gather(const float *x, const int32_t *indices, float *values, int64_t n, int64_t k, int64_t block) {
+    for (int64_t i = 0; i < k; i++) {
+        int64_t first = indices[i] * block, m = n - first < block ? n - first : block;
+        memcpy(values + i * block, x + first, (size_t)m * 4);
+        memset(values + i * block + m, 0, (size_t)(block - m) * 4);
+    }
+}
+
+EXPORT int64_t blocks_add(float *acc, const int32_t *indices, const float *values, int64_t n, int64_t k,
+                          int64_t block) {
+    int64_t strays = 0;
+    for (int64_t i = 0; i < k; i++) {
+        int64_t first = indices[i] * block, m = n - first < block ? n - first : block;
+        strays += indices[i] < 0 || first >= n;
+        if (indices[i] < 0 || first >= n) continue;
+        for (int64_t j = 0; j < m; j++) acc[first + j] += values[i * block + j];
+    }
+    return strays;
+}
+
+EXPORT void blocks_clear(float *x, const int32_t *indices, int64_t n, int64_t k, int64_t block) {
+    for (int64_t i = 0; i < k; i++) {
+        int64_t first = indices[i] * block, m = n - first < block ? n - first : block;
+        if (indices[i] >= 0 && first < n) memset(x + first, 0, (size_t)m * 4);
+    }
 }
 
 // One random element of each of k cells of nearly equal size.

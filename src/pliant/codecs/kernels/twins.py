@@ -10,11 +10,20 @@ from torch.nn.functional import pad
 __all__ = [
     "add_at",
     "all_finite",
+    "block_rms",
+    "blocks_add",
+    "blocks_clear",
+    "blocks_gather",
     "clear_at",
+    "fp8_decode",
+    "fp8_encode",
+    "hash_bytes",
     "levels_decode",
     "levels_encode",
     "minmax8_decode",
     "minmax8_encode",
+    "natural_decode",
+    "natural_encode",
     "random_bits",
     "randomk_add",
     "randomk_clear",
@@ -25,6 +34,7 @@ __all__ = [
 ]
 
 _MASK = 0xFFFFFFFF
+_INFINITE_BITS = 0x7F800000
 _TINY = 1.1754944e-38
 _ROUNDER = 12582912.0
 """1.5 * 2^23: adding it rounds to the nearest integer, half to even."""
@@ -168,6 +178,59 @@ def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: b
     _store((_blocks(codes.float(), block, 0.0) - s) * step[:, None], acc, add=add)
 
 
+def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, seed: int) -> None:
+    x = _with_residual(x, residual)
+    magnitude = _blocks(x.view(torch.int32).long() & 0x7FFFFFFF, block, 0)  # (num_blocks, block)
+    most = magnitude.amax(1, keepdim=True)
+    top = ((most >> 23) + 1).clamp(max=254)
+    least = (top - 126).clamp(min=1)
+    random = random_bits(seed, torch.arange(magnitude.numel(), device=x.device).view_as(magnitude))
+    exponent = torch.minimum((magnitude + (random & 0x7FFFFF)) >> 23, top)
+    in_least = magnitude.int().view(torch.float32) * ((254 - least) << 23).int().view(torch.float32)
+    rare = torch.where(in_least > (random >> 8).float() * 2.0**-24, top + 1 - least, 0)
+    codes = torch.where(magnitude < least << 23, rare, top + 1 - exponent)
+    codes = torch.where(most >= _INFINITE_BITS, 0, codes).view(-1)[: x.numel()]
+    signs = torch.where((most >= _INFINITE_BITS).expand_as(magnitude).reshape(-1)[: x.numel()], 0, x.signbit().long())
+    header = torch.where(most >= _INFINITE_BITS, 0x7FC00000, top << 23).int().view(-1).view(torch.uint8)
+    payload[: header.numel()] = header
+    payload[header.numel() :] = (codes | signs << 7).to(torch.uint8)
+    if residual is not None:
+        natural_decode(payload, residual, block, add=False)
+        residual.copy_(x - residual)
+
+
+def natural_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    num_blocks = -(-acc.numel() // block)
+    header = payload[: 4 * num_blocks].view(torch.int32).long()[:, None]
+    codes = _blocks(payload[4 * num_blocks :].long(), block, 0)
+    places = codes & 127
+    power = torch.where(places == 0, 0, ((header >> 23) + 1 - places) << 23)
+    values = torch.where(header >= _INFINITE_BITS, header, power).int().view(torch.float32)
+    _store(torch.where(codes > 127, -values, values), acc, add=add)
+
+
+def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
+    x = _with_residual(x, residual)
+    blocks = _blocks(x, block, 0.0)
+    most = blocks.abs().amax(1)  # (num_blocks,)
+    usable = most.isfinite() & (most >= 1e-34)
+    step = torch.where(most.isfinite(), torch.where(usable, most / 448, 0.0), torch.nan)
+    scaled = (blocks * (448 / most)[:, None]).clamp(-448, 448)
+    codes = torch.where(usable[:, None], scaled, 0.0).view(-1)[: x.numel()].to(torch.float8_e4m3fn).view(torch.uint8)
+    payload[: 4 * step.numel()] = step.view(torch.uint8)
+    payload[4 * step.numel() :] = codes
+    if residual is not None:
+        fp8_decode(payload, residual, block, add=False)
+        residual.copy_(x - residual)
+
+
+def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    num_blocks = -(-acc.numel() // block)
+    step = payload[: 4 * num_blocks].view(torch.float32)
+    values = _blocks(payload[4 * num_blocks :].view(torch.float8_e4m3fn).float(), block, 0.0)
+    _store(values * step[:, None], acc, add=add)
+
+
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
     k = indices.numel()
     magnitude = x.view(torch.int32) & 0x7FFFFFFF  # the order of |x|, NaN above all
@@ -192,6 +255,30 @@ def clear_at(x: Tensor, indices: Tensor) -> None:
     x[indices[indices >= 0].long()] = 0
 
 
+def block_rms(x: Tensor, rms: Tensor, block: int) -> None:
+    rms.copy_(_blocks(x, block, 0.0).double().square().mean(1).sqrt())
+
+
+def _elements(indices: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
+    """Return the places of the elements of blocks, int64 (k, block), and which of them exist."""
+    where = indices.long()[:, None] * block + torch.arange(block, device=indices.device)
+    return where, where < numel
+
+
+def blocks_gather(x: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
+    values.view(-1, block).copy_(_blocks(x, block, 0.0)[indices.long()])
+
+
+def blocks_add(acc: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
+    where, real = _elements(indices, acc.numel(), block)
+    acc.index_add_(0, where[real], values.view(-1, block)[real])
+
+
+def blocks_clear(x: Tensor, indices: Tensor, block: int) -> None:
+    where, real = _elements(indices, x.numel(), block)
+    x[where[real]] = 0
+
+
 def _places(numel: int, num_values: int, seed: int, device: torch.device) -> Tensor:
     j = torch.arange(num_values, device=device)
     first, following = j * numel // num_values, (j + 1) * numel // num_values
@@ -212,3 +299,28 @@ def randomk_clear(x: Tensor, num_values: int, seed: int) -> None:
 
 def all_finite(x: Tensor) -> bool:
     return bool(x.isfinite().all())
+
+
+def hash_bytes(x: Tensor) -> int:
+    data = x.contiguous().view(-1).view(torch.uint8)
+    num_words = data.numel() // 8
+    last = pad(data[8 * num_words :], (0, 8 - data.numel() % 8)).view(torch.int64)
+    place = torch.arange(1, num_words + 1, device=x.device) * _signed(0x9E3779B97F4A7C15)
+    mixed = _mixed(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum()
+    mixed += _mixed(last ^ ((data.numel() + 1) * torch.full_like(last, _signed(0xC4CEB9FE1A85EC53))))[0]
+    return int(mixed ^ _shifted(mixed, 29)) % (1 << 64)
+
+
+def _mixed(word: Tensor) -> Tensor:
+    h = word * _signed(0xFF51AFD7ED558CCD)
+    return h ^ _shifted(h, 32)
+
+
+def _shifted(h: Tensor, bits: int) -> Tensor:
+    """Return h >> bits as if h were unsigned."""
+    return (h >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the bits of an unsigned value."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
