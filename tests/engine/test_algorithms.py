@@ -329,3 +329,16 @@ def test_the_lane_at_the_end_gives_the_same():
         return torch.equal(*out)
 
     assert pliant.run_world(2, body) == [True, True]
+
+
+def test_a_bare_name_spares_small_parameters():
+    from pliant.algorithms import ALGORITHMS as NAMED
+    from pliant.engine.choose import plan_from
+
+    for name in NAMED:
+        if name == "onebit_adam":
+            continue
+        plan = plan_from(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
+        small, large = (plan.choice_for("x", "Linear", numel) for numel in (8192, 8193))
+        assert small == (pliant.allreduce().choice if large.feedback != "none" else large)
+        assert plan.name == name

@@ -198,7 +198,7 @@ def test_grad_scaler_skips_the_same_steps(what):
     """An overflow on one rank makes all skip, and the residuals stay finite."""
 
     def body(place):
-        plain, relaxed, a, b, run = pair(place, nonfinite="propagate", what=what)
+        plain, relaxed, a, b, run = pair(place, nonfinite="propagate", what=getattr(pliant, what)())
         scales = []
         for ddp, optimizer in ((plain, a), (relaxed, b)):
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)

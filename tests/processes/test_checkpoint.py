@@ -18,7 +18,7 @@ def build(seed):
     model = torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.Tanh(), torch.nn.Linear(50, 4))
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.004)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-    return ddp, optimizer, pliant.relax(ddp, optimizer, "{what}", timeout_s=30)
+    return ddp, optimizer, pliant.relax(ddp, optimizer, pliant.{what}(), timeout_s=30)
 
 
 def train(ddp, optimizer, steps):
