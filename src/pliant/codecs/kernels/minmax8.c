@@ -16,7 +16,8 @@ INLINE grid_t poisoned(void) {
 INLINE grid_t grid_between(float mn, float mx) {
     grid_t g = {0, 0, 0, 0};
     int zero_inside = mn <= 0 && mx >= 0;
-    g.step = mx / 255 - mn / 255;  // mx - mn could overflow
+    // With different signs mx - mn could overflow; with equal ones the quotients' difference would be rounded.
+    g.step = zero_inside ? mx / 255 - mn / 255 : (mx - mn) / 255;
     if (g.step < 1.1754944e-38f) {  // constant, or a range too small to divide by
         g.step = 0;
         g.offset = zero_inside ? 0 : mn;
@@ -30,7 +31,7 @@ INLINE grid_t grid_between(float mn, float mx) {
         g.offset = mn;
         return g;
     }
-    float high = (mx * g.inverse + ROUNDER) - ROUNDER;  // a grid of multiples of the step, so that zero stays zero
+    float high = (float)(int32_t)(mx * g.inverse + 0.5f);  // a grid of multiples of the step: zero stays zero
     g.low = huge ? -128 : high - 255;
     return g;
 }
@@ -47,13 +48,23 @@ INLINE grid_t grid_of(const float *x, int64_t n) {
     return most >= INFINITE_BITS ? poisoned() : grid_between(mn, mx);
 }
 
-// ROUNDER + code; the code is its low byte.
+// ROUNDER + code; the code is its low byte. Only below can rounding leave the grid: x / step < high + 1/2.
 INLINE float rounded(float x, grid_t g) {
     float v = (x - g.offset) * g.inverse;
     v = v > g.low ? v : g.low;
-    v = v < g.low + 255 ? v : g.low + 255;
     return v + (ROUNDER - g.low);
 }
+
+// The grid, its offset known to the compiler where it is zero, as it is nearly always.
+#define EACH_OFFSET(g, what)  \
+    do {                      \
+        if ((g).offset == 0) { \
+            (g).offset = 0;   \
+            what;             \
+        } else {              \
+            what;             \
+        }                     \
+    } while (0)
 
 INLINE void encode_piece(const float *x, uint8_t *codes, int64_t n, grid_t g) {
     for (int64_t i = 0; i < n; i++) codes[i] = (uint8_t)bits_of(rounded(x[i], g));
@@ -73,7 +84,7 @@ DISPATCHED void minmax8_encode(const float *restrict x, uint8_t *restrict out, i
         int64_t i = first, end = first + m;
         for (; i + PIECE <= end; i += PIECE) {
             prefetch(x + i + block, PIECE * sizeof *x);
-            encode_piece(x + i, codes + i, PIECE, g);
+            EACH_OFFSET(g, encode_piece(x + i, codes + i, PIECE, g));
         }
         encode_piece(x + i, codes + i, end - i, g);
     }
@@ -107,7 +118,7 @@ DISPATCHED void minmax8_encode_feedback(const float *x, float *restrict residual
         for (; i + PIECE <= m; i += PIECE) {
             prefetch(x + first + i + block, PIECE * sizeof *x);
             prefetch(r + i + block, PIECE * sizeof *r);
-            keep_piece(y + i, r + i, codes + first + i, PIECE, g);
+            EACH_OFFSET(g, keep_piece(y + i, r + i, codes + first + i, PIECE, g));
         }
         keep_piece(y + i, r + i, codes + first + i, m - i, g);
     }

@@ -72,13 +72,13 @@ def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     most = _blocks(x, block, -torch.inf).amax(1)
     finite = _blocks(x, block, 0.0).isfinite().all(1)
     inside = (least <= 0) & (most >= 0)
-    step = most / 255 - least / 255
+    step = torch.where(inside, most / 255 - least / 255, (most - least) / 255)
     flat = step < _TINY
     huge = (most > 1e38) | (least < -1e38)
     step = torch.where(huge & inside, torch.maximum(most, -least) / 127, step)
     step = torch.where(huge, step * 0.999999, step)
     inverse = torch.where(flat, 0.0, 1 / step)
-    high = (most * inverse + _ROUNDER) - _ROUNDER
+    high = (most * inverse + 0.5).trunc()
     low = torch.where(flat | ~inside, 0.0, torch.where(huge, -128.0, high - 255))
     step = torch.where(flat, 0.0, step)
     offset = torch.where(inside, 0.0, least)
@@ -86,7 +86,7 @@ def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     low, step, inverse = (torch.where(finite, v, zero) for v in (low, step, inverse))
     offset = torch.where(finite, offset, torch.nan)
     v = (_blocks(x, block, 0.0) - offset[:, None]) * inverse[:, None]
-    v = torch.minimum(torch.maximum(v, low[:, None]), low[:, None] + 255) + (_ROUNDER - low)[:, None]
+    v = torch.maximum(v, low[:, None]) + (_ROUNDER - low)[:, None]
     codes = (v - _ROUNDER).nan_to_num(0.0).to(torch.uint8)
     header = torch.stack([low, step, offset], 1).contiguous().view(torch.uint8).view(-1)
     payload[: header.numel()] = header
