@@ -1,6 +1,7 @@
 """What rank 0 says to the process that started it: one JSON object a line, on standard output."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from pliant.cli.bench.setup import MARK
 __all__ = ["say"]
 
 
-def say(kind: str, **fields: Any) -> None:
+def say(kind: str, fields: Mapping[str, Any]) -> None:
     """Print a record, on rank 0 only."""
     if dist.get_rank() == 0:
         print(MARK + json.dumps({"kind": kind, **fields}), flush=True)

@@ -41,13 +41,13 @@ def measure(model_name: str, setup: Setup) -> None:
         arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
         for _ in range(_WARM_UP_STEPS):
             _step(arms[-1], task, batch)
-        say("note", text=f"{model_name}: {name} is ready")
+        say("note", {"text": f"{model_name}: {name} is ready"})
     measured = {arm.name: _Measured() for arm in arms}
     for turn in range(setup.rounds):
         for arm in arms if turn % 2 == 0 else reversed(arms):  # A B B A: nobody profits from its place
             _turn(arm, task, batch, setup.steps_per_round, measured[arm.name])
             took_s = measured[arm.name].step_s[-1]
-            say("note", text=f"{model_name}: round {turn + 1}/{setup.rounds}, {arm.name} {took_s:.3f} s a step")
+            say("note", {"text": f"{model_name}: round {turn + 1}/{setup.rounds}, {arm.name} {took_s:.3f} s a step"})
     for arm in arms:
         _say_measured(model_name, arm, measured[arm.name], emulated=setup.emulated)
         arm.close()
@@ -81,12 +81,14 @@ def _say_measured(model_name: str, arm: Arm, measured: _Measured, *, emulated: b
     sent_bytes, wire_bytes = busiest([sent_bytes, statistics.median(measured.wire_bytes)])
     say(
         "time",
-        model=model_name,
-        numel=sum(p.numel() for p in arm.model.parameters()),
-        arm=arm.name,
-        step_s=measured.step_s,
-        sent_bytes=sent_bytes,
-        counted=counted,
-        wire_bytes=wire_bytes if emulated else None,
-        exposed_s=statistics.median(measured.exposed_s) if counted else None,
+        {
+            "model": model_name,
+            "numel": sum(p.numel() for p in arm.model.parameters()),
+            "arm": arm.name,
+            "step_s": measured.step_s,
+            "sent_bytes": sent_bytes,
+            "counted": counted,
+            "wire_bytes": wire_bytes if emulated else None,
+            "exposed_s": statistics.median(measured.exposed_s) if counted else None,
+        },
     )

@@ -16,7 +16,7 @@ from pliant.cli.bench.models import Cnn
 from pliant.cli.bench.setup import Setup
 from pliant.cli.bench.wire import busiest, formula_bytes, interface_bytes
 
-__all__ = ["compute_alone", "train"]
+__all__ = ["compute_alone", "num_steps", "train"]
 
 _LR = 0.015
 """With error feedback a gradient arrives late, so a rate that only just suits exact averaging is too high."""
@@ -31,7 +31,7 @@ def compute_alone(images: Images, setup: Setup) -> None:
     dist.barrier()
     steps_s = [_step(arm, images, setup, 0, step)[0] for step in range(_COMPUTE_STEPS)]
     dist.barrier()
-    say("alone", step_s=statistics.mean(steps_s[2:]))
+    say("alone", {"step_s": statistics.mean(steps_s[2:])})
 
 
 def train(name: str, seed: int, images: Images, setup: Setup) -> None:
@@ -61,7 +61,7 @@ def train(name: str, seed: int, images: Images, setup: Setup) -> None:
         point = {"time_s": train_s, "accuracy": accuracy, "loss": statistics.mean(losses), "wire_bytes": wire_bytes}
         curve.append({"step": step + 1, **point})
         losses.clear()
-        say("progress", arm=name, seed=seed, total=total, **curve[-1])
+        say("progress", {"arm": name, "seed": seed, "total": total, **curve[-1]})
         if capped:
             break
     _say_trained(arm, seed, curve, steps_s, setup, capped=capped)
@@ -126,15 +126,17 @@ def _say_trained(
     sent_bytes = busiest([formula_bytes(arm) if sent is None else sent / num])[0]
     say(
         "train",
-        arm=arm.name,
-        seed=seed,
-        curve=curve,
-        step_s=statistics.mean(steps_s),
-        sent_bytes=sent_bytes,
-        counted=sent is not None,
-        wire_bytes=curve[-1]["wire_bytes"] / num if setup.emulated else None,
-        exposed_s=None if exposed_s is None else exposed_s / num,
-        final_accuracy=curve[-1]["accuracy"],
-        capped=capped,
-        time_to_target_s=next((p["time_s"] for p in curve if p["accuracy"] >= setup.target_accuracy), None),
+        {
+            "arm": arm.name,
+            "seed": seed,
+            "curve": curve,
+            "step_s": statistics.mean(steps_s),
+            "sent_bytes": sent_bytes,
+            "counted": sent is not None,
+            "wire_bytes": curve[-1]["wire_bytes"] / num if setup.emulated else None,
+            "exposed_s": None if exposed_s is None else exposed_s / num,
+            "final_accuracy": curve[-1]["accuracy"],
+            "capped": capped,
+            "time_to_target_s": next((p["time_s"] for p in curve if p["accuracy"] >= setup.target_accuracy), None),
+        },
     )
