@@ -3,7 +3,8 @@
     python benchmarks/codecs.py [--megabytes 100] [--rounds 9] [--codecs minmax8,sign] [--json FILE]
 
 Every operation is timed once per round, rounds repeat, and the median is quoted with its spread (half of the distance
-between the quartiles). Two yardsticks are in the same rounds: reading the input once, and memcpy. "of read" compares
+between the quartiles). Times are CPU times of the one thread, so that other programs disturb less; on a quiet machine
+they equal the clock's. Two yardsticks are in the same rounds: reading the input once, and memcpy. "of read" compares
 with the time to read the input; "of copy" compares bytes moved (reads and writes) per second with those of memcpy.
 """
 
@@ -73,10 +74,10 @@ def cases(name: str, codec: Codec, x: torch.Tensor, out: torch.Tensor, residual:
 def measure(todo: list[Case], rounds: int) -> None:
     for turn in range(rounds + 1):  # the first round touches the memory and is not counted
         for case in todo:
-            start = time.perf_counter()
+            start = time.thread_time()
             case.run()
             if turn:
-                case.times_s.append(time.perf_counter() - start)
+                case.times_s.append(time.thread_time() - start)
 
 
 def table(todo: list[Case], input_bytes: int) -> list[dict[str, object]]:

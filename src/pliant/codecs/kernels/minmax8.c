@@ -2,7 +2,7 @@
 // Compiled for finite numbers, so that minima vectorize; whether a block is finite is asked of the bits.
 #include "kernels.h"
 
-#define PIECE 128               // elements worked on between two requests for memory
+#define PIECE 64                // elements worked on between two requests for memory
 #define ROUNDER 12582912.0f     // 1.5 * 2^23: adding it rounds to the nearest integer, half to even, in the low bits
 
 typedef struct { float low, step, offset, inverse; } grid_t;

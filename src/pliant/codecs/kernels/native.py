@@ -62,24 +62,23 @@ _SIGNATURES = {
 }
 
 
-def _found() -> str:
-    """Return the library's path: beside this file if it was built in place, else where the package is installed."""
-    in_place = Path(__file__).with_name("_cpu.so")
-    if in_place.exists():
-        return str(in_place)
+def _found() -> Path:
+    """Return the library: built in place beside this file, or installed; the newer one if there are both."""
     spec = importlib.util.find_spec("pliant.codecs.kernels._cpu")
-    if spec is None or spec.origin is None:
+    places = {Path(__file__).with_name("_cpu.so")} | ({Path(spec.origin)} if spec and spec.origin else set())
+    built = [place for place in places if place.exists()]
+    if not built:
         raise RuntimeError(
             "Pliant's compiled kernels are missing: this is a source tree that was never built; "
             "install the package (pip install .), or build in place as CMakeLists.txt says."
         )
-    return spec.origin
+    return max(built, key=lambda place: place.stat().st_mtime)
 
 
 @cache
 def _library() -> ctypes.CDLL:
     path = _found()
-    library = ctypes.CDLL(path)
+    library = ctypes.CDLL(str(path))
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(library, name, None)
         if function is None:
