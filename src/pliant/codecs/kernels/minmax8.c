@@ -2,8 +2,7 @@
 // Compiled for finite numbers, so that minima vectorize; whether a block is finite is asked of the bits.
 #include "kernels.h"
 
-#define PIECE 64                // elements worked on between two requests for memory
-#define ROUNDER 12582912.0f     // 1.5 * 2^23: adding it rounds to the nearest integer, half to even, in the low bits
+#define ROUNDER 12582912.0f  // 1.5 * 2^23: adding it rounds to the nearest integer, half to even, in the low bits
 
 typedef struct { float low, step, offset, inverse; } grid_t;
 
@@ -66,7 +65,7 @@ INLINE float rounded(float x, grid_t g) {
         }                     \
     } while (0)
 
-INLINE void encode_piece(const float *x, uint8_t *codes, int64_t n, grid_t g) {
+INLINE void encode_block(const float *x, uint8_t *codes, int64_t n, grid_t g) {
     for (int64_t i = 0; i < n; i++) codes[i] = (uint8_t)bits_of(rounded(x[i], g));
 }
 
@@ -81,16 +80,11 @@ DISPATCHED void minmax8_encode(const float *restrict x, uint8_t *restrict out, i
             memset(codes + first, 0, (size_t)m);
             continue;
         }
-        int64_t i = first, end = first + m;
-        for (; i + PIECE <= end; i += PIECE) {
-            prefetch(x + i + block, PIECE * sizeof *x);
-            EACH_OFFSET(g, encode_piece(x + i, codes + i, PIECE, g));
-        }
-        encode_piece(x + i, codes + i, end - i, g);
+        EACH_OFFSET(g, encode_block(x + first, codes + first, m, g));
     }
 }
 
-INLINE void keep_piece(const float *y, float *r, uint8_t *codes, int64_t n, grid_t g) {
+INLINE void encode_and_keep(const float *y, float *r, uint8_t *codes, int64_t n, grid_t g) {
     for (int64_t i = 0; i < n; i++) {
         float v = rounded(y[i], g);
         codes[i] = (uint8_t)bits_of(v);
@@ -114,13 +108,7 @@ DISPATCHED void minmax8_encode_feedback(const float *x, float *restrict residual
             for (int64_t i = 0; i < m; i++) r[i] = y[i] - g.offset;
             continue;
         }
-        int64_t i = 0;
-        for (; i + PIECE <= m; i += PIECE) {
-            prefetch(x + first + i + block, PIECE * sizeof *x);
-            prefetch(r + i + block, PIECE * sizeof *r);
-            EACH_OFFSET(g, keep_piece(y + i, r + i, codes + first + i, PIECE, g));
-        }
-        keep_piece(y + i, r + i, codes + first + i, m - i, g);
+        EACH_OFFSET(g, encode_and_keep(y, r, codes + first, m, g));
     }
 }
 
