@@ -1,6 +1,7 @@
 """The rows of the law tests: every codec and every algorithm. A new one is one row."""
 
 import torch
+from hypothesis import strategies as st
 
 import pliant as p
 import pliant.codecs as c
@@ -25,6 +26,28 @@ CODECS = [
     c.BlockTopK(ratio=0.2, block=16),
     c.RandomK(ratio=0.1),
 ]
+
+SIZES = st.sampled_from([0, 1, 2, 7, 31, 32, 33, 64, 1000, 1024, 1025, 2048, 2049, 5000])
+KINDS = st.sampled_from(["normal", "huge", "denormal", "constant", "zero", "offset", "sparse", "tiny range"])
+
+
+LARGEST = torch.finfo(torch.bfloat16).max  # the next float32 that a bfloat16 cannot hold is not far
+
+
+def vector(kind: str, numel: int, seed: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(numel, generator=g)
+    return {
+        "normal": x,
+        "huge": (x * 2e38).clamp(-LARGEST, LARGEST),
+        "denormal": x * 1e-42,
+        "constant": torch.full((numel,), 0.5),
+        "zero": torch.zeros(numel),
+        "offset": 1000 + 5e-4 * x,
+        "sparse": x * (torch.rand(numel, generator=g) < 0.05),
+        "tiny range": x * 1e-8,
+    }[kind]
+
 
 ALGORITHMS = {
     "allreduce": p.allreduce(),

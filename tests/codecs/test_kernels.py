@@ -1,0 +1,132 @@
+"""The C kernels against their twins in torch: equal to the bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.codecs.kernels import native, twins
+from tables import KINDS, SIZES, vector
+
+
+def both(function, *arguments):
+    """Run the C kernel and its twin on copies; return what each has written."""
+    results = []
+    for module in (native, twins):
+        copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+        getattr(module, function)(*copies[:-1], **copies[-1])
+        results.append([c for c in copies if isinstance(c, torch.Tensor)])
+    return results
+
+
+@given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans())
+def test_kernels_equal_their_twins(numel, kind, feedback):
+    x = vector(kind, numel, 1)
+    residual = vector("normal", numel, 2) if feedback and kind != "huge" else None
+    acc = vector("normal", numel, 3)
+    cases = [("minmax8_encode", 12 * -(-numel // 64) + numel, (64, {}), "minmax8_decode", (64,))]
+    for bits in (2, 4, 8):
+        size = 4 * -(-numel // 64) + -(-numel * bits // 8)
+        for stochastic in (True, False):
+            extra = (64, bits, 99, {"stochastic": stochastic})
+            cases.append(("levels_encode", size, extra, "levels_decode", (64, bits)))
+    for encoder, nbytes, extra, decoder, shape in cases:
+        payload = torch.zeros(nbytes, dtype=torch.uint8)
+        fast, slow = both(encoder, x, residual, payload, *extra)
+        for a, b in zip(fast, slow, strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num()), (encoder, extra)
+        encoded = fast[-1]
+        for add in (True, False):
+            fast, slow = both(decoder, encoded, acc, *shape, {"add": add})
+            assert torch.equal(fast[1], slow[1]), (decoder, add)
+
+
+@given(numel=SIZES.filter(bool), kind=KINDS)
+def test_sign_kernels_equal_their_twins(numel, kind):
+    x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
+    payload = torch.zeros(4 * -(-numel // 64) + -(-numel // 8), dtype=torch.uint8)
+    fast, slow = both("sign_encode", x, None, payload, 64, {})
+    assert torch.equal(fast[-1], slow[-1])
+    encoded = fast[-1]
+    for add in (True, False):
+        fast, slow = both("sign_decode", encoded, acc, 64, {"add": add})
+        assert torch.equal(fast[1], slow[1])
+
+
+@given(numel=st.integers(1, 3000), kind=KINDS, share=st.floats(0.001, 1.0), stride=st.sampled_from([1, 1, 64]))
+def test_selection_equals_its_twin(numel, kind, share, stride):
+    x = vector(kind, numel, 4)
+    k = max(1, int(share * numel))
+    slots = torch.zeros(k, dtype=torch.int32), torch.zeros(k)
+    fast, slow = both("topk_encode", x, *slots, stride, {})
+    assert torch.equal(fast[1], slow[1])
+    assert torch.equal(fast[2], slow[2])
+    if stride == 1:
+        kept = np.sort(np.abs(fast[2].numpy()))
+        np.testing.assert_array_equal(kept, np.sort(np.sort(np.abs(x.numpy()))[-k:]))
+
+
+@given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans(), bad=st.booleans())
+def test_float_formats_equal_their_twins(numel, kind, feedback, bad):
+    x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
+    if bad:
+        x[numel // 2] = torch.nan
+    residual = vector("normal", numel, 2) if feedback and kind != "huge" else None
+    for name, extra in (("natural", (64, 99)), ("fp8", (64,))):
+        payload = torch.zeros(4 * -(-numel // 64) + numel, dtype=torch.uint8)
+        fast, slow = both(f"{name}_encode", x, residual, payload, *extra, {})
+        for a, b in zip(fast, slow, strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
+        encoded = fast[-1]
+        for add in (True, False):
+            fast, slow = both(f"{name}_decode", encoded, acc, 64, {"add": add})
+            assert torch.equal(fast[1].nan_to_num(), slow[1].nan_to_num()), (name, add)
+
+
+@given(numel=st.integers(1, 3000), kind=KINDS, block=st.sampled_from([1, 7, 16, 128]))
+def test_block_kernels_equal_their_twins(numel, kind, block):
+    x = vector(kind, numel, 4)
+    num_blocks = -(-numel // block)
+    fast, slow = both("block_rms", x, torch.zeros(num_blocks), block, {})
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-6, atol=1e-45)
+    chosen = torch.randperm(num_blocks)[: -(-num_blocks // 3)].sort().values.int()
+    fast, slow = both("blocks_gather", x, chosen, torch.zeros(chosen.numel() * block), block, {})
+    values = fast[2]
+    assert torch.equal(values, slow[2])
+    for name, arguments in (("blocks_add", (chosen, values)), ("blocks_clear", (chosen,))):
+        fast, slow = both(name, vector("normal", numel, 5), *arguments, block, {})
+        assert torch.equal(fast[0], slow[0])
+
+
+@pytest.mark.parametrize("values", ["normal", "sparse", "constant", "few", "rising", "nan"])
+@pytest.mark.parametrize("k", [1, 500, 2000, 90_000])
+def test_selection_from_many_equals_its_twin(values, k):
+    numel = 100_003
+    x = vector("normal" if values in ("few", "nan") else values, numel, 4) if values != "rising" else None
+    x = torch.arange(numel).float() if x is None else x
+    if values == "few":
+        x = (4 * x).round()  # many ties at the threshold
+    if values == "nan":
+        x[::1000] = torch.nan
+    fast, slow = both("topk_encode", x, torch.zeros(k, dtype=torch.int32), torch.zeros(k), 1, {})
+    assert torch.equal(fast[1], slow[1])
+    assert torch.equal(fast[2].nan_to_num(), slow[2].nan_to_num())
+
+
+@given(num_bytes=st.integers(0, 300))
+def test_the_hash_equals_its_twin(num_bytes):
+    x = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+    assert native.hash_bytes(x) == twins.hash_bytes(x)
+
+
+@given(numel=st.integers(1, 3000), share=st.floats(0.001, 1.0), seed=st.integers(0, 2**32 - 1))
+def test_random_places_equal_their_twin_and_never_repeat(numel, share, seed):
+    k = max(1, int(share * numel))
+    x = vector("normal", numel, 4)
+    fast, slow = both("randomk_gather", x, torch.zeros(k), seed, {})
+    assert torch.equal(fast[1], slow[1])
+    ones = torch.zeros(numel)
+    native.randomk_add(ones, torch.ones(k), seed)
+    assert int(ones.sum()) == k
+    assert float(ones.max()) == 1.0
