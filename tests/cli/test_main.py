@@ -29,6 +29,20 @@ def test_it_starts_without_waiting_for_torch():
     assert statistics.median(ours) < statistics.median(bare) + 1.0
 
 
+def test_emulate_runs_without_torch():
+    code = """
+import sys
+from pliant.cli.main import main
+sys.argv = ["pliant", "emulate", "--help"]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_mistakes_are_one_sentence():
     for arguments, sentence in (
         (("bench", "--models", "resnet"), "there is no model 'resnet'; there are"),

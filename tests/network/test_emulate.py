@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pliant.network import CannotEmulateError, emulated
-from pliant.spec import Host, Topology
+from pliant.spec import Host, Link, Topology
 
 pytestmark = pytest.mark.netns
 
@@ -80,13 +80,20 @@ def test_ranks_meet_and_links_are_as_asked(tmp_path):
 
 
 def test_a_failing_rank_ends_the_others(tmp_path):
-    code = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)"
+    # What a failed rank leaves running, with our pipe in its hands, must not hold us up either.
+    code = """
+import os, subprocess, sys, time
+if os.environ["RANK"] == "1":
+    subprocess.Popen(["sleep", "60"])
+    sys.exit(7)
+time.sleep(60)
+"""
     start = time.monotonic()
     done = emulate("--hosts", "2", "--rate", "none", "--no-check", code=code, tmp_path=tmp_path)
     assert time.monotonic() - start < 20
     assert done.returncode == 1
-    assert "failed" in done.stderr
-    assert "ended because another rank failed" in done.stderr
+    assert "failed: exit code 7" in done.stderr
+    assert "stopped: another rank failed" in done.stderr
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -94,10 +101,16 @@ def test_nothing_stays_however_it_ends(tmp_path, sign):
     before = traces()
     marker = tmp_path / "up"
     script = tmp_path / "script.py"
+    # A process in a session of its own is out of reach of signals to the rank's group.
     script.write_text(
-        f"import time\nopen({str(marker)!r} + __import__('os').environ['RANK'], 'w').close()\ntime.sleep(100)"
+        "import os, subprocess, sys, time\n"
+        "sleeper = [sys.executable, '-c', 'import time; time.sleep(100)', sys.argv[1]]\n"
+        "subprocess.Popen(sleeper, start_new_session=True)\n"
+        "open(sys.argv[1] + os.environ['RANK'], 'w').close()\n"
+        "time.sleep(100)\n"
     )
-    command = [*PLIANT, "emulate", "--hosts", "2", "--delay", "1ms", "--no-check", "--", sys.executable, str(script)]
+    options = ["--hosts", "2", "--delay", "1ms", "--no-check", "--"]
+    command = [*PLIANT, "emulate", *options, sys.executable, str(script), str(marker)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not all(Path(f"{marker}{rank}").exists() for rank in range(2)):
@@ -108,7 +121,7 @@ def test_nothing_stays_however_it_ends(tmp_path, sign):
     process.communicate(timeout=30)
     assert process.returncode != 0
     settles(before)
-    left = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False).stdout
+    left = subprocess.run(["pgrep", "-f", str(marker)], capture_output=True, text=True, check=False).stdout
     assert left == ""
 
 
@@ -121,5 +134,52 @@ def test_a_topology_file_and_flags_are_refused_together(tmp_path):
     options = ("--topology", "t.json", "--rate", "1gbit")
     done = emulate(*options, code="", tmp_path=tmp_path)
     assert done.returncode == 2
-    assert "both given; use one" in done.stderr
+    assert "--topology t.json and --rate both say" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_handles_sigterm_gets_its_time(tmp_path):
+    code = """
+import signal, sys, time
+def leave(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+time.sleep(60)
+"""
+    done = emulate("--hosts", "1", "--timeout", "1s", code=code, tmp_path=tmp_path)
+    assert "[host0 0] saved" in done.stdout
+
+
+def test_links_that_the_machine_cannot_carry_are_refused():
+    hosts = tuple(Host(name=n, send_bytes_per_s=5e10, receive_bytes_per_s=5e10) for n in "ab")
+    with pytest.raises(RuntimeError, match=r"a -> b carries .* instead of 4e"), emulated(Topology(hosts=hosts)):
+        pass
+
+
+def test_ranks_share_a_limit_of_cpus():
+    """Two busy ranks on a host with a fifth of a CPU get a fifth of a second of it in a second, together."""
+    code = """
+import time
+start_s = time.monotonic()
+while time.monotonic() - start_s < 1: pass
+print(time.process_time())
+"""
+    spent_s: list[float] = []
+    try:
+        with emulated(Topology(hosts=(Host(name="a", num_ranks=2, cpu_share=0.2),)), check=False) as cluster:
+            cluster.run([sys.executable, "-c", code], on_line=lambda _, line: spent_s.append(float(line)))
+    except CannotEmulateError as error:
+        pytest.skip(str(error))
+    assert len(spent_s) == 2
+    assert sum(spent_s) < 0.45
+
+
+def test_what_cannot_be_emulated_is_refused_before_anything_is_made():
+    hosts = (Host(name="a"), Host(name="b"))
+    links = (Link(source="a", target="b", bytes_per_s=1.0, latency_s=0.0),)
+    with pytest.raises(ValueError, match="a link of its own from a to b"), emulated(Topology(hosts=hosts, links=links)):
+        pass
+    many = Topology(hosts=tuple(Host(name=str(k)) for k in range(300)))
+    with pytest.raises(ValueError, match="300 hosts, but at most 250"), emulated(many):
+        pass

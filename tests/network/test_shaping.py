@@ -4,7 +4,7 @@ import pytest
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network.linkcheck import LinkReport, expected_bytes_per_s, judge
-from pliant.network.shaping import burst_bytes, queue_bytes, shape
+from pliant.network.shaping import burst_bytes, hold, queue_bytes, shape
 
 
 def test_buckets_and_queues_follow_the_rate():
@@ -17,6 +17,13 @@ def test_buckets_and_queues_follow_the_rate():
     command = shape("eth0", 12.5e6)
     assert command[:6] == ["tc", "qdisc", "replace", "dev", "eth0", "root"]
     assert "100000000bit" in command
+
+
+def test_a_shaper_goes_behind_a_delay():
+    assert hold("port0", 0.005)[-4:] == ["delay", "5000us", "limit", "100000"]
+    assert hold("port0", 0.005)[6:9] == ["handle", "1:", "netem"]
+    behind = shape("port0", 12.5e6, behind_delay=True)
+    assert behind[5:10] == ["parent", "1:1", "handle", "2:", "tbf"]
 
 
 def test_slow_hosts_get_their_share():
@@ -47,6 +54,7 @@ def test_links_are_judged():
     assert expected_bytes_per_s(0.0, 5.0) == expected_bytes_per_s(5.0, 9.0) == 5.0
     assert expected_bytes_per_s(0.0, 0.0) == 0.0
     assert judge([link(1e6, 0.9e6), link(0.0, 1.0), link(1e6, 1.1e6, 0.01, 0.011)]) == []
-    (slow, quick) = judge([link(12.5e6, 5e6), link(0.0, 1.0, 0.01, 0.001)])
+    slow, quick, late = judge([link(12.5e6, 5e6), link(0.0, 1.0, 0.01, 0.001), link(0.0, 1.0, 0.01, 0.03)])
     assert "carries 40 Mbit/s instead of 100" in slow
     assert "answers in 1.0 ms instead of 10.0" in quick
+    assert "answers in 30.0 ms instead of 10.0" in late

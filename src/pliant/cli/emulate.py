@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.network import LinkReport, RankResult, emulated
+from pliant.network.linkcheck import refuse_wrong
 from pliant.spec import Host, Topology, load
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
@@ -57,6 +58,7 @@ def topology_from_flags(
 
 
 def emulate(
+    context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="What to run, after --.")],
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
     rate: Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")] = "100mbit",
@@ -73,21 +75,24 @@ def emulate(
 
     The environment is torchrun's, so a script that calls init_process_group("gloo") runs as it is.
     """
-    flags = (hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
-    if topology is not None and flags != (4, "100mbit", "0ms", [], 1, 0.0):
-        raise ValueError(f"--topology {topology} and options for hosts or links are both given; use one of them.")
-    cluster_spec = load(Topology, topology) if topology is not None else topology_from_flags(*flags)
+    if topology is not None:
+        _refuse_flags_beside(topology, context)
+        cluster_spec = load(Topology, topology)
+    else:
+        cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
     timeout_s = parse_time(timeout)
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     console = Console(stderr=True)
     with emulated(cluster_spec, check=False) as cluster:
         links = cluster.check_links() if check else []
         if check:
             _show_links(console, links)
-            _refuse_wrong(links)
+            refuse_wrong(links)
 
         def on_line(rank: int, text: str) -> None:
-            print(f"[{cluster_spec.hosts[cluster.place(rank)[0]].name} {rank}] {text}", flush=True)
+            # One write a line: each rank's lines come from a thread of its own.
+            print(f"[{cluster_spec.hosts[cluster.place(rank)[0]].name} {rank}] {text}\n", end="", flush=True)
 
         results = cluster.run(command, on_line=on_line, timeout_s=timeout_s)
     if json_file is not None:
@@ -101,14 +106,18 @@ def _leave(signal_number: int, _: FrameType | None) -> None:
     sys.exit(128 + signal_number)
 
 
-def _refuse_wrong(links: list[LinkReport]) -> None:
-    from pliant.network.linkcheck import judge
-
-    if wrong := judge(links):
-        raise RuntimeError(
-            "the emulated links are not what was asked for: " + "; ".join(wrong) + ". Lower the rates or wait until "
-            "the machine is idle, or pass --no-check."
+def _refuse_flags_beside(topology: Path, context: typer.Context) -> None:
+    names = ("hosts", "rate", "delay", "slow", "ranks_per_host", "cpus_per_host")
+    given = [f"--{name.replace('_', '-')}" for name in names if _is_given(context, name)]
+    if given:
+        raise ValueError(
+            f"--topology {topology} and {', '.join(given)} both say what the hosts are like; use one of them."
         )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show_links(console: Console, links: list[LinkReport]) -> None:
@@ -121,11 +130,18 @@ def _show_links(console: Console, links: list[LinkReport]) -> None:
 
 
 def _show_failures(console: Console, results: list[RankResult]) -> None:
-    table = Table("rank", "host", "exit code", "", title="ranks")
+    table = Table("rank", "host", "how it ended", title="ranks")
     for r in results:
-        how = "ended because another rank failed" if r.ended_by_us else ("failed" if r.exit_code else "ended well")
-        table.add_row(str(r.rank), r.host, str(r.exit_code), how)
+        table.add_row(str(r.rank), r.host, _how(r))
     console.print(table)
+
+
+def _how(result: RankResult) -> str:
+    if result.ended_by_us:
+        return "stopped: another rank failed, or the time was up"
+    if result.exit_code < 0:
+        return f"failed: killed by {signal.Signals(-result.exit_code).name}"
+    return f"failed: exit code {result.exit_code}" if result.exit_code else "well"
 
 
 def _write(path: Path, links: list[LinkReport], results: list[RankResult]) -> None:

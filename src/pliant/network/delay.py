@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent
+from pliant.network.shaping import hold
 
 __all__ = ["DelayRelay", "delay_with_netem"]
 
@@ -15,16 +16,10 @@ _QUEUE_NUMBER = "7"
 _READY_S = 5.0
 
 
-def delay_with_netem(host: Namespace, bridge: Namespace, device: str, delay_s: float) -> bool:
-    """Try to delay what leaves the bridge towards a host, behind its shaper; say whether the kernel can.
-
-    `device` is the bridge's port of the host.
-    """
-    del host
-    parent = ["parent", "1:"] if "tbf 1:" in bridge.run("tc", "qdisc", "show", "dev", device) else ["root"]
-    command = ["tc", "qdisc", "add", "dev", device, *parent, "handle", "2:", "netem"]
+def delay_with_netem(bridge: Namespace, port: str, delay_s: float) -> bool:
+    """Try to delay what leaves the bridge by a host's port; say whether the kernel can."""
     try:
-        bridge.run(*command, "delay", f"{delay_s * 1e6:.0f}us", "limit", "100000")
+        bridge.run(*hold(port, delay_s))
     except CannotEmulateError:
         return False
     return True
@@ -34,14 +29,6 @@ class DelayRelay:
     """Holds every packet that a host receives for a fixed time, by an NFQUEUE rule and a small C program."""
 
     def __init__(self, host: Namespace, delay_s: float) -> None:
-        if shutil.which("iptables") is None:
-            raise CannotEmulateError(
-                "this kernel has no netem, so delays need the program iptables; install the Debian package iptables."
-            )
-        # The older tables: some kernels have the NFQUEUE target only for them.
-        program = "iptables-legacy" if shutil.which("iptables-legacy") else "iptables"
-        rule = ["-i", "eth0", "-j", "NFQUEUE", "--queue-num", _QUEUE_NUMBER, "--queue-bypass"]
-        host.run(program, "-A", "INPUT", *rule)
         self._relay = subprocess.Popen(
             [*host.prefix(), str(_relay_path()), _QUEUE_NUMBER, f"{delay_s * 1e6:.0f}"],
             stdin=subprocess.DEVNULL,
@@ -52,10 +39,15 @@ class DelayRelay:
         )
         out = self._relay.stdout
         ready = out is not None and select.select([out], [], [], _READY_S)[0] and out.readline() == b"ready\n"
-        if not ready:
-            self._relay.kill()
-            error = self._relay.stderr.read().decode().strip() if self._relay.stderr is not None else ""
-            raise CannotEmulateError(f"the delay relay of host {host.name} did not start: {error or 'no answer'}.")
+        try:
+            if not ready:
+                self._relay.kill()
+                error = self._relay.stderr.read().decode().strip() if self._relay.stderr is not None else ""
+                raise CannotEmulateError(f"the delay relay of host {host.name} did not start: {error or 'no answer'}.")
+            _divert(host)  # last: without a relay that listens, the kernel drops what is sent to its queue
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the relay; the rule goes with the namespace."""
@@ -64,6 +56,30 @@ class DelayRelay:
         for pipe in (self._relay.stdout, self._relay.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _divert(host: Namespace) -> None:
+    """Send all that the host receives to the relay's queue."""
+    # The older tables first: some kernels have the NFQUEUE target only for them, others have only the newer.
+    programs = [program for program in ("iptables-legacy", "iptables") if shutil.which(program) is not None]
+    if not programs:
+        raise CannotEmulateError(
+            "this kernel has no netem, so delays need the program iptables; install the Debian package iptables."
+        )
+    # Each host has tables of its own, so nobody needs the lock, whose file an ordinary user may not write.
+    command = ["-A", "INPUT", "-i", "eth0", "-j", "NFQUEUE", "--queue-num", _QUEUE_NUMBER]
+    errors: list[str] = []
+    for program in programs:
+        try:
+            host.run("env", "XTABLES_LOCKFILE=/dev/null", program, *command)
+        except CannotEmulateError as error:
+            errors.append(str(error))
+        else:
+            return
+    raise CannotEmulateError(
+        "this kernel has no netem, and its packet filter has no NFQUEUE either (modules sch_netem, xt_NFQUEUE): "
+        + " ".join(errors)
+    )
 
 
 def _relay_path() -> Path:

@@ -63,19 +63,34 @@ static void tell(int fd, const message_t *m) {
     if (send(fd, m, m->header.nlmsg_len, 0) < 0) fail("send");
 }
 
+// Configuration is confirmed; nothing else arrives meanwhile, since no rule sends packets here yet.
+static void ask(int fd, message_t *m) {
+    uint8_t answer[1024];
+    const struct nlmsghdr *header = (const struct nlmsghdr *)answer;
+    m->header.nlmsg_flags |= NLM_F_ACK;
+    tell(fd, m);
+    ssize_t got = recv(fd, answer, sizeof answer, 0);
+    if (got < (ssize_t)NLMSG_LENGTH(sizeof(struct nlmsgerr)) || header->nlmsg_type != NLMSG_ERROR) {
+        errno = EPROTO;
+        fail("queue");
+    }
+    errno = -((const struct nlmsgerr *)NLMSG_DATA(header))->error;
+    if (errno) fail("queue");
+}
+
 static void configure(int fd, uint16_t queue) {
     struct nfqnl_msg_config_cmd bind_queue = {NFQNL_CFG_CMD_BIND, 0, htons(AF_INET)};
     struct nfqnl_msg_config_params only_numbers = {0, NFQNL_COPY_META};
     uint32_t length = htonl(MAX_WAITING / 2), whole_segments = htonl(NFQA_CFG_F_GSO);
     message_t m = message_for(queue, NFQNL_MSG_CONFIG);
     add(&m, NFQA_CFG_CMD, &bind_queue, sizeof bind_queue);
-    tell(fd, &m);
+    ask(fd, &m);
     m = message_for(queue, NFQNL_MSG_CONFIG);
     add(&m, NFQA_CFG_PARAMS, &only_numbers, sizeof only_numbers);
     add(&m, NFQA_CFG_QUEUE_MAXLEN, &length, sizeof length);
     add(&m, NFQA_CFG_FLAGS, &whole_segments, sizeof whole_segments);
     add(&m, NFQA_CFG_MASK, &whole_segments, sizeof whole_segments);
-    tell(fd, &m);
+    ask(fd, &m);
 }
 
 static void note_packet(const struct nlmsghdr *header, int64_t delay_ns) {

@@ -1,9 +1,13 @@
 """The program that measures a link from inside an emulated host: a ping-pong, then bulk while all others send.
 
-``python -m pliant.network.linkprobe OWN_ADDRESS NEXT_ADDRESS SECONDS`` prints one line of JSON.
+``python linkprobe.py OWN_ADDRESS NEXT_ADDRESS SKIP_BYTES WINDOW_S`` prints one figure a line, and waits for a line of
+its input after each: 0 when it listens, the round trip to the next host in s, what it receives in bytes/s. Standard
+library only, since it runs without our package.
 """
 
+import contextlib
 import json
+import queue
 import socket
 import sys
 import threading
@@ -13,66 +17,75 @@ __all__ = ["main"]
 
 _PORT = 5999
 _CHUNK = bytes(1 << 16)
+_SLOW_START_S = 0.2
+_PATIENCE_S = 30.0
 
 
-def main(own: str, following: str, seconds: float) -> dict[str, float]:
-    """Measure on one host: bytes per second that come in while all send, and the round trip to the next host."""
+def main(own: str, following: str, skip_bytes: int, window_s: float) -> None:
+    """Measure on one host, in step with the probes on all others."""
     listener = socket.create_server((own, _PORT))
-    served = threading.Event()
-    threading.Thread(target=_serve, args=(listener, served), daemon=True).start()
-    echo = _connect(following)
-    echo.sendall(b"e")
-    trips: list[float] = []
-    for _ in range(5):
-        start_s = time.perf_counter()
-        echo.sendall(b".")
-        echo.recv(1)
-        trips.append(time.perf_counter() - start_s)
-    bulk = _connect(following)
-    bulk.sendall(b"b")
-    stop_s = time.perf_counter() + seconds
-    while time.perf_counter() < stop_s:
-        bulk.sendall(_CHUNK)
-    bulk.shutdown(socket.SHUT_WR)
-    rate = float(bulk.recv(64).decode())
-    served.wait(timeout=10)  # the host before this one may still be sending
-    return {"bytes_per_s": rate, "round_trip_s": min(trips)}
+    found: queue.SimpleQueue[float] = queue.SimpleQueue()
+    threading.Thread(target=_serve, args=(listener, skip_bytes, window_s, found), daemon=True).start()
+    _tell(0.0)
+    _tell(_round_trip_s(following))
+    threading.Thread(target=_send, args=(following,), daemon=True).start()
+    _tell(found.get(timeout=_PATIENCE_S + window_s))
 
 
-def _connect(address: str) -> socket.socket:
-    deadline_s = time.monotonic() + 10
-    while True:
-        try:
-            return socket.create_connection((address, _PORT), timeout=10)
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.02)
+def _tell(figure: float) -> None:
+    print(json.dumps(figure), flush=True)
+    sys.stdin.readline()
 
 
-def _serve(listener: socket.socket, served: threading.Event) -> None:
+def _round_trip_s(address: str) -> float:
+    """Return the shortest of five round trips: the others had to wait for a core."""
+    trips_s: list[float] = []
+    with socket.create_connection((address, _PORT), timeout=_PATIENCE_S) as echo:
+        echo.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        echo.sendall(b"e")
+        for _ in range(5):
+            start_s = time.perf_counter()
+            echo.sendall(b".")
+            echo.recv(1)
+            trips_s.append(time.perf_counter() - start_s)
+    return min(trips_s)
+
+
+def _send(address: str) -> None:
+    """Send until the receiver has seen enough and closes."""
+    with contextlib.suppress(OSError), socket.create_connection((address, _PORT), timeout=_PATIENCE_S) as bulk:
+        bulk.sendall(b"b")
+        while True:
+            bulk.sendall(_CHUNK)
+
+
+def _serve(listener: socket.socket, skip_bytes: int, window_s: float, found: "queue.SimpleQueue[float]") -> None:
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=_answer, args=(connection, served), daemon=True).start()
+        with connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.recv(1) == b"b":
+                found.put(_rate(connection, skip_bytes, window_s))
+            else:
+                while data := connection.recv(1):
+                    connection.sendall(data)
 
 
-def _answer(connection: socket.socket, served: threading.Event) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if connection.recv(1) == b"e":
-        while data := connection.recv(1):
-            connection.sendall(data)
-        return
+def _rate(connection: socket.socket, skip_bytes: int, window_s: float) -> float:
+    """Return bytes per second that come in, once slow start is over and the shapers' buckets are empty."""
     start_s = first_s = time.perf_counter()
-    counted = 0
+    skipped = counted = 0
     while data := connection.recv(1 << 20):
         now_s = time.perf_counter()
-        if now_s - start_s < 0.2:  # slow start, and the shaper's full bucket
+        if skipped <= skip_bytes or now_s - start_s < _SLOW_START_S:
             first_s = now_s
-        else:
-            counted += len(data)
-    connection.sendall(f"{counted / max(time.perf_counter() - first_s, 1e-9)}".encode())
-    served.set()
+            skipped += len(data)
+            continue
+        counted += len(data)
+        if now_s - first_s >= window_s:
+            break
+    return counted / max(time.perf_counter() - first_s, 1e-9)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], float(sys.argv[3]))))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 __all__ = ["CannotEmulateError", "Namespace", "die_with_parent", "require_tools", "run_tool"]
 
@@ -28,7 +30,10 @@ def require_tools() -> None:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """Return what a child runs before exec, so that the kernel kills it when its parent dies, however it dies."""
+    """Return what a child runs before exec, so that the kernel kills it when its parent dies, however it dies.
+
+    Parent is the thread that starts the child: it must live as long as the child shall.
+    """
     libc = ctypes.CDLL(None)
 
     def in_child() -> None:
@@ -48,29 +53,32 @@ def run_tool(argv: Sequence[str], *, text: str = "") -> str:
 
 
 class Namespace:
-    """A network namespace, alive as long as its holder process is.
+    """A network namespace with a process namespace of its own, alive as long as its holder process is.
 
-    Root makes it directly. Anybody else makes it inside a user namespace, which is shared through `sibling`.
+    The holder is the first process of the process namespace: when it ends, the kernel kills all others in there, even
+    those that left their session. It ends with its parent, however that dies. Root makes namespaces directly; anybody
+    else makes them inside a user namespace, which the hosts of a cluster share through `sibling`.
     """
 
     def __init__(self, name: str, sibling: "Namespace | None" = None) -> None:
         self.name = name
-        rootless = os.geteuid() != 0
-        if rootless and sibling is not None:
-            start = [*sibling.user_prefix(), "unshare", "--net"]
-        else:
-            start = ["unshare", *(["--user", "--map-root-user"] if rootless else []), "--net"]
-        # cat waits for ever on a pipe that is never written: the holder ends with its parent in any case.
+        self._rootless = os.geteuid() != 0
+        user = ["--user", "--map-root-user"] if self._rootless and sibling is None else []
+        enter = sibling.user_prefix() if sibling is not None else []
+        # cat holds, says that it is there by repeating a line, and ends when its input does, which is with its parent.
         self._holder = subprocess.Popen(
-            [*start, "cat"],
+            [*enter, "unshare", *user, "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "cat"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=die_with_parent(os.getpid()),
             start_new_session=True,
         )
-        self._rootless = rootless
-        self._await_namespace()
+        try:
+            self._await_holder()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -78,40 +86,54 @@ class Namespace:
         return self._holder.pid
 
     def user_prefix(self) -> list[str]:
-        """Return what a command line begins with to run in the holder's user namespace, in this network or not."""
-        return ["nsenter", "--target", str(self.pid), "--user", "--preserve-credentials"] if self._rootless else []
+        """Return what a command line begins with to run in the holder's user namespace, but in no other of its."""
+        return ["nsenter", "--target", str(self.pid), *self._user(), "--"] if self._rootless else []
 
     def prefix(self) -> list[str]:
-        """Return what a command line begins with to run on this host."""
-        user = ["--user", "--preserve-credentials"] if self._rootless else []
-        return ["nsenter", "--target", str(self.pid), *user, "--net", "--"]
+        """Return what a command line begins with to see this host's network."""
+        return ["nsenter", "--target", str(self.pid), *self._user(), "--net", "--"]
+
+    def rank_prefix(self) -> list[str]:
+        """Return what a command line begins with to live on this host: its network, and its processes alone.
+
+        nsenter stays as the parent, in our process namespace. It is to be started with SIGTERM ignored, so that it can
+        wait for a rank that ends in its own time; `env` gives the rank the default back.
+        """
+        processes = f"--pid=/proc/{self.pid}/ns/pid_for_children"
+        enter = ["nsenter", "--target", str(self.pid), *self._user(), "--net", "--mount", processes, "--"]
+        return [*enter, "env", f"--chdir={Path.cwd()}", "--default-signal=TERM", "--"]
 
     def run(self, *argv: str, text: str = "") -> str:
-        """Run a short command on this host."""
+        """Run a short command in this host's network."""
         return run_tool([*self.prefix(), *argv], text=text)
 
     def close(self) -> None:
-        """End the holder; the kernel removes the namespace and its interfaces."""
-        if self._holder.stdin is not None:
-            self._holder.stdin.close()
+        """End the holder; the kernel ends every process on this host and removes its interfaces."""
         self._holder.kill()
         self._holder.wait()
-        if self._holder.stderr is not None:
-            self._holder.stderr.close()
+        for pipe in (self._holder.stdin, self._holder.stdout, self._holder.stderr):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
-    def _await_namespace(self) -> None:
-        own = os.readlink("/proc/self/ns/net")
-        while self._holder.poll() is None:
-            try:
-                entered = os.readlink(f"/proc/{self.pid}/ns/net") != own
-                command = os.readlink(f"/proc/{self.pid}/exe")
-            except OSError:
-                continue
-            if entered and not command.endswith("unshare"):
-                return
-        error = self._holder.stderr.read().decode().strip() if self._holder.stderr is not None else ""
-        self.close()
-        raise CannotEmulateError(
-            f"this machine does not let {'this user' if self._rootless else 'root'} make a network namespace: {error}; "
-            "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)."
-        )
+    def _user(self) -> list[str]:
+        return ["--user", "--preserve-credentials"] if self._rootless else []
+
+    def _await_holder(self) -> None:
+        holder = self._holder
+        if holder.stdin is None or holder.stdout is None or holder.stderr is None:
+            raise RuntimeError(f"the holder of {self.name} was started without pipes, but it answers through them.")
+        with suppress(BrokenPipeError):
+            holder.stdin.write(b"ready\n")
+            holder.stdin.flush()
+        if holder.stdout.readline() != b"ready\n":
+            who = "this user" if self._rootless else "root"
+            cure = (
+                "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 on Debian, "
+                "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)"
+                if self._rootless
+                else "in a container, allow CAP_SYS_ADMIN and CAP_NET_ADMIN (docker run --privileged)"
+            )
+            raise CannotEmulateError(
+                f"this machine does not let {who} make namespaces: {holder.stderr.read().decode().strip()}; {cure}."
+            )

@@ -1,8 +1,6 @@
-"""Rates and queues as tc command lines: pure functions."""
+"""Rates, queues and delays as tc command lines: pure functions."""
 
-from collections.abc import Sequence
-
-__all__ = ["QUEUE_S", "burst_bytes", "queue_bytes", "shape"]
+__all__ = ["QUEUE_S", "burst_bytes", "hold", "queue_bytes", "shape"]
 
 QUEUE_S = 0.05
 """How long a full queue takes to empty. Long enough that several senders to one host do not lose packets for ever,
@@ -10,6 +8,7 @@ short enough that a small message is not stuck behind seconds of a large one."""
 
 _MIN_BURST_BYTES = 128_000
 _MAX_BURST_BYTES = 1_250_000
+_HELD_PACKETS = 100_000  # a delay line, not a queue: it must not be what drops
 
 
 def burst_bytes(bytes_per_s: float) -> int:
@@ -22,13 +21,23 @@ def queue_bytes(bytes_per_s: float) -> int:
     return round(max(QUEUE_S * bytes_per_s, 2 * burst_bytes(bytes_per_s)))
 
 
-def shape(device: str, bytes_per_s: float) -> Sequence[str]:
+def shape(device: str, bytes_per_s: float, *, behind_delay: bool = False) -> list[str]:
     """Return the command that limits what leaves by a device; empty where 0 says that nothing limits it."""
     if bytes_per_s == 0:
         return []
     return [
-        *("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf"),
-        *("rate", f"{round(bytes_per_s * 8)}bit"),
+        *("tc", "qdisc", "replace", "dev", device),
+        *(("parent", "1:1", "handle", "2:") if behind_delay else ("root", "handle", "2:")),
+        *("tbf", "rate", f"{round(bytes_per_s * 8)}bit"),
         *("burst", f"{burst_bytes(bytes_per_s)}b"),
         *("limit", f"{queue_bytes(bytes_per_s)}b"),
     ]
+
+
+def hold(device: str, delay_s: float) -> list[str]:
+    """Return the command that delays what leaves by a device, with netem. It comes first; a shaper goes behind it.
+
+    The other way round, netem would take the place of the shaper's queue, and its length.
+    """
+    where = ["tc", "qdisc", "replace", "dev", device, "root", "handle", "1:"]
+    return [*where, "netem", "delay", f"{delay_s * 1e6:.0f}us", "limit", str(_HELD_PACKETS)]

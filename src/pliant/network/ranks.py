@@ -1,0 +1,105 @@
+"""Started ranks: read what they say, wait for them, and end all when one fails."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["RankResult", "run_ranks"]
+
+_GRACE_S = 5.0
+_DRAIN_S = 2.0  # for last words; not for ever, since a process that left its group may still hold the pipe
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """How one rank ended."""
+
+    rank: int
+    host: str
+    exit_code: int
+    """Negative for a signal, as in subprocess."""
+    ended_by_us: bool
+    """Whether it was stopped because another rank had failed, or the time was up."""
+
+
+def run_ranks(
+    processes: Sequence["subprocess.Popen[str]"],
+    hosts: Sequence[str],
+    on_line: Callable[[int, str], None],
+    timeout_s: float,
+) -> list[RankResult]:
+    """Wait for started ranks. When one fails, or after timeout_s (0: never), the others are ended.
+
+    Each process leads a process group, which is ended with it.
+    """
+    readers = [threading.Thread(target=_read, args=(r, p, on_line), daemon=True) for r, p in enumerate(processes)]
+    for reader in readers:
+        reader.start()
+    stopped: set[int] = set()
+    try:
+        _wait(processes, timeout_s)
+    finally:
+        stopped = _end(processes)
+        deadline_s = time.monotonic() + _DRAIN_S
+        for reader in readers:
+            reader.join(max(0.0, deadline_s - time.monotonic()))
+    return [
+        RankResult(rank=rank, host=host, exit_code=process.wait(), ended_by_us=rank in stopped)
+        for rank, (process, host) in enumerate(zip(processes, hosts, strict=True))
+    ]
+
+
+def _read(rank: int, process: "subprocess.Popen[str]", on_line: Callable[[int, str], None]) -> None:
+    if process.stdout is not None:
+        with process.stdout:
+            for line in process.stdout:
+                on_line(rank, line.rstrip("\n"))
+
+
+def _exit_code(process: "subprocess.Popen[str]") -> int | None:
+    """Return how a process ended, or None; it is left unreaped, so that its number stays its own until its group is."""
+    if process.returncode is not None:
+        return process.returncode
+    try:
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # somebody else has reaped it
+        return process.poll()
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _wait(processes: Sequence["subprocess.Popen[str]"], timeout_s: float) -> None:
+    """Return when all have ended, or a while after one has failed, or when the time is up."""
+    deadline_s = time.monotonic() + timeout_s if timeout_s else float("inf")
+    failed = False
+    while time.monotonic() < deadline_s:
+        codes = [_exit_code(process) for process in processes]
+        if None not in codes:
+            return
+        if not failed and any(codes):
+            failed = True
+            deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)  # the others may still say what they saw
+        time.sleep(_POLL_S)
+
+
+def _end(processes: Sequence["subprocess.Popen[str]"]) -> set[int]:
+    """End what still runs, with everything that any rank started; return which ranks still ran."""
+    running = {rank for rank, process in enumerate(processes) if _exit_code(process) is None}
+    try:
+        for rank in running:
+            os.killpg(processes[rank].pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline_s and any(_exit_code(processes[rank]) is None for rank in running):
+            time.sleep(_POLL_S)
+    finally:  # also when a second Ctrl-C cuts the wait short
+        for process in processes:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return running
