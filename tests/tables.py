@@ -22,7 +22,7 @@ CODECS = [
     c.Natural(),
     c.Int4(),
     c.TopK(ratio=0.1),
-    c.TopK(ratio=0.05, sampled=1),
+    c.TopK(ratio=0.25, sampled=1),
     c.BlockTopK(ratio=0.2, block=16),
     c.RandomK(ratio=0.1),
 ]

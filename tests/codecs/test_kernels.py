@@ -54,9 +54,17 @@ def test_sign_kernels_equal_their_twins(numel, kind):
         assert torch.equal(fast[1], slow[1])
 
 
-@given(numel=st.integers(1, 3000), kind=KINDS, share=st.floats(0.001, 1.0), stride=st.sampled_from([1, 1, 64]))
-def test_selection_equals_its_twin(numel, kind, share, stride):
+@given(
+    numel=st.integers(1, 3000),
+    kind=KINDS,
+    share=st.floats(0.001, 1.0),
+    stride=st.sampled_from([1, 61]),
+    bad=st.booleans(),
+)
+def test_selection_equals_its_twin(numel, kind, share, stride, bad):
     x = vector(kind, numel, 4)
+    if bad:
+        x[-1] = torch.inf  # a sample may find enough before it
     k = max(1, int(share * numel))
     slots = torch.zeros(k, dtype=torch.int32), torch.zeros(k)
     fast, slow = both("topk_encode", x, *slots, stride, {})
@@ -130,3 +138,24 @@ def test_random_places_equal_their_twin_and_never_repeat(numel, share, seed):
     native.randomk_add(ones, torch.ones(k), seed)
     assert int(ones.sum()) == k
     assert float(ones.max()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("encoder", "header_bytes", "settings", "keywords"),
+    [
+        ("minmax8_encode", 12, (64,), {}),
+        ("sign_encode", 4, (64,), {}),
+        ("levels_encode", 4, (64, 8, 9), {"stochastic": True}),
+        ("natural_encode", 4, (64, 9), {}),
+        ("fp8_encode", 4, (64,), {}),
+    ],
+)
+def test_only_blocks_that_do_not_overflow_change_the_residual(encoder, header_bytes, settings, keywords):
+    x, residual = torch.randn(256), torch.randn(256)
+    x[70] = residual[70] = 3e38
+    codes = 32 if encoder == "sign_encode" else 256
+    payload = torch.zeros(4 * header_bytes + codes, dtype=torch.uint8)
+    fast, slow = both(encoder, x, residual, payload, *settings, keywords)
+    assert torch.equal(fast[1], slow[1])
+    assert torch.equal(fast[1][64:128], residual[64:128])
+    assert not (fast[1] == residual).view(4, 64).all(1)[[0, 2, 3]].any()

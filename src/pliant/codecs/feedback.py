@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.base import Codec, FusedFeedback
+from pliant.codecs.checks import check_encode
 from pliant.codecs.finite import all_finite
 
 __all__ = ["encode_feedback"]
@@ -16,7 +17,8 @@ def encode_feedback(
 
     Seide et al., 1-bit SGD (Interspeech 2014); Stich and Karimireddy (arXiv:1909.05350):
     p <- C(x + e); e <- x + e - p, so that the sum of what was sent, plus e, is the sum of what came in.
-    An x with a NaN or Inf poisons the payload and leaves e alone.
+    An x with a NaN or Inf poisons the payload and leaves e alone. So does a sum that overflows the codec: it leaves
+    alone the e of a quantizer's block, and all of the e of a cast, whose range is the smallest.
 
     Args:
         codec: Any codec; one with a fused kernel needs one pass.
@@ -27,13 +29,16 @@ def encode_feedback(
         scratch: float32 (numel,), overwritten; used by codecs without a fused kernel; made if not given.
 
     """
-    if not all_finite(x):
-        codec.encode(x, payload, seed)
-    elif isinstance(codec, FusedFeedback):
-        codec.encode_feedback(x, residual, payload, seed)
-    else:
-        residual.add_(x)
-        codec.encode(residual, payload, seed)
-        scratch = torch.empty_like(residual) if scratch is None else scratch
-        codec.decode(payload, scratch)
-        residual.sub_(scratch)
+    if isinstance(codec, FusedFeedback):
+        if all_finite(x):
+            codec.encode_feedback(x, residual, payload, seed)
+        else:
+            codec.encode(x, payload, seed)
+        return
+    check_encode(codec.name, x, payload, codec.nbytes(x.numel()), residual)
+    scratch = torch.empty_like(x) if scratch is None else scratch
+    torch.add(x, residual, out=scratch)
+    codec.encode(scratch, payload, seed)
+    codec.decode(payload, scratch)
+    if all_finite(scratch):
+        residual.add_(x).sub_(scratch)

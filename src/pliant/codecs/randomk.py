@@ -60,6 +60,7 @@ class RandomK:
         self.clear_sent(payload, residual)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
+        check_decode(self.name, payload, out, self.nbytes(out.numel()))
         out.zero_()
         self.decode_add(payload, out)
 

@@ -37,8 +37,11 @@ def codec_from(spec: CodecSpec) -> Codec:
     if unknown:
         known = ", ".join(fields) or "none"
         raise ValueError(f"the codec {spec.name!r} has no setting {unknown[0]!r}; it has {known}.")
-    whole = {int, "int"}
-    return kind(**{k: int(v) if fields[k] in whole else v for k, v in spec.settings.items()})
+    whole = {k for k, number in fields.items() if number in (int, "int")}
+    for setting, value in spec.settings.items():
+        if setting in whole and not value.is_integer():
+            raise ValueError(f"the codec {spec.name!r} has {setting} {value}, but that is a count; use a whole number.")
+    return kind(**{k: int(v) if k in whole else v for k, v in spec.settings.items()})
 
 
 def spec_of(codec: Codec) -> CodecSpec:

@@ -12,7 +12,10 @@ from pliant.codecs.kernels import kernels_for
 
 __all__ = ["TopK"]
 
-_SAMPLE_STRIDE = 64
+_SAMPLE_STRIDE = 61
+"""A prime, so that the sample of a matrix does not stay in the same columns."""
+_LEAST_SAMPLE = 16
+"""Elements of the sample that must reach the threshold for it to be worth anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +23,9 @@ class TopK:
     """Keep the k = ceil(ratio numel) elements of the largest |x|; ties go to the lower index.
 
     ||x - C(x)||^2 <= (1 - k/d) ||x||^2 (Stich et al., arXiv:1809.07599). Exact by a radix search over the bits of
-    |x|; with ``sampled=1`` the threshold comes from every 64th element, as in Deep Gradient Compression
-    (arXiv:1712.01887), and slots that stay empty are sent as such. Payload: k int32 indices, then k float32 values.
+    |x|; with ``sampled=1`` the threshold comes from every 61st element, as in Deep Gradient Compression
+    (arXiv:1712.01887), where k is at least 976, and slots that stay empty are sent as such. NaN and Inf are never
+    left out. Payload: k int32 indices, then k float32 values.
     """
 
     name: ClassVar[str] = "topk"
@@ -55,7 +59,7 @@ class TopK:
     def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()))
         if x.numel():
-            enough = x.numel() >= 16 * _SAMPLE_STRIDE
+            enough = self.count(x.numel()) >= _LEAST_SAMPLE * _SAMPLE_STRIDE
             stride = _SAMPLE_STRIDE if self.sampled and enough else 1
             kernels_for(x).topk_encode(x, self.indices(payload), self.values(payload), stride)
 
@@ -66,6 +70,7 @@ class TopK:
         self.clear_sent(payload, residual)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
+        check_decode(self.name, payload, out, self.nbytes(out.numel()))
         out.zero_()
         self.decode_add(payload, out)
 

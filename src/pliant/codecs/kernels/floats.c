@@ -53,9 +53,7 @@ DISPATCHED void natural_encode(const float *x, float *restrict residual, uint8_t
         memcpy(out + 4 * b, &header, 4);
         if (most >= INFINITE_BITS) {
             for (int64_t i = 0; i < m; i++) codes[i] = 0;
-            if (residual)
-                for (int64_t i = 0; i < m; i++) residual[first + i] = float_of(header);
-            continue;
+            continue;  // where the sum overflowed, the residual stays
         }
         float to_unit = float_of((254 - (top > 127 ? top - 126 : 1)) << 23);  // 1 / the least power
         for (int64_t i = 0; i < m; i++)
@@ -125,7 +123,7 @@ DISPATCHED void fp8_encode(const float *x, float *restrict residual, uint8_t *re
             for (int64_t i = 0; i < m; i++) codes[i] = 0;
         else
             for (int64_t i = 0; i < m; i++) codes[i] = e4m3_code(from[i], inverse);
-        if (residual)
+        if (residual && most < INFINITE_BITS)  // where the sum overflowed, the residual stays
             for (int64_t i = 0; i < m; i++) residual[first + i] = y[i] - e4m3_value(codes[i], step);
     }
 }

@@ -19,14 +19,14 @@ INLINE void level_grid(const float *x, int64_t n, int32_t s, float *step,
     }
 }
 
-INLINE uint8_t level_code(float x, float inverse, int32_t s, int32_t stochastic,
-                                                                uint32_t seed, uint32_t i) {
-    float u = stochastic ? (float)(random_bits(seed, i) >> 8) * 0x1p-24f : 0.5f;
-    float v = x * inverse + (float)s + u;
-    v = v > 0 ? v : 0;
-    float top = (float)(2 * s);
-    v = v < top ? v : top;
-    return (uint8_t)(int32_t)v;
+// Rounds |x| / step and gives it the sign of x, so that zero stays zero and errors are symmetric.
+INLINE uint8_t level_code(float x, float inverse, int32_t s, int32_t stochastic, uint32_t seed, uint32_t i) {
+    // An odd multiple of 2^-17: never 0 or 1, and exact when added to a level.
+    float u = stochastic ? (float)(int32_t)(random_bits(seed, i) >> 16 << 1 | 1) * 0x1p-17f : 0.5f;
+    float v = float_of(bits_of(x) & 0x7fffffffu) * inverse + u;
+    v = v < (float)s ? v : (float)s;
+    int32_t level = (int32_t)v, negative = -(int32_t)(bits_of(x) >> 31);
+    return (uint8_t)(s + ((level ^ negative) - negative));
 }
 
 INLINE void pack(const uint8_t *codes, uint8_t *out, int64_t n, int bits) {
@@ -62,7 +62,7 @@ DISPATCHED void levels_encode(const float *x, float *residual, uint8_t *out, int
         memcpy(out + 4 * b, &step, 4);
         for (int64_t i = 0; i < m; i++)
             codes[i] = level_code(from[i], inverse, s, stochastic, seed, (uint32_t)(first + i));
-        if (residual)
+        if (residual && step == step)  // where the sum overflowed, the residual stays
             for (int64_t i = 0; i < m; i++) residual[first + i] = y[i] - ((float)codes[i] - (float)s) * step;
         if (bits == 8)
             memcpy(packed + first, codes, (size_t)m);

@@ -105,6 +105,7 @@ DISPATCHED void minmax8_encode_feedback(const float *x, float *restrict residual
         memcpy(out + 12 * b, &g, 12);
         if (g.inverse == 0) {
             memset(codes + first, 0, (size_t)m);
+            if (bits_of(g.offset) == 0x7fc00000u) continue;  // where the sum overflowed, the residual stays
             for (int64_t i = 0; i < m; i++) r[i] = y[i] - g.offset;
             continue;
         }

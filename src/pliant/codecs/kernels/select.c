@@ -4,6 +4,8 @@
 
 #include "kernels.h"
 
+EXPORT int32_t all_finite(const float *x, int64_t n);  // scan.c
+
 static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 // The largest bin such that bins at or above it hold at least k; *above gets the count strictly above it.
@@ -71,7 +73,7 @@ static void keep_largest(const int32_t *from, const float *x, int64_t count, int
 // The exact k largest. A sample gives a threshold that about 5/4 k elements pass; if at least k do, the k largest are
 // among them, and only those are sorted out; otherwise all elements are.
 static void select_exact(const float *x, int32_t *indices, float *values, int64_t n, int64_t k) {
-    int64_t ties, stride = 32, wanted = k / stride + k / (4 * stride) + 16, room = 2 * k + 64 * stride;
+    int64_t ties, stride = 31, wanted = k / stride + k / (4 * stride) + 16, room = 2 * k + 64 * stride;
     if (n >= 64 * stride && wanted < n / stride / 4) {
         uint32_t least = kth_magnitude(x, n, stride, wanted, &ties);
         int32_t *places = malloc((size_t)room * 8);
@@ -96,7 +98,14 @@ EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t
     }
     int64_t ties, sample = (n + stride - 1) / stride, of_sample = k / stride > 0 ? k / stride : 1;
     uint32_t least = kth_magnitude(x, n, stride, of_sample < sample ? of_sample : sample, &ties);
-    for (int64_t taken = collect_from(x, n, least, indices, values, k); taken < k; taken++) {
+    int64_t taken = collect_from(x, n, least, indices, values, k);
+    if (taken == k) {  // more may have reached the threshold; of those, what is not finite takes the last slot
+        int64_t rest = indices[k - 1] + 1;
+        if (all_finite(x + rest, n - rest)) return;
+        collect_from(x + rest, n - rest, INFINITE_BITS, indices + k - 1, values + k - 1, 1);
+        indices[k - 1] += (int32_t)rest;
+    }
+    for (; taken < k; taken++) {
         indices[taken] = -1;
         values[taken] = 0;
     }

@@ -72,6 +72,10 @@ DISPATCHED void sign_encode_feedback(const float *x, float *restrict residual, u
         float scale = mean_of_lanes(lanes, y, m);
         memcpy(out + 4 * b, &scale, 4);
         uint32_t magnitude = bits_of(scale);
+        if ((magnitude & 0x7fffffffu) >= INFINITE_BITS) {  // where the sum overflowed, the residual stays
+            pack_signs(y, codes + first / 8, m);
+            continue;
+        }
         for (i = 0; i + PIECE <= m; i += PIECE) {
             prefetch(x + first + i + block, PIECE * sizeof *x);
             prefetch(r + i + block, PIECE * sizeof *r);

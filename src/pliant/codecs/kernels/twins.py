@@ -72,6 +72,11 @@ def _with_residual(x: Tensor, residual: Tensor | None) -> Tensor:
     return x if residual is None else x + residual
 
 
+def _keep(residual: Tensor, x: Tensor, decoded: Tensor) -> None:
+    """Set residual to what the payload does not carry of x; where the payload is poisoned, the residual stays."""
+    residual.copy_(torch.where(decoded.isfinite(), x - decoded, residual))
+
+
 def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
     x = _with_residual(x, residual)
     least = _blocks(x, block, torch.inf).amin(1)  # (num_blocks,)
@@ -98,8 +103,9 @@ def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     payload[: header.numel()] = header
     payload[header.numel() :] = codes.view(-1)[: x.numel()]
     if residual is not None:
-        minmax8_decode(payload, residual, block, add=False)
-        residual.copy_(x - residual)
+        decoded = torch.empty_like(x)
+        minmax8_decode(payload, decoded, block, add=False)
+        _keep(residual, x, decoded)
 
 
 def minmax8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
@@ -132,8 +138,9 @@ def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int)
     payload[: 4 * scale.numel()] = scale.view(torch.uint8)
     payload[4 * scale.numel() :] = (bits * weights).sum(1, dtype=torch.uint8)
     if residual is not None:
-        sign_decode(payload, residual, block, add=False)
-        residual.copy_(x - residual)
+        decoded = torch.empty_like(x)
+        sign_decode(payload, decoded, block, add=False)
+        _keep(residual, x, decoded)
 
 
 def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
@@ -159,8 +166,10 @@ def levels_encode(
     step = torch.where(usable, step, 0.0)
     step = torch.where(most.isfinite(), step, torch.nan)
     index = torch.arange(blocks.numel(), device=x.device).view_as(blocks)
-    u = (random_bits(seed, index) >> 8).float() * 2.0**-24 if stochastic else 0.5
-    codes = (blocks * inverse[:, None] + float(s) + u).nan_to_num(0.0).clamp(0, 2 * s).to(torch.uint8)
+    u = (random_bits(seed, index) >> 16 << 1 | 1).float() * 2.0**-17 if stochastic else 0.5
+    v = blocks.abs() * inverse[:, None] + u
+    level = torch.where(v < s, v, float(s)).to(torch.int32)
+    codes = (s + torch.where(blocks.signbit(), -level, level)).to(torch.uint8)
     payload[: 4 * step.numel()] = step.view(torch.uint8)
     packed = codes.view(-1)[: x.numel()]
     if bits != 8:
@@ -169,8 +178,9 @@ def levels_encode(
         packed = (_blocks(packed, per, 0.0) * weights).sum(1, dtype=torch.uint8)
     payload[4 * step.numel() :] = packed
     if residual is not None:
-        levels_decode(payload, residual, block, bits, add=False)
-        residual.copy_(x - residual)
+        decoded = torch.empty_like(x)
+        levels_decode(payload, decoded, block, bits, add=False)
+        _keep(residual, x, decoded)
 
 
 def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: bool) -> None:
@@ -201,8 +211,9 @@ def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     payload[: header.numel()] = header
     payload[header.numel() :] = (codes | signs << 7).to(torch.uint8)
     if residual is not None:
-        natural_decode(payload, residual, block, add=False)
-        residual.copy_(x - residual)
+        decoded = torch.empty_like(x)
+        natural_decode(payload, decoded, block, add=False)
+        _keep(residual, x, decoded)
 
 
 def natural_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
@@ -226,8 +237,9 @@ def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) 
     payload[: 4 * step.numel()] = step.view(torch.uint8)
     payload[4 * step.numel() :] = codes
     if residual is not None:
-        fp8_decode(payload, residual, block, add=False)
-        residual.copy_(x - residual)
+        decoded = torch.empty_like(x)
+        fp8_decode(payload, decoded, block, add=False)
+        _keep(residual, x, decoded)
 
 
 def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:

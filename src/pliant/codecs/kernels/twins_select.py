@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 _MASK = 0xFFFFFFFF
+_INFINITE_BITS = 0x7F800000
 
 
 def random_bits(seed: int, index: Tensor) -> Tensor:
@@ -42,7 +43,10 @@ def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None
     else:
         sample = magnitude[::stride].sort(descending=True).values
         least = sample[min(max(k // stride, 1), sample.numel()) - 1]
-        chosen = (magnitude >= least).nonzero().view(-1)[:k]
+        reached = (magnitude >= least).nonzero().view(-1)
+        chosen, beyond = reached[:k], reached[k:]
+        lost = beyond[magnitude[beyond] >= _INFINITE_BITS][:1]
+        chosen[chosen.numel() - lost.numel() :] = lost
     indices.fill_(-1)
     values.zero_()
     indices[: chosen.numel()] = chosen.to(torch.int32)
