@@ -122,6 +122,16 @@ def test_selection_from_many_equals_its_twin(values, k):
     assert torch.equal(fast[2].nan_to_num(), slow[2].nan_to_num())
 
 
+@given(n=st.integers(0, 40), m=st.sampled_from([1, 3, 511, 512, 1100]), r=st.integers(1, 5))
+def test_splitting_off_low_rank_equals_its_twin(n, m, r):
+    x, residual = vector("normal", n * m, 1).view(n, m), torch.full((n, m), torch.nan)
+    p, qt = vector("normal", n * r, 2).view(n, r), vector("normal", r * m, 3).view(r, m)
+    fast, slow = both("low_rank_split", x, residual, p, qt, {})
+    assert torch.equal(fast[0], slow[0])
+    assert torch.equal(fast[1], slow[1])
+    torch.testing.assert_close(fast[0], p @ qt)
+
+
 @given(num_bytes=st.integers(0, 300))
 def test_the_hash_equals_its_twin(num_bytes):
     x = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.codecs import BlockTopK, MinMax8, RandomK, Sign, TopK
-from pliant.collectives import CompressedAverage, LowRankAverage, factor_shape
+from pliant.collectives import CompressedAverage, DirectAverage, LowRankAverage, factor_shape
 from pliant.comm import RecordedComm, run_world
 from tables import CODECS
 
@@ -122,3 +122,24 @@ def test_low_rank_equals_the_dense_product(rank):
             torch.testing.assert_close(x[:240], mean[:240], rtol=1e-3, atol=1e-2)
     total = sum(r for _, r, _ in results)
     torch.testing.assert_close(3 * results[0][0] + total, 3 * mean, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 1000, 40_000])  # the last is too long for one hop
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_short_vectors_are_averaged_in_one_hop_alike_on_all_ranks(size, numel):
+    def body(place):
+        comm, x = RecordedComm(place.comm), vector(place.rank, numel)
+        average = DirectAverage(numel, comm, x.device)
+        average(x)
+        average(again := vector(place.rank, numel))
+        assert torch.equal(x, again)
+        return x, comm.calls["exchange"], comm.calls["all_reduce"], comm.sent_bytes
+
+    results = run_world(size, body, timeout_s=20)
+    direct = 4 * numel * (size - 1) <= 1 << 18
+    for x, exchanges, all_reduces, sent_bytes in results:
+        assert torch.equal(x, results[0][0])
+        torch.testing.assert_close(x, sum(vector(r, numel) for r in range(size)) / size)
+        talks = 2 * (size > 1 and numel > 0)
+        assert (exchanges, all_reduces) == ((talks, 0) if direct else (0, talks))
+        assert not direct or sent_bytes == talks * (size - 1) * numel * 4

@@ -340,5 +340,6 @@ def test_a_bare_name_spares_small_parameters():
             continue
         plan = plan_from(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
         small, large = (plan.choice_for("x", "Linear", numel) for numel in (8192, 8193))
-        assert small == (pliant.allreduce().choice if large.feedback != "none" else large)
+        spared = large.feedback != "none" and name != "powersgd"  # which sends small ones whole by itself
+        assert small == (pliant.allreduce().choice if spared else large)
         assert plan.name == name

@@ -20,7 +20,7 @@ class PowerSgd:
 
         P <- mean over ranks of M Q;  orthogonalize P;  Q <- mean over ranks of M^T P;  M' = P Q^T
 
-    Bytes: two all-reduces a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
+    Bytes: two averages a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
     """
 
     rank: int = 1
@@ -42,7 +42,7 @@ class PowerSgd:
         return {"residual": None} if factor is None else {"residual": None, "q": factor}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Make the packed buffers of both all-reduces."""
+        """Make the packed buffers of both averages."""
         shapes = {span.name: span.shape for span in bucket.spans}
         return LowRankAverage(shapes, self.rank, comm, bucket.flat.device)
 

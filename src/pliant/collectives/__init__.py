@@ -1,6 +1,6 @@
 """What is achieved: exact, compressed, sparse and low-rank averages over any Comm."""
 
-from pliant.collectives.averaging import CastAverage, SummedAverage, average
+from pliant.collectives.averaging import CastAverage, DirectAverage, SummedAverage, average
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.lowrank import LowRankAverage, factor_shape
 from pliant.collectives.sparse import SparseAverage
@@ -8,6 +8,7 @@ from pliant.collectives.sparse import SparseAverage
 __all__ = [
     "CastAverage",
     "CompressedAverage",
+    "DirectAverage",
     "LowRankAverage",
     "SparseAverage",
     "SummedAverage",

@@ -6,13 +6,50 @@ from torch import Tensor
 from pliant.codecs import RandomK, all_finite
 from pliant.comm.base import Comm
 
-__all__ = ["CastAverage", "SummedAverage", "average"]
+__all__ = ["CastAverage", "DirectAverage", "SummedAverage", "average"]
+
+_DIRECT_BYTES = 1 << 18
+"""Up to so many bytes out of a rank, one hop takes less time than the many of a ring on the networks we know."""
 
 
 def average(x: Tensor, comm: Comm) -> None:
     """Replace x by the mean over ranks: scaled first, then summed, as torch DDP does it, to the bit."""
     x.mul_(1 / comm.size)
     comm.all_reduce(x).wait()
+
+
+class DirectAverage:
+    """The mean of short float32 vectors in one hop: every rank sends its own to all, and adds up what comes.
+
+    Bytes: (size - 1) N out and in, where a ring has 2 (size - 1)/size N in 2 (size - 1) hops; so a vector that is too
+    long for it goes by an all-reduce. Sums are taken in the order of ranks: results are equal to the bit.
+
+    Args:
+        numel: Elements of the vectors to come.
+        comm: Who averages.
+        device: Where the buffers lie.
+
+    """
+
+    def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
+        self._comm = comm
+        self._direct = 4 * numel * (comm.size - 1) <= _DIRECT_BYTES
+        self._all = torch.empty(comm.size if self._direct else 0, numel, device=device)
+
+    def __call__(self, x: Tensor) -> None:
+        """Replace x, (numel,), by the mean over ranks."""
+        if not x.numel() or self._comm.size == 1:
+            return
+        x.div_(self._comm.size)
+        if not self._direct:
+            self._comm.all_reduce(x).wait()
+            return
+        me, peers = self._comm.rank, [r for r in range(self._comm.size) if r != self._comm.rank]
+        self._all[me].copy_(x)
+        self._comm.exchange([(r, self._all[me]) for r in peers], [(r, self._all[r]) for r in peers]).wait()
+        torch.add(self._all[0], self._all[1], out=x)
+        for other in self._all[2:]:
+            x.add_(other)
 
 
 class CastAverage:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import all_finite
+from pliant.codecs.kernels import kernels_for
+from pliant.collectives.averaging import DirectAverage
 from pliant.comm.base import Comm
 
 __all__ = ["LowRankAverage", "factor_shape"]
@@ -25,8 +27,8 @@ class LowRankAverage:
     """The mean of a bucket in which each large parameter is a matrix M, (n, m), sent as P Q^T of rank r.
 
     Phases: M <- M + e; P <- M Q for all matrices, packed in one buffer behind the parameters that stay whole;
-    all-reduce; orthogonalize each P; Q <- M^T P, packed; all-reduce; M' = P Q^T; e <- M - M'. Q starts the next step.
-    Bytes: two all-reduces, of sum (n r) + uncompressed and of sum (m r) float32.
+    average; orthogonalize each P; Q <- M^T P, packed; average; M' = P Q^T; e <- M - M'. Q starts the next step.
+    Bytes: two averages, of sum (n r) + uncompressed and of sum (m r) float32; in one hop where they are short.
 
     Vogels et al., PowerSGD (arXiv:1905.13727), Algorithms 1 and 2.
 
@@ -39,7 +41,6 @@ class LowRankAverage:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], rank: int, comm: Comm, device: torch.device) -> None:
-        self._comm = comm
         self._whole: list[tuple[int, int]] = []
         """Half-open ranges of the bucket that are averaged as they are."""
         self._matrices: dict[str, tuple[int, int, int, int]] = {}
@@ -56,6 +57,9 @@ class LowRankAverage:
         self._num_whole = sum(stop - start for start, stop in self._whole)
         self._first = torch.empty(self._num_whole + sum(n * r for _, n, _, r in self._matrices.values()), device=device)
         self._second = torch.empty(sum(m * r for _, _, m, r in self._matrices.values()), device=device)
+        self._mean_first = DirectAverage(self._first.numel(), comm, device)
+        self._mean_second = DirectAverage(self._second.numel(), comm, device)
+        self._transposed = torch.empty(max((m * r for _, _, m, r in self._matrices.values()), default=0), device=device)
 
     def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
         """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (m, r), live on.
@@ -63,9 +67,7 @@ class LowRankAverage:
         Factors that are zero are drawn anew, alike on all ranks. If any rank's x is not finite, so is the result,
         and neither residual nor factors change.
         """
-        finite = all_finite(x)
-        if finite:
-            x.add_(residual)
+        x.add_(residual)
         ps, qs = self._views()
         at = 0
         for start, stop in self._whole:
@@ -76,44 +78,31 @@ class LowRankAverage:
             if not bool(q.any()):
                 q.copy_(torch.randn(m, r, generator=torch.Generator().manual_seed(m * 31 + r)))
             torch.mm(self._matrix(x, name), q, out=ps[k])
-        self._mean(self._first)
+        self._mean_first(self._first)
         for p in ps:
             _orthogonalize(p)
         for k, name in enumerate(self._matrices):
             torch.mm(self._matrix(x, name).t(), ps[k], out=qs[k])
-        self._mean(self._second)
-        self._finish(x, residual, factors, ps, qs, finite=finite)
-
-    def _finish(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        factors: Mapping[str, Tensor],
-        ps: list[Tensor],
-        qs: list[Tensor],
-        *,
-        finite: bool,
-    ) -> None:
-        sound = all_finite(self._first) and all_finite(self._second)
-        if finite and sound:
-            residual.copy_(x)
-        elif not sound:
+        self._mean_second(self._second)
+        if all_finite(self._first) and all_finite(self._second):  # what is not finite in any x is not in P or Q
+            self._split(x, residual, factors, ps, qs)
+        else:
             x.fill_(torch.nan)
-            return
+
+    def _split(
+        self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
+    ) -> None:
+        """Leave in x what the factors carry, and in residual what they do not."""
         at = 0
         for start, stop in self._whole:
             x[start:stop].copy_(self._first[at : at + stop - start])
             residual[start:stop].zero_()
             at += stop - start
         for k, name in enumerate(self._matrices):
-            torch.mm(ps[k], qs[k].t(), out=self._matrix(x, name))
-            self._matrix(residual, name).sub_(self._matrix(x, name))
             factors[name].copy_(qs[k])
-
-    def _mean(self, packed: Tensor) -> None:
-        if packed.numel() and self._comm.size > 1:
-            packed.div_(self._comm.size)
-            self._comm.all_reduce(packed).wait()
+            transposed = self._transposed[: qs[k].numel()].view(qs[k].shape[1], -1)  # (r, m)
+            transposed.copy_(qs[k].t())
+            kernels_for(x).low_rank_split(self._matrix(x, name), self._matrix(residual, name), ps[k], transposed)
 
     def _matrix(self, x: Tensor, name: str) -> Tensor:
         offset, n, m, _ = self._matrices[name]

@@ -37,7 +37,8 @@ def _recommended(algorithm: Algorithm, name: str) -> SyncPlan:
     demo's network, sparing them lifted the accuracy of onebit after 150 steps from 75.7 to 84.9 %.
     """
     choice = algorithm.choice
-    if choice.feedback == "none" or choice.what != "gradient":
+    packed = choice.collective == "low_rank"  # sends what is not worth factoring whole, in messages of its own
+    if choice.feedback == "none" or choice.what != "gradient" or packed:
         return plan_of(algorithm, name)
     return SyncPlan(rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), Rule(choice=choice)), name=name)
 

@@ -76,7 +76,7 @@ def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb
         return Arm(name=name, model=module, optimizer=optimizer, run=None)
     if name.startswith("ddp"):
         return Arm(name=name, model=_torch_ddp(name, module, bucket_mb), optimizer=optimizer, run=None)
-    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     run = pliant.relax(ddp, optimizer, _SETTINGS[name](total_steps) if name in _SETTINGS else name)
     return Arm(name=name, model=ddp, optimizer=optimizer, run=run)
 
@@ -91,11 +91,11 @@ def _torch_ddp(name: str, module: nn.Module, bucket_mb: float) -> DistributedDat
     if name == "ddp-powersgd":
         # On Gloo the hook aborts with more than one bucket, so the first, usually 1 MB, must hold all as well.
         with _first_bucket_bytes(_ONE_BUCKET_MB << 20):
-            ddp = DistributedDataParallel(module, bucket_cap_mb=_ONE_BUCKET_MB)
+            ddp = DistributedDataParallel(module, bucket_cap_mb=_ONE_BUCKET_MB, gradient_as_bucket_view=True)
         state = PowerSGDState(None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, powerSGD_hook)
         return ddp
-    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     if name == "ddp-bf16":
         ddp.register_comm_hook(None, _bf16_hook)
     return ddp

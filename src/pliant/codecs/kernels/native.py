@@ -21,6 +21,7 @@ __all__ = [
     "hash_bytes",
     "levels_decode",
     "levels_encode",
+    "low_rank_split",
     "minmax8_decode",
     "minmax8_encode",
     "natural_decode",
@@ -57,6 +58,7 @@ _SIGNATURES = {
     "randomk_gather": (None, _P, _P, _N, _N, _U),
     "randomk_add": (None, _P, _P, _N, _N, _U),
     "randomk_clear": (None, _P, _N, _N, _U),
+    "low_rank_split": (None, _P, _P, _P, _P, _N, _N, _N),
     "all_finite": (_I, _P, _N),
     "hash_bytes": (c_uint64, _P, _N),
 }
@@ -190,6 +192,11 @@ def randomk_add(acc: Tensor, values: Tensor, seed: int) -> None:
 
 def randomk_clear(x: Tensor, num_values: int, seed: int) -> None:
     _library().randomk_clear(x.data_ptr(), x.numel(), num_values, seed)
+
+
+def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, qt: Tensor) -> None:
+    pointers = x.data_ptr(), residual.data_ptr(), p.data_ptr(), qt.data_ptr()
+    _library().low_rank_split(*pointers, p.shape[0], qt.shape[1], p.shape[1])
 
 
 def all_finite(x: Tensor) -> bool:

@@ -34,6 +34,7 @@ __all__ = [
     "hash_bytes",
     "levels_decode",
     "levels_encode",
+    "low_rank_split",
     "minmax8_decode",
     "minmax8_encode",
     "natural_decode",
@@ -247,6 +248,14 @@ def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     step = payload[: 4 * num_blocks].view(torch.float32)
     values = _blocks(payload[4 * num_blocks :].view(torch.float8_e4m3fn).float(), block, 0.0)
     _store(values * step[:, None], acc, add=add)
+
+
+def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, qt: Tensor) -> None:
+    t = p[:, :1] * qt[:1]
+    for k in range(1, p.shape[1]):
+        t += p[:, k : k + 1] * qt[k]
+    torch.sub(x, t, out=residual)
+    x.copy_(t)
 
 
 def all_finite(x: Tensor) -> bool:
