@@ -45,10 +45,6 @@ class Bucket:
         """Return the parameter's part of the bucket in its own shape."""
         return self.flat[span.offset : span.offset + span.numel].view(span.shape)
 
-    def name_at(self, index: int) -> str:
-        """Return the parameter that owns element `index`."""
-        return next(s.name for s in self.spans if s.offset <= index < s.offset + s.numel)
-
 
 def spans_of(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Span, ...]:
     """Lay parameters one after another."""

@@ -7,11 +7,12 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from pliant.cli.bench.arms import POWERSGD_RANK
+import pliant
+from pliant.cli.bench.arms import POWERSGD_RANK, _what
 from pliant.cli.bench.command import bench
 from pliant.cli.bench.models import TASKS
 from pliant.cli.bench.progress import Progress
-from pliant.cli.bench.setup import ARMS, MARK, MODELS, PLIANT_ARMS, Setup, check
+from pliant.cli.bench.setup import ARMS, MARK, MODELS, PLIANT_ARMS, Setup, check, known, settings_of
 from pliant.cli.bench.wire import _powersgd_numel
 from pliant.spec import load, save
 
@@ -158,6 +159,26 @@ def test_every_algorithm_of_the_registry_is_an_arm():
 
     assert set(ALGORITHMS) - set(ARMS) <= {"fp16"}
     assert set(PLIANT_ARMS) - set(ALGORITHMS) == {"qsgd4", "topk_dgc"}
+
+
+def test_an_arm_may_have_settings_and_they_reach_the_algorithm():
+    assert known("ddp, topk(ratio=0.1,ramp_steps=5),onebit", ARMS, "algorithm") == (
+        "ddp",
+        "topk(ratio=0.1,ramp_steps=5)",
+        "onebit",
+    )
+    assert settings_of("topk(ratio=0.1,ramp_steps=5)") == ("topk", {"ratio": 0.1, "ramp_steps": 5})
+    for name in ("topk(ratio)", "topk(ratio=x)", "topk(ratio=1", "topk(ratio=1)x"):
+        with pytest.raises(ValueError, match="cannot be read"):
+            settings_of(name)
+    what = _what("topk(ratio=0.1,ramp_steps=5)", 100)
+    assert isinstance(what, pliant.SyncPlan)
+    assert [rule.choice for rule in what.rules] == [
+        pliant.allreduce().choice,
+        pliant.topk(ratio=0.1, ramp_steps=5).choice,
+    ]
+    with pytest.raises(ValueError, match="does not take the settings"):
+        _what("topk(share=0.1)", 100)
 
 
 def test_powersgd_sends_factors_only_where_torch_s_hook_does():

@@ -11,7 +11,7 @@ from pliant.algorithms.partition import plan_of
 from pliant.comm.base import Comm
 from pliant.spec import Match, Rule, SyncPlan, load
 
-__all__ = ["SPARED_NUMEL", "What", "agree_on", "plan_from"]
+__all__ = ["SPARED_NUMEL", "What", "agree_on", "plan_from", "recommended"]
 
 SPARED_NUMEL = 8192
 """Parameters of at most so many elements are averaged exactly when a lossy algorithm is asked for by name."""
@@ -26,11 +26,11 @@ def plan_from(what: What, optimizer: Optimizer) -> SyncPlan:
     if isinstance(what, Path) or (isinstance(what, str) and what.endswith(".json")):
         return load(SyncPlan, what)
     if isinstance(what, str):
-        return _recommended(named(what, optimizer), what)
+        return recommended(named(what, optimizer), what)
     return plan_of(what)
 
 
-def _recommended(algorithm: Algorithm, name: str) -> SyncPlan:
+def recommended(algorithm: Algorithm, name: str) -> SyncPlan:
     """Return what a bare name stands for: where errors are fed back, small parameters are averaged exactly.
 
     Biases and norms hardly weigh on the network, but share a codec's block with weights of another scale: on the

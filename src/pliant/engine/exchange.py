@@ -10,7 +10,7 @@ from torch import Tensor
 from pliant.algorithms.base import Moment
 from pliant.codecs import all_finite, first_nonfinite
 from pliant.comm.base import Comm, CommError
-from pliant.engine.layout import Part, lay_out
+from pliant.engine.layout import LaidOut, Part, lay_out
 from pliant.engine.store import Store
 
 __all__ = ["Exchanger", "NonFinite", "NonFiniteGradientError"]
@@ -23,7 +23,7 @@ class NonFiniteGradientError(FloatingPointError):
 
 
 class Exchanger:
-    """Carries out a plan on flat buffers. Called in the lane, except for `parts_of`.
+    """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `first_bad`.
 
     Args:
         store: Choices and state of all parameters.
@@ -39,41 +39,42 @@ class Exchanger:
         self._comms = comms
         self._nonfinite = nonfinite
         self._owed = owed
-        self._laid_out: dict[int, tuple[tuple[str, ...], list[Part]]] = {}
+        self._laid_out: dict[int, LaidOut] = {}
 
-    def parts_of(
-        self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor
-    ) -> list[Part]:
-        """Return the parts of a bucket, laid out anew when DDP has changed what it holds."""
+    def laid_out(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> LaidOut:
+        """Return how a bucket is split, laid out anew when DDP has changed what it holds."""
         known = self._laid_out.get(index)
-        if known is None or known[0] != tuple(names):
+        if known is None or known.names != tuple(names):
             moved = set(names)
-            self._laid_out = {k: v for k, v in self._laid_out.items() if moved.isdisjoint(v[0])}
-            known = (tuple(names), lay_out(index, names, shapes, buffer, self.store, self._comms))
-            self._laid_out[index] = known
-        return known[1]
+            self._laid_out = {k: v for k, v in self._laid_out.items() if moved.isdisjoint(v.names)}
+            known = self._laid_out[index] = lay_out(index, names, shapes, buffer, self.store, self._comms)
+        return known
 
     @property
     def layout(self) -> dict[int, tuple[str, ...]]:
         """Which parameters lie in which bucket, in order; empty before the first exchange."""
-        return {index: names for index, (names, _) in self._laid_out.items()}
+        return {index: bucket.names for index, bucket in self._laid_out.items()}
 
-    def run(self, parts: Sequence[Part], buffer: Tensor, *, step: int, turn: int) -> None:
-        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use."""
-        for part in parts:
+    def first_bad(self, buffer: Tensor) -> int:
+        """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or nobody asks."""
+        return first_nonfinite(buffer) if self._nonfinite == "raise" else -1
+
+    def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> None:
+        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad is its `first_bad`."""
+        if bad >= 0:
+            buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
+        for part in bucket.parts:
             part.load(buffer)
             if self._owed:
                 self._pay(part)
             if self._comms[False].size > 1 or part.algorithm.choice.what != "gradient":
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 self._run_part(part, Moment(step=step, seed=seed))
+                if self._nonfinite == "raise" and not all_finite(part.bucket.flat):
+                    self._blame(bucket, bad)
             part.save(buffer)
 
     def _run_part(self, part: Part, moment: Moment) -> None:
-        flat = part.bucket.flat
-        bad = first_nonfinite(flat) if self._nonfinite == "raise" else -1
-        if bad >= 0:
-            flat.fill_(torch.nan)  # so that whatever the codec keeps of it, every rank sees it
         try:
             part.algorithm.on_ready(part.bucket, part.state, part.comm, moment)
         except CommError as error:
@@ -85,21 +86,19 @@ class Exchanger:
                 op=error.op,
                 lost=error.lost,
             ) from error
-        if self._nonfinite == "raise" and not all_finite(flat):
-            self._blame(part, bad)
 
-    def _blame(self, part: Part, bad: int) -> None:
+    def _blame(self, bucket: LaidOut, bad: int) -> None:
         """Every rank has seen a poisoned result; tell all which rank began it, and with what."""
-        device = part.bucket.flat.device
+        device = bucket.parts[0].bucket.flat.device
         mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
         comm = self._comms[False]
         all_bad = torch.empty(comm.size, dtype=torch.int64, device=device)  # (size,)
         comm.all_gather(all_bad, mine).wait()
         culprits = [(rank, index) for rank, index in enumerate(all_bad.tolist()) if index >= 0]
         if not culprits:
-            who = f"every rank's gradient was finite, but their sum in {part.bucket.name} overflowed"
+            who = f"every rank's gradient was finite, but their sum in {bucket.name} overflowed"
         else:
-            who = "; ".join(f"rank {r}: {part.bucket.name}, parameter {part.bucket.name_at(i)}" for r, i in culprits)
+            who = "; ".join(f"rank {r}: {bucket.name}, parameter {bucket.name_at(i)}" for r, i in culprits)
         raise NonFiniteGradientError(
             f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
             'with a GradScaler, which expects this, pass nonfinite="propagate".'

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, State
-from pliant.buckets import Bucket, spans_of
+from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.store import Store
 
-__all__ = ["Part", "lay_out"]
+__all__ = ["LaidOut", "Part", "lay_out"]
 
 
 @dataclass(kw_only=True)
@@ -48,6 +48,25 @@ class Part:
             at += stop - start
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A DDP bucket, split by choice."""
+
+    name: str
+    spans: tuple[Span, ...]
+    """All parameters of the bucket, where they lie in DDP's buffer."""
+    parts: tuple[Part, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All parameters of the bucket, in order."""
+        return tuple(span.name for span in self.spans)
+
+    def name_at(self, index: int) -> str:
+        """Return the parameter that owns element `index` of DDP's buffer."""
+        return next(s.name for s in self.spans if s.offset <= index < s.offset + s.numel)
+
+
 def lay_out(
     index: int,
     names: Sequence[str],
@@ -55,7 +74,7 @@ def lay_out(
     like: Tensor,
     store: Store,
     comms: Mapping[bool, Comm],
-) -> list[Part]:
+) -> LaidOut:
     """Split a DDP bucket into parts by choice, in the order of their first parameter, and prepare each.
 
     `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed.
@@ -78,7 +97,7 @@ def lay_out(
         )
         state = replace(store.state_of(bucket, algorithm), workspace=algorithm.prepare(bucket, comm))
         parts.append(Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging))
-    return parts
+    return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts))
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -37,8 +37,8 @@ class LaidOutAsSaved:
                 at += numel
         for index, names in sorted(self.buckets.items()):
             buffer = torch.cat([pieces[name] for name in names])  # (bucket numel,)
-            parts = exchanger.parts_of(index, names, [shapes[name] for name in names], buffer)
-            exchanger.run(parts, buffer, step=step, turn=turn)
+            bucket = exchanger.laid_out(index, names, [shapes[name] for name in names], buffer)
+            exchanger.run(bucket, buffer, exchanger.first_bad(buffer), step=step, turn=turn)
             for name, result in zip(names, buffer.split([pieces[n].numel() for n in names]), strict=True):
                 pieces[name].copy_(result)
 

@@ -110,9 +110,14 @@ class Run:
             torch.autograd.Variable._execution_engine.queue_callback(self._wait_for_exchange)  # pyright: ignore
 
     def _submit(self, arrival: Arrival) -> None:
-        parts = self._exchanger.parts_of(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
+        bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
+        bad = self._exchanger.first_bad(arrival.buffer)  # here, since the lane may be what everybody waits for
         step, turn = self._step, self._turn
-        self._lane.submit(lambda: self._exchanger.run(parts, arrival.buffer, step=step, turn=turn), done=arrival.finish)
+
+        def task() -> None:
+            self._exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn)
+
+        self._lane.submit(task, done=arrival.finish)
 
     def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
         step, turn = self._step, self._turn

@@ -1,6 +1,6 @@
 """The arms of a comparison: torch's DDP with its hooks, and every algorithm of Pliant, behind one face."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 import pliant
 from pliant.algorithms import Algorithm
+from pliant.cli.bench.setup import settings_of
+from pliant.engine.choose import recommended
 
 __all__ = ["POWERSGD_RANK", "Arm", "prepare"]
 
@@ -77,14 +79,25 @@ def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb
     if name.startswith("ddp"):
         return Arm(name=name, model=_torch_ddp(name, module, bucket_mb), optimizer=optimizer, run=None)
     ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
-    run = pliant.relax(ddp, optimizer, _SETTINGS[name](total_steps) if name in _SETTINGS else name)
+    run = pliant.relax(ddp, optimizer, _what(name, total_steps))
     return Arm(name=name, model=ddp, optimizer=optimizer, run=run)
 
 
-_SETTINGS: dict[str, Callable[[int], Algorithm]] = {
-    "qsgd4": lambda steps: pliant.qsgd(bits=4),
-    "topk_dgc": lambda steps: pliant.topk(momentum=0.9, ramp_steps=steps // 5),
-}
+def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
+    """Return what to relax with; settings change the algorithm alone, small parameters are spared as by bare name."""
+    bare, settings = settings_of(name)
+    if bare == "qsgd4":
+        algorithm: Algorithm = pliant.qsgd(bits=4)
+    elif bare == "topk_dgc":
+        algorithm = pliant.topk(momentum=0.9, ramp_steps=total_steps // 5)
+    elif settings:
+        try:
+            algorithm = getattr(pliant, bare)(**settings)
+        except TypeError as error:
+            raise ValueError(f"{bare} does not take the settings of {name!r}: {error}") from error
+    else:
+        return name
+    return recommended(algorithm, name)
 
 
 def _torch_ddp(name: str, module: nn.Module, bucket_mb: float) -> DistributedDataParallel:

@@ -38,7 +38,9 @@ _TARGET = 0.85
 
 def bench(
     models: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = "cnn",
-    algorithms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}.")] = "compute,ddp,bytegrad,onebit",
+    algorithms: Annotated[
+        str, typer.Option(help=f"Of {', '.join(ARMS)}; also topk(ratio=0.05).")
+    ] = "compute,ddp,bytegrad,onebit",
     hosts: Annotated[int, typer.Option(help="Number of hosts, one rank each.")] = 4,
     rate: Annotated[str, typer.Option(help="Rate of each host's link: 100mbit, or none.")] = "100mbit",
     delay: Annotated[str, typer.Option(help="Extra one-way delay.")] = "0ms",
@@ -52,7 +54,7 @@ def bench(
     max_epochs: Annotated[float, typer.Option(help="Fewer training steps if these epochs are fewer; 0: no.")] = 0.0,
     max_seconds: Annotated[float, typer.Option(help="End an arm after so much training time; 0: never.")] = 0.0,
     batch: Annotated[int, typer.Option(help="Images per rank and step, with --train.")] = 64,
-    bucket_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")] = 4.0,
+    bucket_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")] = 25.0,
     data: Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches.")] = "",
     demo: Annotated[bool, typer.Option("--demo", help="The main job: train with ten algorithms.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there.")] = None,

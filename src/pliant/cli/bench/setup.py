@@ -1,9 +1,10 @@
 """What a benchmark is, as data that travels from the command line to the ranks. No torch."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["ARMS", "DEMO_ARMS", "MARK", "MODELS", "PLIANT_ARMS", "Setup", "check", "known"]
+__all__ = ["ARMS", "DEMO_ARMS", "MARK", "MODELS", "PLIANT_ARMS", "Setup", "check", "known", "settings_of"]
 
 MARK = "pliant-bench: "
 """Begins a line that is a record, so that nothing else that a rank prints is taken for one."""
@@ -64,7 +65,7 @@ class Setup:
     target_accuracy: float = 0.85
     batch: int = 64
     """Images per rank and step, in train mode."""
-    bucket_mb: float = 4.0
+    bucket_mb: float = 25.0
     data: str = ""
     """Folder of the images, in train mode."""
     rate_bytes_per_s: float = 0.0
@@ -74,14 +75,26 @@ class Setup:
 
 
 def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
-    """Split a comma-separated list. Raises ValueError for a name that does not exist."""
-    chosen = tuple(name.strip() for name in names.split(",") if name.strip())
+    """Split a comma-separated list; a name may have settings, as in topk(ratio=0.05).
+
+    Raises ValueError for a name that does not exist, or settings that cannot be read.
+    """
+    chosen = tuple(name.strip() for name in re.split(r",(?![^(]*\))", names) if name.strip())
     for name in chosen:
-        if name not in all_names:
+        if settings_of(name)[0] not in all_names:
             raise ValueError(f"there is no {noun} {name!r}; there are {', '.join(all_names)}.")
     if not chosen:
         raise ValueError(f"name at least one {noun} of {', '.join(all_names)}.")
     return chosen
+
+
+def settings_of(name: str) -> tuple[str, dict[str, int | float]]:
+    """Split 'topk(ratio=0.05)' into the name and its settings. Raises ValueError where they cannot be read."""
+    bare, opened, inside = name.partition("(")
+    pairs = re.findall(r"(\w+)=([\d.e-]+)", inside)
+    if opened and inside != ",".join(f"{key}={value}" for key, value in pairs) + ")":
+        raise ValueError(f"the settings of {name!r} cannot be read; write them as in topk(ratio=0.05,ramp_steps=50).")
+    return bare, {key: int(value) if value.isdigit() else float(value) for key, value in pairs}
 
 
 def check(setup: Setup) -> None:
