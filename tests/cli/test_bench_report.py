@@ -5,7 +5,7 @@ import pytest
 
 from pliant.cli.bench.report import page
 from pliant.cli.bench.results import spread, time_rows, train_rows
-from pliant.cli.bench.tables import time_table, train_table
+from pliant.cli.bench.tables import markdown, time_table, train_table
 
 
 def _timed(arm, step_s, **fields):
@@ -103,3 +103,14 @@ def test_without_an_interface_per_host_there_is_no_plot_over_bytes():
     text = page({"setup": SETUP, "records": records})
     assert "Accuracy over bytes" not in text
     assert text.count('class="plotly-graph-div"') == 2
+
+
+def test_markdown_has_every_cell_and_how_it_came_about():
+    text = markdown({"setup": SETUP, "records": [*TIMED, *TRAINED]})
+    head, cells = time_table(time_rows(TIMED, 10e6))
+    for cell in (*head, *(c for row in cells for c in row)):
+        assert cell.replace("*", "\\*") in text
+    assert "topk<script>" in text
+    assert "- command: `pliant bench <b>`" in text
+    widths = {line.count(" | ") for line in text.splitlines() if line.startswith("| onebit")}
+    assert widths == {len(head) - 1, len(train_table([], 0.85)[0]) - 1}

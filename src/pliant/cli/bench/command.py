@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import signal
 import sys
 import tempfile
@@ -22,9 +23,8 @@ from pliant.cli.bench.fetch import find_images
 from pliant.cli.bench.local import LocalHosts
 from pliant.cli.bench.progress import Progress
 from pliant.cli.bench.report import page
-from pliant.cli.bench.results import time_rows, train_rows
 from pliant.cli.bench.setup import ARMS, DEMO_ARMS, MODELS, Setup, check, known
-from pliant.cli.bench.tables import FOOTNOTE, time_table, train_table
+from pliant.cli.bench.tables import FOOTNOTE, markdown, tables
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import Cluster, emulated
 from pliant.spec import save
@@ -58,6 +58,7 @@ def bench(
     data: Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches.")] = "",
     demo: Annotated[bool, typer.Option("--demo", help="The main job: train with ten algorithms.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there.")] = None,
+    md_file: Annotated[Path | None, typer.Option("--md", help="Write the tables there, as markdown.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write a page with plots there.")] = None,
 ) -> None:
     """Compare algorithms in one run: step times in turns, or training to an accuracy (--train, --demo)."""
@@ -95,6 +96,8 @@ def bench(
     _show(result)
     if json_file is not None:
         write_atomically(json_file, json.dumps(result, indent=1) + "\n")
+    if md_file is not None:
+        write_atomically(md_file, markdown(result))
     if html_file is not None:
         write_atomically(html_file, page(result))
         print(f"page with plots: {html_file}")
@@ -107,7 +110,7 @@ def _arms(names: tuple[str, ...], *, training: bool) -> tuple[str, ...]:
 
 def _provenance(network: str) -> dict[str, str]:
     return {
-        "command": "pliant " + " ".join(sys.argv[1:]),
+        "command": shlex.join(["pliant", *sys.argv[1:]]),
         "network": network,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
         "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -133,16 +136,10 @@ def _run(setup: Setup, cluster: Cluster | LocalHosts) -> list[dict[str, Any]]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    setup, records = result["setup"], result["records"]
-    title = setup["provenance"]["network"]
-    for head, cells, what in (
-        (*train_table(train_rows(records), setup["target_accuracy"]), "training"),
-        (*time_table(time_rows(records, setup["rate_bytes_per_s"])), "step times, made-up data"),
-    ):
-        if cells:
-            table = Table(title=f"{what}: {title}", caption=FOOTNOTE)
-            for name in head:
-                table.add_column(name, justify="left" if name in ("arm", "model") else "right", no_wrap=True)
-            for row in cells:
-                table.add_row(*row)
-            Console(width=None if sys.stdout.isatty() else 150).print(table)
+    for title, head, cells in tables(result):
+        table = Table(title=title, caption=FOOTNOTE)
+        for name in head:
+            table.add_column(name, justify="left" if name in ("arm", "model") else "right", no_wrap=True)
+        for row in cells:
+            table.add_row(*row)
+        Console(width=None if sys.stdout.isatty() else 150).print(table)

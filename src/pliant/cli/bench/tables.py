@@ -1,16 +1,42 @@
 """The figures as cells of a table, for a terminal and for a page. Pure."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from pliant.cli.bench.results import TimeRow, TrainRow
+from pliant.cli.bench.results import TimeRow, TrainRow, time_rows, train_rows
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["FOOTNOTE", "time_table", "train_table"]
+__all__ = ["FOOTNOTE", "markdown", "tables", "time_table", "train_table"]
 
 FOOTNOTE = (
     "* by formula (bytes) or as the difference to computing alone (exposed), not counted by the run.  "
     "† ended by --max-seconds, before its schedule was."
 )
+
+
+def tables(result: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return title, head and cells of each table that a benchmark's records fill."""
+    setup, records = result["setup"], result["records"]
+    network = setup["provenance"]["network"]
+    both = [
+        (f"training: {network}", *train_table(train_rows(records), setup["target_accuracy"])),
+        (f"step times, made-up data: {network}", *time_table(time_rows(records, setup["rate_bytes_per_s"]))),
+    ]
+    return [table for table in both if table[2]]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the tables for a file that people read, with how they came about."""
+    lines: list[str] = []
+    for title, head, cells in tables(result):
+        lines += [f"**{title}**", "", _line(head), _line(["---"] * len(head)), *(_line(row) for row in cells), ""]
+    lines += [FOOTNOTE.replace("*", "\\*"), ""]
+    lines += [f"- {key}: `{value}`" for key, value in result["setup"]["provenance"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("*", "\\*").replace("|", "\\|") for cell in cells) + " |"
 
 
 def train_table(rows: Sequence[TrainRow], target: float) -> tuple[list[str], list[list[str]]]:
