@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pliant.codecs.checks import check_decode, check_encode, require_range
+from pliant.codecs.checks import check_decode, check_encode
 from pliant.codecs.kernels import kernels_for
+from pliant.codecs.kinds import BlockCodec
 
 __all__ = ["Bf16", "Fp8", "Fp16"]
 
@@ -63,7 +64,7 @@ class Fp16(_Cast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fp8:
+class Fp8(BlockCodec):
     """e4m3 with one scale per block: x max|x|^-1 448 rounded to 4 bits of significand.
 
     Micikevicius et al., FP8 formats (arXiv:2209.05433). Payload: 4 bytes per block, then one byte per element.
@@ -73,30 +74,12 @@ class Fp8:
     unbiased: ClassVar[bool] = False
     block: int = 1024
 
-    def __post_init__(self) -> None:
-        require_range(self.name, "block", self.block, 1, 4096)
-
     @property
-    def granularity(self) -> int:
-        return self.block
+    def code_bits(self) -> int:
+        return 8
 
-    def nbytes(self, numel: int) -> int:
-        return 4 * -(-numel // self.block) + numel
+    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
+        kernels_for(x).fp8_encode(x, residual, payload, self.block)
 
-    def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
-        if x.numel():
-            kernels_for(x).fp8_encode(x, None, payload, self.block)
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
-        if x.numel():
-            kernels_for(x).fp8_encode(x, residual, payload, self.block)
-
-    def decode(self, payload: Tensor, out: Tensor) -> None:
-        check_decode(self.name, payload, out, self.nbytes(out.numel()))
-        kernels_for(out).fp8_decode(payload, out, self.block, add=False)
-
-    def decode_add(self, payload: Tensor, acc: Tensor) -> None:
-        check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
-        kernels_for(acc).fp8_decode(payload, acc, self.block, add=True)
+    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
+        kernels_for(out).fp8_decode(payload, out, self.block, add=add)

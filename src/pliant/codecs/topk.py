@@ -1,14 +1,14 @@
 """The largest elements."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pliant.codecs.checks import check_decode, check_encode, require_range
+from pliant.codecs.checks import require_range
 from pliant.codecs.kernels import kernels_for
+from pliant.codecs.kinds import ChoosingCodec
 
 __all__ = ["TopK"]
 
@@ -19,7 +19,7 @@ _LEAST_SAMPLE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK:
+class TopK(ChoosingCodec):
     """Keep the k = ceil(ratio numel) elements of the largest |x|; ties go to the lower index.
 
     ||x - C(x)||^2 <= (1 - k/d) ||x||^2 (Stich et al., arXiv:1809.07599). Exact by a radix search over the bits of
@@ -29,21 +29,11 @@ class TopK:
     """
 
     name: ClassVar[str] = "topk"
-    unbiased: ClassVar[bool] = False
-    ratio: float = 0.01
     sampled: int = 0
 
     def __post_init__(self) -> None:
-        require_range(self.name, "ratio", self.ratio, 1e-9, 1.0)
+        super().__post_init__()
         require_range(self.name, "sampled", self.sampled, 0, 1)
-
-    @property
-    def granularity(self) -> int:
-        return 1
-
-    def count(self, numel: int) -> int:
-        """Return k."""
-        return min(numel, max(1, math.ceil(self.ratio * numel)))
 
     def nbytes(self, numel: int) -> int:
         return 8 * self.count(numel)
@@ -56,29 +46,13 @@ class TopK:
         """Return the chosen values, float32 (k,), as a view."""
         return payload[payload.numel() // 2 :].view(torch.float32)
 
-    def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()))
-        if x.numel():
-            enough = self.count(x.numel()) >= _LEAST_SAMPLE * _SAMPLE_STRIDE
-            stride = _SAMPLE_STRIDE if self.sampled and enough else 1
-            kernels_for(x).topk_encode(x, self.indices(payload), self.values(payload), stride)
+    def kernel_encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
+        enough = self.count(x.numel()) >= _LEAST_SAMPLE * _SAMPLE_STRIDE
+        stride = _SAMPLE_STRIDE if self.sampled and enough else 1
+        kernels_for(x).topk_encode(x, self.indices(payload), self.values(payload), stride)
 
-    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
-        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
-        residual.add_(x)
-        self.encode(residual, payload, seed)
-        self.clear_sent(payload, residual)
-
-    def decode(self, payload: Tensor, out: Tensor) -> None:
-        check_decode(self.name, payload, out, self.nbytes(out.numel()))
-        out.zero_()
-        self.decode_add(payload, out)
-
-    def decode_add(self, payload: Tensor, acc: Tensor) -> None:
-        check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
+    def kernel_add(self, payload: Tensor, acc: Tensor) -> None:
         kernels_for(acc).add_at(acc, self.indices(payload), self.values(payload))
 
-    def clear_sent(self, payload: Tensor, x: Tensor) -> None:
-        """Set x, (numel,), to zero where the payload carries it."""
-        check_decode(self.name, payload, x, self.nbytes(x.numel()))
+    def kernel_clear(self, payload: Tensor, x: Tensor) -> None:
         kernels_for(x).clear_at(x, self.indices(payload))

@@ -94,6 +94,10 @@ def bench(
         records = _run(setup, cluster)
     result = {"setup": asdict(setup), "records": records}
     _show(result)
+    _write(result, json_file, md_file, html_file)
+
+
+def _write(result: dict[str, Any], json_file: Path | None, md_file: Path | None, html_file: Path | None) -> None:
     if json_file is not None:
         write_atomically(json_file, json.dumps(result, indent=1) + "\n")
     if md_file is not None:

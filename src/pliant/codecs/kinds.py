@@ -1,0 +1,133 @@
+"""What codecs of one kind share: sizes, checks, and the verbs around their kernels."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pliant.codecs.checks import check_decode, check_encode, require_range
+
+__all__ = ["BlockCodec", "ChoosingCodec"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCodec(ABC):
+    """A code for every element, and a few numbers for each block: `header_bytes` per block, then `code_bits` each."""
+
+    name: ClassVar[str]
+    unbiased: ClassVar[bool]
+    header_bytes: ClassVar[int] = 4
+    packing: ClassVar[int] = 1
+    """Codes are packed so many at a time; a block is a multiple of it."""
+    block: int
+
+    def __post_init__(self) -> None:
+        require_range(self.name, "block", self.block, self.packing, 4096)
+        if self.block % self.packing:
+            raise ValueError(
+                f"{self.name} packs {self.packing} codes at a time, but its block is {self.block}; use a multiple."
+            )
+
+    @property
+    @abstractmethod
+    def code_bits(self) -> int:
+        """Bits of an element's code."""
+
+    @abstractmethod
+    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
+        """Encode x, or x + residual and keep in residual what is lost; checked, and not empty."""
+
+    @abstractmethod
+    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
+        """Decode over out, or add to it; checked."""
+
+    @property
+    def granularity(self) -> int:
+        return self.block
+
+    def nbytes(self, numel: int) -> int:
+        return self.header_bytes * -(-numel // self.block) + -(-numel * self.code_bits // 8)
+
+    def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        if x.numel():
+            self.kernel_encode(x, None, payload, seed)
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        if x.numel():
+            self.kernel_encode(x, residual, payload, seed)
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        check_decode(self.name, payload, out, self.nbytes(out.numel()))
+        self.kernel_decode(payload, out, add=False)
+
+    def decode_add(self, payload: Tensor, acc: Tensor) -> None:
+        check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
+        self.kernel_decode(payload, acc, add=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoosingCodec(ABC):
+    """Some elements as they are, and nothing of the others. NaN and Inf are never left out."""
+
+    name: ClassVar[str]
+    unbiased: ClassVar[bool] = False
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_range(self.name, "ratio", self.ratio, 1e-9, 1.0)
+
+    @property
+    def granularity(self) -> int:
+        return 1
+
+    def count(self, numel: int) -> int:
+        """Return k, the number of units chosen."""
+        units = -(-numel // self.granularity)
+        return min(units, max(1, math.ceil(self.ratio * units)))
+
+    @abstractmethod
+    def nbytes(self, numel: int) -> int:
+        """Return the exact payload size in bytes for `numel` elements."""
+
+    @abstractmethod
+    def kernel_encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
+        """Choose, and write what was chosen; checked, and not empty."""
+
+    @abstractmethod
+    def kernel_add(self, payload: Tensor, acc: Tensor) -> None:
+        """Add what was chosen; checked, and not empty."""
+
+    @abstractmethod
+    def kernel_clear(self, payload: Tensor, x: Tensor) -> None:
+        """Set to zero what was chosen; checked, and not empty."""
+
+    def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()))
+        if x.numel():
+            self.kernel_encode(x, payload, seed)
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        residual.add_(x)
+        self.encode(residual, payload, seed)
+        self.clear_sent(payload, residual)
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        check_decode(self.name, payload, out, self.nbytes(out.numel()))
+        out.zero_()
+        self.decode_add(payload, out)
+
+    def decode_add(self, payload: Tensor, acc: Tensor) -> None:
+        check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
+        if acc.numel():
+            self.kernel_add(payload, acc)
+
+    def clear_sent(self, payload: Tensor, x: Tensor) -> None:
+        """Set x, (numel,), to zero where the payload carries it."""
+        check_decode(self.name, payload, x, self.nbytes(x.numel()))
+        if x.numel():
+            self.kernel_clear(payload, x)
