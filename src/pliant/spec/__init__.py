@@ -1,6 +1,7 @@
 """Nouns only: frozen records that survive a round trip through JSON. No torch here."""
 
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
+from pliant.spec.graph import Graph
 from pliant.spec.plan import Choice, CodecSpec, Match, Rule, SyncPlan
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
@@ -10,6 +11,7 @@ __all__ = [
     "Choice",
     "CodecSpec",
     "Event",
+    "Graph",
     "Host",
     "Link",
     "Match",

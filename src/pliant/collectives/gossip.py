@@ -1,0 +1,104 @@
+"""Averages with neighbours in a graph: in full precision, or as coded differences to what neighbours know."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import Codec
+from pliant.comm.base import Comm
+from pliant.spec import Graph
+
+__all__ = ["CodedGossip", "Gossip"]
+
+
+class Gossip:
+    """x_i <- sum_j W_ij x_j, once, over the graph's matrix of the step.
+
+    Phases: every rank sends its vector to the ranks whose rows name it, and receives from those that its own row
+    names, all at once; then it adds them up in the order of ranks. Bytes: N out per target and in per source.
+
+    Lian et al., D-PSGD (arXiv:1705.09056), is this beside the gradient step.
+
+    Args:
+        graph: Who mixes with whom.
+        numel: Elements of the vectors to come.
+        comm: Who talks.
+        dtype: Of the vectors.
+        device: Where the buffers lie.
+
+    """
+
+    def __init__(self, graph: Graph, numel: int, comm: Comm, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._graph, self._comm = graph, comm
+        steps = range(graph.period(comm.size) or 1)
+        most = max(len(graph.mixing(step, comm.size)[comm.rank]) for step in steps)
+        # A matching may leave this rank alone in its first step, and pair it in another.
+        self._buffers = torch.empty(max(most - 1, 1), numel, dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor, step: int) -> None:
+        """Replace x, (numel,), by what the step's matrix makes of all ranks' vectors."""
+        mixing, me = self._graph.mixing(step, self._comm.size), self._comm.rank
+        row = mixing[me]
+        sources = sorted(row.keys() - {me})
+        received = dict(zip(sources, self._buffers, strict=False))
+        targets = [i for i, other in enumerate(mixing) if i != me and me in other]
+        self._comm.exchange([(i, x) for i in targets], list(received.items())).wait()
+        x.mul_(row[me])
+        for j in sources:
+            x.add_(received[j], alpha=row[j])
+
+
+class CodedGossip:
+    """Neighbours keep replicas of each other's vector, and send coded differences to them.
+
+    Every rank i has a replica r_i, and so have all that listen to it, equal to the bit since all decode the same bytes:
+
+        q_i = C(x_i - r_i);  r_i <- r_i + q_i on all;  x_i <- x_i + gamma sum_j W_ij (r_j - r_i)
+
+    Koloskova et al., CHOCO-SGD (arXiv:1902.00340), Algorithm 2. With gamma = 1 and x_i then set to what the replicas
+    say, it is the difference compression of Tang et al., DCD-PSGD (arXiv:1803.06443). What a codec loses stays in the
+    difference, so no residual is needed. The graph must be the same in every step.
+    Bytes: one payload out per target and in per source.
+
+    Args:
+        codec: Any codec.
+        graph: Who mixes with whom, with a period of 1.
+        numel: Elements of the vectors to come.
+        comm: Who talks.
+        gamma: How far to go towards what the replicas say.
+        device: Where the buffers lie.
+
+    """
+
+    def __init__(
+        self, codec: Codec, graph: Graph, numel: int, comm: Comm, *, gamma: float, device: torch.device
+    ) -> None:
+        if graph.period(comm.size) != 1:
+            raise ValueError(
+                f"coded gossip needs the same neighbours in every step, but a graph of kind {graph.kind!r} changes "
+                "them; use ring, exponential, grid, complete or matrix, or gossip in full precision."
+            )
+        self._codec, self._comm, self._gamma = codec, comm, gamma
+        mixing = graph.mixing(0, comm.size)
+        self._row = mixing[comm.rank]
+        self.sources = sorted(self._row.keys() - {comm.rank})
+        """Whose replicas this rank keeps, beside its own."""
+        self._targets = [i for i, row in enumerate(mixing) if i != comm.rank and comm.rank in row]
+        self._own, *others = (
+            torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device) for _ in range(1 + len(self.sources))
+        )
+        self._received = dict(zip(self.sources, others, strict=True))
+        self._difference = torch.empty(numel, device=device)
+
+    def __call__(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:
+        """Mix x, float32 (numel,); replicas, rank -> (numel,) of this rank and all sources, follow."""
+        me = self._comm.rank
+        torch.sub(x, replicas[me], out=self._difference)
+        self._codec.encode(self._difference, self._own, seed + me + 1)
+        self._comm.exchange([(i, self._own) for i in self._targets], list(self._received.items())).wait()
+        self._codec.decode_add(self._own, replicas[me])
+        x.sub_(replicas[me], alpha=self._gamma * sum(self._row[j] for j in self.sources))
+        for j in self.sources:
+            self._codec.decode_add(self._received[j], replicas[j])
+            x.add_(replicas[j], alpha=self._gamma * self._row[j])
