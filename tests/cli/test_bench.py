@@ -177,6 +177,10 @@ def test_an_arm_may_have_settings_and_they_reach_the_algorithm():
         pliant.allreduce().choice,
         pliant.topk(ratio=0.1, ramp_steps=5).choice,
     ]
+    warm = _what("onebit(warmup_steps=50)", 100)
+    assert isinstance(warm, pliant.SyncPlan)
+    assert warm.rules[1].choice == pliant.after(50, pliant.bf16(), then=pliant.onebit()).choice
+    assert _what("onebit", 100) == "onebit"
     with pytest.raises(ValueError, match="does not take the settings"):
         _what("topk(share=0.1)", 100)
 

@@ -132,6 +132,18 @@ def test_splitting_off_low_rank_equals_its_twin(n, m, r):
     torch.testing.assert_close(fast[0], p @ qt)
 
 
+@given(numel=st.integers(0, 9000), kind=KINDS, factor=st.sampled_from([1.0, 0.5, 1 / 3]), bad=st.booleans())
+def test_scaling_equals_its_twin_and_finds_what_is_not_finite(numel, kind, factor, bad):
+    x = vector(kind, numel, 1)
+    bad = bad and numel > 0
+    if bad:
+        x[numel // 3] = torch.inf
+    copy, wanted = x.clone(), x * factor
+    assert native.scale(x, factor) == twins.scale(copy, factor) == (not bad)
+    assert torch.equal(x, wanted)
+    assert torch.equal(copy, wanted)
+
+
 @given(num_bytes=st.integers(0, 300))
 def test_the_hash_equals_its_twin(num_bytes):
     x = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)

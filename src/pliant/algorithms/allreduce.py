@@ -7,7 +7,7 @@ import torch
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
-from pliant.collectives.averaging import CastAverage, average
+from pliant.collectives.averaging import CastSum
 from pliant.comm.base import Comm
 from pliant.spec import Choice, CodecSpec
 
@@ -38,12 +38,17 @@ class AllReduce:
         """Make the 16-bit buffer, if one is needed."""
         if self.wire == "exact":
             return None
-        return CastAverage(_WIRE[self.wire], bucket.numel, comm, bucket.flat.device)
+        return CastSum(_WIRE[self.wire], bucket.numel, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
-        """Average."""
+        """Scale first, then add up, as torch DDP does it, to the bit."""
+        bucket.flat.mul_(1 / comm.size)
+        self.on_shares(bucket, state, comm, moment)
+
+    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Add up."""
         if state.workspace is None:
-            average(bucket.flat, comm)
+            comm.all_reduce(bucket.flat).wait()
         else:
             state.workspace(bucket.flat)
 

@@ -11,7 +11,7 @@ from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Choice
 
-__all__ = ["Algorithm", "ChecksOptimizer", "Moment", "Slots", "StartsFromOptimizer", "State"]
+__all__ = ["AddsShares", "Algorithm", "ChecksOptimizer", "Moment", "Slots", "StartsFromOptimizer", "State"]
 
 Slots = Mapping[str, tuple[int, ...] | None]
 """Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
@@ -69,6 +69,19 @@ class Algorithm(Protocol):
         Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the choice
         names a codec, otherwise of the model's dtype.
         """
+        ...
+
+
+@runtime_checkable
+class AddsShares(Protocol):
+    """An algorithm that can begin with gradients that were divided by the number of ranks already.
+
+    The engine divides in the pass that looks for NaN, which saves one. Where a rank's shares are all NaN, so is every
+    element of the result.
+    """
+
+    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Do what `on_ready` does, except for the division."""
         ...
 
 

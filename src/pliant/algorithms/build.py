@@ -104,7 +104,7 @@ def _all_gather(choice: Choice) -> Algorithm:
 
 
 def _low_rank(choice: Choice) -> Algorithm:
-    return PowerSgd(rank=int(_codec(choice).settings.get("rank", 1)))
+    return PowerSgd(rank=int(_codec(choice).settings.get("rank", PowerSgd.rank)))
 
 
 _CARRIERS: dict[str, Callable[[Choice], Algorithm]] = {

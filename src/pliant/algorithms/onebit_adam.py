@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
 from pliant.codecs import Codec, Sign, all_finite, spec_of
-from pliant.collectives.averaging import average
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
 from pliant.spec import Choice
@@ -157,7 +156,8 @@ class Momentum:
         """Average the gradient (warm-up) or the momentum."""
         g, m = bucket.flat, state.flat["momentum"]
         if moment.step < self.warmup_steps:
-            average(g, comm)
+            g.mul_(1 / comm.size)
+            comm.all_reduce(g).wait()
             if all_finite(g):
                 m.lerp_(g, 1 - self.beta)
             return

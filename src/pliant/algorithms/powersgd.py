@@ -23,7 +23,7 @@ class PowerSgd:
     Bytes: two averages a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
     """
 
-    rank: int = 1
+    rank: int = 4
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -51,6 +51,6 @@ class PowerSgd:
         state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))
 
 
-def powersgd(rank: int = 1) -> PowerSgd:
+def powersgd(rank: int = 4) -> PowerSgd:
     """Low-rank gradients with error feedback."""
     return PowerSgd(rank=rank)

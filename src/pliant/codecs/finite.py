@@ -1,11 +1,11 @@
-"""Is all of a tensor finite, and if not, where does it begin; and a fingerprint of its bytes."""
+"""Is all of a tensor finite, also while it is scaled; if not, where does it begin; and a fingerprint of its bytes."""
 
 import torch
 from torch import Tensor
 
 from pliant.codecs.kernels import kernels_for
 
-__all__ = ["all_finite", "first_nonfinite", "tensor_hash"]
+__all__ = ["all_finite", "first_nonfinite", "scale", "tensor_hash"]
 
 
 def all_finite(x: Tensor) -> bool:
@@ -18,6 +18,13 @@ def all_finite(x: Tensor) -> bool:
 def first_nonfinite(x: Tensor) -> int:
     """Return the index of the first NaN or Inf in x, (numel,), or -1."""
     return -1 if all_finite(x) else int((~x.isfinite()).nonzero()[0])
+
+
+def scale(x: Tensor, factor: float) -> bool:
+    """Multiply x, any shape, in place; say whether all of it is finite. One pass over memory for float32."""
+    if x.dtype == torch.float32 and x.is_contiguous():
+        return kernels_for(x).scale(x, factor)
+    return all_finite(x.mul_(factor))
 
 
 def tensor_hash(x: Tensor) -> int:

@@ -1,13 +1,13 @@
 """What is achieved: exact, compressed, sparse and low-rank averages over any Comm."""
 
-from pliant.collectives.averaging import CastAverage, DirectAverage, SummedAverage, average
+from pliant.collectives.averaging import CastSum, DirectAverage, SummedAverage
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.gossip import CodedGossip, Gossip
 from pliant.collectives.lowrank import LowRankAverage, factor_shape
 from pliant.collectives.sparse import SparseAverage
 
 __all__ = [
-    "CastAverage",
+    "CastSum",
     "CodedGossip",
     "CompressedAverage",
     "DirectAverage",
@@ -15,6 +15,5 @@ __all__ = [
     "LowRankAverage",
     "SparseAverage",
     "SummedAverage",
-    "average",
     "factor_shape",
 ]

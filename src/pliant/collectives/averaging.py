@@ -1,4 +1,4 @@
-"""Averages over all ranks by an all-reduce: exact, in 16 bits, or of the elements that a codec keeps."""
+"""By one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
 
 import torch
 from torch import Tensor
@@ -6,16 +6,10 @@ from torch import Tensor
 from pliant.codecs import RandomK, all_finite
 from pliant.comm.base import Comm
 
-__all__ = ["CastAverage", "DirectAverage", "SummedAverage", "average"]
+__all__ = ["CastSum", "DirectAverage", "SummedAverage"]
 
 _DIRECT_BYTES = 1 << 18
 """Up to so many bytes out of a rank, one hop takes less time than the many of a ring on the networks we know."""
-
-
-def average(x: Tensor, comm: Comm) -> None:
-    """Replace x by the mean over ranks: scaled first, then summed, as torch DDP does it, to the bit."""
-    x.mul_(1 / comm.size)
-    comm.all_reduce(x).wait()
 
 
 class DirectAverage:
@@ -52,13 +46,13 @@ class DirectAverage:
             x.add_(other)
 
 
-class CastAverage:
-    """The mean in a 16-bit format: divide, cast, sum on the wire in that format, cast back.
+class CastSum:
+    """The sum in a 16-bit format: cast, sum on the wire in that format, cast back.
 
     Args:
         dtype: bfloat16 or float16.
         numel: Elements of the vectors to come.
-        comm: Who averages.
+        comm: Who adds up.
         device: Where the buffer lies.
 
     """
@@ -68,8 +62,7 @@ class CastAverage:
         self._comm = comm
 
     def __call__(self, x: Tensor) -> None:
-        """Replace x, float32 (numel,), by the mean over ranks."""
-        torch.div(x, self._comm.size, out=x)
+        """Replace x, float32 (numel,), by the sum over ranks."""
         self._wire.copy_(x)
         self._comm.all_reduce(self._wire).wait()
         x.copy_(self._wire)

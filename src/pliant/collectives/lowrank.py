@@ -131,4 +131,4 @@ def _orthogonalize(p: Tensor) -> None:
         column.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
         if j + 1 < p.shape[1]:
             rest = p[:, j + 1 :]
-            rest.sub_(torch.outer(column, column @ rest))
+            rest.addr_(column, column @ rest, alpha=-1)

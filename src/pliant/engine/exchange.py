@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Moment
-from pliant.codecs import all_finite, first_nonfinite
+from pliant.algorithms.base import AddsShares, Moment
+from pliant.codecs import all_finite, first_nonfinite, scale
 from pliant.comm.base import Comm, CommError
 from pliant.engine.layout import LaidOut, Part, lay_out
 from pliant.engine.store import Store
@@ -23,7 +23,7 @@ class NonFiniteGradientError(FloatingPointError):
 
 
 class Exchanger:
-    """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `first_bad`.
+    """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `inspect`.
 
     Args:
         store: Choices and state of all parameters.
@@ -55,28 +55,42 @@ class Exchanger:
         """Which parameters lie in which bucket, in order; empty before the first exchange."""
         return {index: bucket.names for index, bucket in self._laid_out.items()}
 
-    def first_bad(self, buffer: Tensor) -> int:
-        """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or nobody asks."""
-        return first_nonfinite(buffer) if self._nonfinite == "raise" else -1
+    def inspect(self, bucket: LaidOut, buffer: Tensor) -> int:
+        """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or nobody asks.
+
+        Where the bucket is exchanged in shares, the buffer is divided by the number of ranks on the way.
+        """
+        if bucket.in_shares:
+            finite = scale(buffer, 1 / self._comms[False].size)
+        else:
+            finite = self._nonfinite == "propagate" or all_finite(buffer)
+        return -1 if finite or self._nonfinite == "propagate" else first_nonfinite(buffer)
 
     def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> None:
-        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad is its `first_bad`."""
+        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says."""
         if bad >= 0:
             buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
         for part in bucket.parts:
             part.load(buffer)
             if self._owed:
-                self._pay(part)
+                self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
             if self._comms[False].size > 1 or part.algorithm.choice.what != "gradient":
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
-                self._run_part(part, Moment(step=step, seed=seed))
-                if self._nonfinite == "raise" and not all_finite(part.bucket.flat):
+                self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
+                if self._nonfinite == "raise" and not self._sound(part):
                     self._blame(bucket, bad)
             part.save(buffer)
 
-    def _run_part(self, part: Part, moment: Moment) -> None:
+    def _sound(self, part: Part) -> bool:
+        """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
+        exact = isinstance(part.algorithm, AddsShares) and part.algorithm.choice.codec is None
+        return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
+
+    def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> None:
+        algorithm = part.algorithm
+        run = algorithm.on_shares if in_shares and isinstance(algorithm, AddsShares) else algorithm.on_ready
         try:
-            part.algorithm.on_ready(part.bucket, part.state, part.comm, moment)
+            run(part.bucket, part.state, part.comm, moment)
         except CommError as error:
             names = [span.name for span in part.bucket.spans]
             what = f"{part.bucket.name} ({names[0]} .. {names[-1]})"
@@ -104,7 +118,7 @@ class Exchanger:
             'with a GradScaler, which expects this, pass nonfinite="propagate".'
         )
 
-    def _pay(self, part: Part) -> None:
+    def _pay(self, part: Part, weight: float) -> None:
         for span in part.bucket.spans:
             if (debt := self._owed.pop(span.name, None)) is not None:
-                part.bucket.view(span).add_(debt)
+                part.bucket.view(span).add_(debt, alpha=weight)

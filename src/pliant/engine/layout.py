@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Algorithm, State
+from pliant.algorithms.base import AddsShares, Algorithm, State
 from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.store import Store
@@ -56,6 +56,8 @@ class LaidOut:
     spans: tuple[Span, ...]
     """All parameters of the bucket, where they lie in DDP's buffer."""
     parts: tuple[Part, ...]
+    in_shares: bool
+    """Whether all parts can begin with gradients that were divided by the number of ranks."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +99,8 @@ def lay_out(
         )
         state = replace(store.state_of(bucket, algorithm), workspace=algorithm.prepare(bucket, comm))
         parts.append(Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging))
-    return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts))
+    in_shares = all(isinstance(part.algorithm, AddsShares) for part in parts)
+    return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts), in_shares=in_shares)
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

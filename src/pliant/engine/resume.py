@@ -38,7 +38,7 @@ class LaidOutAsSaved:
         for index, names in sorted(self.buckets.items()):
             buffer = torch.cat([pieces[name] for name in names])  # (bucket numel,)
             bucket = exchanger.laid_out(index, names, [shapes[name] for name in names], buffer)
-            exchanger.run(bucket, buffer, exchanger.first_bad(buffer), step=step, turn=turn)
+            exchanger.run(bucket, buffer, exchanger.inspect(bucket, buffer), step=step, turn=turn)
             for name, result in zip(names, buffer.split([pieces[n].numel() for n in names]), strict=True):
                 pieces[name].copy_(result)
 

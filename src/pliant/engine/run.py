@@ -111,7 +111,7 @@ class Run:
 
     def _submit(self, arrival: Arrival) -> None:
         bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
-        bad = self._exchanger.first_bad(arrival.buffer)  # here, since the lane may be what everybody waits for
+        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
         step, turn = self._step, self._turn
 
         def task() -> None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, Optimizer
 
 import pliant
-from pliant.algorithms import Algorithm
+from pliant.algorithms import ALGORITHMS, Algorithm
 from pliant.cli.bench.setup import settings_of
 from pliant.engine.choose import recommended
 
@@ -86,17 +86,20 @@ def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb
 def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
     """Return what to relax with; settings change the algorithm alone, small parameters are spared as by bare name."""
     bare, settings = settings_of(name)
+    warmup_steps = int(settings.pop("warmup_steps", 0))
+    if not settings and not warmup_steps and bare in ALGORITHMS:
+        return name
     if bare == "qsgd4":
         algorithm: Algorithm = pliant.qsgd(bits=4)
     elif bare == "topk_dgc":
         algorithm = pliant.topk(momentum=0.9, ramp_steps=total_steps // 5)
-    elif settings:
+    else:
         try:
             algorithm = getattr(pliant, bare)(**settings)
         except TypeError as error:
             raise ValueError(f"{bare} does not take the settings of {name!r}: {error}") from error
-    else:
-        return name
+    if warmup_steps:
+        algorithm = pliant.after(warmup_steps, pliant.bf16(), then=algorithm)
     return recommended(algorithm, name)
 
 

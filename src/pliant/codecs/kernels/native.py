@@ -2,7 +2,7 @@
 
 import ctypes
 import importlib.util
-from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,7 @@ __all__ = [
     "randomk_add",
     "randomk_clear",
     "randomk_gather",
+    "scale",
     "sign_decode",
     "sign_encode",
     "topk_encode",
@@ -60,6 +61,7 @@ _SIGNATURES = {
     "randomk_clear": (None, _P, _N, _N, _U),
     "low_rank_split": (None, _P, _P, _P, _P, _N, _N, _N),
     "all_finite": (_I, _P, _N),
+    "scale": (_I, _P, _N, c_float),
     "hash_bytes": (c_uint64, _P, _N),
 }
 
@@ -201,6 +203,10 @@ def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, qt: Tensor) -> None:
 
 def all_finite(x: Tensor) -> bool:
     return bool(_library().all_finite(x.data_ptr(), x.numel()))
+
+
+def scale(x: Tensor, factor: float) -> bool:
+    return bool(_library().scale(x.data_ptr(), x.numel(), factor))
 
 
 def hash_bytes(x: Tensor) -> int:

@@ -1,4 +1,4 @@
-// One read of a tensor: is all of it finite, and what is its hash.
+// One pass over a tensor: is all of it finite, also while scaling it, and what is its hash.
 #include "kernels.h"
 
 // Whether every float32 is finite; stops at the first 4096 elements that are not.
@@ -13,6 +13,22 @@ DISPATCHED int32_t all_finite(const float *x, int64_t n) {
         if (most >= INFINITE_BITS) return 0;
     }
     return 1;
+}
+
+// x <- factor x; whether every float32 is finite.
+DISPATCHED int32_t scale(float *x, int64_t n, float factor) {
+    uint32_t all = 0;
+    for (int64_t first = 0; first < n; first += 4096) {
+        int64_t m = n - first < 4096 ? n - first : 4096;
+        uint32_t most = 0;
+        for (int64_t i = 0; i < m; i++) {
+            x[first + i] *= factor;
+            uint32_t a = bits_of(x[first + i]) & 0x7fffffffu;
+            most = a > most ? a : most;
+        }
+        all = most > all ? most : all;
+    }
+    return all < INFINITE_BITS;
 }
 
 // 64-bit hash of bytes: a sum over 8-byte words, each first mixed with its place, so that it can be taken in parallel.

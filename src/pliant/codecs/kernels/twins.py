@@ -43,6 +43,7 @@ __all__ = [
     "randomk_add",
     "randomk_clear",
     "randomk_gather",
+    "scale",
     "sign_decode",
     "sign_encode",
     "topk_encode",
@@ -260,6 +261,10 @@ def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, qt: Tensor) -> None:
 
 def all_finite(x: Tensor) -> bool:
     return bool(x.isfinite().all())
+
+
+def scale(x: Tensor, factor: float) -> bool:
+    return all_finite(x.mul_(factor))
 
 
 def hash_bytes(x: Tensor) -> int:
