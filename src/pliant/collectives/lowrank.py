@@ -129,6 +129,5 @@ def _orthogonalize(p: Tensor) -> None:
         column = p[:, j]
         norm = column.norm()
         column.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
-        if j + 1 < p.shape[1]:
-            rest = p[:, j + 1 :]
-            rest.addr_(column, column @ rest, alpha=-1)
+        for k in range(j + 1, p.shape[1]):
+            p[:, k].addcmul_(column, torch.dot(column, p[:, k]), value=-1)  # allocates nothing
