@@ -52,7 +52,9 @@ def test_collectives_equal_numpy(make, numel, dtype):
         comm.reduce(out["reduce"], 1).wait()
         right, left = (place.rank + 1) % SIZE, (place.rank - 1) % SIZE
         out["ring"] = torch.empty(numel, dtype=dtype)
-        comm.exchange([(right, data(place.rank, numel, dtype))], [(left, out["ring"])]).wait()
+        work = comm.exchange([(right, data(place.rank, numel, dtype))], [(left, out["ring"])])
+        work.wait()
+        work.wait()  # again: returns at once
         comm.barrier()
         comm.close()
         return {k: v.double().numpy() for k, v in out.items()}

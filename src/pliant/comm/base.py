@@ -27,7 +27,10 @@ class Work(Protocol):
     """A communication in flight."""
 
     def wait(self) -> None:
-        """Block until it is done (on CUDA: until the current stream may use the result). Raises CommError."""
+        """Block until it is done (on CUDA: until the current stream may use the result). Raises CommError.
+
+        Once it has returned, waiting again returns at once.
+        """
         ...
 
 

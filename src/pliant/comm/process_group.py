@@ -37,6 +37,7 @@ class _Pending:
                 work.wait(timedelta(seconds=self._comm.timeout_s))
         except RuntimeError as error:
             raise self._comm.failure(self._op, self._num_bytes, time.monotonic() - self._start_s, error) from error
+        self._works = ()  # Gloo would wait for ever for what it has already handed over
 
 
 class ProcessGroupComm:

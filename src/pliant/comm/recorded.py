@@ -14,14 +14,16 @@ __all__ = ["RecordedComm"]
 
 class _Timed:
     def __init__(self, recorder: "RecordedComm", work: Work, name: str, sent: int, received: int) -> None:
-        self._recorder, self._work = recorder, work
+        self._recorder, self._work, self._noted = recorder, work, False
         self._name, self._sent, self._received = name, sent, received
         self._start_s = time.perf_counter()
 
     def wait(self) -> None:
         wait_from_s = time.perf_counter()
         self._work.wait()
-        self._recorder.note(self._name, self._start_s, wait_from_s, self._sent, self._received)
+        if not self._noted:
+            self._recorder.note(self._name, self._start_s, wait_from_s, self._sent, self._received)
+        self._noted = True
 
 
 class RecordedComm:
