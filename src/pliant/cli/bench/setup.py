@@ -30,6 +30,9 @@ PLIANT_ARMS = (
 ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-adam", *PLIANT_ARMS)
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""
 
+_SETTABLE = tuple(name for name in PLIANT_ARMS if name not in ("qsgd4", "topk_dgc", "onebit_adam"))
+"""Arms that are called with their settings; the others are settings already, or belong to an optimizer or to torch."""
+
 DEMO_ARMS = (
     "ddp",
     "ddp-bf16",
@@ -106,6 +109,10 @@ def check(setup: Setup) -> None:
         )
     if not setup.arms:
         raise ValueError("compute alone does not train; name an algorithm that communicates.")
+    for arm in setup.arms:
+        bare, settings = settings_of(arm)
+        if settings and bare not in _SETTABLE:
+            raise ValueError(f"{arm!r} has settings, but {bare} takes none here; {', '.join(_SETTABLE)} do.")
     if not 0 < setup.target_accuracy <= 1:
         raise ValueError(f"--target-accuracy is {setup.target_accuracy}, but it is a share: more than 0, at most 1.")
     num_steps = setup.train_steps if setup.mode == "train" else setup.rounds
