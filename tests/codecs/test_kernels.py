@@ -123,13 +123,20 @@ def test_selection_from_many_equals_its_twin(values, k):
 
 
 @given(n=st.integers(0, 40), m=st.sampled_from([1, 3, 511, 512, 1100]), r=st.integers(1, 5))
-def test_splitting_off_low_rank_equals_its_twin(n, m, r):
-    x, residual = vector("normal", n * m, 1).view(n, m), torch.full((n, m), torch.nan)
-    p, qt = vector("normal", n * r, 2).view(n, r), vector("normal", r * m, 3).view(r, m)
-    fast, slow = both("low_rank_split", x, residual, p, qt, {})
+def test_low_rank_passes_equal_their_twins(n, m, r):
+    x, residual = vector("normal", n * m, 1).view(n, m), vector("normal", n * m, 4).view(n, m)
+    p, q = vector("normal", r * n, 2).view(r, n), vector("normal", r * m, 3).view(r, m)
+    for name, arguments in {
+        "low_rank_left": (x, residual, q, torch.full_like(p, torch.nan)),
+        "low_rank_right": (x, p, torch.full_like(q, torch.nan)),
+    }.items():
+        fast, slow = both(name, *arguments, {})
+        assert torch.equal(fast[0], slow[0])
+        torch.testing.assert_close(fast[-1], slow[-1], rtol=1e-4, atol=1e-3)  # sums in another order
+    fast, slow = both("low_rank_split", x, torch.full_like(residual, torch.nan), p, q, {})
     assert torch.equal(fast[0], slow[0])
     assert torch.equal(fast[1], slow[1])
-    torch.testing.assert_close(fast[0], p @ qt)
+    torch.testing.assert_close(fast[0], p.t() @ q)
 
 
 @given(numel=st.integers(0, 9000), kind=KINDS, factor=st.sampled_from([1.0, 0.5, 1 / 3]), bad=st.booleans())

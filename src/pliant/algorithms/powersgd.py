@@ -20,6 +20,7 @@ class PowerSgd:
 
         P <- mean over ranks of M Q;  orthogonalize P;  Q <- mean over ranks of M^T P;  M' = P Q^T
 
+    P and Q are kept as rows, (r, n) and (r, m).
     Bytes: two averages a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
     """
 

@@ -14,13 +14,13 @@ __all__ = ["LowRankAverage", "factor_shape"]
 
 
 def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
-    """Return the shape (m, r) of the right factor of a parameter seen as (n, m), or None if factors do not pay."""
+    """Return the shape (r, m) of the right factor of a parameter seen as (n, m), or None if factors do not pay."""
     if len(shape) < 2:
         return None
     n = shape[0]
     m = torch.Size(shape).numel() // max(n, 1)
     r = min(rank, n, m)
-    return (m, r) if (n + m) * r < n * m else None
+    return (r, m) if (n + m) * r < n * m else None
 
 
 class LowRankAverage:
@@ -28,6 +28,7 @@ class LowRankAverage:
 
     Phases: M <- M + e; P <- M Q for all matrices, packed in one buffer behind the parameters that stay whole;
     average; orthogonalize each P; Q <- M^T P, packed; average; M' = P Q^T; e <- M - M'. Q starts the next step.
+    Factors lie as rows, P as (r, n) and Q as (r, m): three passes over the matrix, each as fast as memory.
     Bytes: two averages, of sum (n r) + uncompressed and of sum (m r) float32; in one hop where they are short.
 
     Vogels et al., PowerSGD (arXiv:1905.13727), Algorithms 1 and 2.
@@ -44,7 +45,7 @@ class LowRankAverage:
         self._whole: list[tuple[int, int]] = []
         """Half-open ranges of the bucket that are averaged as they are."""
         self._matrices: dict[str, tuple[int, int, int, int]] = {}
-        """Parameter -> (offset, n, m, r)."""
+        """Parameter -> (offset, n, r, m)."""
         offset = 0
         for name, shape in shapes.items():
             numel = torch.Size(shape).numel()
@@ -55,34 +56,33 @@ class LowRankAverage:
                 self._matrices[name] = (offset, shape[0], *factor)
             offset += numel
         self._num_whole = sum(stop - start for start, stop in self._whole)
-        self._first = torch.empty(self._num_whole + sum(n * r for _, n, _, r in self._matrices.values()), device=device)
-        self._second = torch.empty(sum(m * r for _, _, m, r in self._matrices.values()), device=device)
+        self._first = torch.empty(self._num_whole + sum(n * r for _, n, r, _ in self._matrices.values()), device=device)
+        self._second = torch.empty(sum(r * m for _, _, r, m in self._matrices.values()), device=device)
         self._mean_first = DirectAverage(self._first.numel(), comm, device)
         self._mean_second = DirectAverage(self._second.numel(), comm, device)
-        self._transposed = torch.empty(max((m * r for _, _, m, r in self._matrices.values()), default=0), device=device)
 
     def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
-        """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (m, r), live on.
+        """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (r, m), live on.
 
         Factors that are zero are drawn anew, alike on all ranks. If any rank's x is not finite, so is the result,
         and neither residual nor factors change.
         """
-        x.add_(residual)
+        kernels = kernels_for(x)
         ps, qs = self._views()
         at = 0
         for start, stop in self._whole:
-            self._first[at : at + stop - start].copy_(x[start:stop])
+            torch.add(x[start:stop], residual[start:stop], out=self._first[at : at + stop - start])
             at += stop - start
-        for k, (name, (_, _, m, r)) in enumerate(self._matrices.items()):
+        for k, (name, (_, _, r, m)) in enumerate(self._matrices.items()):
             q = factors[name]
             if not bool(q.any()):
-                q.copy_(torch.randn(m, r, generator=torch.Generator().manual_seed(m * 31 + r)))
-            torch.mm(self._matrix(x, name), q, out=ps[k])
+                q.copy_(torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)))
+            kernels.low_rank_left(self._matrix(x, name), self._matrix(residual, name), q, ps[k])
         self._mean_first(self._first)
         for p in ps:
             _orthogonalize(p)
         for k, name in enumerate(self._matrices):
-            torch.mm(self._matrix(x, name).t(), ps[k], out=qs[k])
+            kernels.low_rank_right(self._matrix(x, name), ps[k], qs[k])
         self._mean_second(self._second)
         if all_finite(self._first) and all_finite(self._second):  # what is not finite in any x is not in P or Q
             self._split(x, residual, factors, ps, qs)
@@ -100,34 +100,31 @@ class LowRankAverage:
             at += stop - start
         for k, name in enumerate(self._matrices):
             factors[name].copy_(qs[k])
-            transposed = self._transposed[: qs[k].numel()].view(qs[k].shape[1], -1)  # (r, m)
-            transposed.copy_(qs[k].t())
-            kernels_for(x).low_rank_split(self._matrix(x, name), self._matrix(residual, name), ps[k], transposed)
+            kernels_for(x).low_rank_split(self._matrix(x, name), self._matrix(residual, name), ps[k], qs[k])
 
     def _matrix(self, x: Tensor, name: str) -> Tensor:
-        offset, n, m, _ = self._matrices[name]
+        offset, n, _, m = self._matrices[name]
         return x[offset : offset + n * m].view(n, m)
 
     def _views(self) -> tuple[list[Tensor], list[Tensor]]:
         ps: list[Tensor] = []
         qs: list[Tensor] = []
         first, second = self._num_whole, 0
-        for _, n, m, r in self._matrices.values():
-            ps.append(self._first[first : first + n * r].view(n, r))
-            qs.append(self._second[second : second + m * r].view(m, r))
-            first, second = first + n * r, second + m * r
+        for _, n, r, m in self._matrices.values():
+            ps.append(self._first[first : first + n * r].view(r, n))
+            qs.append(self._second[second : second + m * r].view(r, m))
+            first, second = first + r * n, second + r * m
         return ps, qs
 
 
 def _orthogonalize(p: Tensor) -> None:
-    """Make the columns of p, (n, r), orthonormal in place by modified Gram-Schmidt, from equal bits on every rank.
+    """Make the rows of p, (r, n), orthonormal in place by modified Gram-Schmidt, from equal bits on every rank.
 
-    A column that depends on the ones before it becomes zero: what is left of it is rounding, and points anywhere.
+    A row that depends on the ones before it becomes zero: what is left of it is rounding, and points anywhere.
     """
-    before = p.norm(dim=0)  # (r,)
-    for j in range(p.shape[1]):
-        column = p[:, j]
-        norm = column.norm()
-        column.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
-        for k in range(j + 1, p.shape[1]):
-            p[:, k].addcmul_(column, torch.dot(column, p[:, k]), value=-1)  # allocates nothing
+    before = p.norm(dim=1)  # (r,)
+    for j, row in enumerate(p):
+        norm = row.norm()
+        row.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
+        for later in p[j + 1 :]:
+            later.addcmul_(row, torch.dot(row, later), value=-1)  # allocates nothing

@@ -10,8 +10,11 @@ INLINE uint32_t largest(const float *x, int64_t n) {  // bits of the largest |x|
     return most;
 }
 
-INLINE void add_into(float *y, const float *x, const float *residual, int64_t n) {
+// What is to be encoded: x itself, or, in y, its sum with the residual.
+INLINE const float *with_residual(const float *x, const float *residual, float *y, int64_t n) {
+    if (!residual) return x;
     for (int64_t i = 0; i < n; i++) y[i] = x[i] + residual[i];
+    return y;
 }
 
 // ---- natural: the power of two that no element exceeds, float32 per block; then sign and places below it plus one.
@@ -41,12 +44,8 @@ DISPATCHED void natural_encode(const float *x, float *restrict residual, uint8_t
     float y[MAX_BLOCK];
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * block, m = n - first < block ? n - first : block;
-        const float *from = x + first;
+        const float *from = with_residual(x + first, residual ? residual + first : 0, y, m);
         uint8_t *codes = out + 4 * blocks + first;
-        if (residual) {
-            add_into(y, from, residual + first, m);
-            from = y;
-        }
         uint32_t most = largest(from, m), top = (most >> 23) + 1;
         top = top < 254 ? top : 254;
         uint32_t header = most >= INFINITE_BITS ? 0x7fc00000u : top << 23;
@@ -104,12 +103,8 @@ DISPATCHED void fp8_encode(const float *x, float *restrict residual, uint8_t *re
     float y[MAX_BLOCK];
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * block, m = n - first < block ? n - first : block;
-        const float *from = x + first;
+        const float *from = with_residual(x + first, residual ? residual + first : 0, y, m);
         uint8_t *codes = out + 4 * blocks + first;
-        if (residual) {
-            add_into(y, from, residual + first, m);
-            from = y;
-        }
         uint32_t most = largest(from, m);
         float step = 0, inverse = 0;
         if (most >= INFINITE_BITS)

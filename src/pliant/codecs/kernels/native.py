@@ -21,6 +21,8 @@ __all__ = [
     "hash_bytes",
     "levels_decode",
     "levels_encode",
+    "low_rank_left",
+    "low_rank_right",
     "low_rank_split",
     "minmax8_decode",
     "minmax8_encode",
@@ -59,6 +61,8 @@ _SIGNATURES = {
     "randomk_gather": (None, _P, _P, _N, _N, _U),
     "randomk_add": (None, _P, _P, _N, _N, _U),
     "randomk_clear": (None, _P, _N, _N, _U),
+    "low_rank_left": (None, _P, _P, _P, _P, _N, _N, _N),
+    "low_rank_right": (None, _P, _P, _P, _N, _N, _N),
     "low_rank_split": (None, _P, _P, _P, _P, _N, _N, _N),
     "all_finite": (_I, _P, _N),
     "scale": (_I, _P, _N, c_float),
@@ -196,9 +200,18 @@ def randomk_clear(x: Tensor, num_values: int, seed: int) -> None:
     _library().randomk_clear(x.data_ptr(), x.numel(), num_values, seed)
 
 
-def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, qt: Tensor) -> None:
-    pointers = x.data_ptr(), residual.data_ptr(), p.data_ptr(), qt.data_ptr()
-    _library().low_rank_split(*pointers, p.shape[0], qt.shape[1], p.shape[1])
+def low_rank_left(x: Tensor, residual: Tensor, q: Tensor, p: Tensor) -> None:
+    pointers = x.data_ptr(), residual.data_ptr(), q.data_ptr(), p.data_ptr()
+    _library().low_rank_left(*pointers, *x.shape, len(q))
+
+
+def low_rank_right(x: Tensor, p: Tensor, q: Tensor) -> None:
+    _library().low_rank_right(x.data_ptr(), p.data_ptr(), q.data_ptr(), *x.shape, len(q))
+
+
+def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, q: Tensor) -> None:
+    pointers = x.data_ptr(), residual.data_ptr(), p.data_ptr(), q.data_ptr()
+    _library().low_rank_split(*pointers, *x.shape, len(q))
 
 
 def all_finite(x: Tensor) -> bool:

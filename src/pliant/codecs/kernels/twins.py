@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pliant.codecs.kernels.twins_lowrank import low_rank_left, low_rank_right, low_rank_split
 from pliant.codecs.kernels.twins_select import (
     add_at,
     block_rms,
@@ -34,6 +35,8 @@ __all__ = [
     "hash_bytes",
     "levels_decode",
     "levels_encode",
+    "low_rank_left",
+    "low_rank_right",
     "low_rank_split",
     "minmax8_decode",
     "minmax8_encode",
@@ -249,14 +252,6 @@ def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     step = payload[: 4 * num_blocks].view(torch.float32)
     values = _blocks(payload[4 * num_blocks :].view(torch.float8_e4m3fn).float(), block, 0.0)
     _store(values * step[:, None], acc, add=add)
-
-
-def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, qt: Tensor) -> None:
-    t = p[:, :1] * qt[:1]
-    for k in range(1, p.shape[1]):
-        t += p[:, k : k + 1] * qt[k]
-    torch.sub(x, t, out=residual)
-    x.copy_(t)
 
 
 def all_finite(x: Tensor) -> bool:
