@@ -70,9 +70,27 @@ ALGORITHMS = {
     "every": p.every(2, p.bytegrad()),
     "every-exact": p.every(3, p.allreduce()),
     "after": p.after(2, p.allreduce(), then=p.onebit()),
+    "late": p.late(p.allreduce()),
+    "late-onebit": p.late(p.onebit(), compensation=0.1),
     "onebit_adam": Momentum(beta=0.9, warmup_steps=3),
 }
-"""Synchronous algorithms, all of them; `optimizer_for` gives the optimizer that each needs."""
+"""Algorithms that leave all ranks equal after each step; `optimizer_for` gives the optimizer that each needs."""
+
+BETWEEN_STEPS = {
+    "gossip": p.gossip(),
+    "gossip-matching": p.gossip(p.Graph(kind="matching"), period=2),
+    "gossip-free": p.gossip(free=True),
+    "choco": p.choco(c.Qsgd(bits=4), gamma=0.3),
+    "dcd": p.dcd(),
+    "local_sgd": p.local_sgd(3),
+    "post_local_sgd": p.post_local_sgd(3, 2),
+    "diloco": p.diloco(3, averaging=p.int4()),
+    "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),
+    "sparse_loco": p.sparse_loco(3, ratio=0.2),
+    "async_average": p.async_average(),
+    "between-hosts": p.between_hosts(p.diloco(3)),
+}
+"""Algorithms that exchange weights, and let ranks differ between exchanges."""
 
 
 def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:

@@ -27,12 +27,14 @@ class Span:
 
 @dataclass(kw_only=True)
 class Bucket:
-    """Gradients of several parameters, one after another in one flat tensor."""
+    """Gradients or weights of several parameters, one after another in one flat tensor."""
 
     name: str
     """Short and the same on all ranks, such as 'bucket 2'; errors and timelines use it."""
     spans: tuple[Span, ...]
     """Parameters in the order in which they lie in `flat`, without gaps."""
+    weights: tuple[Tensor, ...] = ()
+    """The parameters themselves, in the same order, for those who look at them."""
     flat: Tensor
     """(numel,), contiguous, any floating dtype. The engine puts this step's tensor here before each exchange."""
 

@@ -53,7 +53,9 @@ def test_coded_gossip_keeps_the_mean_and_replicas_agree(codec, kind, size):
         gossip = CodedGossip(codec, Graph(kind=kind), NUMEL, place.comm, gamma=0.2, device=CPU)
         replicas = {r: torch.zeros(NUMEL) for r in (place.rank, *gossip.sources)}
         for step in range(150):
-            gossip(x, replicas, 1000 * step)
+            gossip.encode(x, replicas, 1000 * step)
+            gossip.exchange(replicas)
+            gossip.pull(x, replicas)
         return x, replicas
 
     results = run_world(size, body, timeout_s=60)

@@ -131,7 +131,7 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
         for name in ("allreduce", "bf16", "bytegrad", "qsgd", "onebit", "topk", "randomk", "powersgd"):
             algorithm = build(pliant.algorithms.named(name, None).choice)
             bucket = Bucket(name="b", spans=spans_of(["w"], [(256, 256)]), flat=torch.randn(numel))
-            slots = algorithm.slots((256, 256))
+            slots = algorithm.slots((256, 256), place.comm)
             state = State(
                 flat={k: torch.zeros(numel) for k, v in slots.items() if v is None},
                 of={k: {"w": torch.zeros(v)} for k, v in slots.items() if v is not None},

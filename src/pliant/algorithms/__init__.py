@@ -3,14 +3,24 @@
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import Algorithm, Moment, State
 from pliant.algorithms.build import ALGORITHMS, build, named
+from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts, between_hosts
+from pliant.algorithms.local import (
+    Local,
+    async_average,
+    diloco,
+    local_sgd,
+    post_local_sgd,
+    sparse_loco,
+    streaming_diloco,
+)
 from pliant.algorithms.onebit_adam import Momentum, OneBitAdam
 from pliant.algorithms.partition import partition, plan_of
 from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
-from pliant.algorithms.timing import After, Every, after, every
+from pliant.algorithms.timing import After, Every, Late, after, every, late
 
 __all__ = [
     "ALGORITHMS",
@@ -18,9 +28,13 @@ __all__ = [
     "Algorithm",
     "AllReduce",
     "BetweenHosts",
+    "CodedNeighbours",
     "Every",
+    "Late",
+    "Local",
     "Moment",
     "Momentum",
+    "Neighbours",
     "OneBitAdam",
     "PowerSgd",
     "Quantized",
@@ -29,22 +43,32 @@ __all__ = [
     "State",
     "after",
     "allreduce",
+    "async_average",
     "between_hosts",
     "bf16",
     "blocktopk",
     "build",
     "bytegrad",
+    "choco",
+    "dcd",
+    "diloco",
     "every",
     "fp16",
+    "gossip",
     "int4",
+    "late",
+    "local_sgd",
     "named",
     "natural",
     "onebit",
     "partition",
     "plan_of",
+    "post_local_sgd",
     "powersgd",
     "qsgd",
     "randomk",
+    "sparse_loco",
+    "streaming_diloco",
     "terngrad",
     "topk",
 ]

@@ -30,7 +30,7 @@ class AllReduce:
         """All-reduce, with a cast or without a codec."""
         return Choice(codec=None if self.wire == "exact" else CodecSpec(name=self.wire))
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """Nothing is kept."""
         return {}
 

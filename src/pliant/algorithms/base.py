@@ -1,6 +1,6 @@
 """What an algorithm is: a frozen value; its state is explicit tensors; the engine calls it at named moments."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,10 +11,23 @@ from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Choice
 
-__all__ = ["AddsShares", "Algorithm", "ChecksOptimizer", "Moment", "Slots", "StartsFromOptimizer", "State"]
+__all__ = [
+    "AddsShares",
+    "Algorithm",
+    "ChecksOptimizer",
+    "MixesWeights",
+    "Moment",
+    "Rest",
+    "Slots",
+    "StartsFromOptimizer",
+    "State",
+]
 
 Slots = Mapping[str, tuple[int, ...] | None]
 """Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
+
+Rest = Callable[[], None]
+"""What is left to do once the result is handed over: nobody waits for it before the same bucket's next exchange."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +58,10 @@ class Moment:
     """Optimizer steps completed before this one."""
     seed: int
     """Equal on all ranks, different for each exchange of each bucket."""
+    round: int = 0
+    """Exchanges of the same weights before this one."""
+    share: float = 1.0
+    """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
 
 
 class Algorithm(Protocol):
@@ -55,19 +72,36 @@ class Algorithm(Protocol):
         """The point of the plan space that this algorithm is: `build(choice)` gives an equal value back."""
         ...
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
-        """Return the state tensors that a parameter of this shape needs."""
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """Return the state tensors that a parameter of this shape needs; comm is who will exchange it."""
         ...
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Return the workspace for one bucket: buffers are made here and not while training."""
         ...
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
 
         Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the choice
-        names a codec, otherwise of the model's dtype.
+        names a codec, otherwise of the model's dtype; it is not the algorithm's any more when this returns.
+        """
+        ...
+
+
+@runtime_checkable
+class MixesWeights(Protocol):
+    """An algorithm that exchanges weights between steps. Its `on_ready` leaves gradients with their rank."""
+
+    def follow(self, bucket: Bucket, state: State) -> None:
+        """Begin from the weights in bucket.flat, which are equal on all ranks. No communication."""
+        ...
+
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Replace the weights in bucket.flat, float32, by those to go on from.
+
+        Runs in the lane. Where the choice has a delay or a free pace, what has happened to the weights meanwhile is
+        added to the result.
         """
         ...
 

@@ -9,15 +9,17 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import Algorithm
+from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts
+from pliant.algorithms.local import Local, async_average, diloco, local_sgd, sparse_loco, streaming_diloco
 from pliant.algorithms.onebit_adam import Momentum, OneBitAdam
 from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
-from pliant.algorithms.timing import After, Every
+from pliant.algorithms.timing import After, Every, Late, late
 from pliant.codecs import BlockTopK, RandomK, TopK, codec_from
-from pliant.spec import Choice, CodecSpec
+from pliant.spec import Choice, CodecSpec, Outer
 
 __all__ = ["ALGORITHMS", "build", "named"]
 
@@ -47,6 +49,15 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
         "topk": lambda optimizer: topk(),
         "blocktopk": lambda optimizer: blocktopk(),
         "randomk": lambda optimizer: randomk(),
+        "late": lambda optimizer: late(allreduce()),
+        "gossip": lambda optimizer: gossip(),
+        "choco": lambda optimizer: choco(),
+        "dcd": lambda optimizer: dcd(),
+        "local_sgd": lambda optimizer: local_sgd(),
+        "diloco": lambda optimizer: diloco(),
+        "streaming_diloco": lambda optimizer: streaming_diloco(),
+        "sparse_loco": lambda optimizer: sparse_loco(),
+        "async_average": lambda optimizer: async_average(),
     }
 )
 """Every algorithm with its default settings; the optimizer is what some take their settings from."""
@@ -74,9 +85,44 @@ def build(choice: Choice) -> Algorithm:
     if choice.before is not None:
         then = build(replace(choice, before=None, until_step=0))
         return After(num_steps=choice.until_step, first=build(choice.before), then=then)
-    if choice.every > 1:
+    if choice.what == "change":
+        return _local(choice)
+    if choice.delay_steps and choice.what == "gradient":
+        return Late(inner=build(replace(choice, delay_steps=0, compensation=0)), compensation=choice.compensation)
+    if choice.every > 1 and choice.what == "gradient":
         return Every(period=choice.every, inner=build(replace(choice, every=1)))
     return _CARRIERS[choice.collective](choice)
+
+
+def _local(choice: Choice) -> Algorithm:
+    averaging = replace(
+        choice,
+        what="gradient",
+        outer=None,
+        every=1,
+        stretch=0,
+        fragments=1,
+        delay_steps=0,
+        pace="lockstep",
+        weighted=False,
+    )
+    return Local(
+        inner=build(averaging),
+        period=choice.every,
+        outer=choice.outer or Outer(),
+        stretch=choice.stretch,
+        fragments=choice.fragments,
+        delay_steps=choice.delay_steps,
+        free=choice.pace == "free",
+        weighted=choice.weighted,
+    )
+
+
+def _gossip(choice: Choice) -> Algorithm:
+    graph = choice.graph or Neighbours().graph
+    if choice.codec is None:
+        return Neighbours(graph=graph, period=choice.every, free=choice.pace == "free")
+    return CodedNeighbours(codec=codec_from(choice.codec), graph=graph, gamma=choice.gamma, period=choice.every)
 
 
 def _codec(choice: Choice) -> CodecSpec:
@@ -112,4 +158,5 @@ _CARRIERS: dict[str, Callable[[Choice], Algorithm]] = {
     "scatter_gather": _scatter_gather,
     "all_gather": _all_gather,
     "low_rank": _low_rank,
+    "gossip": _gossip,
 }

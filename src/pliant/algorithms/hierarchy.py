@@ -1,11 +1,11 @@
 """Exact inside a host, relaxed between hosts."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
-from pliant.algorithms.base import Algorithm, Moment, Slots, State
+from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
@@ -18,7 +18,9 @@ __all__ = ["BetweenHosts", "between_hosts"]
 class BetweenHosts:
     """Sum inside each host, let one rank per host run the algorithm with the others, broadcast inside.
 
-    Hosts of unequal size are weighted so that the result estimates the mean over ranks, not over hosts.
+    Gradients of hosts of unequal size are weighted so that the result estimates the mean over ranks, not over hosts.
+    Where weights are exchanged, gradients are averaged inside the host in every step, so that its ranks stay equal,
+    and one of them speaks for the host.
     """
 
     inner: Algorithm
@@ -30,23 +32,47 @@ class BetweenHosts:
         before = replace(inner.before, hierarchical=True) if inner.before else None
         return replace(inner, hierarchical=True, before=before)
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
-        """The inner algorithm's slots; ranks that do not lead their host leave them zero."""
-        return self.inner.slots(shape)
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """The inner algorithm's slots on the rank that leads its host."""
+        outer = _two_levels(comm).outer
+        return {} if outer is None else self.inner.slots(shape, outer)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare the inner algorithm on the rank that leads its host."""
         outer = _two_levels(comm).outer
-        return None if outer is None else self.inner.prepare(bucket, outer)
+        return None if outer is None else (self.inner.prepare(bucket, outer),)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
-        """Go up, across and down."""
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Go up, across and down; or, where weights are exchanged, stay in the host."""
+        levels = _two_levels(comm)
+        if self.choice.between_steps and moment.step >= self.choice.until_step:
+            levels.inner.all_reduce(bucket.flat.mul_(1 / levels.inner.size)).wait()
+            return None
+        rests: list[Rest | None] = []
 
         def between(x: Tensor, outer: Comm) -> None:
             del x  # it is bucket.flat, which the inner algorithm works on
-            self.inner.on_ready(bucket, state, outer, moment)
+            rests.append(self.inner.on_ready(bucket, _leaders(state), outer, moment))
 
-        _two_levels(comm).average(bucket.flat, between)
+        levels.average(bucket.flat, between)
+        return rests[0] if rests else None
+
+    def follow(self, bucket: Bucket, state: State) -> None:
+        """Let the leader begin from these weights."""
+        if state.workspace is not None:
+            cast(MixesWeights, self.inner).follow(bucket, _leaders(state))
+
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Let leaders mix, and give the result to the host."""
+        levels, rest = _two_levels(comm), None
+        if levels.outer is not None:
+            rest = cast(MixesWeights, self.inner).mix(bucket, _leaders(state), levels.outer, moment)
+        levels.inner.broadcast(bucket.flat, 0).wait()
+        return rest
+
+
+def _leaders(state: State) -> State:
+    return replace(state, workspace=state.workspace[0])
 
 
 def _two_levels(comm: Comm) -> HierarchicalComm:

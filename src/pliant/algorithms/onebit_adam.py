@@ -137,7 +137,7 @@ class Momentum:
             chunk_bytes=self.chunk_bytes,
         )
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The momentum and the residual."""
         return {"momentum": None, "residual": None}
 

@@ -37,7 +37,7 @@ class PowerSgd:
             collective="low_rank", codec=CodecSpec(name="rank", settings={"rank": self.rank}), feedback="worker"
         )
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """A residual, and the right factor Q where the parameter is worth compressing."""
         factor = factor_shape(shape, self.rank)
         return {"residual": None} if factor is None else {"residual": None, "q": factor}

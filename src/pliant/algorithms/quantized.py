@@ -41,7 +41,7 @@ class Quantized:
             chunk_bytes=self.chunk_bytes,
         )
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """A residual, if there is feedback."""
         return {} if self.feedback == "none" else {"residual": None}
 

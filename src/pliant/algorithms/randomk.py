@@ -27,7 +27,7 @@ class RandomSparse:
         """all_reduce of shared random elements, with feedback on the worker."""
         return Choice(codec=spec_of(self.codec), feedback="worker")
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual."""
         return {"residual": None}
 

@@ -48,7 +48,7 @@ class Sparse:
             ramp_steps=self.ramp_steps,
         )
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual v and, with momentum correction, the velocity u."""
         return {"residual": None, "velocity": None} if self.momentum else {"residual": None}
 

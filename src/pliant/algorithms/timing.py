@@ -1,15 +1,18 @@
-"""When: every n-th step, or something else at first. Both exist once, for all algorithms."""
+"""When: every n-th step, one step late, or something else at first. Each exists once, for all algorithms."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from pliant.algorithms.base import Algorithm, Moment, Slots, State
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
 from pliant.spec import Choice
 
-__all__ = ["After", "Every", "after", "every"]
+__all__ = ["After", "Every", "Late", "after", "every", "late"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +31,80 @@ class Every:
         """The inner choice with a period."""
         return replace(self.inner.choice, every=self.period)
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """What is pending, and the inner algorithm's slots."""
-        return {"pending": None, **self.inner.slots(shape)}
+        return {"pending": None, **self.inner.slots(shape, comm)}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare the inner algorithm."""
         return self.inner.prepare(bucket, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Gather, or add what was gathered and exchange."""
         g, pending = bucket.flat, state.flat["pending"]
         if (moment.step + 1) % self.period:
             if all_finite(g):
                 pending.add_(g)
                 g.zero_()
-            return  # an overflow stays in g for this rank's scaler or the engine's check to see
+            return None  # an overflow stays in g for this rank's scaler or the engine's check to see
         g.add_(pending)
-        self.inner.on_ready(bucket, state, comm, moment)
+        rest = self.inner.on_ready(bucket, state, comm, moment)
         if all_finite(g):
             pending.zero_()
+        return rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """The optimizer uses the gradients of the step before, while those of this step are exchanged.
+
+    Li et al., Pipe-SGD (arXiv:1811.03619): x_{t+1} = x_t - lr g(x_{t-1}), so an exchange may take as long as a whole
+    step without being waited for. With a compensation c, the late gradient is corrected for what the weights have
+    done since it was taken (Zheng et al., DC-ASGD, arXiv:1609.08326, equation 10): g + c g o g o (x_t - x_{t-1}).
+    The first step sees zeros. Memory: two gradients, and one copy of the weights with a compensation.
+    """
+
+    inner: Algorithm
+    compensation: float = 0.0
+
+    @property
+    def choice(self) -> Choice:
+        """The inner choice, one step late."""
+        return replace(self.inner.choice, delay_steps=1, compensation=self.compensation)
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """The gradient that is on its way, the weights at which it was taken, and the inner algorithm's slots."""
+        slots: Slots = {"on its way": None, **self.inner.slots(shape, comm)}
+        return {**slots, "taken at": None} if self.compensation else slots
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make a bucket of our own for what is on its way, and prepare the inner algorithm for it."""
+        own = replace(bucket, flat=torch.empty(bucket.numel, device=bucket.flat.device))
+        return own, torch.empty_like(own.flat), self.inner.prepare(own, comm)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Hand over what has arrived since the step before, and let this step's gradients follow."""
+        g, arrived = bucket.flat, state.flat["on its way"]
+        own, scratch, workspace = state.workspace
+        scratch.copy_(g)
+        g.copy_(arrived)
+        arrived.copy_(scratch)
+        if self.compensation:
+            self._compensate(bucket, state.flat["taken at"], scratch)
+        own.flat = arrived
+
+        def exchange() -> None:
+            self.inner.on_ready(own, replace(state, workspace=workspace), comm, moment)
+
+        return exchange
+
+    def _compensate(self, bucket: Bucket, taken_at: Tensor, scratch: Tensor) -> None:
+        g, now = bucket.flat, scratch
+        for span, weight in zip(bucket.spans, bucket.weights, strict=True):
+            now[span.offset : span.offset + span.numel].view(span.shape).copy_(weight.detach())
+        moved = torch.sub(now, taken_at, out=taken_at)
+        g.addcmul_(moved.mul_(g), g, value=self.compensation)
+        taken_at.copy_(now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +120,43 @@ class After:
         """The later choice, with the first before it."""
         return replace(self.then.choice, before=self.first.choice, until_step=self.num_steps)
 
-    def slots(self, shape: tuple[int, ...]) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """Both sets of slots, those of the first under a prefix."""
-        return {**{f"first/{k}": v for k, v in self.first.slots(shape).items()}, **self.then.slots(shape)}
+        first = {f"first/{k}": v for k, v in self.first.slots(shape, comm).items()}
+        return {**first, **self.then.slots(shape, comm)}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare both."""
         return self.first.prepare(bucket, comm), self.then.prepare(bucket, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Hand over to the one whose time it is."""
-        first_workspace, then_workspace = state.workspace
         if moment.step < self.num_steps:
-            self.first.on_ready(bucket, state.part("first/", first_workspace), comm, moment)
-        else:
-            self.then.on_ready(bucket, replace(state, workspace=then_workspace), comm, moment)
+            return self.first.on_ready(bucket, state.part("first/", state.workspace[0]), comm, moment)
+        return self.then.on_ready(bucket, self._later(state), comm, moment)
+
+    def follow(self, bucket: Bucket, state: State) -> None:
+        """Let the later one begin from these weights."""
+        cast(MixesWeights, self.then).follow(bucket, self._later(state))
+
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Begin from the weights that the warm-up has made, then hand over to the later one."""
+        if moment.step <= self.num_steps:
+            return self.follow(bucket, state)
+        return cast(MixesWeights, self.then).mix(bucket, self._later(state), comm, moment)
+
+    def _later(self, state: State) -> State:
+        return replace(state, workspace=state.workspace[1])
 
 
 def every(period: int, algorithm: Algorithm) -> Every:
     """Exchange in every `period`-th step."""
     return Every(period=period, inner=algorithm)
+
+
+def late(algorithm: Algorithm, *, compensation: float = 0.0) -> Late:
+    """Use gradients one step late, so that their exchange has a whole step's time."""
+    return Late(inner=algorithm, compensation=compensation)
 
 
 def after(num_steps: int, first: Algorithm, *, then: Algorithm) -> After:

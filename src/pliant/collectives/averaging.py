@@ -9,14 +9,18 @@ from pliant.comm.base import Comm
 __all__ = ["CastSum", "DirectAverage", "SummedAverage"]
 
 _DIRECT_BYTES = 1 << 18
-"""Up to so many bytes out of a rank, one hop takes less time than the many of a ring on the networks we know."""
+"""Up to so many bytes out of a rank, one hop takes less time than two on the networks we know."""
+_OWNED_BYTES = 1 << 22
+"""Up to vectors of so many bytes, two hops take less time than a ring's many; then sends of all to one would jam."""
 
 
 class DirectAverage:
-    """The mean of short float32 vectors in one hop: every rank sends its own to all, and adds up what comes.
+    """The mean of float32 vectors in as few hops as their length allows.
 
-    Bytes: (size - 1) N out and in, where a ring has 2 (size - 1)/size N in 2 (size - 1) hops; so a vector that is too
-    long for it goes by an all-reduce. Sums are taken in the order of ranks: results are equal to the bit.
+    Short: every rank sends its own to all, and adds up what comes: (size - 1) N bytes out and in, one hop.
+    Longer: rank j owns the j-th part; all send it theirs, and it sends the mean to all: 2 (size - 1)/size N, two hops.
+    Long: an all-reduce, whose ring moves as much in 2 (size - 1) hops.
+    Sums are taken in the order of ranks: results are equal to the bit.
 
     Args:
         numel: Elements of the vectors to come.
@@ -26,24 +30,32 @@ class DirectAverage:
     """
 
     def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
-        self._comm = comm
-        self._direct = 4 * numel * (comm.size - 1) <= _DIRECT_BYTES
-        self._all = torch.empty(comm.size if self._direct else 0, numel, device=device)
+        self._comm, size = comm, comm.size
+        self._direct = 4 * numel * (size - 1) <= _DIRECT_BYTES
+        part = -(-numel // size)
+        self._parts = [(min(j * part, numel), min((j + 1) * part, numel)) for j in range(size)]
+        first, last = (0, numel) if self._direct else self._parts[comm.rank]
+        rows = size if size > 1 and 4 * numel <= _OWNED_BYTES else 0
+        self._all = torch.empty(rows, last - first, device=device)
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""
         if not x.numel() or self._comm.size == 1:
             return
         x.div_(self._comm.size)
-        if not self._direct:
+        if not len(self._all):
             self._comm.all_reduce(x).wait()
             return
         me, peers = self._comm.rank, [r for r in range(self._comm.size) if r != self._comm.rank]
-        self._all[me].copy_(x)
-        self._comm.exchange([(r, self._all[me]) for r in peers], [(r, self._all[r]) for r in peers]).wait()
-        torch.add(self._all[0], self._all[1], out=x)
+        parts = [x if self._direct else x[slice(*part)] for part in self._parts]
+        self._all[me].copy_(parts[me])
+        sends = [(r, self._all[me] if self._direct else parts[r]) for r in peers]
+        self._comm.exchange(sends, [(r, self._all[r]) for r in peers]).wait()
+        torch.add(self._all[0], self._all[1], out=parts[me])
         for other in self._all[2:]:
-            x.add_(other)
+            parts[me].add_(other)
+        if not self._direct:
+            self._comm.exchange([(r, parts[me]) for r in peers], [(r, parts[r]) for r in peers]).wait()
 
 
 class CastSum:

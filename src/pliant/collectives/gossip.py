@@ -91,14 +91,21 @@ class CodedGossip:
         self._received = dict(zip(self.sources, others, strict=True))
         self._difference = torch.empty(numel, device=device)
 
-    def __call__(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:
-        """Mix x, float32 (numel,); replicas, rank -> (numel,) of this rank and all sources, follow."""
+    def encode(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:
+        """Take what is new in x, float32 (numel,), into its own replica, as far as the codec carries it."""
         me = self._comm.rank
         torch.sub(x, replicas[me], out=self._difference)
         self._codec.encode(self._difference, self._own, seed + me + 1)
-        self._comm.exchange([(i, self._own) for i in self._targets], list(self._received.items())).wait()
         self._codec.decode_add(self._own, replicas[me])
-        x.sub_(replicas[me], alpha=self._gamma * sum(self._row[j] for j in self.sources))
+
+    def exchange(self, replicas: Mapping[int, Tensor]) -> None:
+        """Send what `encode` left to all that keep a replica of this rank's vector, and follow the sources."""
+        self._comm.exchange([(i, self._own) for i in self._targets], list(self._received.items())).wait()
         for j in self.sources:
             self._codec.decode_add(self._received[j], replicas[j])
+
+    def pull(self, x: Tensor, replicas: Mapping[int, Tensor]) -> None:
+        """Move x towards what the replicas, rank -> (numel,) of this rank and all sources, say."""
+        x.sub_(replicas[self._comm.rank], alpha=self._gamma * sum(self._row[j] for j in self.sources))
+        for j in self.sources:
             x.add_(replicas[j], alpha=self._gamma * self._row[j])

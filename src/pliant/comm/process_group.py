@@ -48,7 +48,8 @@ class ProcessGroupComm:
         timeout_s: Longest wait for one communication.
         make_group: How `split` makes smaller groups.
         owns_group: Whether close() destroys the group.
-        liveness: Who is alive, to name the rank that is lost; closed with the comm if it owns its group.
+        liveness: Who is alive, to name the rank that is lost.
+        owns_liveness: Whether close() ends it.
 
     """
 
@@ -60,12 +61,14 @@ class ProcessGroupComm:
         make_group: GroupMaker,
         owns_group: bool = False,
         liveness: Liveness | None = None,
+        owns_liveness: bool = True,
     ) -> None:
         self.group = group
         self.timeout_s = timeout_s
         self._make_group = make_group
         self._owns_group = owns_group
         self._liveness = liveness
+        self._owns_liveness = owns_liveness
         self._rank, self._size = group.rank(), group.size()
 
     @property
@@ -142,6 +145,8 @@ class ProcessGroupComm:
                         outer if inner is None else [outer[i] for i in inner]
                     ),
                     owns_group=True,
+                    liveness=self._liveness if len(ranks) == self._size else None,
+                    owns_liveness=False,
                 )
         return mine
 
@@ -149,7 +154,7 @@ class ProcessGroupComm:
         if not self._owns_group:
             return
         self._owns_group = False
-        if self._liveness is not None:
+        if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
 

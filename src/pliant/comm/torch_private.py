@@ -1,8 +1,8 @@
 """Every private call into torch that Pliant needs, in one file."""
 
-import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,12 +33,14 @@ class ThreadWorld:
         self.timeout_s = timeout_s
         self.store = HashStore()
         self._lock = threading.Lock()
-        self._numbers = [itertools.count() for _ in range(size)]  # per rank: all make their groups in the same order
+        # Per rank and members: all members make their common groups in the same order.
+        self._numbers: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(size)]
 
     def new_group(self, rank: int, ranks: Sequence[int] | None = None) -> ProcessGroup:
         """Return a new group over these ranks of the world; each of its threads calls this in the same order."""
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
-        name = f"threads-{'.'.join(map(str, members))}-{next(self._numbers[rank])}"
+        name = f"threads-{'.'.join(map(str, members))}-{self._numbers[rank][members]}"
+        self._numbers[rank][members] += 1
         store = PrefixStore(name, self.store)
         here, count = members.index(rank), len(members)
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore

@@ -3,7 +3,8 @@
 from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.relax import relax
-from pliant.engine.run import Run, Stats
+from pliant.engine.run import Run
+from pliant.engine.stats import Stats
 from pliant.engine.watch import IncompleteBackwardError
 
 __all__ = ["IncompleteBackwardError", "NonFiniteGradientError", "ReplicasDisagreeError", "Run", "Stats", "relax"]

@@ -2,12 +2,12 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import AddsShares, Moment
+from pliant.algorithms.base import AddsShares, Moment, Rest
 from pliant.codecs import all_finite, first_nonfinite, scale
 from pliant.comm.base import Comm, CommError
 from pliant.engine.layout import LaidOut, Part, lay_out
@@ -19,7 +19,10 @@ NonFinite = Literal["raise", "propagate"]
 
 
 class NonFiniteGradientError(FloatingPointError):
-    """A gradient holds NaN or Inf; the message names the rank, the bucket and the parameter. Raised on every rank."""
+    """A gradient holds NaN or Inf; the message names the rank, the bucket and the parameter.
+
+    Raised on every rank, or, where gradients are not exchanged, on the rank that has it.
+    """
 
 
 class Exchanger:
@@ -40,15 +43,20 @@ class Exchanger:
         self._nonfinite = nonfinite
         self._owed = owed
         self._laid_out: dict[int, LaidOut] = {}
+        self._bad_before: dict[str, int] = {}
+        """Bucket -> what `inspect` has found in the gradients that are one step late."""
 
     def laid_out(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> LaidOut:
         """Return how a bucket is split, laid out anew when DDP has changed what it holds."""
-        known = self._laid_out.get(index)
-        if known is None or known.names != tuple(names):
+        if not self.knows(index, names):
             moved = set(names)
             self._laid_out = {k: v for k, v in self._laid_out.items() if moved.isdisjoint(v.names)}
-            known = self._laid_out[index] = lay_out(index, names, shapes, buffer, self.store, self._comms)
-        return known
+            self._laid_out[index] = lay_out(index, names, shapes, buffer, self.store, self._comms)
+        return self._laid_out[index]
+
+    def knows(self, index: int, names: Sequence[str]) -> bool:
+        """Say whether a bucket is laid out and still holds these parameters."""
+        return index in self._laid_out and self._laid_out[index].names == tuple(names)
 
     @property
     def layout(self) -> dict[int, tuple[str, ...]]:
@@ -66,31 +74,44 @@ class Exchanger:
             finite = self._nonfinite == "propagate" or all_finite(buffer)
         return -1 if finite or self._nonfinite == "propagate" else first_nonfinite(buffer)
 
-    def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> None:
-        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says."""
+    def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> list[Rest]:
+        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says.
+
+        Returns what is left to do when all buckets have been handed over.
+        """
+        rests: list[Rest] = []
         if bad >= 0:
             buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
+        if any(part.algorithm.choice.delay_steps for part in bucket.parts):
+            bad, self._bad_before[bucket.name] = self._bad_before.get(bucket.name, -1), bad
         for part in bucket.parts:
             part.load(buffer)
             if self._owed:
                 self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
             if self._comms[False].size > 1 or part.algorithm.choice.what != "gradient":
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
-                self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
+                rest = self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
+                rests += [rest] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
                     self._blame(bucket, bad)
             part.save(buffer)
+        return rests
+
+    def refuse(self, bucket: LaidOut, bad: int) -> None:
+        """Raise NonFiniteGradientError for a gradient that stays here and is not finite; bad as `inspect` says."""
+        if bad >= 0 and self._nonfinite == "raise":
+            self._raise_for(f"rank {self._comms[False].rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
 
     def _sound(self, part: Part) -> bool:
         """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
         exact = isinstance(part.algorithm, AddsShares) and part.algorithm.choice.codec is None
         return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
 
-    def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> None:
+    def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> Rest | None:
         algorithm = part.algorithm
         run = algorithm.on_shares if in_shares and isinstance(algorithm, AddsShares) else algorithm.on_ready
         try:
-            run(part.bucket, part.state, part.comm, moment)
+            return run(part.bucket, part.state, part.comm, moment)
         except CommError as error:
             names = [span.name for span in part.bucket.spans]
             what = f"{part.bucket.name} ({names[0]} .. {names[-1]})"
@@ -113,6 +134,9 @@ class Exchanger:
             who = f"every rank's gradient was finite, but their sum in {bucket.name} overflowed"
         else:
             who = "; ".join(f"rank {r}: {bucket.name}, parameter {bucket.name_at(i)}" for r, i in culprits)
+        self._raise_for(who)
+
+    def _raise_for(self, who: str) -> NoReturn:
         raise NonFiniteGradientError(
             f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
             'with a GradScaler, which expects this, pass nonfinite="propagate".'

@@ -1,16 +1,43 @@
-"""The lane: where all communication of a run happens, one task after another, in the same order on every rank."""
+"""The lane: where all communication of a kind happens, one task after another, in the same order on every rank."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "Ticket"]
 
 Task = Callable[[], None]
+
+
+class Ticket:
+    """A task in a lane."""
+
+    def __init__(self, lane: "Lane") -> None:
+        self._lane = lane
+        self._done = threading.Event()
+        self._recorded: Any = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the task has ended, was dropped or failed; on CUDA, whether the device has got there."""
+        return self._done.is_set() and (self._recorded is None or self._recorded.query())
+
+    def wait(self) -> None:
+        """Wait until the task is done (on CUDA: let the current stream wait), and raise an error the lane has met."""
+        self._done.wait()
+        if self._recorded is not None:
+            torch.cuda.current_stream().wait_event(self._recorded)
+        self._lane.raise_error()
+
+    def punch(self, recorded: Any) -> None:
+        """Note that the task is done, and the event of its stream on CUDA. Called by the lane."""
+        self._recorded = recorded
+        self._done.set()
 
 
 class Lane:
@@ -19,47 +46,53 @@ class Lane:
     On CPU a thread of its own does it: waiting for Gloo releases the GIL, so the backward pass goes on. On CUDA
     tasks only launch kernels, so they run at once, on a stream of their own that waits for the caller's.
 
-    After a task fails, later ones are dropped, so that nothing waits for a peer that will not answer; `drain`
-    raises the first error.
+    After a task fails, later ones are dropped, so that nothing waits for a peer that will not answer; whoever waits
+    next raises the first error.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, name: str) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._tasks: queue.SimpleQueue[tuple[Task, Task] | None] = queue.SimpleQueue()
-        self._idle = threading.Condition()
-        self._num_open = 0
+        self._tasks: queue.SimpleQueue[tuple[Task, Task, Ticket] | None] = queue.SimpleQueue()
+        self._last: Ticket | None = None
         self._error: BaseException | None = None
         self.busy_s = 0.0
         """Time spent in tasks."""
         self._thread: threading.Thread | None = None
         if self._stream is None:
-            self._thread = threading.Thread(target=self._work, name="pliant-lane", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._thread.start()
 
-    def submit(self, task: Task, done: Task = lambda: None) -> None:
+    def submit(self, task: Task, done: Task = lambda: None) -> Ticket:
         """Queue a task; `done` follows it in any case, also when the task failed or was dropped."""
+        ticket = self._last = Ticket(self)
         if self._stream is not None:
             with self._on_stream(self._stream):
                 self._run(task, done)
-            return
-        with self._idle:
-            self._num_open += 1
-        self._tasks.put((task, done))
+                ticket.punch(self._stream.record_event())
+        else:
+            self._tasks.put((task, done, ticket))
+        return ticket
+
+    def submit_all(self, tasks: list[Task]) -> Ticket:
+        """Queue all tasks that are in the list by the time when those before have ended."""
+
+        def run() -> None:
+            for task in tasks:
+                task()
+
+        return self.submit(run)
 
     def drain(self) -> None:
         """Wait until every task is done, and raise the first error that one of them met."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._num_open == 0)
-            error, self._error = self._error, None
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        if self._last is not None:
+            self._last.wait()
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the first error that a task met, once."""
+        error, self._error = self._error, None
         if error is not None:
             raise error
-
-    @property
-    def failed(self) -> bool:
-        """Whether an error waits to be raised."""
-        return self._error is not None
 
     def close(self) -> None:
         """Finish what is queued and end the thread."""
@@ -70,17 +103,16 @@ class Lane:
 
     def _work(self) -> None:
         while (item := self._tasks.get()) is not None:
-            self._run(*item)
-            with self._idle:
-                self._num_open -= 1
-                self._idle.notify_all()
+            task, done, ticket = item
+            self._run(task, done)
+            ticket.punch(None)
 
     def _run(self, task: Task, done: Task) -> None:
         start_s = time.perf_counter()
         try:
             if self._error is None:
                 task()
-        except BaseException as error:  # noqa: BLE001  whatever it is, drain raises it where the user can see it
+        except BaseException as error:  # noqa: BLE001  whatever it is, who waits raises it where the user can see it
             self._error = error
         finally:
             self.busy_s += time.perf_counter() - start_s

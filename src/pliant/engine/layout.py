@@ -59,6 +59,11 @@ class LaidOut:
     in_shares: bool
     """Whether all parts can begin with gradients that were divided by the number of ranks."""
 
+    def stays(self, step: int) -> bool:
+        """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
+        choices = [part.algorithm.choice for part in self.parts]
+        return all(c.between_steps and not c.hierarchical and step >= c.until_step for c in choices)
+
     @property
     def names(self) -> tuple[str, ...]:
         """All parameters of the bucket, in order."""
@@ -88,16 +93,19 @@ def lay_out(
         spans = [span for span in whole if store.choices[span.name] == choice]
         runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
         numel = sum(stop - start for start, stop in runs)
-        dtype = torch.float32 if choice.codec is not None or choice.every > 1 else like.dtype
+        dtype = torch.float32 if choice.codec is not None or choice.every > 1 or choice.delay_steps else like.dtype
         direct = len(runs) == 1 and dtype == like.dtype
         staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
         algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]
         bucket = Bucket(
             name=f"bucket {index}" + (f" part {k}" if len(choices) > 1 else ""),
             spans=spans_of([s.name for s in spans], [s.shape for s in spans]),
+            weights=tuple(store.parameters[s.name] for s in spans),
             flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
         )
-        state = replace(store.state_of(bucket, algorithm), workspace=algorithm.prepare(bucket, comm))
+        state = store.state_of(bucket)
+        if not choice.between_steps or choice.hierarchical or choice.before:  # otherwise gradients stay where they are
+            state = replace(state, workspace=algorithm.prepare(bucket, comm))
         parts.append(Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging))
     in_shares = all(isinstance(part.algorithm, AddsShares) for part in parts)
     return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts), in_shares=in_shares)

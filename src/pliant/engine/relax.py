@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
@@ -29,12 +30,13 @@ def relax(
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
 ) -> Run:
-    """Let a model's gradients be exchanged as a plan says. Collective: every rank calls it.
+    """Let a model's gradients or weights be exchanged as a plan says. Collective: every rank calls it.
 
     All ranks start from rank 0's parameters, buffers and optimizer state.
 
     Args:
-        model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call.
+        model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
+            the module itself where the plan exchanges weights only.
         optimizer: Any torch optimizer over the model's parameters.
         what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path.
         group: For a plain module: who trains it; the default process group if None.
@@ -51,18 +53,20 @@ def relax(
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"relax() needs a torch.optim.Optimizer to hook into, but got a {type(optimizer).__name__}.")
     plan = plan_from(what, optimizer)
-    ddp = model if isinstance(model, DistributedDataParallel) else DistributedDataParallel(model, process_group=group)
-    if not any(p.requires_grad for p in ddp.module.parameters()):
+    if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
-    device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
-    comm = RecordedComm(own_group(cast(ProcessGroup, ddp.process_group), timeout_s))
+    if not isinstance(model, DistributedDataParallel) and not plan.between_steps:
+        model = DistributedDataParallel(model, process_group=group)
+    device = next(p.device for p in model.parameters() if p.requires_grad)
+    own = model.process_group if isinstance(model, DistributedDataParallel) else group or dist.group.WORLD
+    comm = RecordedComm(own_group(cast(ProcessGroup, own), timeout_s))
     try:
         agree_on(plan, comm, device)
         if comm.size > 1:
-            broadcast_tensors([*ddp.module.parameters(), *ddp.module.buffers()], comm)
+            broadcast_tensors([*model.parameters(), *model.buffers()], comm)
             broadcast_optimizer(optimizer, comm, device)
         run = Run(
-            ddp,
+            model,
             optimizer,
             plan,
             comm=comm,

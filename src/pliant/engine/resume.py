@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pliant.algorithms.base import Rest
 from pliant.comm.base import Comm
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Arrival
@@ -25,8 +26,9 @@ class LaidOutAsSaved:
 
     buckets: Mapping[int, tuple[str, ...]]
 
-    def run(self, arrivals: Sequence[Arrival], exchanger: Exchanger, *, step: int, turn: int) -> None:
-        """Exchange what arrived, bucket by saved bucket."""
+    def run(self, arrivals: Sequence[Arrival], exchanger: Exchanger, *, step: int, turn: int) -> list[Rest]:
+        """Exchange what arrived, bucket by saved bucket; return what is left to do when it is handed over."""
+        rests: list[Rest] = []
         pieces: dict[str, Tensor] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for arrival in arrivals:
@@ -38,9 +40,10 @@ class LaidOutAsSaved:
         for index, names in sorted(self.buckets.items()):
             buffer = torch.cat([pieces[name] for name in names])  # (bucket numel,)
             bucket = exchanger.laid_out(index, names, [shapes[name] for name in names], buffer)
-            exchanger.run(bucket, buffer, exchanger.inspect(bucket, buffer), step=step, turn=turn)
+            rests += exchanger.run(bucket, buffer, exchanger.inspect(bucket, buffer), step=step, turn=turn)
             for name, result in zip(names, buffer.split([pieces[n].numel() for n in names]), strict=True):
                 pieces[name].copy_(result)
+        return rests
 
 
 @dataclass(frozen=True, kw_only=True)

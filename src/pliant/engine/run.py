@@ -3,51 +3,29 @@
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer
-from pliant.comm.base import Comm
-from pliant.comm.hierarchical import by_hosts
+from pliant.algorithms.base import Rest
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import check_agreement, fingerprints
 from pliant.engine.choose import What, agree_on, plan_from
-from pliant.engine.exchange import Exchanger, NonFinite
+from pliant.engine.exchange import NonFinite
 from pliant.engine.front import Arrival, attach
-from pliant.engine.lane import Lane
+from pliant.engine.lane import Lane, Ticket
+from pliant.engine.making import InForce, Maker
+from pliant.engine.means import average_weights, mean_model
 from pliant.engine.resume import LaidOutAsSaved, read_state, write_state
 from pliant.engine.start import steps_taken
-from pliant.engine.store import Store
-from pliant.engine.torchrun import hosts_from_torchrun
+from pliant.engine.stats import Stats
 from pliant.engine.watch import BackwardWatch
 from pliant.spec import SyncPlan
 
-__all__ = ["Run", "Stats"]
-
-
-class Stats(TypedDict):
-    """What a run has cost on this rank so far."""
-
-    steps: int
-    """Optimizer steps, those before the run counted in if the optimizer counts."""
-    exchanges: int
-    """Backward passes that were synchronized."""
-    sent_bytes: int
-    received_bytes: int
-    exposed_s: float
-    """Time in which backward was done and the exchange was not."""
-    exchange_s: float
-    """Time in which the lane was at work: waiting for the network, and codecs."""
-    codec_s: float
-    """The part of exchange_s that was not spent waiting for the network."""
-    residual_norm: float
-    """Euclidean norm of what this rank's error feedback still owes."""
-    last_agreement_step: int
-    """The last step after which replicas were found equal; -1 before the first check."""
+__all__ = ["Run"]
 
 
 class Run:
@@ -55,7 +33,7 @@ class Run:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
+        model: nn.Module,
         optimizer: Optimizer,
         plan: SyncPlan,
         *,
@@ -65,30 +43,41 @@ class Run:
         nonfinite: NonFinite,
     ) -> None:
         self.model = model
+        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        self._front = attach(self._ddp) if self._ddp is not None else None
+        self._module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self._optimizer = optimizer
         self._comm = comm
-        self._comms: dict[bool, Comm] = {False: comm}
-        self._hosts = hosts
         self._agreement_every = agreement_every
-        self._nonfinite: NonFinite = nonfinite
-        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         self._device = next(iter(self._parameters.values())).device
         self._step = steps_taken(optimizer)
         self._turn = 0
         self._exposed_s = 0.0
         self._last_agreement_step = -1
         self._held: list[Arrival] = []
+        self._rests: list[Rest] = []
+        self._handed_over: Ticket | None = None
         self._as_saved: LaidOutAsSaved | None = None
-        self.plan, self._exchanger = plan, self._make_exchanger(plan, None)
-        self._front = attach(model)
-        self._lane = Lane(self._device)
-        self._watch = BackwardWatch(model, self._parameters)
-        self._front.receive = self._receive
+        self._maker = Maker(self._module, optimizer, self._parameters, comm=comm, hosts=hosts, nonfinite=nonfinite)
+        self._in_force: InForce | None = None
+        self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
+        self._put_in_force(plan)
+        self._lane = Lane(self._device, "pliant-lane")
+        self._watch = BackwardWatch(self._ddp, self._parameters) if self._ddp is not None else None
+        if self._front is not None:
+            self._front.receive = self._receive
         self._hooks = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
         self._open = True
+
+    def _put_in_force(self, plan: SyncPlan) -> None:
+        made = self._maker.make(plan, self._in_force, self._step)
+        self.plan, self._in_force, self._exchanger, self._weights = plan, made, made.exchanger, made.weights
+        if self._ddp is not None:  # ranks that are apart have buffers of their own, and must not wait for each other
+            self._ddp.broadcast_buffers = self._shares_buffers and made.weights is None
 
     # - The moments
 
@@ -104,46 +93,65 @@ class Run:
                 for each in held:
                     self._submit(each)
         if arrival.last:
-            self._watch.complete = True
+            if self._watch is not None:
+                self._watch.complete = True
             self._turn += 1
+            rests, self._rests = self._rests, []
+            self._lane.submit_all(rests)
             # Runs when the whole backward is done, before DDP hands the buckets over: errors surface in backward().
             torch.autograd.Variable._execution_engine.queue_callback(self._wait_for_exchange)  # pyright: ignore
 
     def _submit(self, arrival: Arrival) -> None:
+        if not self._exchanger.knows(arrival.index, arrival.names):
+            self._lane.drain()  # what is on its way writes into the state that is about to move
         bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
         bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
-        step, turn = self._step, self._turn
+        step, turn, rests = self._step, self._turn, self._rests
+        if bucket.stays(step):
+            self._exchanger.refuse(bucket, bad)
+            arrival.finish()
+            return
 
         def task() -> None:
-            self._exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn)
+            rests.extend(self._exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn))
 
-        self._lane.submit(task, done=arrival.finish)
+        self._handed_over = self._lane.submit(task, done=arrival.finish)
 
     def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
-        step, turn = self._step, self._turn
+        step, turn, rests = self._step, self._turn, self._rests
 
         def finish() -> None:
             for arrival in arrivals:
                 arrival.finish()
 
-        self._lane.submit(lambda: as_saved.run(arrivals, self._exchanger, step=step, turn=turn), done=finish)
+        def task() -> None:
+            rests.extend(as_saved.run(arrivals, self._exchanger, step=step, turn=turn))
+
+        self._handed_over = self._lane.submit(task, done=finish)
 
     def _wait_for_exchange(self) -> None:
         start_s = time.perf_counter()
-        self._lane.drain()
+        if self._handed_over is not None:
+            self._handed_over.wait()
         self._exposed_s += time.perf_counter() - start_s
 
     def _before_step(self) -> None:
-        self._lane.drain()
-        self._watch.demand_complete()
+        self._lane.raise_error()
+        if self._watch is not None:
+            self._watch.demand_complete()
 
     def _after_step(self) -> None:
         self._step += 1
-        if self._agreement_every and self._step % self._agreement_every == 0 and self._comm.size > 1:
-            mine, step = fingerprints(self._parameters), self._step
+        if self._weights is not None:
+            start_s = time.perf_counter()
+            self._weights.after_step(self._step)
+            self._exposed_s += time.perf_counter() - start_s
+        equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].between_steps}
+        if equal and self._agreement_every and self._step % self._agreement_every == 0 and self._comm.size > 1:
+            mine, step = fingerprints(equal), self._step
 
             def check() -> None:
-                check_agreement(list(self._parameters), mine, self._comm, self._device, step)
+                check_agreement(list(equal), mine, self._comm, self._device, step)
                 self._last_agreement_step = step
 
             self._lane.submit(check)
@@ -152,14 +160,16 @@ class Run:
 
     def stats(self) -> Stats:
         """Return what the run has cost on this rank. No communication."""
+        busy_s = self._lane.busy_s + (self._weights.busy_s if self._weights is not None else 0.0)
         return Stats(
             steps=self._step,
             exchanges=self._turn,
             sent_bytes=self._comm.sent_bytes,
             received_bytes=self._comm.received_bytes,
             exposed_s=self._exposed_s,
-            exchange_s=self._lane.busy_s,
-            codec_s=max(0.0, self._lane.busy_s - self._comm.wait_s),
+            exchange_s=busy_s,
+            codec_s=max(0.0, busy_s - self._comm.wait_s),
+            consensus_distance=self._weights.distance if self._weights is not None else 0.0,
             residual_norm=self._exchanger.store.norm("residual"),
             last_agreement_step=self._last_agreement_step,
         )
@@ -167,10 +177,16 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as tensors under ``rank<i>``, so that ranks do not overwrite each other.
 
-        Made for `torch.distributed.checkpoint`; `torch.save` per rank works as well. The tensors are live.
+        Made for `torch.distributed.checkpoint`; `torch.save` per rank works as well. The tensors are live. Where
+        weights are exchanged each rank has its own: save the model and the optimizer of every rank as well. At a free
+        pace the call is collective.
         """
         self._lane.drain()
-        return write_state(self._exchanger, self.plan, self._comm, step=self._step, turn=self._turn)
+        state = write_state(self._exchanger, self.plan, self._comm, step=self._step, turn=self._turn)
+        if self._weights is not None:
+            self._weights.settle(self._step)
+            state[f"rank{self._comm.rank}"]["weights"] = self._weights.counters
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state_dict of the same plan and number of ranks, bit for bit.
@@ -182,11 +198,28 @@ class Run:
         self._lane.drain()
         resumed = read_state(state, self._exchanger, self.plan, self._comm)
         self._step, self._turn, self._as_saved = resumed.step, resumed.turn, resumed.layout
+        if self._weights is not None:
+            self._weights.counters = state[f"rank{self._comm.rank}"]["weights"]
+
+    def consolidate(self) -> dict[str, Tensor]:
+        """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
+
+        The mean over ranks of parameters and floating-point buffers where ranks differ, copies of rank 0's otherwise;
+        training goes on from each rank's own.
+        """
+        self._lane.drain()
+        return mean_model(self._module, self._comm, differ=self._weights is not None)
+
+    def count(self, work: float) -> None:
+        """Say how much this rank has done since it last said so, such as samples: for plans that weigh ranks by it."""
+        if self._weights is not None:
+            self._weights.count(work)
 
     def switch(self, what: What) -> None:
         """Put another plan in force, on all ranks between the same two steps.
 
         Gradients that the old plan still owes pass to the new one: into its residual, or into its next exchange.
+        Weights that the old plan let differ, and the new one treats otherwise, become their mean over ranks.
 
         Raises:
             ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
@@ -195,72 +228,54 @@ class Run:
         self._lane.drain()
         plan = plan_from(what, self._optimizer)
         agree_on(plan, self._comm, self._device)
-        self._exchanger = self._make_exchanger(plan, self._exchanger.store)
-        self.plan = plan
+        if self._ddp is None and not plan.between_steps:
+            raise ValueError(
+                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
+                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
+            )
+        self._put_in_force(plan)
         self._as_saved = None
 
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
-        Raises what went wrong in the last exchange, if nothing has raised it yet. A second call does nothing.
+        Weights that differ between ranks become their mean, which is collective: a `with` block that ends in an error
+        leaves them as they are. Raises what went wrong in the last exchange, if nothing has raised it yet. A second
+        call does nothing.
         """
         if not self._open:
             return
-        self._open = False
         try:
             self._lane.drain()
+            if self._weights is not None:
+                self._weights.finish(self._step)
+                names = [n for n, choice in self._exchanger.store.choices.items() if choice.between_steps]
+                average_weights([self._parameters[n] for n in names], self._comm)
         finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        for hook in self._hooks:
+            hook.remove()
+        if self._front is not None:
             self._front.receive = None
-            for hook in self._hooks:
-                hook.remove()
+        if self._watch is not None:
             self._watch.close()
-            self._lane.close()
-            self._comm.close()
+        if self._ddp is not None:
+            self._ddp.broadcast_buffers = self._shares_buffers
+        if self._weights is not None:
+            self._weights.close()
+        self._lane.close()
+        self._comm.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        try:
+        if error is None:
             self.close()
-        except Exception:  # what ended the block matters more than what then met the last exchange
-            if error is None:
-                raise
-
-    # - Plans
-
-    def _make_exchanger(self, plan: SyncPlan, old: Store | None) -> Exchanger:
-        layers = _owner_classes(self.model.module)
-        choices = {n: plan.choice_for(n, layers[n], p.numel()) for n, p in self._parameters.items()}
-        if any(choice.hierarchical for choice in choices.values()):
-            self._know_hosts()
-        store = Store(self._parameters, choices)
-        for algorithm in store.algorithms.values():
-            inner: Any = getattr(algorithm, "inner", algorithm)
-            if isinstance(inner, ChecksOptimizer):
-                inner.check_optimizer(self._optimizer)
-        owed: dict[str, Tensor] = {} if old is None else store.adopt(old)
-        for name, parameter in self._parameters.items():
-            algorithm = store.algorithms[choices[name]]
-            inner = getattr(algorithm, "inner", algorithm)
-            if isinstance(inner, StartsFromOptimizer):
-                inner.start_from(self._optimizer, parameter, store.tensors[name])
-        return Exchanger(store, self._comms, self._nonfinite, owed)
-
-    def _know_hosts(self) -> None:
-        """Make the two-level comm, once. Collective, as making and switching plans is."""
-        if True in self._comms:
-            return
-        hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(self._comm, self._device)
-        if hosts is None:
-            raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
-        self._comms[True] = by_hosts(self._comm, hosts)
-
-
-def _owner_classes(module: nn.Module) -> dict[str, str]:
-    """Return, for each parameter's full name, the class name of the layer that owns it."""
-    return {
-        f"{prefix}.{name}" if prefix else name: type(layer).__name__
-        for prefix, layer in module.named_modules(remove_duplicate=False)
-        for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
-    }
+        else:
+            self._let_go()

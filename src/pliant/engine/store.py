@@ -5,15 +5,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Algorithm, State
+from pliant.algorithms.base import Algorithm, Slots, State
 from pliant.algorithms.build import build
 from pliant.buckets import Bucket
+from pliant.comm.base import Comm
 from pliant.spec import Choice
 
-__all__ = ["Store"]
+__all__ = ["CORRECTION", "Store"]
 
-OWED = ("residual", "pending")
+OWED = ("residual", "pending", "on its way")
 """Slots that hold gradients which the optimizer has not seen yet."""
+
+CORRECTION = "correction"
+"""Slot for what an exchange of weights has changed and the weights have not taken yet."""
 
 
 class Store:
@@ -23,20 +27,32 @@ class Store:
     needs no copy and algorithms work on whole buckets.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], choices: Mapping[str, Choice]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], choices: Mapping[str, Choice], comms: Mapping[bool, Comm]
+    ) -> None:
+        self.parameters = parameters
         self.algorithms: dict[Choice, Algorithm] = {choice: build(choice) for choice in set(choices.values())}
         self.choices = dict(choices)
         self.tensors: dict[str, dict[str, Tensor]] = {}
+        self._slots: dict[str, Slots] = {}
         for name, parameter in parameters.items():
-            slots = self.algorithms[choices[name]].slots(tuple(parameter.shape))
+            choice = choices[name]
+            slots = self.algorithms[choice].slots(tuple(parameter.shape), comms[choice.hierarchical])
+            if choice.between_steps and (choice.delay_steps or choice.pace == "free"):
+                slots = {**slots, CORRECTION: None}
+            self._slots[name] = slots
             self.tensors[name] = {
                 slot: torch.zeros(parameter.shape if shape is None else shape, device=parameter.device)
                 for slot, shape in slots.items()
             }
 
-    def state_of(self, bucket: Bucket, algorithm: Algorithm) -> State:
-        """Gather the state of a bucket's parameters; slots per element become views of one new flat tensor."""
-        kept = {span.name: algorithm.slots(span.shape) for span in bucket.spans}
+    def state_of(self, bucket: Bucket, *, between_steps: bool = False) -> State:
+        """Gather the state of a bucket's parameters; slots per element become views of one new flat tensor.
+
+        Where weights are exchanged after a warm-up with gradients, the warm-up's slots belong to buckets of
+        gradients, and the others to those between steps.
+        """
+        kept = {span.name: self._slots_of(span.name, between_steps=between_steps) for span in bucket.spans}
         slots = {slot: shape for own in kept.values() for slot, shape in own.items()}
         flat = {slot: self._flatten(bucket, slot) for slot, shape in slots.items() if shape is None}
         own = {
@@ -45,6 +61,12 @@ class Store:
             if shape is not None
         }
         return State(flat=flat, of=own)
+
+    def _slots_of(self, name: str, *, between_steps: bool) -> Slots:
+        slots = self._slots[name]
+        if not self.choices[name].between_steps:
+            return slots
+        return {slot: shape for slot, shape in slots.items() if slot.startswith("first/") != between_steps}
 
     def _flatten(self, bucket: Bucket, slot: str) -> Tensor:
         flat = torch.empty(bucket.numel, device=bucket.flat.device)
@@ -67,9 +89,10 @@ class Store:
                 for slot, tensor in slots.items():
                     self.tensors[name][slot].copy_(tensor)
                 continue
-            if old.choices[name].what != "gradient":
+            if old.choices[name].what == "momentum":
                 continue
-            owed = [tensor for slot, tensor in slots.items() if slot.rpartition("/")[2] in OWED]
+            held = {slot for slot in slots if slot.startswith("first/")} if old.choices[name].between_steps else slots
+            owed = [slots[slot] for slot in held if slot.rpartition("/")[2] in OWED]
             if not owed:
                 continue
             total = torch.stack(owed).sum(0)

@@ -2,7 +2,7 @@
 
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.graph import Graph
-from pliant.spec.plan import Choice, CodecSpec, Match, Rule, SyncPlan
+from pliant.spec.plan import Choice, CodecSpec, Match, Outer, Rule, SyncPlan
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
 from pliant.spec.workload import TensorSpec, Workload
@@ -15,6 +15,7 @@ __all__ = [
     "Host",
     "Link",
     "Match",
+    "Outer",
     "Rule",
     "SyncPlan",
     "TensorSpec",

@@ -7,14 +7,16 @@ from types import MappingProxyType
 from typing import Literal
 
 from pliant.spec.files import canonical_hash
+from pliant.spec.graph import Graph
 from pliant.spec.validity import check
 
-__all__ = ["Choice", "CodecSpec", "Match", "Rule", "SyncPlan"]
+__all__ = ["Choice", "CodecSpec", "Match", "Outer", "Rule", "SyncPlan"]
 
-What = Literal["gradient", "momentum"]
-Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank"]
+What = Literal["gradient", "momentum", "weight", "change"]
+Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip"]
 Feedback = Literal["none", "worker", "both"]
 Order = Literal["ready", "at_end"]
+Pace = Literal["lockstep", "free"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +38,34 @@ class CodecSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outer:
+    """What becomes of the mean change of the weights: SGD with Nesterov momentum on the point where all set out."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"the outer optimizer has lr {self.lr} and momentum {self.momentum}, but needs lr above 0 and momentum "
+                "at least 0 and below 1."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """How one group of parameters is synchronized. Nonsense is refused here, with both sides named."""
 
     what: What = "gradient"
+    """Gradients and momenta are exchanged before the optimizer's step, weights and their changes between steps."""
     collective: Collective = "all_reduce"
-    """Which collective moves it, and so with whom: all of these reach every rank of the group."""
+    """Which collective moves it, and so with whom: all but gossip reach every rank of the group."""
+    graph: Graph | None = None
+    """Of gossip: who averages with whom."""
+    gamma: float = 0.0
+    """Of coded gossip: how far weights go towards what replicas say (CHOCO); at 0 a replica takes their place (DCD)."""
+    outer: Outer | None = None
+    """Of changes: the optimizer that takes them."""
     codec: CodecSpec | None = None
     feedback: Feedback = "none"
     """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well."""
@@ -51,6 +75,18 @@ class Choice:
     """Steps over which a sparsifier's ratio falls to its final value."""
     every: int = 1
     """Exchange in every n-th step; gradients of the others are added to the next exchange."""
+    stretch: float = 0.0
+    """Of changes: exchange every max(every, (stretch / lr)^2) steps, so that the period grows as lr falls."""
+    fragments: int = 1
+    """Of changes: parts of the model that are exchanged at different steps of a period."""
+    delay_steps: int = 0
+    """How many steps later a result is used, while its exchange runs beside them."""
+    compensation: float = 0.0
+    """Of late gradients: factor of the correction for what the weights have done since."""
+    pace: Pace = "lockstep"
+    """Whether all ranks exchange at the same steps, or whenever the network is free, each at the step it is in."""
+    weighted: bool = False
+    """Of changes: whether a rank counts by the work that it has done since the last exchange."""
     before: "Choice | None" = None
     """What to do instead in the steps before `until_step`: the warm-up."""
     until_step: int = 0
@@ -64,13 +100,21 @@ class Choice:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def between_steps(self) -> bool:
+        """Whether weights are exchanged between steps, and gradients stay with their rank (or its host)."""
+        return self.what in ("weight", "change")
+
     def __str__(self) -> str:
         codec = f" as {self.codec}" if self.codec else ""
         feedback = {"none": "", "worker": ", error feedback", "both": ", error feedback on both sides"}[self.feedback]
         when = "" if self.every == 1 else f", every {self.every} steps"
+        when += f", {self.delay_steps} steps late" if self.delay_steps else ""
+        when += ", whenever the network is free" if self.pace == "free" else ""
+        whom = f" on a {self.graph.kind} graph" if self.graph else ""
         level = ", between hosts" if self.hierarchical else ""
         first = f"until step {self.until_step}: {self.before}; then " if self.before else ""
-        return f"{first}{self.what} by {self.collective}{codec}{feedback}{when}{level}"
+        return f"{first}{self.what} by {self.collective}{whom}{codec}{feedback}{when}{level}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +168,12 @@ class SyncPlan:
     def choice_for(self, name: str, layer: str, numel: int) -> Choice:
         """Return the choice of the first rule that matches the parameter."""
         return next(rule.choice for rule in self.rules if rule.match(name, layer, numel))
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether gradients always stay with their rank, because weights are what is exchanged."""
+        choices = [rule.choice for rule in self.rules]
+        return all(c.between_steps and c.before is None and not c.hierarchical for c in choices)
 
     @property
     def hash(self) -> str:

@@ -16,6 +16,7 @@ __all__ = ["check", "objections"]
 SUMMABLE = frozenset({"bf16", "fp16", "randomk"})
 QUANTIZERS = frozenset({"bf16", "fp16", "fp8", "minmax8", "qsgd", "sign", "ternary", "natural", "int4"})
 SPARSIFIERS = frozenset({"topk", "blocktopk"})
+DIFFERENCE_CODERS = QUANTIZERS | SPARSIFIERS
 BIASED = frozenset({"sign", "topk", "blocktopk"})
 CODECS = SUMMABLE | QUANTIZERS | SPARSIFIERS | {"rank"}
 
@@ -48,11 +49,15 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "error feedback keeps what a codec loses, but no codec is given; drop the feedback or name a codec.",
     ),
     (
+        lambda c: c.feedback != "none" and c.collective == "gossip",
+        "what coded gossip loses stays in the difference to the replicas already; set feedback to 'none'.",
+    ),
+    (
         lambda c: c.feedback == "both" and c.collective != "scatter_gather",
         "feedback on both sides needs chunk owners, which only scatter_gather has, not {collective}; use 'worker'.",
     ),
     (
-        lambda c: c.codec is not None and c.codec.name in BIASED and c.feedback == "none",
+        lambda c: c.codec is not None and c.codec.name in BIASED and c.feedback == "none" and c.collective != "gossip",
         "{codec} is biased and without error feedback training may not converge; set feedback to 'worker' or 'both'.",
     ),
     (
@@ -75,6 +80,65 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         lambda c: c.ramp_steps > 0 and c.collective != "all_gather",
         "only a sparsifier has a ratio to ramp, but the collective is {collective}; use after() for other warm-ups.",
     ),
+    (
+        lambda c: (c.what == "weight") != (c.collective == "gossip"),
+        "{what} and {collective} do not go together: gossip averages weights, and whole weights are only gossiped; "
+        "exchange a change, momentum or gradient by another collective.",
+    ),
+    (
+        lambda c: (c.graph is None) != (c.collective != "gossip"),
+        "a graph says who gossips with whom, but the collective is {collective} and the graph {graph}; "
+        "give gossip a graph, and nothing else one.",
+    ),
+    (
+        lambda c: c.collective == "gossip" and c.codec is not None and c.codec.name not in DIFFERENCE_CODERS,
+        "coded gossip decodes and adds one payload at a time, which {codec} does not allow; "
+        "use one of " + ", ".join(sorted(DIFFERENCE_CODERS)) + ".",
+    ),
+    (
+        lambda c: not 0 <= c.gamma <= 1 or (c.gamma > 0 and not (c.collective == "gossip" and c.codec is not None)),
+        "gamma is {gamma}, but it must be between 0 and 1 and belongs to gossip with a codec.",
+    ),
+    (
+        lambda c: (c.what == "change") != (c.outer is not None),
+        "an outer optimizer takes the mean change of the weights, but {what} is exchanged with "
+        "{outer}; give both or neither.",
+    ),
+    (
+        lambda c: c.what != "change" and (c.fragments != 1 or c.stretch != 0 or c.weighted),
+        "fragments, a stretched period and weights by work belong to the exchange of changes, not of a {what}.",
+    ),
+    (
+        lambda c: c.fragments < 1 or c.fragments > c.every,
+        "{fragments} fragments cannot be exchanged at different steps of a period of {every}; use 1 to {every}.",
+    ),
+    (lambda c: c.stretch < 0, "a stretch of {stretch} cannot be; use 0 or more."),
+    (
+        lambda c: c.delay_steps < 0 or (c.what in ("weight", "change") and c.delay_steps > c.every),
+        "a result {delay_steps} steps late would come after the next exchange, every {every}; be late by at most that.",
+    ),
+    (
+        lambda c: c.what == "gradient" and c.delay_steps > 1,
+        "gradients {delay_steps} steps late are not offered; be late by one step, or exchange changes.",
+    ),
+    (
+        lambda c: c.what == "momentum" and c.delay_steps > 0,
+        "a late momentum would meet a variance that it does not belong to; exchange gradients late instead.",
+    ),
+    (
+        lambda c: c.compensation != 0 and (c.what != "gradient" or c.delay_steps == 0 or c.compensation < 0),
+        "a compensation of {compensation} corrects late gradients, but what comes is a {what} {delay_steps} steps "
+        "late; make it positive and gradients late, or 0.",
+    ),
+    (
+        lambda c: c.pace == "free" and (c.what not in ("weight", "change") or c.delay_steps > 0),
+        "at a free pace results are used when they are there, which a {what} {delay_steps} steps late is not; "
+        "use it for weights or changes without a delay.",
+    ),
+    (
+        lambda c: c.collective == "gossip" and c.gamma == 0 and c.codec is not None and c.delay_steps > 0,
+        "where replicas take the weights' place (gamma 0) they do so at once, not {delay_steps} steps late.",
+    ),
     (lambda c: not 0 <= c.momentum < 1, "the momentum factor is {momentum}, but must be at least 0 and below 1."),
     (lambda c: c.every < 1, "an exchange every {every} steps cannot be; use 1 or more."),
     (lambda c: c.ramp_steps < 0, "a ramp of {ramp_steps} steps cannot be; use 0 or more."),
@@ -82,6 +146,10 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
     (
         lambda c: (c.before is None) != (c.until_step == 0) or c.until_step < 0,
         "a warm-up has a choice and a step at which it ends, but until_step is {until_step}; give both or neither.",
+    ),
+    (
+        lambda c: c.before is not None and c.before.between_steps,
+        "a warm-up of weights exchanged between steps leaves the ranks apart; warm up with gradients.",
     ),
     (
         lambda c: c.before is not None and (c.before.order != c.order or c.before.hierarchical != c.hierarchical),
@@ -94,7 +162,15 @@ def objections(choice: "Choice") -> list[str]:
     """Return the sentences that speak against a choice; none means that it is valid."""
     facts = {
         "codec": str(choice.codec) if choice.codec else "no codec",
+        "what": choice.what,
         "collective": choice.collective,
+        "graph": choice.graph.kind if choice.graph else "none",
+        "gamma": choice.gamma,
+        "outer": choice.outer or "no outer optimizer",
+        "fragments": choice.fragments,
+        "stretch": choice.stretch,
+        "delay_steps": choice.delay_steps,
+        "compensation": choice.compensation,
         "momentum": choice.momentum,
         "every": choice.every,
         "ramp_steps": choice.ramp_steps,

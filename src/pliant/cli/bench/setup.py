@@ -26,11 +26,20 @@ PLIANT_ARMS = (
     "topk_dgc",
     "blocktopk",
     "randomk",
+    "late",
+    "gossip",
+    "choco",
+    "dcd",
+    "local_sgd",
+    "diloco",
+    "streaming_diloco",
+    "sparse_loco",
+    "async_average",
 )
 ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-adam", *PLIANT_ARMS)
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""
 
-_SETTABLE = tuple(name for name in PLIANT_ARMS if name not in ("qsgd4", "topk_dgc", "onebit_adam"))
+_SETTABLE = tuple(name for name in PLIANT_ARMS if name not in ("qsgd4", "topk_dgc", "onebit_adam", "late"))
 """Arms that are called with their settings; the others are settings already, or belong to an optimizer or to torch."""
 
 DEMO_ARMS = (

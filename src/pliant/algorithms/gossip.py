@@ -1,0 +1,152 @@
+"""Weights averaged with neighbours in a graph, beside the gradient steps: BAGUA's decentralized primitives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from pliant.algorithms.base import Moment, Rest, Slots, State
+from pliant.buckets import Bucket
+from pliant.codecs import Codec, MinMax8, spec_of
+from pliant.collectives.gossip import CodedGossip, Gossip
+from pliant.comm.base import Comm
+from pliant.spec import Choice, Graph
+
+__all__ = ["CodedNeighbours", "Neighbours", "choco", "dcd", "gossip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """One step of gossip runs beside each gradient step.
+
+    Lian et al., D-PSGD (arXiv:1705.09056), Algorithm 1; with one partner a step, BAGUA's D_FP_S (arXiv:2107.01499):
+
+        x_i <- sum_j W_ij x_j - lr g_i(x_i),  with g_i taken at the x_i that was sent
+
+    The exchange starts when a step is done and is added one step later, so all of forward, backward and step hides
+    it. Bytes per exchange: 4 N to each rank whose row names this one, and from each that its own row names.
+    """
+
+    graph: Graph = field(default_factory=Graph)
+    period: int = 1
+    free: bool = False
+    """Whether each rank exchanges at the step it is in, whenever the network is free (AD-PSGD, arXiv:1710.06952)."""
+
+    @property
+    def choice(self) -> Choice:
+        """Gossip of weights, one step late or when it is there."""
+        late, pace = (0, "free") if self.free else (1, "lockstep")
+        return Choice(
+            what="weight", collective="gossip", graph=self.graph, every=self.period, delay_steps=late, pace=pace
+        )
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """Nothing is kept."""
+        return {}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make the buffers for the sources' weights."""
+        return Gossip(self.graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Gradients stay."""
+
+    def follow(self, bucket: Bucket, state: State) -> None:
+        """Nothing is kept."""
+
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Average once."""
+        state.workspace(bucket.flat, moment.round)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedNeighbours:
+    """Gossip in fewer bits: neighbours keep replicas of each other, and coded differences to them travel.
+
+    With gamma above 0, CHOCO-SGD (Koloskova et al., arXiv:1902.00340, Algorithm 2), one step late like `Neighbours`:
+
+        q_i = C(x_i - r_i);  r_i <- r_i + q_i, here and at the neighbours;  x_i <- x_i + gamma sum_j W_ij (r_j - r_i)
+
+    With gamma 0, DCD-PSGD (Tang et al., arXiv:1803.06443, Algorithm 1; BAGUA's D_LP_S), whose weights are the replica:
+
+        q_i = C(x_i - lr g_i + sum_j W_ij r_j - 2 r_i);  r_i <- r_i + q_i;  x_i <- r_i,  where x_i was r_i before
+
+    A rank knows its own r_i at once, and its neighbours' only by the next step: so their messages travel beside
+    forward and backward here as well, and the result is still the paper's.
+    Bytes per exchange: one payload per target and source. Memory: one replica per source and one of its own.
+    """
+
+    codec: Codec = field(default_factory=MinMax8)
+    graph: Graph = field(default_factory=Graph)
+    gamma: float = 0.0
+    period: int = 1
+
+    @property
+    def choice(self) -> Choice:
+        """Gossip of weights with a codec."""
+        return Choice(
+            what="weight",
+            collective="gossip",
+            codec=spec_of(self.codec),
+            graph=self.graph,
+            gamma=self.gamma,
+            every=self.period,
+            delay_steps=1 if self.gamma else 0,
+        )
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """A replica per rank whose messages come here, and one of its own."""
+        return {f"replica {rank}": None for rank in self.graph.mixing(0, comm.size)[comm.rank] | {comm.rank: 1.0}}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make the payloads."""
+        gamma, device = self.gamma or 1.0, bucket.flat.device
+        return CodedGossip(self.codec, self.graph, bucket.numel, comm, gamma=gamma, device=device)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Gradients stay."""
+
+    def follow(self, bucket: Bucket, state: State) -> None:
+        """All ranks are equal: so are all replicas."""
+        for slot, replica in state.flat.items():
+            if slot.startswith("replica"):
+                replica.copy_(bucket.flat)
+
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+        """Average once: by way of the own replica, or towards all."""
+        x, coded, replicas = bucket.flat, state.workspace, _replicas(state)
+        if self.gamma:
+            coded.encode(x, replicas, moment.seed)
+            coded.exchange(replicas)
+            coded.pull(x, replicas)
+            return None
+        coded.pull(x, replicas)
+        coded.encode(x, replicas, moment.seed)
+        x.copy_(replicas[comm.rank])
+        return lambda: coded.exchange(replicas)
+
+
+def _replicas(state: State) -> Mapping[int, Tensor]:
+    return {int(slot.split()[1]): tensor for slot, tensor in state.flat.items() if slot.startswith("replica")}
+
+
+def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Neighbours:
+    """Average with neighbours in full precision; by default on the one-peer exponential graph."""
+    return Neighbours(graph=Graph(kind="one_peer") if graph is None else graph, period=period, free=free)
+
+
+def choco(
+    codec: Codec | None = None, graph: Graph | None = None, *, gamma: float = 0.5, period: int = 1
+) -> CodedNeighbours:
+    """CHOCO-SGD: any codec, if gamma is small enough for it; by default 8 bits on the static exponential graph."""
+    return CodedNeighbours(codec=codec or MinMax8(), graph=graph or _WIDE, gamma=gamma, period=period)
+
+
+def dcd(codec: Codec | None = None, graph: Graph | None = None, *, period: int = 1) -> CodedNeighbours:
+    """DCD-PSGD, for codecs that lose little; by default 8 bits on the static exponential graph."""
+    return CodedNeighbours(codec=codec or MinMax8(), graph=graph or _WIDE, period=period)
+
+
+_WIDE = Graph(kind="exponential")

@@ -1,0 +1,122 @@
+"""From a plan to what carries it out on this model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer
+from pliant.comm.base import Comm
+from pliant.comm.hierarchical import by_hosts
+from pliant.engine.exchange import Exchanger, NonFinite
+from pliant.engine.means import average_weights
+from pliant.engine.store import Store
+from pliant.engine.torchrun import hosts_from_torchrun
+from pliant.engine.weights import Weights
+from pliant.spec import Choice, SyncPlan
+
+__all__ = ["InForce", "Maker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """What carries out a plan."""
+
+    exchanger: Exchanger
+    """Of gradients, and of momenta."""
+    weights: Weights | None
+    """None if gradients are all that is exchanged."""
+
+
+class Maker:
+    """Makes what carries out a plan, on all ranks at once.
+
+    Args:
+        module: The model without its DDP.
+        optimizer: The optimizer of its parameters.
+        parameters: Name -> parameter, of those that are trained.
+        comm: Who talks.
+        hosts: Ranks of each host; torchrun's placement if None.
+        nonfinite: What to do about gradients that are not finite.
+
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        parameters: Mapping[str, Tensor],
+        *,
+        comm: Comm,
+        hosts: Sequence[Sequence[int]] | None,
+        nonfinite: NonFinite,
+    ) -> None:
+        self._layers = _owner_classes(module)
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._device = next(iter(parameters.values())).device
+        self._comms: dict[bool, Comm] = {False: comm}
+        self._hosts = hosts
+        self._nonfinite: NonFinite = nonfinite
+
+    def make(self, plan: SyncPlan, old: InForce | None, step: int) -> InForce:
+        """Put a plan in the place of an old one that is drained, or of none. Collective."""
+        choices = {n: plan.choice_for(n, self._layers[n], p.numel()) for n, p in self._parameters.items()}
+        if any(choice.hierarchical for choice in choices.values()):
+            self._know_hosts()
+        store = Store(self._parameters, choices, self._comms)
+        for algorithm in store.algorithms.values():
+            inner: Any = getattr(algorithm, "inner", algorithm)
+            if isinstance(inner, ChecksOptimizer):
+                inner.check_optimizer(self._optimizer)
+        owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store)
+        for name, parameter in self._parameters.items():
+            inner = getattr(store.algorithms[choices[name]], "inner", store.algorithms[choices[name]])
+            if isinstance(inner, StartsFromOptimizer):
+                inner.start_from(self._optimizer, parameter, store.tensors[name])
+        exchanger = Exchanger(store, self._comms, self._nonfinite, owed)
+        return InForce(exchanger=exchanger, weights=self._make_weights(store, old, step))
+
+    def _make_weights(self, store: Store, old: InForce | None, step: int) -> Weights | None:
+        before = {} if old is None else old.exchanger.store.choices
+        if old is not None and old.weights is not None:
+            old.weights.finish(step)
+            apart = [n for n, c in before.items() if c.between_steps and c != store.choices[n]]
+            average_weights([self._parameters[n] for n in apart], self._comms[False])
+            old.weights.close()
+        if not any(choice.between_steps for choice in store.choices.values()):
+            return None
+        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step)
+        weights.follow(lambda name: before.get(name) != store.choices[name])
+        return weights
+
+    def _comms_for_weights(self, choices: Mapping[str, Choice]) -> Mapping[bool, Comm]:
+        """Make comms of their own, since weights travel beside gradients."""
+        ours = self._comms[False].split([list(range(self._comms[False].size))])
+        if ours is None:
+            raise RuntimeError("a group of all ranks was made without this one.")
+        comms: dict[bool, Comm] = {False: ours}
+        if any(choice.hierarchical and choice.between_steps for choice in choices.values()):
+            comms[True] = by_hosts(ours, self._know_hosts())
+        return comms
+
+    def _know_hosts(self) -> Sequence[Sequence[int]]:
+        """Make the two-level comm, once, and return the ranks of each host. Collective."""
+        comm = self._comms[False]
+        self._hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(comm, self._device)
+        if self._hosts is None:
+            raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
+        if True not in self._comms:
+            self._comms[True] = by_hosts(comm, self._hosts)
+        return self._hosts
+
+
+def _owner_classes(module: nn.Module) -> dict[str, str]:
+    """Return, for each parameter's full name, the class name of the layer that owns it."""
+    return {
+        f"{prefix}.{name}" if prefix else name: type(layer).__name__
+        for prefix, layer in module.named_modules(remove_duplicate=False)
+        for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }

@@ -1,0 +1,28 @@
+"""What a run has cost so far, as a record."""
+
+from typing import TypedDict
+
+__all__ = ["Stats"]
+
+
+class Stats(TypedDict):
+    """What a run has cost on this rank so far."""
+
+    steps: int
+    """Optimizer steps, those before the run counted in if the optimizer counts."""
+    exchanges: int
+    """Backward passes that were synchronized, or, where weights are exchanged, local."""
+    sent_bytes: int
+    received_bytes: int
+    exposed_s: float
+    """Time in which backward, or the step, was done and the exchange was not."""
+    exchange_s: float
+    """Time in which the lane was at work: waiting for the network, and codecs."""
+    codec_s: float
+    """The part of exchange_s that was not spent waiting for the network."""
+    consensus_distance: float
+    """Euclidean norm of what the last late exchange has changed in this rank's weights; 0 without such."""
+    residual_norm: float
+    """Euclidean norm of what this rank's error feedback still owes."""
+    last_agreement_step: int
+    """The last step after which replicas were found equal; -1 before the first check."""

@@ -1,0 +1,352 @@
+"""Exchanges between steps, against oracles that hold all ranks' weights in one matrix and do the algebra in float64."""
+
+import numpy as np
+import pytest
+import torch
+from models import batch, new_ddp, train, weights
+from torch import nn
+
+import pliant
+from pliant.algorithms import Local, build
+from pliant.codecs import MinMax8, Sign
+from pliant.spec import Graph, Outer
+
+LR = 0.05
+STEPS = 20
+
+
+def run_all(size, what, steps=STEPS, momentum=0.0, plain=False):
+    """Train on thread ranks; return weights, (size, numel), before the run is closed."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        model = ddp.module if plain else ddp
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
+        with pliant.relax(model, optimizer, what, group=place.process_group, timeout_s=20) as run:
+            train(run.model, optimizer, place.rank, range(steps))
+            run.state_dict()  # settles what is in flight
+            return weights(run.model).clone()
+
+    return torch.stack(pliant.run_world(size, body, timeout_s=60)).double().numpy()
+
+
+def simulate(size, after_step, steps=STEPS):
+    """The same training, one rank after another; after_step(t, x) gives the weights to go on from."""
+
+    def body(place):
+        models = [new_ddp(place, bucket_cap_mb=25).module for _ in range(size)]
+        for t in range(steps):
+            for rank, model in enumerate(models):
+                model.zero_grad()
+                x, y = batch(rank, t)
+                nn.functional.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                for model in models:
+                    for p in model.parameters():
+                        p.sub_(LR * p.grad)
+                x = np.stack([weights(model).double().numpy() for model in models])
+                for model, row in zip(models, after_step(t + 1, x), strict=True):
+                    nn.utils.vector_to_parameters(torch.from_numpy(row).float(), model.parameters())
+        return np.stack([weights(model).double().numpy() for model in models])
+
+    return pliant.run_world(1, body)[0]
+
+
+def matrix(graph, round_, size):
+    rows = graph.mixing(round_, size)
+    return np.array([[row.get(j, 0.0) for j in range(size)] for row in rows])
+
+
+sizes = pytest.mark.parametrize("size", [2, 3, 4, 8])
+
+
+@sizes
+@pytest.mark.parametrize("kind", ["ring", "one_peer", "round_robin", "matching", "grid", "complete"])
+@pytest.mark.parametrize("period", [1, 3])
+def test_gossip_equals_its_oracle(size, kind, period):
+    graph = Graph(kind=kind)
+    corrections = {}
+
+    def after_step(t, x):
+        x = x + corrections.pop(t, 0)
+        if t % period == 0:
+            corrections[t + 1] = matrix(graph, t // period - 1, size) @ x - x
+        return x
+
+    found = run_all(size, pliant.gossip(graph, period=period))
+    np.testing.assert_allclose(found, simulate(size, after_step), atol=2e-5)
+
+
+def coded(codec, x, seed):
+    payload, out = torch.empty(codec.nbytes(len(x)), dtype=torch.uint8), torch.zeros(len(x))
+    codec.encode(torch.from_numpy(x).float(), payload, seed)
+    codec.decode(payload, out)
+    return out.double().numpy()
+
+
+@sizes
+def test_choco_equals_its_oracle(size):
+    graph, codec, gamma = Graph(kind="ring"), MinMax8(), 0.6
+    w = matrix(graph, 0, size)
+    state = {"correction": 0}
+
+    def after_step(t, x):
+        x = x + state["correction"]
+        if "r" not in state:
+            state["r"] = np.tile(start, (size, 1))
+        r = state["r"]
+        r += np.stack([coded(codec, x[i] - r[i], 0) for i in range(size)])
+        state["correction"] = gamma * (w @ r - r)
+        return x
+
+    start = run_all(1, "allreduce", steps=0)[0]
+    found = run_all(size, pliant.choco(codec, graph, gamma=gamma))
+    np.testing.assert_allclose(found, simulate(size, after_step), atol=1e-3)
+
+
+@sizes
+def test_dcd_equals_its_oracle_and_replicas_agree(size):
+    graph, codec = Graph(kind="ring"), MinMax8()
+    w = matrix(graph, 0, size)
+    start = run_all(1, "allreduce", steps=0)[0]
+    replicas = np.tile(start, (size, 1))
+
+    def after_step(t, x):
+        z = x + w @ replicas - 2 * replicas
+        replicas[:] += np.stack([coded(codec, z[i], 0) for i in range(size)])
+        return replicas.copy()
+
+    found = run_all(size, pliant.dcd(codec, graph))
+    np.testing.assert_allclose(found, simulate(size, after_step), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "what", [pliant.dcd(graph=Graph(kind="ring")), pliant.choco(Sign(), gamma=0.1)], ids=["dcd", "choco"]
+)
+def test_replicas_survive_rebucketing_and_a_checkpoint(what):
+    """DDP lays its buckets out anew after the first step; a loaded run goes on with the same replicas, to the bit."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, what, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(6))
+            slots = run.state_dict()[f"rank{place.rank}"]["slots"]
+            return {slot: t.clone() for slot, t in slots["hidden.weight"].items()}, weights(ddp).clone()
+
+    results = pliant.run_world(4, body, timeout_s=60)
+    for slots, _ in results:
+        for slot, replica in slots.items():
+            if slot.startswith("replica"):
+                owner = int(slot.split()[1])
+                assert torch.equal(replica, results[owner][0][slot]), slot
+
+
+@sizes
+def test_local_sgd_equals_its_oracle(size):
+    found = run_all(size, pliant.local_sgd(4))
+    wanted = simulate(size, lambda t, x: np.tile(x.mean(0), (size, 1)) if t % 4 == 0 else x)
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    assert (found == found[0]).all()
+
+
+@sizes
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (3, 0), (3, 2)])
+def test_diloco_equals_its_oracle(size, fragments, delay):
+    period, lr, mu = 6, 0.7, 0.9
+    state = {"corrections": {}}
+
+    def spread(names_and_numels):
+        numels, own = [0] * fragments, []
+        for numel in names_and_numels:
+            k = numels.index(min(numels))
+            numels[k] += numel
+            own += [k] * numel
+        return np.array(own)
+
+    def after_step(t, x):
+        if "theta" not in state:
+            state["theta"], state["m"] = start.copy(), np.zeros_like(start)
+        x = x + state["corrections"].pop(t, 0)
+        theta, m = state["theta"], state["m"]
+        for k in range(fragments):
+            first = -(-period * (k + 1) // fragments)
+            if (t - first) % period or t < first:
+                continue
+            part = fragment == k
+            change = (theta[part] - x[:, part]).mean(0)
+            m[part] = mu * m[part] + change
+            theta[part] -= lr * (change + mu * m[part])
+            if delay:
+                correction = np.zeros_like(x)
+                correction[:, part] = theta[part] - x[:, part]
+                state["corrections"][t + delay] = state["corrections"].get(t + delay, 0) + correction
+            else:
+                x[:, part] = theta[part]
+        return x
+
+    start = run_all(1, "allreduce", steps=0)[0]
+    fragment = spread(pliant.run_world(1, lambda place: [p.numel() for p in new_ddp(place).parameters()])[0])
+    outer = Outer(lr=lr, momentum=mu)
+    what = Local(inner=pliant.allreduce(), period=period, outer=outer, fragments=fragments, delay_steps=delay)
+    np.testing.assert_allclose(run_all(size, what), simulate(size, after_step), atol=5e-5)
+
+
+def test_diloco_with_a_period_of_one_and_no_outer_optimizer_is_synchronous_training():
+    what = pliant.diloco(1, outer_lr=1.0, outer_momentum=0.0)
+    np.testing.assert_allclose(run_all(4, what), run_all(4, "allreduce"), atol=2e-5)
+
+
+@pytest.mark.parametrize("codec", ["int4", "bytegrad", "topk", "powersgd", "onebit"])
+def test_changes_go_through_any_averaging(codec):
+    """All ranks hold the same bits after an exchange, however lossy; and what is lost is owed, not forgotten."""
+    found = run_all(3, pliant.diloco(5, averaging=getattr(pliant, codec)()), steps=10)
+    assert (found == found[0]).all()
+
+
+@sizes
+@pytest.mark.parametrize("compensation", [0.0, 0.5])
+def test_late_gradients_equal_their_oracle(size, compensation):
+    def body(place):
+        models = [new_ddp(place, bucket_cap_mb=25).module for _ in range(size)]
+        late, taken_at = None, None
+        for t in range(STEPS):
+            gradients = []
+            for rank, model in enumerate(models):
+                model.zero_grad()
+                x, y = batch(rank, t)
+                nn.functional.cross_entropy(model(x), y).backward()
+                gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            now = weights(models[0])
+            g = torch.zeros_like(now) if late is None else late
+            if compensation and late is not None:
+                g = g + compensation * g * g * (now - taken_at)
+            late, taken_at = sum(gradients) / size, now.clone()
+            with torch.no_grad():
+                for model in models:
+                    nn.utils.vector_to_parameters(now - LR * g, model.parameters())
+        return weights(models[0]).double().numpy()
+
+    found = run_all(size, pliant.late(pliant.allreduce(), compensation=compensation))
+    assert (found == found[0]).all()
+    np.testing.assert_allclose(found[0], pliant.run_world(1, body)[0], atol=2e-5)
+
+
+def test_a_plain_module_is_trained_as_it_is():
+    found, wrapped = (run_all(3, "local_sgd", steps=9, plain=plain) for plain in (True, False))
+    np.testing.assert_array_equal(found, wrapped)
+
+
+def test_a_warm_up_is_exact_and_the_rest_sets_out_from_its_end():
+    found = run_all(3, pliant.after(5, pliant.allreduce(), then=pliant.diloco(4)), steps=5)
+    np.testing.assert_array_equal(found, run_all(3, "allreduce", steps=5))
+    later = run_all(3, pliant.post_local_sgd(5, 4), steps=9)
+    assert (later == later[0]).all()
+
+
+def test_the_period_stretches_as_the_learning_rate_falls():
+    what = pliant.local_sgd(2, stretch=0.2)  # (0.2 / 0.05)^2 = 16
+    before, at = (run_all(2, what, steps=steps) for steps in (15, 16))
+    assert (before[0] != before[1]).any()
+    assert (at[0] == at[1]).all()
+
+
+@pytest.mark.parametrize("sizes", [[[0, 1], [2, 3]], [[0], [1, 2]]])
+def test_between_hosts_ranks_of_a_host_stay_equal(sizes):
+    size = sum(len(host) for host in sizes)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        what = pliant.between_hosts(pliant.local_sgd(4))
+        with pliant.relax(ddp, optimizer, what, hosts=sizes, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(6))
+            apart = weights(ddp).clone()
+            train(ddp, optimizer, place.rank, range(6, 8))
+            together = weights(ddp).clone()
+            run.state_dict()
+        return apart, together
+
+    results = pliant.run_world(size, body, timeout_s=60)
+    for host in sizes:
+        assert all(torch.equal(results[r][0], results[host[0]][0]) for r in host)
+    assert not torch.equal(results[sizes[0][0]][0], results[sizes[1][0]][0])
+    assert all(torch.equal(r[1], results[0][1]) for r in results)
+
+
+def test_evaluation_neither_communicates_nor_counts():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, "gossip", timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(3))
+            run.state_dict()
+            before = run.stats()
+            ddp.eval()
+            for step in range(place.rank):  # as often as each likes
+                with torch.no_grad():
+                    ddp(batch(place.rank, step)[0])
+            after = run.stats()
+            ddp.train()
+            train(ddp, optimizer, place.rank, range(3, 5))
+        return before["sent_bytes"] == after["sent_bytes"] and before["steps"] == after["steps"] == 3
+
+    assert pliant.run_world(3, body, timeout_s=30) == [True] * 3
+
+
+def test_consolidate_gives_the_mean_and_close_leaves_the_ranks_equal():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, pliant.local_sgd(100), timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(3))
+            own, mean = weights(ddp).clone(), run.consolidate()
+            assert torch.equal(own, weights(ddp))
+        flat = torch.cat([mean[name].flatten() for name, _ in ddp.module.named_parameters()])
+        return own, flat, weights(ddp), mean["norm.running_mean"]
+
+    results = pliant.run_world(3, body, timeout_s=30)
+    mean = sum(own for own, *_ in results) / 3
+    for _, consolidated, closed, buffers in results:
+        torch.testing.assert_close(consolidated, mean)
+        assert torch.equal(closed, results[0][2])
+        assert torch.equal(buffers, results[0][3])
+
+
+def test_a_free_pace_waits_for_nobody_and_ends_with_all():
+    """Ranks make different numbers of steps; averaging goes on beside them, and closing waits for the last."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, "async_average", timeout_s=20):
+            train(ddp, optimizer, place.rank, range(10 * (place.rank + 1)))
+            apart = weights(ddp).clone()
+        return apart, weights(ddp)
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    assert all(torch.equal(r[1], results[0][1]) for r in results)
+    assert results[0][1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pliant.gossip(period=2),
+        pliant.gossip(free=True),
+        pliant.choco(gamma=0.3),
+        pliant.dcd(),
+        pliant.local_sgd(stretch=0.1),
+        pliant.async_average(),
+        pliant.post_local_sgd(3),
+        pliant.diloco(averaging=pliant.int4()),
+        pliant.streaming_diloco(),
+        pliant.sparse_loco(),
+        pliant.late(pliant.onebit(), compensation=0.1),
+        pliant.between_hosts(pliant.diloco()),
+        pliant.between_hosts(pliant.late(pliant.qsgd())),
+    ],
+    ids=lambda what: str(what.choice),
+)
+def test_the_plan_names_the_algorithm(what):
+    assert build(what.choice) == what
