@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -41,7 +41,11 @@ class _Part:
     """Step of the last exchange."""
     round: int = 0
     """Exchanges so far."""
-    ticket: Ticket | None = field(default=None)
+    work: float = 0.0
+    """What this rank had done by the last exchange."""
+    distance: float = 0.0
+    """Euclidean norm of what the last late exchange has changed."""
+    ticket: Ticket | None = None
     """An exchange whose result has not been taken."""
 
     @property
@@ -98,6 +102,7 @@ class Weights:
             for k, (fragment, names) in enumerate(_buckets_of(store))
         ]
         self._counted = 0.0
+        """Work that the caller has told of; if none, steps are what counts."""
         self._leaving = self._all_leave = False
 
     def follow(self, which: Callable[[str], bool] = lambda _: True) -> None:
@@ -108,7 +113,7 @@ class Weights:
                 part.algorithm.follow(part.bucket, part.state)
 
     def count(self, work: float) -> None:
-        """Add to the work that this rank has done since the last exchange; without it, steps count."""
+        """Add to the work that this rank has done."""
         self._counted += work
 
     def after_step(self, step: int) -> None:
@@ -170,10 +175,11 @@ class Weights:
 
     @property
     def distance(self) -> float:
-        """Euclidean norm of what late exchanges have last changed in this rank's weights."""
-        self._lane.drain()
-        flats = [part.state.flat[CORRECTION] for part in self._parts if part.late]
-        return sum(float(flat.square().sum()) for flat in flats) ** 0.5
+        """Euclidean norm of what late exchanges have last changed in this rank's weights; waits for nobody."""
+        for part in self._parts:
+            if part.late and (part.ticket is None or part.ticket.done):
+                part.distance = float(part.state.flat[CORRECTION].norm())
+        return sum(part.distance**2 for part in self._parts) ** 0.5
 
     @property
     def _free(self) -> list["_Part"]:
@@ -184,14 +190,15 @@ class Weights:
             return
         share = [1.0]
         if any(part.choice.weighted or part.choice.pace == "free" for part in parts) and self._comms[False].size > 1:
-            work, self._counted = self._counted or float(step - parts[0].last), 0.0
-            self._lane.submit(lambda leaving=self._leaving: self._meet(work, leaving, share))
+            work, leaving = (self._counted or step) - parts[0].work, self._leaving
+            self._lane.submit(lambda: self._meet(work, leaving, share))
         rests: list[Rest] = []
         for part in parts:
             part.load()
             if part.late:
                 torch.neg(part.bucket.flat, out=part.state.flat[CORRECTION])
             part.ticket = self._lane.submit(lambda part=part: self._mix(part, step, share[0], rests))
+            part.work = self._counted or step
             part.last = step + part.offset if step == part.choice.until_step else step
         self._lane.submit_all(rests)
 
@@ -279,4 +286,5 @@ def _lay_out(
         state=state,
         offset=first_due - choice.every,
         last=step + first_due - choice.every,
+        work=step,
     )
