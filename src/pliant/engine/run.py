@@ -178,18 +178,20 @@ class Run:
         """Return this rank's state as tensors under ``rank<i>``, so that ranks do not overwrite each other.
 
         Made for `torch.distributed.checkpoint`; `torch.save` per rank works as well. The tensors are live. Where
-        weights are exchanged each rank has its own: save the model and the optimizer of every rank as well. At a free
-        pace the call is collective.
+        weights are exchanged, this rank's own model is in it; save every rank's optimizer too, each under a name of
+        its own. At a free pace the call is collective.
         """
         self._lane.drain()
-        state = write_state(self._exchanger, self.plan, self._comm, step=self._step, turn=self._turn)
         if self._weights is not None:
             self._weights.settle(self._step)
-            state[f"rank{self._comm.rank}"]["weights"] = self._weights.counters
+        state = write_state(self._exchanger, self.plan, self._comm, step=self._step, turn=self._turn)
+        if self._weights is not None:
+            own = {"weights": self._weights.counters, "model": _tensors_of(self._module)}
+            state[f"rank{self._comm.rank}"] |= own
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state_dict of the same plan and number of ranks, bit for bit.
+        """Continue from a state_dict of the same plan and number of ranks, bit for bit; the last thing to load.
 
         Raises:
             ValueError: The state was made under another plan or number of ranks, or by another rank.
@@ -199,7 +201,10 @@ class Run:
         resumed = read_state(state, self._exchanger, self.plan, self._comm)
         self._step, self._turn, self._as_saved = resumed.step, resumed.turn, resumed.layout
         if self._weights is not None:
-            self._weights.counters = state[f"rank{self._comm.rank}"]["weights"]
+            own = state[f"rank{self._comm.rank}"]
+            self._weights.counters = own["weights"]
+            for name, tensor in _tensors_of(self._module).items():
+                tensor.copy_(own["model"][name])
 
     def consolidate(self) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
@@ -279,3 +284,8 @@ class Run:
             self.close()
         else:
             self._let_go()
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers, detached but live."""
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
