@@ -77,6 +77,28 @@ def test_gossip_equals_its_oracle(size, kind, period):
     np.testing.assert_allclose(found, simulate(size, after_step), atol=2e-5)
 
 
+@pytest.mark.parametrize(("kind", "size"), [("ring", 4), ("ring", 8), ("exponential", 8), ("grid", 8), ("complete", 3)])
+def test_gossip_keeps_the_mean_and_contracts_at_the_spectral_rate(kind, size):
+    graph, rounds = Graph(kind=kind), 8
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
+        with pliant.relax(ddp, optimizer, pliant.gossip(graph), timeout_s=20) as run:
+            with torch.no_grad():
+                for p in ddp.parameters():
+                    p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(place.rank)))
+            start = weights(ddp).clone()
+            train(run.model, optimizer, place.rank, range(rounds + 1))  # the last exchange is not taken yet
+            run.state_dict()
+            return start, weights(ddp).clone()
+
+    start, end = (torch.stack(x).double() for x in zip(*pliant.run_world(size, body, timeout_s=60), strict=True))
+    torch.testing.assert_close(end.mean(0), start.mean(0), atol=1e-5, rtol=0)
+    singular = np.linalg.svd(matrix(graph, 0, size) - np.full((size, size), 1 / size), compute_uv=False)
+    assert (end - end.mean(0)).norm() <= singular[0] ** rounds * (start - start.mean(0)).norm() + 1e-4
+
+
 def coded(codec, x, seed):
     payload, out = torch.empty(codec.nbytes(len(x)), dtype=torch.uint8), torch.zeros(len(x))
     codec.encode(torch.from_numpy(x).float(), payload, seed)
