@@ -1,5 +1,8 @@
 """Exchanges between steps, against oracles that hold all ranks' weights in one matrix and do the algebra in float64."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -349,6 +352,26 @@ def test_a_free_pace_waits_for_nobody_and_ends_with_all():
     results = pliant.run_world(3, body, timeout_s=60)
     assert all(torch.equal(r[1], results[0][1]) for r in results)
     assert results[0][1].isfinite().all()
+
+
+@pytest.mark.parametrize("what", [pliant.async_average(), pliant.gossip(free=True)], ids=["average", "gossip"])
+def test_a_stalled_rank_does_not_stall_the_others(what):
+    awake = threading.Event()
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, what, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(2))
+            if place.rank == 1:
+                time.sleep(3)
+                awake.set()
+            train(ddp, optimizer, place.rank, range(2, 12))
+            done_before = not awake.is_set()
+            assert run.stats()["steps"] == 12
+        return done_before
+
+    assert pliant.run_world(3, body, timeout_s=60) == [True, False, True]
 
 
 @pytest.mark.parametrize(

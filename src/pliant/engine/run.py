@@ -178,15 +178,17 @@ class Run:
         """Return this rank's state as tensors under ``rank<i>``, so that ranks do not overwrite each other.
 
         Made for `torch.distributed.checkpoint`; `torch.save` per rank works as well. The tensors are live. Where
-        weights are exchanged, this rank's own model is in it; save every rank's optimizer too, each under a name of
-        its own. At a free pace the call is collective.
+        weights are exchanged, a copy of this rank's own model is in it; save every rank's optimizer too, each under
+        a name of its own. At a free pace the call is collective.
         """
         self._lane.drain()
         if self._weights is not None:
             self._weights.settle(self._step)
         state = write_state(self._exchanger, self.plan, self._comm, step=self._step, turn=self._turn)
         if self._weights is not None:
-            own = {"weights": self._weights.counters, "model": _tensors_of(self._module)}
+            # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
+            model = {name: tensor.clone() for name, tensor in _tensors_of(self._module).items()}
+            own = {"weights": self._weights.counters, "model": model}
             state[f"rank{self._comm.rank}"] |= own
         return state
 
