@@ -2,7 +2,7 @@
 
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import Algorithm, Moment, State
-from pliant.algorithms.build import ALGORITHMS, build, named
+from pliant.algorithms.build import ALGORITHMS, build, named, register
 from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts, between_hosts
 from pliant.algorithms.local import (
@@ -67,6 +67,7 @@ __all__ = [
     "powersgd",
     "qsgd",
     "randomk",
+    "register",
     "sparse_loco",
     "streaming_diloco",
     "terngrad",

@@ -84,7 +84,8 @@ class Algorithm(Protocol):
         """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
 
         Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the choice
-        names a codec, otherwise of the model's dtype; it is not the algorithm's any more when this returns.
+        names a codec or an algorithm of the user's own, otherwise of the model's dtype; it is not the algorithm's any
+        more when this returns. Where a rank's gradients hold a NaN or an Inf, so must every rank's result.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The one registry: a name to an algorithm, and a plan's choice to the algorithm that carries it out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal, cast
@@ -19,9 +19,9 @@ from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
 from pliant.algorithms.timing import After, Every, Late, late
 from pliant.codecs import BlockTopK, RandomK, TopK, codec_from
-from pliant.spec import Choice, CodecSpec, Outer
+from pliant.spec import Choice, CodecSpec, Outer, OwnSpec, SyncPlan
 
-__all__ = ["ALGORITHMS", "build", "named"]
+__all__ = ["ALGORITHMS", "build", "named", "own_names", "register"]
 
 
 def _onebit_adam(optimizer: Optimizer) -> Algorithm:
@@ -63,10 +63,48 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
 """Every algorithm with its default settings; the optimizer is what some take their settings from."""
 
 
+_OWN: dict[str, Callable[..., Algorithm]] = {}
+"""What the user has registered in this process."""
+
+
+def register(name: str, builder: Callable[..., Algorithm]) -> None:
+    """Make an algorithm of your own known, so that relax() takes it by value, by name and in plans.
+
+    Its choice names it, ``Choice(own=OwnSpec(name=name, settings={...}))``, and `builder(**settings)` must return an
+    equal value: a frozen dataclass builds itself. Settings are numbers, and arrive as floats. Plans and checkpoints
+    hold the name and the settings, not the code: every rank, and every process that resumes, registers the same
+    builder before relax(). A later registration takes the place of an earlier one, as when a notebook's cell runs again.
+
+    Raises:
+        ValueError: The name is one of Pliant's own.
+
+    """
+    if name in ALGORITHMS:
+        raise ValueError(f"the name {name!r} is taken by Pliant's own algorithm; register yours under another name.")
+    _OWN[name] = builder
+
+
+def own_names(plan: SyncPlan) -> dict[str, bool]:
+    """Return the names in a plan that are not Pliant's, with whether each is registered in this process."""
+    stages = (stage for rule in plan.rules for stage in _stages(rule.choice))
+    return {stage.own.name: stage.own.name in _OWN for stage in stages if stage.own is not None}
+
+
+def _stages(choice: Choice | None) -> Iterator[Choice]:
+    while choice is not None:
+        yield choice
+        choice = choice.before
+
+
 def named(name: str, optimizer: Optimizer) -> Algorithm:
     """Return an algorithm with default settings."""
+    if name in _OWN:
+        return _OWN[name]()
     if name not in ALGORITHMS:
-        raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, or the path of a plan.")
+        there = ", ".join([*ALGORITHMS, *_OWN])
+        raise ValueError(
+            f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
+        )
     return ALGORITHMS[name](optimizer)
 
 
@@ -91,7 +129,18 @@ def build(choice: Choice) -> Algorithm:
         return Late(inner=build(replace(choice, delay_steps=0, compensation=0)), compensation=choice.compensation)
     if choice.every > 1 and choice.what == "gradient":
         return Every(period=choice.every, inner=build(replace(choice, every=1)))
+    if choice.own is not None:
+        return _own(choice.own)
     return _CARRIERS[choice.collective](choice)
+
+
+def _own(spec: OwnSpec) -> Algorithm:
+    if spec.name not in _OWN:
+        raise ValueError(
+            f"the plan has the algorithm {spec.name!r}, but nobody has registered it in this process; "
+            f"call pliant.register({spec.name!r}, ...) on every rank before relax()."
+        )
+    return _OWN[spec.name](**spec.settings)
 
 
 def _local(choice: Choice) -> Algorithm:

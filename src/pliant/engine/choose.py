@@ -6,7 +6,7 @@ import torch
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Algorithm
-from pliant.algorithms.build import named
+from pliant.algorithms.build import named, own_names
 from pliant.algorithms.partition import plan_of
 from pliant.comm.base import Comm
 from pliant.spec import Match, Rule, SyncPlan, load
@@ -44,13 +44,21 @@ def recommended(algorithm: Algorithm, name: str) -> SyncPlan:
 
 
 def agree_on(plan: SyncPlan, comm: Comm, device: torch.device) -> None:
-    """Raise ValueError on all ranks if they hold different plans."""
-    mine = torch.tensor([int(plan.hash, 16) >> 1], dtype=torch.int64, device=device)  # (1,)
-    hashes = torch.empty(comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(hashes, mine).wait()
-    odd = [rank for rank, value in enumerate(hashes.tolist()) if value != int(hashes[0])]
+    """Raise ValueError on all ranks if they hold different plans, or if some cannot carry it out."""
+    own = own_names(plan)
+    mine = torch.tensor([int(plan.hash, 16) >> 1, int(all(own.values()))], dtype=torch.int64, device=device)  # (2,)
+    table = torch.empty(2 * comm.size, dtype=torch.int64, device=device)
+    comm.all_gather(table, mine).wait()
+    rows: list[list[int]] = table.view(-1, 2).tolist()
+    odd = [rank for rank, (value, _) in enumerate(rows) if value != rows[0][0]]
     if odd:
         raise ValueError(
             f"ranks {', '.join(map(str, odd))} ask for another plan than rank 0 (this rank: {plan.hash}); "
             "give all ranks the same name, settings or file."
+        )
+    lost = [rank for rank, (_, able) in enumerate(rows) if not able]
+    if lost:
+        raise ValueError(
+            f"the plan has algorithms that are not Pliant's ({', '.join(own)}), and ranks {', '.join(map(str, lost))} "
+            "do not know them all; call pliant.register() with the same builder on every rank before relax()."
         )

@@ -88,7 +88,8 @@ class Exchanger:
             part.load(buffer)
             if self._owed:
                 self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
-            if self._comms[False].size > 1 or part.algorithm.choice.what != "gradient":
+            choice = part.algorithm.choice
+            if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 rest = self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
                 rests += [rest] if rest is not None else []

@@ -2,7 +2,7 @@
 
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.graph import Graph
-from pliant.spec.plan import Choice, CodecSpec, Match, Outer, Rule, SyncPlan
+from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
 from pliant.spec.workload import TensorSpec, Workload
@@ -16,6 +16,7 @@ __all__ = [
     "Link",
     "Match",
     "Outer",
+    "OwnSpec",
     "Rule",
     "SyncPlan",
     "TensorSpec",

@@ -10,7 +10,7 @@ from pliant.spec.files import canonical_hash
 from pliant.spec.graph import Graph
 from pliant.spec.validity import check
 
-__all__ = ["Choice", "CodecSpec", "Match", "Outer", "Rule", "SyncPlan"]
+__all__ = ["Choice", "CodecSpec", "Match", "Outer", "OwnSpec", "Rule", "SyncPlan"]
 
 What = Literal["gradient", "momentum", "weight", "change"]
 Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip"]
@@ -20,9 +20,7 @@ Pace = Literal["lockstep", "free"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecSpec:
-    """A codec by name with its settings, such as ``qsgd`` with ``{"bits": 4}``."""
-
+class _Named:
     name: str
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -35,6 +33,14 @@ class CodecSpec:
     def __str__(self) -> str:
         settings = ", ".join(f"{k}={v:g}" for k, v in self.settings.items())
         return f"{self.name}({settings})" if settings else self.name
+
+
+class CodecSpec(_Named):
+    """A codec by name with its settings, such as ``qsgd`` with ``{"bits": 4}``."""
+
+
+class OwnSpec(_Named):
+    """An algorithm that is not Pliant's, by the name under which every rank has registered it, with its settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,8 @@ class Choice:
     """Of coded gossip: how far weights go towards what replicas say (CHOCO); at 0 a replica takes their place (DCD)."""
     outer: Outer | None = None
     """Of changes: the optimizer that takes them."""
+    own: OwnSpec | None = None
+    """A registered algorithm: it decides by itself with whom and in how many bits."""
     codec: CodecSpec | None = None
     feedback: Feedback = "none"
     """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well."""
@@ -114,7 +122,7 @@ class Choice:
         whom = f" on a {self.graph.kind} graph" if self.graph else ""
         level = ", between hosts" if self.hierarchical else ""
         first = f"until step {self.until_step}: {self.before}; then " if self.before else ""
-        return f"{first}{self.what} by {self.collective}{whom}{codec}{feedback}{when}{level}"
+        return f"{first}{self.what} by {self.own or self.collective}{whom}{codec}{feedback}{when}{level}"
 
 
 @dataclass(frozen=True, kw_only=True)

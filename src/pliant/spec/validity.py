@@ -100,6 +100,16 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "gamma is {gamma}, but it must be between 0 and 1 and belongs to gossip with a codec.",
     ),
     (
+        lambda c: c.own is not None and c.codec is not None,
+        "{own} decides by itself in how many bits it sends, so that {codec} would be ignored; "
+        "give the codec by its settings, or not at all.",
+    ),
+    (
+        lambda c: c.own is not None and c.what == "momentum",
+        "what is exchanged as a momentum is that of 1-bit Adam, which {own} is not; "
+        "let it keep a momentum in a slot of its own, and exchange gradients.",
+    ),
+    (
         lambda c: (c.what == "change") != (c.outer is not None),
         "an outer optimizer takes the mean change of the weights, but {what} is exchanged with "
         "{outer}; give both or neither.",
@@ -162,6 +172,7 @@ def objections(choice: "Choice") -> list[str]:
     """Return the sentences that speak against a choice; none means that it is valid."""
     facts = {
         "codec": str(choice.codec) if choice.codec else "no codec",
+        "own": str(choice.own),
         "what": choice.what,
         "collective": choice.collective,
         "graph": choice.graph.kind if choice.graph else "none",
