@@ -73,7 +73,8 @@ def register(name: str, builder: Callable[..., Algorithm]) -> None:
     Its choice names it, ``Choice(own=OwnSpec(name=name, settings={...}))``, and `builder(**settings)` must return an
     equal value: a frozen dataclass builds itself. Settings are numbers, and arrive as floats. Plans and checkpoints
     hold the name and the settings, not the code: every rank, and every process that resumes, registers the same
-    builder before relax(). A later registration takes the place of an earlier one, as when a notebook's cell runs again.
+    builder before relax(). A later registration takes the place of an earlier one, as when a notebook's cell runs
+    again.
 
     Raises:
         ValueError: The name is one of Pliant's own.

@@ -1,0 +1,115 @@
+"""Figures on the pages: what follows from a formula is computed here, what is measured is looked up."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pliant.codecs import BlockTopK, Int4, MinMax8, Natural, Qsgd, RandomK, Sign, Ternary, TopK
+from pliant.spec import Graph
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "algorithms"
+NUMEL, SIZE = 25_000_000, 4  # 100 MB of float32 on 4 ranks
+
+
+def gap(graph: Graph, size: int) -> float:
+    """1 - the factor by which one exchange shrinks distances from the mean: the geometric mean over a period."""
+    period, mean = graph.period(size), np.full((size, size), 1 / size)
+
+    def matrix(step):
+        rows = graph.mixing(step, size)
+        return np.array([[row.get(j, 0.0) for j in range(size)] for row in rows])
+
+    if not period:  # at random: E W^T W, where W^T W = W, is known in closed form for a matching of all
+        assert np.allclose(matrix(0) @ matrix(0), matrix(0))
+        return 1 - (0.5 - 0.5 / (size - 1)) ** 0.5
+    product = np.eye(size)
+    for step in range(period):
+        product = matrix(step) @ product
+    factor = np.linalg.norm(product - mean, 2)
+    return 1 - (factor if factor > 1e-9 else 0.0) ** (1 / period)
+
+
+@pytest.mark.parametrize("kind", ["complete", "exponential", "ring", "grid", "one_peer", "hypercube", "round_robin"])
+def test_gaps_of_graphs(kind):
+    row = next(
+        line
+        for line in (PAGES / "gossip.md").read_text().splitlines()
+        if f"| `{kind}`" in line or f", `{kind}`" in line
+    )
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert [float(cell) for cell in cells[1:5]] == [round(gap(Graph(kind=kind), n), 3) for n in (4, 8, 16, 32)]
+    partners = max(len(r) - 1 for r in Graph(kind=kind).mixing(0, SIZE))
+    assert cells[6] == f"{partners * 4 * NUMEL // 10**6} MB"
+
+
+def test_gap_of_random_matchings():
+    graph, sizes = Graph(kind="matching"), (4, 8, 16, 32)
+    row = next(line for line in (PAGES / "gossip.md").read_text().splitlines() if "`matching`" in line)
+    assert [float(cell) for cell in row.split("|")[2:6]] == [round(gap(graph, n), 3) for n in sizes]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 1000))
+    x -= x.mean(0)
+    shrunk = []
+    for step in range(200):
+        w = np.array([[row.get(j, 0.0) for j in range(8)] for row in graph.mixing(step, 8)])
+        shrunk.append(np.square(w @ x).sum() / np.square(x).sum())
+    assert np.sqrt(np.mean(shrunk)) == pytest.approx(1 - gap(graph, 8), abs=0.01)
+
+
+def test_bytes_of_quantizers():
+    text = (PAGES / "quantized.md").read_text()
+    codecs = {
+        "bytegrad()": MinMax8(),
+        "natural()": Natural(),
+        "qsgd(8)": Qsgd(),
+        "qsgd(4)": Qsgd(bits=4),
+        "int4()": Int4(),
+        "terngrad()": Ternary(),
+        "onebit()": Sign(),
+    }
+    for name, codec in codecs.items():
+        cells = next(line for line in text.splitlines() if line.startswith(f"| `{name}`")).split("|")
+        num_bytes = codec.nbytes(NUMEL)
+        assert float(cells[3]) == pytest.approx(num_bytes / NUMEL, abs=6e-4), name
+        assert cells[4].strip() == f"{2 * (SIZE - 1) / SIZE * num_bytes / 1e6:.1f} MB", name
+
+
+def test_bytes_of_sparsifiers():
+    text = (PAGES / "sparse.md").read_text()
+    sent = {
+        "topk": (SIZE - 1) * TopK().nbytes(NUMEL),
+        "blocktopk": (SIZE - 1) * BlockTopK().nbytes(NUMEL),
+        "randomk": 2 * (SIZE - 1) / SIZE * RandomK().nbytes(NUMEL),
+    }
+    for name, num_bytes in sent.items():
+        cells = next(line for line in text.splitlines() if line.startswith(f"| `{name}(ratio)`")).split("|")
+        assert cells[3].strip() == f"{num_bytes / 1e6:.1f} MB", name
+
+
+@pytest.mark.parametrize("model", ["vgg", "gpt", "lstm", "wide"])
+def test_measured_step_times_are_those_of_the_results(model):
+    """Columns headed by a model hold how many times faster than DDP, and in brackets the time over computing alone."""
+    results = next((ROOT / "benchmarks" / "results").glob(f"steps_{model}_*.md")).read_text()
+    arms = {"`qsgd(4)`": "qsgd4", "torch's hook, rank 1": "ddp-powersgd", "`powersgd()` (rank 4)": "powersgd"}
+    found = 0
+    for page in ("quantized.md", "powersgd.md"):
+        lines = (PAGES / page).read_text().splitlines()
+        head = next((k for k, line in enumerate(lines) if f" {model} |" in line), None)
+        if head is None:
+            continue
+        column = [cell.strip() for cell in lines[head].split("|")].index(model)
+        for line in lines[head + 2 :]:
+            if not line.startswith("|"):
+                break
+            cells = [cell.strip() for cell in line.split("|")]
+            if not cells[column]:
+                continue
+            arm = arms.get(cells[1], cells[1].strip("`"))
+            row = next(r for r in results.splitlines() if r.startswith(f"| {arm} | {model} |"))
+            ratios = re.findall(r"([\d.]+)x \(", row)
+            assert re.findall(r"[\d.]+", cells[column]) == ratios[: len(re.findall(r"[\d.]+", cells[column]))], line
+            found += 1
+    assert found
