@@ -113,3 +113,29 @@ def test_measured_step_times_are_those_of_the_results(model):
             assert re.findall(r"[\d.]+", cells[column]) == ratios[: len(re.findall(r"[\d.]+", cells[column]))], line
             found += 1
     assert found
+
+
+PLACES = {
+    "exact.md": ["bf16", "ddp"],
+    "quantized.md": ["bytegrad", "qsgd", "qsgd4", "terngrad", "natural", "int4", "onebit", "onebit(warmup_steps=50)"],
+    "powersgd.md": ["powersgd(rank=4)", "powersgd(rank=2)", "powersgd(rank=1)", "ddp-powersgd"],
+    "sparse.md": ["topk", "topk(ratio=0.04)", "topk(warmup_steps=50)", "topk_dgc", "blocktopk", "randomk"],
+    "index.md": ["onebit", "powersgd(rank=4)", "topk", "topk_dgc", "blocktopk", "randomk", "ddp-powersgd"],
+}
+
+
+@pytest.mark.parametrize("page", PLACES)
+def test_measured_accuracies_are_those_of_the_results(page):
+    rows: dict[str, set[str]] = {}
+    for path in (ROOT / "benchmarks" / "results").glob("accuracy*.md"):
+        text = path.read_text()
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        column = [cell.strip() for cell in lines[0].split("|")].index("vs bf16")
+        earlier = "`powersgd` is of rank 1 here" in text
+        for line in lines[2:]:
+            cells = [cell.strip() for cell in line.split("|")]
+            name = cells[1] if cells[1] != "powersgd" else f"powersgd(rank={1 if earlier else 4})"
+            rows.setdefault(name, set()).add(cells[column].replace("+0.00", "0.00"))
+    text = (PAGES / page).read_text()
+    for arm in PLACES[page]:
+        assert any(points in text for points in rows[arm]), f"{arm} has {rows[arm]}, which is not on {page}"

@@ -46,7 +46,8 @@ def relax(
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
 
     Raises:
-        ValueError: The plan does not fit the optimizer, or ranks ask for different plans.
+        ValueError: The plan does not fit the optimizer, ranks ask for different plans, or one has not registered an
+            algorithm that is not Pliant's.
         TypeError: The optimizer or the model is not torch's.
 
     """
