@@ -13,7 +13,6 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -146,6 +145,9 @@ def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb
     if name.startswith("ddp"):
         ddp = _torch_ddp(name, module, bucket_mb, total_steps)
         if name == "ddp-postlocal":
+            # Here, since importing it compiles a dozen optimizers and warns that the compiler is deprecated.
+            from torch.distributed.optim import PostLocalSGDOptimizer  # pyright: ignore[reportPrivateImportUsage]
+
             averager = PeriodicModelAverager(POST_LOCAL_PERIOD, warmup_steps_of(total_steps))
             optimizer = PostLocalSGDOptimizer(optimizer, averager)
         return Arm(name=name, model=ddp, optimizer=optimizer, run=None)

@@ -84,7 +84,7 @@ def _measure(
     cell: Cell, arms: Sequence[Arm], task: Task, batch: tuple[Tensor, Tensor], setup: Setup, pace: Pace
 ) -> None:
     turns = [_Turns(arm, task, batch, pace) for arm in arms]
-    start_s = time.perf_counter()
+    start_s, elapsed_s = time.perf_counter(), 0.0
     for turn in range(setup.rounds):
         for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
             each.take()
@@ -117,6 +117,7 @@ class _Turns:
         """Take a turn. Collective."""
         arm = self.arm
         dist.barrier()
+        start_s = 0.0
         for _ in range(_uncounted(arm)):
             start_s = time.perf_counter()
             self._step()

@@ -58,6 +58,8 @@ class CellRow:
     """The peer's time over the best arm's."""
     communication: float | None
     """Part of the peer's step that is not computing."""
+    links_as_asked: bool
+    """Whether each link, measured before the cell, was within a quarter of what was asked for."""
 
 
 def read_trained(paths: Sequence[Path]) -> dict[str, Trained]:
@@ -138,6 +140,7 @@ def _cell_row(r: Record, trained: dict[str, Trained]) -> CellRow:
         best=best,
         gain=gain,
         communication=None if peer is None else max(0.0, 1 - step_s["compute"] / step_s[peer]),
+        links_as_asked=not r["links_wrong"],
     )
 
 

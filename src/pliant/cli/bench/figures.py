@@ -106,8 +106,8 @@ def _bars(rows: Sequence[tuple[str, float, float | None]], title: str) -> Any:
         textposition="outside",
         cliponaxis=False,
     )
-    figure.updatelayout(layout(title, "ms a step", ""))
-    figure.updatelayout(barmode="stack", bargap=0.3, height=150 + 34 * len(rows), xaxis_range=[0, 1.12 * max(steps)])
+    figure.update_layout(layout(title, "ms a step", ""))
+    figure.update_layout(barmode="stack", bargap=0.3, height=150 + 34 * len(rows), xaxis_range=[0, 1.12 * max(steps)])
     return figure
 
 

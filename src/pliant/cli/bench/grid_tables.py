@@ -9,9 +9,9 @@ __all__ = ["GRID_NOTE", "grid_tables"]
 
 GRID_NOTE = (
     "Gain: the time of the best exact peer (ddp, ddp-bf16) over that of Pliant's best arm, median of paired rounds; "
-    "where steps to the target are known, times the ratio of these, among arms that end no worse than 16-bit DDP by more "
-    "than half a point, or one percent, and that do not go at a free pace, whose steps depend on the network. "
-    "Communication: the part of the peer's step that is not computing."
+    "where steps to the target are known, times the ratio of these, among arms that end no worse than 16-bit DDP by "
+    "more than half a point, or one percent, and that do not go at a free pace, whose steps depend on the network. "
+    "Communication: the part of the peer's step that is not computing. † a link was more than a quarter off."
 )
 
 TableOf = tuple[str, list[str], list[list[str]]]
@@ -56,7 +56,7 @@ def _winner_cells(row: CellRow) -> list[str]:
         row.best or "-",
         "-" if row.best is None else format_time(row.step_s[row.best]),
         "-" if row.best is None else f"{row.over_compute[row.best]:.2f}",
-        "-" if row.gain is None else f"{row.gain:.2f}x",
+        ("-" if row.gain is None else f"{row.gain:.2f}x") + ("" if row.links_as_asked else " †"),
     ]
 
 

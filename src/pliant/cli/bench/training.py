@@ -42,7 +42,7 @@ def train(name: str, seed: int, learning: Learning, setup: Setup, alone_s: float
     losses: list[float] = []
     metric = learning.metric
     evaluation_sent = _bytes_of_judging(arm)
-    evaluation_wire = num_evaluations = 0
+    evaluation_wire, num_evaluations = 0, 1  # the first to learn what one sends
     start_bytes = interface_bytes()
     capped = False
     dist.barrier()
