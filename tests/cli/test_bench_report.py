@@ -44,7 +44,9 @@ TRAINED = [
     _trained("topk<script>", 0, 0.84, capped=True),
 ]
 SETUP = {
-    "target_accuracy": 0.85,
+    "mode": "train",
+    "task": "images",
+    "target": 0.85,
     "rate_bytes_per_s": 10e6,
     "provenance": {"command": "pliant bench <b>", "network": "n"},
 }
@@ -73,7 +75,7 @@ def test_gaps_are_paired_by_seed_and_capped_runs_have_none():
     bf16, onebit, capped = train_rows(TRAINED)
     assert bf16.gap == 0.0
     assert onebit.gap == pytest.approx(-0.75)  # -1.0 and -0.5 points
-    assert onebit.final_accuracy_range == (0.87, 0.895)
+    assert onebit.final_range == (0.87, 0.895)
     assert (capped.gap, capped.time_to_target_s) == (None, None)
     assert (bf16.exposed_s, bf16.exposed_estimated) == (pytest.approx(0.3), True)
     cells = train_table([bf16, onebit, capped], 0.85)[1]

@@ -183,3 +183,54 @@ def test_what_cannot_be_emulated_is_refused_before_anything_is_made():
     many = Topology(hosts=tuple(Host(name=str(k)) for k in range(300)))
     with pytest.raises(ValueError, match="300 hosts, but at most 250"), emulated(many):
         pass
+
+
+ROUND_TRIP = """
+import os, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+dist.init_process_group("gloo")
+rank, x = dist.get_rank(), torch.zeros(250_000)
+for stage in range(3):
+    dist.barrier()
+    if rank == 0:
+        print(f"stage {stage}", flush=True)
+    while not Path(sys.argv[1], str(stage)).exists():
+        time.sleep(0.01)
+    dist.barrier()
+    start = time.perf_counter()
+    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    dist.barrier()
+    if rank == 0:
+        print(f"took {time.perf_counter() - start}", flush=True)
+"""
+
+
+def test_links_change_under_ranks_that_live_on(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ROUND_TRIP)
+    before = traces()
+
+    def topology(rate, delay_s):
+        hosts = (Host(name=n, send_bytes_per_s=rate, receive_bytes_per_s=rate, delay_s=delay_s) for n in "ab")
+        return Topology(hosts=tuple(hosts))
+
+    stages = [topology(0.0, 0.0), topology(1e6, 0.0), topology(0.0, 0.2)]
+    took = []
+    with emulated(stages[0], check=False) as cluster:
+
+        def on_line(rank, line):
+            word, _, value = line.partition(" ")
+            if word == "stage":
+                cluster.reshape(stages[int(value)])
+                (tmp_path / value).touch()
+            elif word == "took":
+                took.append(float(value))
+
+        results = cluster.run([sys.executable, str(script), str(tmp_path)], on_line=on_line, timeout_s=60)
+        with pytest.raises(ValueError, match="only rates and delays can change"):
+            cluster.reshape(Topology(hosts=(Host(name="a"),)))
+    assert [r.exit_code for r in results] == [0, 0]
+    assert took[1] > 0.6  # a megabyte at a megabyte a second, less what the token bucket lets through at once
+    assert took[2] > 0.2
+    assert took[0] < min(took[1:])
+    settles(before)

@@ -29,6 +29,7 @@ class DelayRelay:
     """Holds every packet that a host receives for a fixed time, by an NFQUEUE rule and a small C program."""
 
     def __init__(self, host: Namespace, delay_s: float) -> None:
+        self._host = host
         self._relay = subprocess.Popen(
             [*host.prefix(), str(_relay_path()), _QUEUE_NUMBER, f"{delay_s * 1e6:.0f}"],
             stdin=subprocess.DEVNULL,
@@ -44,10 +45,15 @@ class DelayRelay:
                 self._relay.kill()
                 error = self._relay.stderr.read().decode().strip() if self._relay.stderr is not None else ""
                 raise CannotEmulateError(f"the delay relay of host {host.name} did not start: {error or 'no answer'}.")
-            _divert(host)  # last: without a relay that listens, the kernel drops what is sent to its queue
+            self._undo = _divert(host)  # last: without a relay that listens, the kernel drops what is sent to its queue
         except BaseException:
             self.close()
             raise
+
+    def remove(self) -> None:
+        """Remove the rule, so that nothing is sent to a queue that nobody serves, then end the relay."""
+        self._host.run(*self._undo)
+        self.close()
 
     def close(self) -> None:
         """End the relay; the rule goes with the namespace."""
@@ -58,8 +64,8 @@ class DelayRelay:
                 pipe.close()
 
 
-def _divert(host: Namespace) -> None:
-    """Send all that the host receives to the relay's queue."""
+def _divert(host: Namespace) -> list[str]:
+    """Send all that the host receives to the relay's queue; return the command that undoes it."""
     # The older tables first: some kernels have the NFQUEUE target only for them, others have only the newer.
     programs = [program for program in ("iptables-legacy", "iptables") if shutil.which(program) is not None]
     if not programs:
@@ -67,15 +73,16 @@ def _divert(host: Namespace) -> None:
             "this kernel has no netem, so delays need the program iptables; install the Debian package iptables."
         )
     # Each host has tables of its own, so nobody needs the lock, whose file an ordinary user may not write.
-    command = ["-A", "INPUT", "-i", "eth0", "-j", "NFQUEUE", "--queue-num", _QUEUE_NUMBER]
+    rule = ["INPUT", "-i", "eth0", "-j", "NFQUEUE", "--queue-num", _QUEUE_NUMBER]
     errors: list[str] = []
     for program in programs:
+        command = ["env", "XTABLES_LOCKFILE=/dev/null", program]
         try:
-            host.run("env", "XTABLES_LOCKFILE=/dev/null", program, *command)
+            host.run(*command, "-A", *rule)
         except CannotEmulateError as error:
             errors.append(str(error))
         else:
-            return
+            return [*command, "-D", *rule]
     raise CannotEmulateError(
         "this kernel has no netem, and its packet filter has no NFQUEUE either (modules sch_netem, xt_NFQUEUE): "
         + " ".join(errors)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from pliant.network.cpus import CpuLimit
-from pliant.network.delay import DelayRelay, delay_with_netem
+from pliant.network.hostlink import HostLink
 from pliant.network.linkcheck import LinkReport, measure, refuse_wrong
 from pliant.network.namespaces import Namespace, require_tools
 from pliant.network.ranks import RankResult, run_ranks
-from pliant.network.shaping import shape
 from pliant.spec import Topology
 
 __all__ = ["Cluster", "RankResult", "emulated", "run_ranks"]
@@ -24,14 +23,21 @@ _PORT = 29500
 class Cluster:
     """Emulated hosts that are up. Made by `emulated`."""
 
-    def __init__(self, topology: Topology, hosts: Sequence[Namespace], limits: Mapping[int, CpuLimit]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        hosts: Sequence[Namespace],
+        links: Sequence[HostLink],
+        limits: Mapping[int, CpuLimit],
+    ) -> None:
         self.topology = topology
         self._hosts = hosts
+        self._links = links
         self._limits = limits
 
     def address(self, host_index: int) -> str:
         """Return a host's address inside the emulated network."""
-        return f"{_NETWORK}.{host_index + 1}"
+        return _address(host_index)
 
     def place(self, rank: int) -> tuple[int, int]:
         """Return the host of a rank, and its number there."""
@@ -90,6 +96,27 @@ class Cluster:
         names = [self.topology.hosts[self.place(rank)[0]].name for rank in range(self.topology.num_ranks)]
         return run_ranks(processes, names, on_line, timeout_s)
 
+    def reshape(self, topology: Topology) -> None:
+        """Give the links of live hosts other rates and delays; running ranks keep their connections.
+
+        Nothing should be on its way: packets that are held for a delay are lost, and TCP sends them again. The calling
+        thread must live as long as the delays shall.
+
+        Raises:
+            ValueError: The topology has other hosts, ranks or CPU shares, which cannot change while ranks run.
+
+        """
+        _require_possible(topology)
+        new, old = ([(h.name, h.num_ranks, h.cpu_share) for h in t.hosts] for t in (topology, self.topology))
+        if new != old:
+            raise ValueError(
+                f"the live hosts are {old} (name, ranks, CPUs), but the new topology has {new}; only rates and delays "
+                "can change while ranks run."
+            )
+        for link, host in zip(self._links, topology.hosts, strict=True):
+            link.shape(host)
+        self.topology = topology
+
     def check_links(self) -> list[LinkReport]:
         """Measure each host's link to the next, in about a second; `refuse_wrong` judges what was found."""
         return measure(self.topology, self._hosts, [self.address(k) for k in range(len(self._hosts))])
@@ -112,6 +139,7 @@ def emulated(topology: Topology, *, check: bool = True) -> Generator[Cluster]:
         bridge.run("ip", "link", "add", "br0", "type", "bridge")
         bridge.run("ip", "link", "set", "br0", "up")
         hosts: list[Namespace] = []
+        links: list[HostLink] = []
         limits: dict[int, CpuLimit] = {}
         for k, host in enumerate(topology.hosts):
             if host.cpu_share:
@@ -119,30 +147,17 @@ def emulated(topology: Topology, *, check: bool = True) -> Generator[Cluster]:
                 stack.callback(limits[k].close)
             hosts.append(Namespace(host.name, bridge))
             stack.callback(hosts[k].close)
-            _connect(topology, k, hosts[k], bridge, stack)
-        cluster = Cluster(topology, hosts, limits)
+            links.append(HostLink(hosts[k], bridge, k, _address(k)))
+            stack.callback(links[k].close)
+            links[k].shape(host)
+        cluster = Cluster(topology, hosts, links, limits)
         if check:
             refuse_wrong(cluster.check_links())
         yield cluster
 
 
-def _connect(topology: Topology, k: int, host: Namespace, bridge: Namespace, stack: ExitStack) -> None:
-    """Plug a host into the bridge and shape its link both ways."""
-    spec, port = topology.hosts[k], f"port{k}"
-    bridge.run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
-    bridge.run("ip", "link", "set", port, "master", "br0", "up")
-    host.run("ip", "link", "set", "lo", "up")
-    host.run("ip", "addr", "add", f"{_NETWORK}.{k + 1}/24", "dev", "eth0")
-    host.run("ip", "link", "set", "eth0", "up")
-    # bbr fights the shapers, and cubic may not be set inside a namespace.
-    host.run("tee", "/proc/sys/net/ipv4/tcp_congestion_control", text="reno")
-    if command := shape("eth0", spec.send_bytes_per_s):
-        host.run(*command)
-    held = bool(spec.delay_s) and delay_with_netem(bridge, port, spec.delay_s)
-    if command := shape(port, spec.receive_bytes_per_s, behind_delay=held):
-        bridge.run(*command)
-    if spec.delay_s and not held:
-        stack.callback(DelayRelay(host, spec.delay_s).close)
+def _address(host_index: int) -> str:
+    return f"{_NETWORK}.{host_index + 1}"
 
 
 def _require_possible(topology: Topology) -> None:

@@ -1,27 +1,35 @@
 """The arms of a comparison: torch's DDP with its hooks, and every algorithm of Pliant, behind one face."""
 
+import copy
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
 from pliant.algorithms import ALGORITHMS, Algorithm
 from pliant.cli.bench.setup import settings_of
+from pliant.codecs.registry import codec_from
 from pliant.engine.choose import recommended
+from pliant.spec import Choice, CodecSpec, Graph
 
-__all__ = ["POWERSGD_RANK", "Arm", "prepare"]
+__all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "prepare", "warmup_steps_of"]
 
 POWERSGD_RANK = 1
 """Of torch's hook."""
+POST_LOCAL_PERIOD = 8
+"""Of torch's post-local SGD: that of `local_sgd`."""
 _ONE_BUCKET_MB = 10_000
 ADAM_LR = 2e-3
 
@@ -34,6 +42,7 @@ class Arm:
     model: nn.Module
     optimizer: Optimizer
     run: "pliant.Run | None"
+    steps_made: int = 0
 
     def sent_bytes(self) -> float | None:
         """Return bytes that this rank's run has sent, if Pliant counts them."""
@@ -43,10 +52,74 @@ class Arm:
         """Return the time that this rank's run has waited for communication after backward."""
         return None if self.run is None else self.run.stats()["exposed_s"]
 
+    @property
+    def period(self) -> int:
+        """Steps after which this arm has done everything that it ever does."""
+        if self.name == "ddp-postlocal":
+            return POST_LOCAL_PERIOD
+        return max([1, *(choice.every for choice in self._choices)])
+
+    @property
+    def spacing(self) -> int:
+        """Steps from one exchange to the next, of whatever part of the model."""
+        return self.period // max([1, *(choice.fragments for choice in self._choices)])
+
+    @property
+    def delay_steps(self) -> int:
+        """Steps that are made before the result of an exchange is waited for."""
+        return max([0, *(choice.delay_steps for choice in self._choices)])
+
+    @property
+    def free(self) -> bool:
+        """Whether each rank goes at its own pace."""
+        return any(choice.pace == "free" for choice in self._choices)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the ranks' models differ."""
+        return self.name == "ddp-postlocal" or any(choice.between_steps for choice in self._choices)
+
+    @property
+    def _choices(self) -> list[Choice]:
+        return [] if self.run is None else [rule.choice for rule in self.run.plan.rules]
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without DDP around it."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+
+    def judged(self) -> nn.Module:
+        """Return the model to evaluate: where ranks differ, a copy with what they come to together. Collective."""
+        if not self.apart:
+            return self.module
+        together = copy.deepcopy(self.module)
+        together.load_state_dict(_mean_state(self.module) if self.run is None else self.run.consolidate())
+        return together
+
+    def settle(self) -> None:
+        """Wait until nothing of this arm is on its way, so that the next has the network for itself. Collective."""
+        if self.run is not None:
+            self.run.state_dict()
+
     def close(self) -> None:
         """Remove hooks."""
         if self.run is not None:
             self.run.close()
+
+
+def _mean_state(module: nn.Module) -> dict[str, Any]:
+    """Return a module's state with the mean over ranks of all that is floating-point. Collective."""
+    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    for value in state.values():
+        if value.is_floating_point():
+            dist.all_reduce(value)
+            value.div_(dist.get_world_size())
+    return state
+
+
+def warmup_steps_of(total_steps: int) -> int:
+    """Return how long arms that have to warm up do so: a fifth of the training."""
+    return max(total_steps // 5, 1)
 
 
 def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
@@ -64,23 +137,34 @@ def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     return work.get_future().then(cast_back)
 
 
-def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb: float) -> Arm:
-    """Wrap a module for one arm. Collective: every rank makes the same arms in the same order."""
-    warmup_steps = max(total_steps // 5, 1)
-    optimizer: Optimizer
-    if name == "onebit_adam":
-        optimizer = pliant.OneBitAdam(module.parameters(), lr=ADAM_LR, warmup_steps=warmup_steps)
-    elif name == "ddp-adam":
-        optimizer = Adam(module.parameters(), lr=ADAM_LR)
-    else:
-        optimizer = SGD(module.parameters(), lr=lr, momentum=0.0 if name == "topk_dgc" else 0.9)
+def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb: float, *, adam: bool = False) -> Arm:
+    """Wrap a module for one arm, with SGD or AdamW. Collective: every rank makes the same arms in the same order."""
+    optimizer = _optimizer(name, module, lr, total_steps, adam=adam)
     if name == "compute":
         return Arm(name=name, model=module, optimizer=optimizer, run=None)
     if name.startswith("ddp"):
-        return Arm(name=name, model=_torch_ddp(name, module, bucket_mb), optimizer=optimizer, run=None)
+        ddp = _torch_ddp(name, module, bucket_mb, total_steps)
+        if name == "ddp-postlocal":
+            # Here, since importing it compiles a dozen optimizers and warns that the compiler is deprecated.
+            from torch.distributed.optim import PostLocalSGDOptimizer  # pyright: ignore[reportPrivateImportUsage]
+
+            averager = PeriodicModelAverager(POST_LOCAL_PERIOD, warmup_steps_of(total_steps))
+            optimizer = PostLocalSGDOptimizer(optimizer, averager)
+        return Arm(name=name, model=ddp, optimizer=optimizer, run=None)
     ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     run = pliant.relax(ddp, optimizer, _what(name, total_steps))
     return Arm(name=name, model=ddp, optimizer=optimizer, run=run)
+
+
+def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, adam: bool) -> Optimizer:
+    if name == "onebit_adam":
+        adam_lr = lr if adam else ADAM_LR
+        return pliant.OneBitAdam(module.parameters(), lr=adam_lr, warmup_steps=warmup_steps_of(total_steps))
+    if adam:
+        return AdamW(module.parameters(), lr=lr)
+    if name == "ddp-adam":
+        return Adam(module.parameters(), lr=ADAM_LR)
+    return SGD(module.parameters(), lr=lr, momentum=0.0 if name == "topk_dgc" else 0.9)
 
 
 def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
@@ -93,9 +177,13 @@ def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
         algorithm: Algorithm = pliant.qsgd(bits=4)
     elif bare == "topk_dgc":
         algorithm = pliant.topk(momentum=0.9, ramp_steps=total_steps // 5)
+    elif bare == "post_local_sgd":
+        algorithm = pliant.post_local_sgd(warmup_steps_of(total_steps))
     else:
+        if bare == "late":
+            settings.setdefault("algorithm", "allreduce")
         try:
-            algorithm = getattr(pliant, bare)(**settings)
+            algorithm = getattr(pliant, bare)(**{key: _setting(key, value) for key, value in settings.items()})
         except TypeError as error:
             raise ValueError(f"{bare} does not take the settings of {name!r}: {error}") from error
     if warmup_steps:
@@ -103,7 +191,27 @@ def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
     return recommended(algorithm, name)
 
 
-def _torch_ddp(name: str, module: nn.Module, bucket_mb: float) -> DistributedDataParallel:
+def _setting(key: str, value: float | str) -> Any:
+    """Return what a setting's word stands for: an algorithm, a codec or a graph with default settings."""
+    if not isinstance(value, str):
+        return value
+    if key == "codec":
+        return codec_from(CodecSpec(name=value))
+    if key == "graph":
+        return _graph(value)
+    if value not in ALGORITHMS or value == "onebit_adam":
+        raise ValueError(f"there is no algorithm {value!r} to average with; there are {', '.join(ALGORITHMS)}.")
+    return getattr(pliant, value)()
+
+
+def _graph(kind: str) -> Graph:
+    kinds = get_args(get_type_hints(Graph)["kind"])
+    if kind not in kinds or kind == "matrix":
+        raise ValueError(f"there is no graph {kind!r}; there are {', '.join(k for k in kinds if k != 'matrix')}.")
+    return Graph(kind=cast(Any, kind))
+
+
+def _torch_ddp(name: str, module: nn.Module, bucket_mb: float, total_steps: int) -> DistributedDataParallel:
     if name == "ddp-powersgd":
         # On Gloo the hook aborts with more than one bucket, so the first, usually 1 MB, must hold all as well.
         with _first_bucket_bytes(_ONE_BUCKET_MB << 20):
@@ -114,6 +222,11 @@ def _torch_ddp(name: str, module: nn.Module, bucket_mb: float) -> DistributedDat
     ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     if name == "ddp-bf16":
         ddp.register_comm_hook(None, _bf16_hook)
+    if name == "ddp-postlocal":
+        # Without an all-reduce in a subgroup: a host is one rank. Buffers are each rank's own, as in Pliant's arms.
+        ddp.broadcast_buffers = False
+        state = PostLocalSGDState(None, None, warmup_steps_of(total_steps), post_local_gradient_allreduce=False)
+        ddp.register_comm_hook(state, post_localSGD_hook)
     return ddp
 
 

@@ -8,23 +8,26 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pliant.cli.bench.fetch import find_images
+from pliant.cli.bench import options
+from pliant.cli.bench.crossing import read_trained
+from pliant.cli.bench.fetch import find_images, find_text
+from pliant.cli.bench.grid import Conductor, cells_of, left_to_measure, measured_before
 from pliant.cli.bench.local import LocalHosts
 from pliant.cli.bench.progress import Progress
 from pliant.cli.bench.report import page
-from pliant.cli.bench.setup import ARMS, DEMO_ARMS, MODELS, Setup, check, known
-from pliant.cli.bench.tables import FOOTNOTE, markdown, tables
+from pliant.cli.bench.setup import ARMS, DEMO_ARMS, GRID_ARMS, MODELS, TRAINED, Setup, check, known
+from pliant.cli.bench.tables import footnote, markdown, tables
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import Cluster, emulated
 from pliant.spec import save
@@ -33,83 +36,166 @@ from pliant.spec.units import parse_rate, parse_time
 
 __all__ = ["bench"]
 
-_TARGET = 0.85
+_TARGETS = {"images": 0.85, "lm": 6.0}
+_STEPS = {"images": 350, "lm": 500}
+_BATCHES = {"images": 64, "lm": 16}
+_ROUNDS = {"train": 7, "time": 7, "grid": 3}
 
 
 def bench(
-    models: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = "cnn",
-    algorithms: Annotated[
-        str, typer.Option(help=f"Of {', '.join(ARMS)}; also topk(ratio=0.05).")
-    ] = "compute,ddp,bytegrad,onebit",
-    hosts: Annotated[int, typer.Option(help="Number of hosts, one rank each.")] = 4,
-    rate: Annotated[str, typer.Option(help="Rate of each host's link: 100mbit, or none.")] = "100mbit",
-    delay: Annotated[str, typer.Option(help="Extra one-way delay.")] = "0ms",
-    local: Annotated[bool, typer.Option("--local", help="Plain processes on loopback instead of hosts.")] = False,
-    train: Annotated[bool, typer.Option("--train", help="Train cnn on real images, instead of timing steps.")] = False,
-    target_accuracy: Annotated[
-        float | None, typer.Option(help=f"Test accuracy to reach, {_TARGET} by default; implies --train.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds per algorithm, with --train.")] = 1,
-    steps: Annotated[int, typer.Option(help="Training steps, or measured rounds without --train; 0: 350, or 7.")] = 0,
-    max_epochs: Annotated[float, typer.Option(help="Fewer training steps if these epochs are fewer; 0: no.")] = 0.0,
-    max_seconds: Annotated[float, typer.Option(help="End an arm after so much training time; 0: never.")] = 0.0,
-    batch: Annotated[int, typer.Option(help="Images per rank and step, with --train.")] = 64,
-    bucket_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")] = 25.0,
-    data: Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches.")] = "",
-    demo: Annotated[bool, typer.Option("--demo", help="The main job: train with ten algorithms.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there.")] = None,
-    md_file: Annotated[Path | None, typer.Option("--md", help="Write the tables there, as markdown.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Write a page with plots there.")] = None,
+    models: options.Models = "",
+    algorithms: options.Algorithms = "compute,ddp,bytegrad,onebit",
+    hosts: options.Hosts = 4,
+    rate: options.Rate = "100mbit",
+    delay: options.Delay = "0ms",
+    local: options.Local = False,
+    train: options.Train = False,
+    task: options.Task = "images",
+    target_accuracy: options.TargetAccuracy = None,
+    target_perplexity: options.TargetPerplexity = None,
+    seeds: options.Seeds = 1,
+    steps: options.Steps = 0,
+    evaluate_every: options.EvaluateEvery = 25,
+    max_epochs: options.MaxEpochs = 0.0,
+    max_seconds: options.MaxSeconds = 0.0,
+    batch: options.Batch = None,
+    bucket_mb: options.BucketMb = 25.0,
+    data: options.Data = "",
+    demo: options.Demo = False,
+    slow_host: options.SlowHost = 0.0,
+    grid: options.Grid = False,
+    rates: options.Rates = "10mbit,100mbit,1gbit",
+    delays: options.Delays = "0ms,5ms,20ms",
+    cell_seconds: options.CellSeconds = 120.0,
+    accuracy: options.Accuracy = None,
+    json_file: options.JsonFile = None,
+    md_file: options.MdFile = None,
+    html_file: options.HtmlFile = None,
 ) -> None:
-    """Compare algorithms in one run: step times in turns, or training to an accuracy (--train, --demo)."""
-    training = train or demo or target_accuracy is not None
-    emulating = not local
+    """Compare algorithms in one run: step times in turns, or training (--train, --demo), or many networks (--grid)."""
+    files = _Files(json=json_file, md=md_file, html=html_file)
+    training = train or demo or target_accuracy is not None or target_perplexity is not None
+    mode = _mode(training=training, grid=grid)
     setup = Setup(
-        mode="train" if training else "time",
-        models=known(models, MODELS, "model"),
-        arms=_arms(DEMO_ARMS if demo else known(algorithms, ARMS, "algorithm"), training=training),
-        seeds=tuple(range(seeds)),
-        target_accuracy=_TARGET if target_accuracy is None else target_accuracy,
+        mode=mode,
+        models=known(models or (TRAINED.get(task, "") if mode == "train" else "cnn"), MODELS, "model"),
+        arms=_arms(DEMO_ARMS if demo else known(algorithms, ARMS, "algorithm"), mode),
+        rounds=steps or _ROUNDS[mode] if mode != "train" else _ROUNDS[mode],
+        train_steps=steps or _STEPS[_task(task)],
         max_epochs=max_epochs,
         max_seconds=max_seconds,
-        batch=batch,
+        evaluate_every=evaluate_every,
+        seeds=tuple(range(seeds)),
+        task=_task(task),
+        target=_target(task, target_accuracy, target_perplexity),
+        slow_share=slow_host,
+        cells=cells_of(known(models or "cnn", MODELS, "model"), _list(rates), _list(delays), slow_host) if grid else (),
+        cell_seconds=cell_seconds,
+        batch=_BATCHES[_task(task)] if batch is None else batch,
         bucket_mb=bucket_mb,
-        emulated=emulating,
-        rate_bytes_per_s=parse_rate(rate) if emulating and rate != "none" else 0.0,
-        provenance=_provenance(f"{hosts} hosts at {rate} with {delay} delay" if emulating else "loopback, unshaped"),
+        data=data,
+        emulated=not local,
+        rate_bytes_per_s=parse_rate(rate) if not local and rate != "none" else 0.0,
     )
-    if steps:
-        setup = replace(setup, train_steps=steps) if training else replace(setup, rounds=steps)
-    if demo:
-        json_file, html_file = json_file or Path("results/demo.json"), html_file or Path("results/demo.html")
-    if html_file is not None and find_spec("plotly") is None:  # said now, not when an hour of measuring is done
+    _carry_out(setup, files.of_demo() if demo else files, accuracy or [], hosts, rate, delay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """What is to be written, if anything."""
+
+    json: Path | None
+    md: Path | None
+    html: Path | None
+
+    def of_demo(self) -> "_Files":
+        return replace(self, json=self.json or Path("results/demo.json"), html=self.html or Path("results/demo.html"))
+
+
+def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], hosts: int, rate: str, delay: str) -> None:
+    if files.html is not None and find_spec("plotly") is None:  # said now, not when an hour of measuring is done
         raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]', or leave out --html.")
     check(setup)
     parse_time(delay)
-    if training:
-        setup = replace(setup, data=str(find_images(data)))
+    if setup.mode == "grid":
+        rate, delay = "none", "0ms"  # where ranks start; each cell has its own
     topology = topology_from_flags(hosts, rate, delay, [], 1, 0.0)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with emulated(topology) if emulating else nullcontext(LocalHosts(hosts)) as cluster:
-        records = _run(setup, cluster)
-    result = {"setup": asdict(setup), "records": records}
-    _show(result)
-    _write(result, json_file, md_file, html_file)
+    trained = {arm: asdict(t) for arm, t in read_trained(accuracy).items()}
+    before = measured_before(files.json, setup, hosts) if setup.mode == "grid" else []
+    if setup.mode == "train":
+        find = find_images if setup.task == "images" else find_text
+        setup = replace(setup, data=str(find(setup.data)))
+    setup = replace(setup, provenance=_provenance(_network(setup, hosts, rate, delay)))
+
+    def result(records: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"setup": asdict(setup), "hosts": hosts, "trained": trained, "records": [*before, *records]}
+
+    def keep(records: list[dict[str, Any]]) -> None:
+        if files.json is not None:
+            write_atomically(files.json, json.dumps(result(records), indent=1) + "\n")
+
+    left = replace(setup, cells=left_to_measure(setup.cells, before))
+    records: list[dict[str, Any]] = []
+    if setup.mode != "grid" or left.cells:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        with emulated(topology) if setup.emulated else nullcontext(LocalHosts(hosts)) as cluster:
+            records = _run(left, cluster, hosts, keep)
+    keep(records)
+    _show(result(records))
+    _write(result(records), files)
 
 
-def _write(result: dict[str, Any], json_file: Path | None, md_file: Path | None, html_file: Path | None) -> None:
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(result, indent=1) + "\n")
-    if md_file is not None:
-        write_atomically(md_file, markdown(result))
-    if html_file is not None:
-        write_atomically(html_file, page(result))
-        print(f"page with plots: {html_file}")
+def _network(setup: Setup, hosts: int, rate: str, delay: str) -> str:
+    if setup.mode == "grid":
+        rates, delays = (
+            ", ".join(dict.fromkeys(v)) for v in zip(*((c.rate, c.delay) for c in setup.cells), strict=True)
+        )
+        return f"{hosts} hosts at {rates} with {delays} delay" if setup.emulated else f"{hosts} ranks on loopback"
+    slow = f", the last at {setup.slow_share:g} of the others' speed" if setup.slow_share else ""
+    return (f"{hosts} hosts at {rate} with {delay} delay" if setup.emulated else "loopback, unshaped") + slow
 
 
-def _arms(names: tuple[str, ...], *, training: bool) -> tuple[str, ...]:
-    """Leave compute out of a training: it is timed there in any case, but its ranks would learn apart."""
-    return tuple(name for name in names if not training or name != "compute")
+def _write(result: dict[str, Any], files: _Files) -> None:
+    if files.md is not None:
+        write_atomically(files.md, markdown(result))
+    if files.html is not None:
+        write_atomically(files.html, page(result))
+        print(f"page with plots: {files.html}")
+
+
+def _mode(*, training: bool, grid: bool) -> Literal["time", "train", "grid"]:
+    if training and grid:
+        raise ValueError(
+            "--grid times steps on many networks, but a training was asked for too; run one after the other."
+        )
+    return "grid" if grid else "train" if training else "time"
+
+
+def _task(task: str) -> Literal["images", "lm"]:
+    if task not in TRAINED:
+        raise ValueError(f"there is no task {task!r}; there are {', '.join(TRAINED)}.")
+    return "lm" if task == "lm" else "images"
+
+
+def _target(task: str, accuracy: float | None, perplexity: float | None) -> float:
+    """Return the target of a task, and refuse that of the other."""
+    given, other = (accuracy, perplexity) if task == "images" else (perplexity, accuracy)
+    if other is not None:
+        raise ValueError(
+            f"--task {task} has another target; --target-accuracy is for images, --target-perplexity for lm."
+        )
+    return _TARGETS[_task(task)] if given is None else given
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _arms(names: tuple[str, ...], mode: str) -> tuple[str, ...]:
+    """Leave compute out of a training, where it is timed in any case; give a grid what it compares with."""
+    if mode == "grid":
+        return tuple(dict.fromkeys((*GRID_ARMS, *names)))
+    return tuple(name for name in names if mode != "train" or name != "compute")
 
 
 def _provenance(network: str) -> dict[str, str]:
@@ -121,17 +207,29 @@ def _provenance(network: str) -> dict[str, str]:
     }
 
 
-def _run(setup: Setup, cluster: Cluster | LocalHosts) -> list[dict[str, Any]]:
+def _run(
+    setup: Setup, cluster: Cluster | LocalHosts, hosts: int, keep: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
     """Start a worker per rank; return rank 0's records. Raises RuntimeError with the last words of who failed."""
     console = Console(stderr=True)
     progress = Progress(watched=console.is_terminal)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "setup.json"
         save(setup, path)
+        conductor = Conductor(
+            setup=setup,
+            num_hosts=hosts,
+            cluster=cluster if isinstance(cluster, Cluster) else None,
+            folder=Path(folder),
+            progress=progress,
+            keep=keep,
+        )
         live = Live(progress, refresh_per_second=4, transient=True, console=console)
         with live if console.is_terminal else nullcontext():
             argv = [sys.executable, "-m", "pliant.cli.bench.worker", str(path)]
-            results = cluster.run(argv, on_line=progress.take)
+            results = cluster.run(argv, on_line=conductor.take)
+    if conductor.error is not None:
+        raise conductor.error
     failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]
     if failed:
         words = progress.last_words(failed[0].rank)
@@ -141,7 +239,7 @@ def _run(setup: Setup, cluster: Cluster | LocalHosts) -> list[dict[str, Any]]:
 
 def _show(result: dict[str, Any]) -> None:
     for title, head, cells in tables(result):
-        table = Table(title=title, caption=FOOTNOTE)
+        table = Table(title=title, caption=footnote(result))
         for name in head:
             table.add_column(name, justify="left" if name in ("arm", "model") else "right", no_wrap=True)
         for row in cells:

@@ -1,35 +1,37 @@
 """The plots of a benchmark, as plotly figures. Pure."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from plotly import graph_objects as go
 
+from pliant.cli.bench.crossing import is_ours
+from pliant.cli.bench.metric import Metric
 from pliant.cli.bench.results import TimeRow, TrainRow
 
-__all__ = ["is_ours", "step_figures", "train_figures"]
+__all__ = ["COLOURS", "layout", "step_figures", "train_figures"]
 
 _EXPOSED = "#d1495b"
 _OURS, _THEIRS = "#0b6e4f", "#9aa5b1"
-_COLOURS = (
+COLOURS = (
     "#4a5560", "#8a97a5", "#b08d57", "#0b6e4f", "#2e86ab", "#d1495b", "#e8a33d", "#6b4e9b", "#3fa7a0", "#c06fa4",
     "#587b1f", "#8c564b", "#1f4e9c", "#b5651d", "#7a1f3d",
 )  # fmt: skip
+"""Of arms, in their order."""
 
 
-def is_ours(arm: str) -> bool:
-    """Return whether an arm is Pliant's."""
-    return arm != "compute" and not arm.startswith("ddp")
-
-
-def train_figures(records: Sequence[dict[str, Any]], rows: Sequence[TrainRow], target: float) -> list[Any]:
-    """Return accuracy over time, accuracy over bytes if those are known, and where a step's time goes."""
+def train_figures(
+    records: Sequence[dict[str, Any]], rows: Sequence[TrainRow], target: float, metric: Metric
+) -> list[Any]:
+    """Return accuracy or what takes its place over time, over bytes if known, and where a step's time goes."""
     runs = [r for r in records if r["kind"] == "train"]
-    over_time = _curves(runs, "Accuracy over training time", "seconds of training, log scale", target, "time_s", 1.0)
-    figures = [over_time]
+    noun = metric.name.capitalize()
+    draw = functools.partial(_curves, runs, target=target, metric=metric)
+    figures = [draw(f"{noun} over training time", "seconds of training, log scale", x_key="time_s", x_scale=1.0)]
     if all(r["wire_bytes"] is not None for r in runs):
-        title = "Accuracy over bytes that left the busiest host"
-        figures.append(_curves(runs, title, "MB, log scale", target, "wire_bytes", 1e-6))
+        title = f"{noun} over bytes that left the busiest host"
+        figures.append(draw(title, "MB, log scale", x_key="wire_bytes", x_scale=1e-6))
     return [*figures, _bars([(r.arm, r.step_s, r.exposed_s) for r in rows], "Where a step's time goes")]
 
 
@@ -42,7 +44,16 @@ def step_figures(rows: Sequence[TimeRow]) -> list[Any]:
     ]
 
 
-def _curves(runs: Sequence[dict[str, Any]], title: str, x_title: str, target: float, x_key: str, x_scale: float) -> Any:
+def _curves(
+    runs: Sequence[dict[str, Any]],
+    title: str,
+    x_title: str,
+    *,
+    target: float,
+    metric: Metric,
+    x_key: str,
+    x_scale: float,
+) -> Any:
     figure = go.Figure()
     arms = list(dict.fromkeys(r["arm"] for r in runs))
     shown: set[str] = set()
@@ -50,26 +61,29 @@ def _curves(runs: Sequence[dict[str, Any]], title: str, x_title: str, target: fl
         arm = r["arm"]
         figure.add_scatter(
             x=[p[x_key] * x_scale for p in r["curve"]],
-            y=[100 * p["accuracy"] for p in r["curve"]],
+            y=[metric.drawn(p[metric.name]) for p in r["curve"]],
             mode="lines+markers",
             name=arm,
             legendgroup=arm,
             showlegend=arm not in shown,
             line={
-                "color": _COLOURS[arms.index(arm) % len(_COLOURS)],
+                "color": COLOURS[arms.index(arm) % len(COLOURS)],
                 "dash": "solid" if is_ours(arm) else "dot",
                 "width": 2,
             },
             marker={"size": 5},
-            hovertemplate="%{y:.1f} % after %{x:.3g}<extra>" + arm + "</extra>",
+            hovertemplate="%{y:.3g} after %{x:.3g}<extra>" + arm + "</extra>",
         )
         shown.add(arm)
-    note = f"target {target:.0%}"
-    figure.add_hline(y=100 * target, line={"color": "#5a6875", "dash": "dash", "width": 1}, annotation_text=note)
-    figure.update_layout(_layout(title, x_title, "test accuracy, %"))
+    goal, note = metric.drawn(target), f"target {metric.drawn(target):g}"
+    figure.add_hline(y=goal, line={"color": "#5a6875", "dash": "dash", "width": 1}, annotation_text=note)
+    figure.update_layout(layout(title, x_title, metric.axis))
     figure.update_xaxes(type="log", dtick="D2")
-    points = [100 * p["accuracy"] for r in runs for p in r["curve"]]
-    figure.update_yaxes(range=[max(0.0, min(max(points) - 30.0, 100 * target - 10)), min(100.0, max(points) + 3)])
+    points = [metric.drawn(p[metric.name]) for r in runs for p in r["curve"]]
+    if metric.higher:
+        figure.update_yaxes(range=[max(0.0, min(max(points) - 30.0, goal - 10)), min(100.0, max(points) + 3)])
+    else:
+        figure.update_yaxes(range=[min(*points, goal) * 0.95, max(goal, min(points)) * 1.6])
     return figure
 
 
@@ -92,12 +106,13 @@ def _bars(rows: Sequence[tuple[str, float, float | None]], title: str) -> Any:
         textposition="outside",
         cliponaxis=False,
     )
-    figure.update_layout(_layout(title, "ms a step", ""))
+    figure.update_layout(layout(title, "ms a step", ""))
     figure.update_layout(barmode="stack", bargap=0.3, height=150 + 34 * len(rows), xaxis_range=[0, 1.12 * max(steps)])
     return figure
 
 
-def _layout(title: str, x_title: str, y_title: str) -> dict[str, Any]:
+def layout(title: str, x_title: str, y_title: str) -> dict[str, Any]:
+    """Return what all plots have in common."""
     axis = {"gridcolor": "#e8ecf0", "zerolinecolor": "#c9d1d9", "automargin": True}
     return {
         "title": {"text": title, "font": {"size": 17}, "x": 0, "xref": "paper", "yref": "container", "y": 0.97},

@@ -1,17 +1,19 @@
 """Real images as tensors: idx files (MNIST's format) or CIFAR-10's python batches."""
 
-import functools
 import gzip
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pliant.cli.bench.fetch import DataMissingError
+from pliant.cli.bench.learning import chosen, steps_per_epoch
+from pliant.cli.bench.metric import METRICS, Metric
+from pliant.cli.bench.models import Cnn
 
 __all__ = ["Images", "load_images"]
 
@@ -22,6 +24,12 @@ _CIFAR_BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 class Images:
     """Training and test images, normalized per channel by the training set, with labels."""
 
+    metric: ClassVar[Metric] = METRICS["images"]
+    lr: ClassVar[float] = 0.015
+    """With error feedback a gradient arrives late, so a rate that only just suits exact averaging is too high."""
+    adam: ClassVar[bool] = False
+    probe: ClassVar[int] = 2500
+
     train_x: Tensor
     """float32 (num, channels, size, size)"""
     train_y: Tensor
@@ -29,21 +37,29 @@ class Images:
     test_x: Tensor
     test_y: Tensor
 
+    @property
+    def num_held_out(self) -> int:
+        """Test images."""
+        return self.test_y.numel()
+
+    def model(self) -> nn.Module:
+        """Return a convolutional network that fits the images."""
+        channels, side = self.train_x.shape[1], self.train_x.shape[2]
+        return Cnn(channels=channels, classes=int(self.train_y.max()) + 1, size=side)
+
+    def tally(self, model: nn.Module, first: int, last: int) -> tuple[float, float]:
+        """Return how many test images of a range are right, and how many there are."""
+        right = model(self.test_x[first:last]).argmax(1) == self.test_y[first:last]
+        return float(right.sum()), float(last - first)
+
     def batch(self, step: int, rank: int, size: int, num: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return a rank's batch of a step; over an epoch each image goes to at most one rank and step."""
-        epoch, within = divmod(step, self.steps_per_epoch(size, num))
-        at = (within * size + rank) * num
-        chosen = _order(self.train_y.numel(), seed, epoch)[at : at + num]
-        return self.train_x[chosen], self.train_y[chosen]
+        items = chosen(self.train_y.numel(), step, rank, size, num, seed)
+        return self.train_x[items], self.train_y[items]
 
     def steps_per_epoch(self, size: int, num: int) -> int:
         """Return the number of steps in which all ranks have whole batches."""
-        return max(self.train_y.numel() // (num * size), 1)
-
-
-@functools.lru_cache(maxsize=2)
-def _order(num_images: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(num_images, generator=torch.Generator().manual_seed(seed * 1000 + epoch))
+        return steps_per_epoch(self.train_y.numel(), size, num)
 
 
 def load_images(folder: Path) -> Images:

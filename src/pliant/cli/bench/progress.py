@@ -35,6 +35,10 @@ class Progress:
             else:
                 self._words.setdefault(rank, []).append(line)
 
+    def note(self, text: str) -> None:
+        """Say what has happened."""
+        self.take(0, MARK + json.dumps({"kind": "note", "text": text}))
+
     def last_words(self, rank: int) -> str:
         """Return the end of what a rank printed besides records."""
         return "\n".join(self._words.get(rank, [])[-25:])
@@ -46,7 +50,7 @@ class Progress:
             self._arms[record["arm"], record["seed"]] = record
             self._note = (
                 f"{record['arm']} seed {record['seed']}: step {record['step']}/{record['total']}, "
-                f"{record['time_s']:.0f} s, loss {record['loss']:.3f}, accuracy {record['accuracy']:.1%}"
+                f"{record['time_s']:.0f} s, loss {record['loss']:.3f}, {record['score']}"
             )
         else:
             self.records.append(record)
@@ -56,9 +60,9 @@ class Progress:
 
     def __rich__(self) -> Group:
         with self._lock:
-            table = Table("arm", "seed", "steps", "training", "loss", "accuracy", box=None)
+            table = Table("arm", "seed", "steps", "training", "loss", "score", box=None)
             for (arm, seed), p in self._arms.items():
                 bar = ProgressBar(total=p["total"], completed=p["step"], width=30)
-                table.add_row(arm, str(seed), bar, f"{p['time_s']:.1f} s", f"{p['loss']:.3f}", f"{p['accuracy']:.1%}")
+                table.add_row(arm, str(seed), bar, f"{p['time_s']:.1f} s", f"{p['loss']:.3f}", p["score"])
             clock = Text(f"{time.monotonic() - self._start_s:5.0f} s  {self._note}")
             return Group(table, clock) if self._arms else Group(clock)

@@ -4,8 +4,10 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from pliant.cli.bench.crossing import grid_rows, is_ours
+from pliant.cli.bench.metric import METRICS
 from pliant.cli.bench.results import time_rows, train_rows
-from pliant.cli.bench.tables import FOOTNOTE, time_table, train_table
+from pliant.cli.bench.tables import footnote, tables, time_table, train_table
 
 __all__ = ["page"]
 
@@ -24,27 +26,9 @@ th:first-child,td:first-child{text-align:left} tr.ours td:first-child{font-weigh
 
 def page(result: dict[str, Any]) -> str:
     """Return the page of a result that `pliant bench --json` has written."""
-    from pliant.cli.bench.figures import step_figures, train_figures
-
-    setup, records = result["setup"], result["records"]
-    trained, timed = train_rows(records), time_rows(records, setup["rate_bytes_per_s"])
-    target = setup["target_accuracy"]
-    parts: list[str] = []
-    if trained:
-        parts += ["<h2>Training to an accuracy</h2>", _table(*train_table(trained, target))]
-        parts += map(_plot, train_figures(records, trained, target))
-        parts.append(
-            '<p class="note">Time is training time; evaluation is not counted. Accuracy on the way is measured on a '
-            "part of the test images, final accuracy on all of them. Dotted: torch's DDP and its hooks.</p>"
-        )
-    if timed:
-        parts += ["<h2>Step times</h2>", _table(*time_table(timed)), *map(_plot, step_figures(timed))]
-        parts.append(
-            '<p class="note">Made-up data: nothing is learned here. All arms take turns in each round; a ratio is the '
-            "median of the rounds' ratios, with quartiles. Of bound: the time that the busiest host's bytes need at "
-            "the link's rate, over step time.</p>"
-        )
-    parts.append(f'<p class="note">{html.escape(FOOTNOTE)}</p>')
+    setup = result["setup"]
+    parts = _grid_parts(result) if setup["mode"] == "grid" else _parts(result)
+    parts.append(f'<p class="note">{html.escape(footnote(result))}</p>')
     facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in setup["provenance"].items())
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pliant bench</title>'
@@ -54,9 +38,46 @@ def page(result: dict[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    from pliant.cli.bench.figures import is_ours
+def _parts(result: dict[str, Any]) -> list[str]:
+    from pliant.cli.bench.figures import step_figures, train_figures
 
+    setup, records = result["setup"], result["records"]
+    target, metric = setup["target"], METRICS[setup["task"]]
+    trained, timed = train_rows(records, metric), time_rows(records, setup["rate_bytes_per_s"])
+    parts: list[str] = []
+    if trained:
+        parts += [f"<h2>Training to {metric.name} {metric.goal(target)}</h2>"]
+        parts += [_table(*train_table(trained, target, metric))]
+        parts += map(_plot, train_figures(records, trained, target, metric))
+        parts.append(
+            '<p class="note">Time is training time; evaluation is not counted. On the way a model is judged by a part '
+            "of what is held out, at the end by all of it. Dotted: torch's DDP and its hooks.</p>"
+        )
+    if timed:
+        parts += ["<h2>Step times</h2>", _table(*time_table(timed)), *map(_plot, step_figures(timed))]
+        parts.append(
+            '<p class="note">Made-up data: nothing is learned here. All arms take turns in each round; a ratio is the '
+            "median of the rounds' ratios, with quartiles. Of bound: the time that the busiest host's bytes need at "
+            "the link's rate, over step time.</p>"
+        )
+    return parts
+
+
+def _grid_parts(result: dict[str, Any]) -> list[str]:
+    from pliant.cli.bench.grid_figures import grid_figures
+
+    rows, _ = grid_rows(result)
+    (title, head, cells), *others = tables(result)
+    parts = [f"<h2>{html.escape(title)}</h2>", _table(head, cells), *map(_plot, grid_figures(rows))]
+    parts.append(
+        '<p class="note">Where two lines cross, another arm is the best. Dotted: torch\'s DDP and its hooks.</p>'
+    )
+    for title, head, cells in others:
+        parts += [f"<h2>{html.escape(title)}</h2>", _table(head, cells)]
+    return parts
+
+
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     def row(values: Sequence[str]) -> str:
         kind = ' class="ours"' if is_ours(values[0]) else ""
         return f"<tr{kind}>" + "".join(f"<td>{html.escape(v)}</td>" for v in values) + "</tr>"

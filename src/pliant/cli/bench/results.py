@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pliant.cli.bench.metric import METRICS, Metric
+
 __all__ = ["TimeRow", "TrainRow", "spread", "time_rows", "train_rows"]
 
 Record = dict[str, Any]
@@ -45,10 +47,11 @@ class TrainRow:
     sent_bytes: float
     counted: bool
     wire_bytes: float | None
-    final_accuracy: float
-    final_accuracy_range: tuple[float, float]
+    final: float
+    """Accuracy, or what takes its place, at the end; mean over seeds."""
+    final_range: tuple[float, float]
     gap: float | None
-    """Mean over seeds of final accuracy minus that of 16-bit DDP with the same seed, in points."""
+    """Mean over seeds of how much better it is than 16-bit DDP with the same seed: points, or percent of perplexity."""
     exposed_s: float | None
     exposed_estimated: bool
     capped: bool
@@ -103,22 +106,25 @@ def _time_row(
     )
 
 
-def train_rows(records: Sequence[Record]) -> list[TrainRow]:
+def train_rows(records: Sequence[Record], metric: Metric = METRICS["images"]) -> list[TrainRow]:
     """Return a row per arm, in the order in which they ran."""
     by_arm: dict[str, list[Record]] = {}
     for r in records:
         if r["kind"] == "train":
             by_arm.setdefault(r["arm"], []).append(r)
-    base = {r["seed"]: r["final_accuracy"] for r in by_arm.get("ddp-bf16", []) if not r["capped"]}
+    base = {r["seed"]: r[f"final_{metric.name}"] for r in by_arm.get("ddp-bf16", []) if not r["capped"]}
     alone = next((r["step_s"] for r in records if r["kind"] == "alone"), None)
-    return [_train_row(arm, runs, base, alone) for arm, runs in by_arm.items()]
+    return [_train_row(arm, runs, base, alone, metric) for arm, runs in by_arm.items()]
 
 
-def _train_row(arm: str, runs: Sequence[Record], base: dict[int, float], alone_s: float | None) -> TrainRow:
+def _train_row(
+    arm: str, runs: Sequence[Record], base: dict[int, float], alone_s: float | None, metric: Metric
+) -> TrainRow:
+    final = f"final_{metric.name}"
     reached = [r["time_to_target_s"] for r in runs]
-    finals = [r["final_accuracy"] for r in runs]
+    finals = [r[final] for r in runs]
     capped = any(r["capped"] for r in runs)
-    gaps = [] if capped else [100 * (r["final_accuracy"] - base[r["seed"]]) for r in runs if r["seed"] in base]
+    gaps = [] if capped else [metric.gap(r[final], base[r["seed"]]) for r in runs if r["seed"] in base]
     step_s = statistics.median(r["step_s"] for r in runs)
     exposed = [r["exposed_s"] for r in runs if r["exposed_s"] is not None]
     estimated_s = None if alone_s is None else max(0.0, step_s - alone_s)
@@ -130,8 +136,8 @@ def _train_row(arm: str, runs: Sequence[Record], base: dict[int, float], alone_s
         sent_bytes=statistics.mean(r["sent_bytes"] for r in runs),
         counted=runs[0]["counted"],
         wire_bytes=statistics.mean(wire) if wire else None,
-        final_accuracy=statistics.mean(finals),
-        final_accuracy_range=(min(finals), max(finals)),
+        final=statistics.mean(finals),
+        final_range=(min(finals), max(finals)),
         gap=statistics.mean(gaps) if gaps else None,
         exposed_s=statistics.mean(exposed) if exposed else estimated_s,
         exposed_estimated=not exposed,

@@ -1,5 +1,6 @@
 """Step times: all arms of a model live side by side and take turns, round after round."""
 
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -45,7 +46,8 @@ def measure(model_name: str, setup: Setup) -> None:
     measured = {arm.name: _Measured() for arm in arms}
     for turn in range(setup.rounds):
         for arm in arms if turn % 2 == 0 else reversed(arms):  # A B B A: nobody profits from its place
-            _turn(arm, task, batch, setup.steps_per_round, measured[arm.name])
+            num_steps = math.ceil(setup.steps_per_round / arm.period) * arm.period
+            _turn(arm, task, batch, num_steps, measured[arm.name])
             took_s = measured[arm.name].step_s[-1]
             say("note", {"text": f"{model_name}: round {turn + 1}/{setup.rounds}, {arm.name} {took_s:.3f} s a step"})
     for arm in arms:
@@ -63,7 +65,7 @@ def _turn(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], num_steps: int, in
     """Take some steps, from the moment when all ranks are ready to the moment when all are done.
 
     One step before them is not counted: in training no connection idles for as long as the other arms' turns take,
-    and TCP starts anew, slowly, after a pause.
+    and TCP starts anew, slowly, after a pause. What it has left on its way is there at the start, as it is at the end.
     """
     _step(arm, task, batch)
     sent_before, exposed_before = arm.sent_bytes(), arm.exposed_s()
@@ -78,6 +80,7 @@ def _turn(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], num_steps: int, in
     if sent is not None and sent_before is not None and exposed_s is not None and exposed_before is not None:
         into.sent_bytes.append((sent - sent_before) / num_steps)
         into.exposed_s.append((exposed_s - exposed_before) / num_steps)
+    arm.settle()
 
 
 def _say_measured(model_name: str, arm: Arm, measured: _Measured, *, emulated: bool) -> None:

@@ -2,14 +2,43 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-__all__ = ["ARMS", "DEMO_ARMS", "MARK", "MODELS", "PLIANT_ARMS", "Setup", "check", "known", "settings_of"]
+from pliant.cli.bench.metric import METRICS
+from pliant.spec.units import parse_time
+
+__all__ = [
+    "ARMS",
+    "DEMO_ARMS",
+    "GRID_ARMS",
+    "MARK",
+    "MODELS",
+    "OPEN",
+    "PLIANT_ARMS",
+    "STOP",
+    "TRAINED",
+    "Cell",
+    "Setup",
+    "check",
+    "known",
+    "settings_of",
+    "stage_file",
+]
 
 MARK = "pliant-bench: "
 """Begins a line that is a record, so that nothing else that a rank prints is taken for one."""
 
-MODELS = ("cnn", "wide", "vgg", "gpt", "lstm")
+OPEN = -1
+"""Asked for in the place of a cell's number: a network without limits."""
+STOP = "stop"
+"""Answered in the place of a network."""
+
+MODELS = ("cnn", "chars", "wide", "vgg", "gpt", "lstm")
+TRAINED = {"images": "cnn", "lm": "chars"}
+"""Task -> the model that learns it."""
+GRID_ARMS = ("compute", "ddp", "ddp-bf16")
+"""What a grid measures in any case: the others are held against it."""
 PLIANT_ARMS = (
     "allreduce",
     "bf16",
@@ -31,16 +60,21 @@ PLIANT_ARMS = (
     "choco",
     "dcd",
     "local_sgd",
+    "post_local_sgd",
     "diloco",
     "streaming_diloco",
     "sparse_loco",
     "async_average",
 )
-ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-adam", *PLIANT_ARMS)
+ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam", *PLIANT_ARMS)
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""
 
-_SETTABLE = tuple(name for name in PLIANT_ARMS if name not in ("qsgd4", "topk_dgc", "onebit_adam", "late"))
+_FIXED = ("qsgd4", "topk_dgc", "onebit_adam", "post_local_sgd")
+_SETTABLE = tuple(name for name in PLIANT_ARMS if name not in _FIXED)
 """Arms that are called with their settings; the others are settings already, or belong to an optimizer or to torch."""
+
+_WORDS = ("algorithm", "averaging", "codec", "graph")
+"""Settings whose value is a name."""
 
 DEMO_ARMS = (
     "ddp",
@@ -57,11 +91,24 @@ DEMO_ARMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """One cell of a benchmark: models x arms on one network."""
+class Cell:
+    """One model on one network of a grid."""
 
-    mode: Literal["time", "train"]
-    """Measure step times on made-up data, or train on real data to an accuracy."""
+    model: str
+    rate: str
+    """Of each host's link, as in 100mbit; or none."""
+    delay: str
+    """Extra one-way delay, as in 5ms."""
+    slow_share: float = 0.0
+    """Speed of the last host, as a share of that of the others; 0: all are alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A benchmark: models x arms, on one network or on a grid of them."""
+
+    mode: Literal["time", "train", "grid"]
+    """Measure step times on made-up data, or train on real data to an accuracy, or measure step times in cells."""
     models: tuple[str, ...]
     arms: tuple[str, ...]
     rounds: int = 7
@@ -74,16 +121,30 @@ class Setup:
     """Ends an arm at the next evaluation after so much training time; 0: never."""
     evaluate_every: int = 25
     seeds: tuple[int, ...] = (0,)
-    target_accuracy: float = 0.85
+    task: Literal["images", "lm"] = "images"
+    """What is learned, in train mode."""
+    target: float = 0.85
+    """Accuracy, or perplexity, to reach in train mode."""
+    slow_share: float = 0.0
+    """Speed of the last host in train mode, as a share of that of the others; 0: all are alike."""
+    cells: tuple[Cell, ...] = ()
+    """What to measure in grid mode, in this order."""
+    cell_seconds: float = 120.0
+    """No further round of a cell begins that would end later."""
     batch: int = 64
-    """Images per rank and step, in train mode."""
+    """Images, or lines of text, per rank and step, in train mode."""
     bucket_mb: float = 25.0
     data: str = ""
-    """Folder of the images, in train mode."""
+    """Folder of images or text, in train mode."""
     rate_bytes_per_s: float = 0.0
     emulated: bool = False
     """Whether each rank has an interface of its own, so that the interface's bytes mean something."""
     provenance: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def stage_file(folder: Path, stage: int) -> Path:
+    """Return the file whose appearance tells the ranks of a grid that a network is there."""
+    return folder / f"stage{stage}"
 
 
 def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
@@ -100,35 +161,73 @@ def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     return chosen
 
 
-def settings_of(name: str) -> tuple[str, dict[str, int | float]]:
-    """Split 'topk(ratio=0.05)' into the name and its settings. Raises ValueError where they cannot be read."""
+def settings_of(name: str) -> tuple[str, dict[str, int | float | str]]:
+    """Split 'diloco(period=16,averaging=int4)' into name and settings. Raises ValueError where they cannot be read."""
     bare, opened, inside = name.partition("(")
-    pairs = re.findall(r"(\w+)=([\d.e-]+)", inside)
-    if opened and inside != ",".join(f"{key}={value}" for key, value in pairs) + ")":
-        raise ValueError(f"the settings of {name!r} cannot be read; write them as in topk(ratio=0.05,ramp_steps=50).")
-    return bare, {key: int(value) if value.isdigit() else float(value) for key, value in pairs}
+    pairs: list[tuple[str, str]] = re.findall(r"(\w+)=([\w.-]+)", inside)
+    try:
+        if opened and inside != ",".join(f"{key}={value}" for key, value in pairs) + ")":
+            raise ValueError
+        return bare, {key: _value(key, text) for key, text in pairs}
+    except ValueError:
+        raise ValueError(
+            f"the settings of {name!r} cannot be read; write them as in topk(ratio=0.05,ramp_steps=50), with names for "
+            f"{', '.join(_WORDS)} and numbers for all others."
+        ) from None
+
+
+def _value(key: str, text: str) -> int | float | str:
+    if key in _WORDS:
+        return text
+    return int(text) if text.isdigit() else float(text)
 
 
 def check(setup: Setup) -> None:
     """Refuse settings that nothing could be measured with. Raises ValueError."""
-    if setup.mode == "train" and setup.models != ("cnn",):
+    if setup.mode == "train" and setup.models != (TRAINED[setup.task],):
         raise ValueError(
-            f"training is for the model cnn, which learns real images, but --models is {','.join(setup.models)}; "
-            "leave out --train and --target-accuracy to time steps of the others."
+            f"--task {setup.task} trains the model {TRAINED[setup.task]}, but --models is {','.join(setup.models)}; "
+            "leave --models out, or leave out --train and the target to time steps of the others."
         )
+    if setup.mode == "time" and setup.slow_share:
+        raise ValueError("--slow-host is for --train and --grid; step times without them are of hosts that are alike.")
+    if setup.mode == "grid":
+        _check_cells(setup)
     if not setup.arms:
         raise ValueError("compute alone does not train; name an algorithm that communicates.")
     for arm in setup.arms:
         bare, settings = settings_of(arm)
         if settings and bare not in _SETTABLE:
             raise ValueError(f"{arm!r} has settings, but {bare} takes none here; {', '.join(_SETTABLE)} do.")
-    if not 0 < setup.target_accuracy <= 1:
-        raise ValueError(f"--target-accuracy is {setup.target_accuracy}, but it is a share: more than 0, at most 1.")
+    _check_numbers(setup)
+
+
+def _check_cells(setup: Setup) -> None:
+    if not setup.cells:
+        raise ValueError("the grid has no cells; name at least one rate and one delay.")
+    shaped = [cell for cell in setup.cells if cell.rate != "none" or parse_time(cell.delay)]
+    if shaped and not setup.emulated:
+        raise ValueError(
+            f"a grid changes links, here to {shaped[0].rate} with {shaped[0].delay}, but ranks of --local have none; "
+            "leave --local out, or give --rates none --delays 0ms."
+        )
+
+
+def _check_numbers(setup: Setup) -> None:
+    if METRICS[setup.task].higher and not 0 < setup.target <= 1:
+        raise ValueError(f"--target-accuracy is {setup.target}, but it is a share: more than 0, at most 1.")
+    if not METRICS[setup.task].higher and setup.target <= 1:
+        raise ValueError(f"--target-perplexity is {setup.target}, but even who knows every character has 1.")
+    for share in (setup.slow_share, *(cell.slow_share for cell in setup.cells)):
+        if not 0 <= share < 1:
+            raise ValueError(f"--slow-host is {share}, but it is a share of the others' speed: more than 0, below 1.")
     num_steps = setup.train_steps if setup.mode == "train" else setup.rounds
-    for flag, value in {"--seeds": len(setup.seeds), "--steps": num_steps, "--batch": setup.batch}.items():
+    counts = {"--seeds": len(setup.seeds), "--steps": num_steps, "--batch": setup.batch}
+    for flag, value in (counts | {"--evaluate-every": setup.evaluate_every}).items():
         if value < 1:
             raise ValueError(f"{flag} is {value}, but there must be at least one.")
-    for flag, value in {"--max-epochs": setup.max_epochs, "--max-seconds": setup.max_seconds}.items():
+    limits = {"--max-epochs": setup.max_epochs, "--max-seconds": setup.max_seconds}
+    for flag, value in (limits | {"--cell-seconds": setup.cell_seconds}).items():
         if value < 0:
             raise ValueError(f"{flag} is {value}, but it cannot be negative.")
     if setup.bucket_mb <= 0:

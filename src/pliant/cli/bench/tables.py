@@ -3,23 +3,33 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pliant.cli.bench.crossing import grid_rows
+from pliant.cli.bench.grid_tables import GRID_NOTE, grid_tables
+from pliant.cli.bench.metric import METRICS, Metric
 from pliant.cli.bench.results import TimeRow, TrainRow, time_rows, train_rows
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["FOOTNOTE", "markdown", "tables", "time_table", "train_table"]
+__all__ = ["footnote", "markdown", "tables", "time_table", "train_table"]
 
-FOOTNOTE = (
+_NOTE = (
     "* by formula (bytes) or as the difference to computing alone (exposed), not counted by the run.  "
     "† ended by --max-seconds, before its schedule was."
 )
 
 
+def footnote(result: dict[str, Any]) -> str:
+    """Return what the signs and words of the tables mean."""
+    return GRID_NOTE if result["setup"]["mode"] == "grid" else _NOTE
+
+
 def tables(result: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Return title, head and cells of each table that a benchmark's records fill."""
     setup, records = result["setup"], result["records"]
-    network = setup["provenance"]["network"]
+    if setup["mode"] == "grid":
+        return grid_tables(*grid_rows(result))
+    network, metric = setup["provenance"]["network"], METRICS[setup["task"]]
     both = [
-        (f"training: {network}", *train_table(train_rows(records), setup["target_accuracy"])),
+        (f"training: {network}", *train_table(train_rows(records, metric), setup["target"], metric)),
         (f"step times, made-up data: {network}", *time_table(time_rows(records, setup["rate_bytes_per_s"]))),
     ]
     return [table for table in both if table[2]]
@@ -30,7 +40,7 @@ def markdown(result: dict[str, Any]) -> str:
     lines: list[str] = []
     for title, head, cells in tables(result):
         lines += [f"**{title}**", "", _line(head), _line(["---"] * len(head)), *(_line(row) for row in cells), ""]
-    lines += [FOOTNOTE.replace("*", "\\*"), ""]
+    lines += [footnote(result).replace("*", "\\*"), ""]
     lines += [f"- {key}: `{value}`" for key, value in result["setup"]["provenance"].items()]
     return "\n".join(lines) + "\n"
 
@@ -39,19 +49,21 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("*", "\\*").replace("|", "\\|") for cell in cells) + " |"
 
 
-def train_table(rows: Sequence[TrainRow], target: float) -> tuple[list[str], list[list[str]]]:
+def train_table(
+    rows: Sequence[TrainRow], target: float, metric: Metric = METRICS["images"]
+) -> tuple[list[str], list[list[str]]]:
     """Return the head and the cells of the comparison by training."""
     head = [
         "arm",
-        f"time to {target:.0%}",
+        f"time to {metric.goal(target)}",
         "step",
         "sent a step",
         "on the wire",
-        "accuracy",
+        metric.name,
         "vs bf16",
         "exposed",
     ]
-    return head, [_train_cells(r) for r in rows]
+    return head, [_train_cells(r, metric) for r in rows]
 
 
 def time_table(rows: Sequence[TimeRow]) -> tuple[list[str], list[list[str]]]:
@@ -70,16 +82,16 @@ def time_table(rows: Sequence[TimeRow]) -> tuple[list[str], list[list[str]]]:
     return head, [_time_cells(r) for r in rows]
 
 
-def _train_cells(r: TrainRow) -> list[str]:
-    low, high = r.final_accuracy_range
-    several = f" ({low:.1%}-{high:.1%})" if high > low else ""
+def _train_cells(r: TrainRow, metric: Metric) -> list[str]:
+    low, high = (metric.text(value) for value in r.final_range)
+    several = f" ({low}-{high})" if high != low else ""
     return [
         r.arm,
         "not reached" if r.time_to_target_s is None else f"{r.time_to_target_s:.1f} s",
         format_time(r.step_s),
         _bytes(r.sent_bytes, counted=r.counted),
         "-" if r.wire_bytes is None else format_bytes(r.wire_bytes),
-        f"{r.final_accuracy:.2%}" + several + (" †" if r.capped else ""),
+        metric.text(r.final) + several + (" †" if r.capped else ""),
         "-" if r.gap is None else f"{r.gap:+.2f}",
         _exposed(r.exposed_s, estimated=r.exposed_estimated),
     ]

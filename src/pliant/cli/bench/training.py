@@ -1,4 +1,4 @@
-"""Training on real images, one arm and seed after the other, with time to accuracy."""
+"""Training on real data, one arm and seed after the other, with time to a target."""
 
 import math
 import statistics
@@ -6,90 +6,109 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.functional import cross_entropy
 
-from pliant.cli.bench.arms import Arm, prepare
-from pliant.cli.bench.images import Images
+from pliant.cli.bench.arms import Arm, prepare, warmup_steps_of
+from pliant.cli.bench.learning import Learning, judge
 from pliant.cli.bench.lines import say
-from pliant.cli.bench.models import Cnn
+from pliant.cli.bench.pace import Pace, pace_of
 from pliant.cli.bench.setup import Setup
 from pliant.cli.bench.wire import busiest, formula_bytes, interface_bytes
 
 __all__ = ["compute_alone", "num_steps", "train"]
 
-_LR = 0.015
-"""With error feedback a gradient arrives late, so a rate that only just suits exact averaging is too high."""
-_PROBE = 2500
-"""Test images for the points of the accuracy curve; the final accuracy is over all."""
 _COMPUTE_STEPS = 12
 
 
-def compute_alone(images: Images, setup: Setup) -> None:
-    """Time steps without communication, for what the others expose. Collective."""
-    arm = _arm("compute", 0, images, setup, _COMPUTE_STEPS)
+def compute_alone(learning: Learning, setup: Setup) -> float:
+    """Time steps without communication, for what the others expose, and for how slow a slow host is. Collective."""
+    arm = _arm("compute", 0, learning, setup, _COMPUTE_STEPS)
     dist.barrier()
-    steps_s = [_step(arm, images, setup, 0, step)[0] for step in range(_COMPUTE_STEPS)]
+    steps_s = [_step(arm, learning, setup, Pace(), 0, step)[0] for step in range(_COMPUTE_STEPS)]
     dist.barrier()
-    say("alone", {"step_s": statistics.mean(steps_s[2:])})
+    alone_s = statistics.mean(steps_s[2:])
+    say("alone", {"step_s": alone_s})
+    return alone_s
 
 
-def train(name: str, seed: int, images: Images, setup: Setup) -> None:
+def train(name: str, seed: int, learning: Learning, setup: Setup, alone_s: float) -> None:
     """Train one arm from one seed, and say how it went. Collective."""
-    total = num_steps(images, setup)
-    arm = _arm(name, seed, images, setup, total)
+    total = num_steps(learning, setup)
+    arm = _arm(name, seed, learning, setup, total)
+    pace = pace_of(setup.slow_share, alone_s)
+    own_total = pace.own_steps(total, free=arm.free)
     curve: list[dict[str, float]] = []
     steps_s: list[float] = []
     losses: list[float] = []
-    evaluation_bytes = 0
+    metric = learning.metric
+    evaluation_sent = _bytes_of_judging(arm)
+    evaluation_wire, num_evaluations = 0, 1  # the first to learn what one sends
     start_bytes = interface_bytes()
     capped = False
     dist.barrier()
-    for step in range(total):
-        _set_learning_rate(arm, step, total)
-        took_s, loss = _step(arm, images, setup, seed, step)
-        steps_s.append(took_s)
-        losses.append(loss)
-        if (step + 1) % setup.evaluate_every and step + 1 < total:
-            continue
+    for until in _ends(total, setup.evaluate_every):
+        while len(steps_s) < round(until * own_total / total):
+            _set_learning_rate(arm, len(steps_s), own_total)
+            took_s, loss = _step(arm, learning, setup, pace, seed, len(steps_s))
+            steps_s.append(took_s)
+            losses.append(loss)
         now_bytes = interface_bytes()
-        train_s, wire_bytes = busiest([sum(steps_s), now_bytes - start_bytes - evaluation_bytes])
-        capped = bool(setup.max_seconds) and train_s >= setup.max_seconds and step + 1 < total
-        num = images.test_y.numel() if capped or step + 1 == total else min(_PROBE, images.test_y.numel())
-        accuracy = _accuracy(arm.model, images, num)
-        evaluation_bytes += interface_bytes() - now_bytes
-        point = {"time_s": train_s, "accuracy": accuracy, "loss": statistics.mean(losses), "wire_bytes": wire_bytes}
-        curve.append({"step": step + 1, **point})
+        train_s, wire_bytes = busiest([sum(steps_s), now_bytes - start_bytes - evaluation_wire])
+        capped = bool(setup.max_seconds) and train_s >= setup.max_seconds and until < total
+        last = capped or until == total
+        value = judge(
+            learning, arm.judged(), learning.num_held_out if last else min(learning.probe, learning.num_held_out)
+        )
+        num_evaluations += 1
+        evaluation_wire += interface_bytes() - now_bytes
+        point = {"time_s": train_s, metric.name: value, "loss": statistics.mean(losses), "wire_bytes": wire_bytes}
+        curve.append({"step": until, **point})
         losses.clear()
-        say("progress", {"arm": name, "seed": seed, "total": total, **curve[-1]})
+        say("progress", {"arm": name, "seed": seed, "total": total, "score": _score(learning, value), **curve[-1]})
         if capped:
             break
-    _say_trained(arm, seed, curve, steps_s, setup, capped=capped)
+    _say_trained(arm, seed, curve, setup, learning, evaluation_sent * num_evaluations, capped=capped)
     arm.close()
 
 
-def num_steps(images: Images, setup: Setup) -> int:
+def _ends(total: int, every: int) -> list[int]:
+    """Return the steps after which the model is judged."""
+    return [*range(every, total, every), total]
+
+
+def _score(learning: Learning, value: float) -> str:
+    return f"{learning.metric.name} {learning.metric.text(value)}"
+
+
+def _bytes_of_judging(arm: Arm) -> float:
+    """Return what one evaluation makes this rank's run send, while nothing else is on its way. Collective."""
+    before = arm.sent_bytes()
+    arm.judged()
+    after = arm.sent_bytes()
+    return 0.0 if before is None or after is None else after - before
+
+
+def num_steps(learning: Learning, setup: Setup) -> int:
     """Return the length of the schedule: the steps asked for, or what the epochs asked for come to, if fewer."""
     if not setup.max_epochs:
         return setup.train_steps
-    per_epoch = images.steps_per_epoch(dist.get_world_size(), setup.batch)
+    per_epoch = learning.steps_per_epoch(dist.get_world_size(), setup.batch)
     return min(setup.train_steps, max(1, math.ceil(setup.max_epochs * per_epoch)))
 
 
-def _arm(name: str, seed: int, images: Images, setup: Setup, total: int) -> Arm:
+def _arm(name: str, seed: int, learning: Learning, setup: Setup, total: int) -> Arm:
     """Make an arm; the same seed gives the same weights to all arms and ranks."""
     torch.manual_seed(seed)
-    channels, side = images.train_x.shape[1], images.train_x.shape[2]
-    classes = int(images.train_y.max()) + 1
-    return prepare(name, Cnn(channels=channels, classes=classes, size=side), _LR, total, setup.bucket_mb)
+    return prepare(name, learning.model(), learning.lr, total, setup.bucket_mb, adam=learning.adam)
 
 
-def _step(arm: Arm, images: Images, setup: Setup, seed: int, step: int) -> tuple[float, float]:
+def _step(arm: Arm, learning: Learning, setup: Setup, pace: Pace, seed: int, step: int) -> tuple[float, float]:
     """Take one step; return its time and its loss."""
     start_s = time.perf_counter()
-    x, y = images.batch(step, dist.get_rank(), dist.get_world_size(), setup.batch, seed)
+    x, y = learning.batch(step, dist.get_rank(), dist.get_world_size(), setup.batch, seed)
     arm.optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(arm.model(x), y)
+    loss = cross_entropy(arm.model(x).flatten(0, -2), y.flatten())
+    pace.pause()
     loss.backward()
     arm.optimizer.step()
     return time.perf_counter() - start_s, float(loss.detach())
@@ -103,40 +122,34 @@ def _set_learning_rate(arm: Arm, step: int, total: int) -> None:
         group["lr"] = group.setdefault("first_lr", group["lr"]) * factor
 
 
-def _accuracy(model: nn.Module, images: Images, num: int) -> float:
-    """Return the share of the first `num` test images that are right; each rank judges its part. Collective."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    net: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-    net.eval()
-    right = torch.zeros(2)
-    with torch.no_grad():
-        for first in range(rank * 250, num, size * 250):
-            x, y = images.test_x[first : min(first + 250, num)], images.test_y[first : min(first + 250, num)]
-            right += torch.tensor([float((net(x).argmax(1) == y).sum()), y.numel()])
-    net.train()
-    dist.all_reduce(right)
-    return float(right[0] / right[1])
-
-
 def _say_trained(
-    arm: Arm, seed: int, curve: list[dict[str, float]], steps_s: list[float], setup: Setup, *, capped: bool
+    arm: Arm,
+    seed: int,
+    curve: list[dict[str, float]],
+    setup: Setup,
+    learning: Learning,
+    evaluation_sent: float,
+    *,
+    capped: bool,
 ) -> None:
     sent, exposed_s = arm.sent_bytes(), arm.exposed_s()
-    num = len(steps_s)
-    sent_bytes = busiest([formula_bytes(arm) if sent is None else sent / num])[0]
+    num, metric = curve[-1]["step"], learning.metric
+    reached = (p["time_s"] for p in curve if metric.reached(p[metric.name], setup.target))
+    warm = min(1.0, warmup_steps_of(num_steps(learning, setup)) / num)
+    own = [formula_bytes(arm, warm) if sent is None else (sent - evaluation_sent) / num]
     say(
         "train",
         {
             "arm": arm.name,
             "seed": seed,
             "curve": curve,
-            "step_s": statistics.mean(steps_s),
-            "sent_bytes": sent_bytes,
+            "step_s": curve[-1]["time_s"] / num,
+            "sent_bytes": busiest(own)[0],
             "counted": sent is not None,
             "wire_bytes": curve[-1]["wire_bytes"] / num if setup.emulated else None,
             "exposed_s": None if exposed_s is None else exposed_s / num,
-            "final_accuracy": curve[-1]["accuracy"],
+            f"final_{metric.name}": curve[-1][metric.name],
             "capped": capped,
-            "time_to_target_s": next((p["time_s"] for p in curve if p["accuracy"] >= setup.target_accuracy), None),
+            "time_to_target_s": next(reached, None),
         },
     )

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pliant.cli.bench.arms import POWERSGD_RANK, Arm
+from pliant.cli.bench.arms import POST_LOCAL_PERIOD, POWERSGD_RANK, Arm
 
 __all__ = ["busiest", "formula_bytes", "interface_bytes"]
 
@@ -27,19 +27,24 @@ def busiest(values: list[float]) -> list[float]:
     return largest.tolist()
 
 
-def formula_bytes(arm: Arm) -> float:
-    """Return what a rank sends in a step of an arm that nobody counts: the sizes in a ring, 2 (n - 1) / n of each."""
+def formula_bytes(arm: Arm, warm: float = 0.0) -> float:
+    """Return what a rank sends in a step of an arm that nobody counts: the sizes in a ring, 2 (n - 1) / n of each.
+
+    `warm` is the part of all steps that belongs to the warm-up, for those that have one.
+    """
     shapes = [tuple(p.shape) for p in arm.model.parameters() if p.requires_grad]
     size = dist.get_world_size()
-    return 2 * (size - 1) / size * _averaged_bytes(arm.name, arm.model, shapes)
+    return 2 * (size - 1) / size * _averaged_bytes(arm.name, arm.model, shapes, warm)
 
 
-def _averaged_bytes(name: str, model: nn.Module, shapes: list[tuple[int, ...]]) -> float:
+def _averaged_bytes(name: str, model: nn.Module, shapes: list[tuple[int, ...]], warm: float) -> float:
     if name == "compute":
         return 0.0
     if name == "ddp-powersgd":
         return 4.0 * sum(_powersgd_numel(shape) for shape in shapes)
     numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if name == "ddp-postlocal":
+        return numel * 4.0 * (warm + (1 - warm) / POST_LOCAL_PERIOD)
     return numel * (2.0 if name == "ddp-bf16" else 4.0)
 
 

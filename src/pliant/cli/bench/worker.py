@@ -1,4 +1,7 @@
-"""One rank of a benchmark: ``python -m pliant.cli.bench.worker SETUP.json``, with torchrun's environment."""
+"""One rank of a benchmark: ``python -m pliant.cli.bench.worker SETUP.json``, with torchrun's environment.
+
+What else travels between a grid's ranks and who started them are files beside SETUP.json.
+"""
 
 import sys
 from datetime import timedelta
@@ -7,9 +10,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pliant.cli.bench.cells import measure_cells
 from pliant.cli.bench.images import load_images
 from pliant.cli.bench.rounds import measure
 from pliant.cli.bench.setup import Setup
+from pliant.cli.bench.text import load_text
 from pliant.cli.bench.training import compute_alone, train
 from pliant.spec import load
 
@@ -24,12 +29,14 @@ def main(path: str) -> None:
     if setup.mode == "time":
         for model in setup.models:
             measure(model, setup)
+    elif setup.mode == "grid":
+        measure_cells(setup, Path(path).parent)
     else:
-        images = load_images(Path(setup.data))
-        compute_alone(images, setup)
+        learning = load_images(Path(setup.data)) if setup.task == "images" else load_text(Path(setup.data))
+        alone_s = compute_alone(learning, setup)
         for seed in setup.seeds:
             for name in setup.arms:
-                train(name, seed, images, setup)
+                train(name, seed, learning, setup, alone_s)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,0 +1,179 @@
+"""Step times in the cells of a grid: arms are made once and live on, while the network changes beneath them."""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pliant.cli.bench.arms import Arm, prepare
+from pliant.cli.bench.lines import say
+from pliant.cli.bench.models import TASKS, Task
+from pliant.cli.bench.pace import Pace, pace_of
+from pliant.cli.bench.setup import OPEN, STOP, Cell, Setup, stage_file
+from pliant.cli.bench.wire import busiest, formula_bytes
+
+__all__ = ["measure_cells"]
+
+_WARM_UP_STEPS = 3
+_ALONE_STEPS = 10
+_ENOUGH_S, _MOST_STEPS = 0.8, 16
+"""A turn takes whole periods of an arm: as many as begin within so much time, or within so many steps."""
+_NETWORK_S = 120.0
+"""The longest that setting up the network may take."""
+
+
+def measure_cells(setup: Setup, folder: Path) -> None:
+    """Measure all cells, and say after each what came out. Collective."""
+    stage = 0
+    for model_name, cells in groupby(setup.cells, key=lambda cell: cell.model):
+        task = TASKS[model_name]
+        batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
+        _await_network(folder, stage, OPEN)
+        arms, alone_s = _ready(model_name, task, batch, setup)
+        stage += 1
+        for cell in cells:
+            _await_network(folder, stage, setup.cells.index(cell))
+            _measure(cell, arms, task, batch, setup, pace_of(cell.slow_share, alone_s))
+            stage += 1
+        for arm in arms:
+            arm.close()
+
+
+def _await_network(folder: Path, stage: int, wanted: int) -> None:
+    """Ask for a network and wait until it is there; nothing is on its way meanwhile. Collective."""
+    dist.barrier()
+    say("want", {"stage": stage, "cell": wanted})
+    answer, until_s = stage_file(folder, stage), time.monotonic() + _NETWORK_S
+    while not answer.exists():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"the network of stage {stage} was asked for {_NETWORK_S:.0f} s ago, and is not there.")
+        time.sleep(0.02)
+    if answer.read_text() == STOP:
+        raise RuntimeError(f"the network of stage {stage} could not be set up; who started the ranks says why.")
+    dist.barrier()
+
+
+def _ready(model_name: str, task: Task, batch: tuple[Tensor, Tensor], setup: Setup) -> tuple[list[Arm], float]:
+    """Make and warm up all arms, while nothing limits the network; time a step of computing alone."""
+    arms: list[Arm] = []
+    for name in setup.arms:
+        torch.manual_seed(0)
+        # Algorithms warm up for a fifth of the training that they are told of.
+        arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
+        for _ in range(_WARM_UP_STEPS + 1):
+            _step(arms[-1], task, batch, Pace())
+        arms[-1].settle()
+        say("note", {"text": f"{model_name}: {name} is ready"})
+    alone = next(arm for arm in arms if arm.name == "compute")
+    dist.barrier()
+    took_s: list[float] = []
+    for _ in range(_ALONE_STEPS):
+        start_s = time.perf_counter()
+        _step(alone, task, batch, Pace())
+        took_s.append(time.perf_counter() - start_s)
+    return arms, busiest([statistics.median(took_s)])[0]
+
+
+def _measure(
+    cell: Cell, arms: Sequence[Arm], task: Task, batch: tuple[Tensor, Tensor], setup: Setup, pace: Pace
+) -> None:
+    turns = [_Turns(arm, task, batch, pace) for arm in arms]
+    start_s, elapsed_s = time.perf_counter(), 0.0
+    for turn in range(setup.rounds):
+        for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
+            each.take()
+        (elapsed_s,) = busiest([time.perf_counter() - start_s])
+        if elapsed_s * (turn + 2) / (turn + 1) > setup.cell_seconds:
+            break
+    say("cell", {**_named(cell), "took_s": elapsed_s, "arms": {each.arm.name: each.found() for each in turns}})
+
+
+def _named(cell: Cell) -> dict[str, str | float]:
+    return {"model": cell.model, "rate": cell.rate, "delay": cell.delay, "slow_share": cell.slow_share}
+
+
+class _Turns:
+    """One arm's turns in one cell.
+
+    A turn is timed by each rank from the end of a step that is not counted to the end of its own last step, without a
+    barrier in between: what is on its way then is as much as at the end, and connections that idled have started anew.
+    """
+
+    def __init__(self, arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:
+        self.arm = arm
+        self._task, self._batch, self._pace = task, batch, pace
+        self._num_steps = self._own_steps = 0
+        self._step_s: list[float] = []
+        self._sent_bytes: list[float] = []
+        self._exposed_s: list[float] = []
+
+    def take(self) -> None:
+        """Take a turn. Collective."""
+        arm = self.arm
+        dist.barrier()
+        start_s = 0.0
+        for _ in range(_uncounted(arm)):
+            start_s = time.perf_counter()
+            self._step()
+        if not self._num_steps:
+            self._num_steps = _steps_of_a_turn(arm, *busiest([time.perf_counter() - start_s]))
+            self._own_steps = self._pace.own_steps(self._num_steps, free=arm.free)
+        sent_before, exposed_before, start_s = arm.sent_bytes(), arm.exposed_s(), time.perf_counter()
+        for _ in range(self._own_steps):
+            self._step()
+        own_s = time.perf_counter() - start_s
+        sent, exposed_s = arm.sent_bytes(), arm.exposed_s()
+        if sent is not None and sent_before is not None and exposed_s is not None and exposed_before is not None:
+            self._sent_bytes.append((sent - sent_before) / self._own_steps)
+            self._exposed_s.append((exposed_s - exposed_before) / self._own_steps)
+        arm.settle()
+        dist.barrier()
+        self._step_s.append(self._pace.step_s(self._own_steps, own_s, free=arm.free))
+
+    def found(self) -> dict[str, object]:
+        """Return what came out. Collective."""
+        counted = bool(self._sent_bytes)
+        own = statistics.median(self._sent_bytes) if counted else formula_bytes(self.arm)
+        return {
+            "step_s": self._step_s,
+            "num_steps": self._num_steps,
+            "sent_bytes": busiest([own])[0],
+            "counted": counted,
+            "exposed_s": statistics.median(self._exposed_s) if counted else None,
+            "free": self.arm.free,
+        }
+
+    def _step(self) -> None:
+        _step(self.arm, self._task, self._batch, self._pace)
+
+
+def _step(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:
+    arm.optimizer.zero_grad()
+    loss = task.loss(arm.model, batch)
+    pace.pause()
+    loss.backward()
+    arm.optimizer.step()
+    arm.steps_made += 1
+
+
+def _uncounted(arm: Arm) -> int:
+    """Return how many steps come before a turn: one, or more, until no result of a late exchange is waited for.
+
+    Otherwise an exchange that begins with the last steps of a turn would be waited for after it, in no turn at all.
+    Where one begins in every step, as many are waited for as begin.
+    """
+    if arm.spacing <= arm.delay_steps:
+        return 1
+    return next(n for n in range(1, arm.spacing + 1) if (arm.steps_made + n) % arm.spacing >= arm.delay_steps)
+
+
+def _steps_of_a_turn(arm: Arm, step_s: float) -> int:
+    """Return whole periods."""
+    wanted = min(max(_ENOUGH_S / step_s, 2.0), float(_MOST_STEPS))
+    return math.ceil(wanted / arm.period) * arm.period
