@@ -31,16 +31,16 @@ def start(job: Job, module: nn.Module) -> Trainer:
         use_local_updates=True,
         matchmaking_time=_MATCHMAKING_S,
         averaging_timeout=60.0,
-        averager_opts={"target_group_size": size},
+        averager_opts={"target_group_size": size, "request_timeout": 1.0},  # it is to be below matchmaking_time
     )
 
     def close() -> None:
         optimizer.shutdown()
         dist.barrier()  # who leaves first cuts the others' connections
         dht.shutdown()
-        store_of_addresses.clear()
+        servers.clear()
 
-    store_of_addresses = [store]  # rank 0's end is the server, which must outlive the others' reads
+    servers = [store]  # rank 0's end serves the others, so it must be kept alive from here
     return Trainer(model=module, optimizer=optimizer, close=close)
 
 

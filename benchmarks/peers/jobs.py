@@ -35,7 +35,9 @@ PAIRS = {
         period=32,
         same="DiLoCo every 32 steps, one fragment, outer Nesterov SGD, lr 0.7, momentum 0.9",
     ),
-    "torchft-ddp": Pair(package="torchft", arm="ddp", pliant="allreduce", period=1, same="gradients averaged each step"),
+    "torchft-ddp": Pair(
+        package="torchft", arm="ddp", pliant="allreduce", period=1, same="gradients averaged each step"
+    ),
     "decent-dp": Pair(
         package="decent_dp",
         arm="one-peer-exp",

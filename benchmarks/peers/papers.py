@@ -1,4 +1,4 @@
-"""Figures of papers that need no run, held against formulas: ``python benchmarks/peers/papers.py`` prints docs/peers.md's.
+"""Published figures that need no run, against formulas; ``python benchmarks/peers/papers.py`` prints them for the docs.
 
 A step of T seconds has a backward of 2/3 T over L equal layers, and B bits travel per exchange, 16 for each parameter.
 
@@ -119,7 +119,11 @@ def main() -> None:
     bits = 8 * Int4().nbytes(numel) / numel
     print(f"Streaming DiLoCo, table 1: 441 / 1.10 = {441 / 1.10:.1f}; H 16 / 4 = {H * 16 / 4:g}; ", end="")
     print(f"Pliant's int4 has {bits:.3f} bits: {H * 16 / bits:.1f}")
-    for where, seconds, published, mfu in (("USA", 103, 95.7, 41.4), ("+ Europe", 382, 85.6, 37.1), ("global", 469, 83.0, 36.0)):
+    for where, seconds, published, mfu in (
+        ("USA", 103, 95.7, 41.4),
+        ("+ Europe", 382, 85.6, 37.1),
+        ("global", 469, 83.0, 36.0),
+    ):
         share = 38 * 60 / (38 * 60 + seconds)
         rate = 8 * 10 * 2 * 13 / 14 / seconds
         print(f"INTELLECT-1 {where}: {share:.1%} ({published} %), MFU {43.3 * share:.1f} ({mfu}), {rate:.2f} Gbit/s")

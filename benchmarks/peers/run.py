@@ -2,7 +2,7 @@
 
     python benchmarks/peers/run.py --peers torchft-localsgd,decent-dp --rate 100mbit --hosts 4 --json F.json --md F.md
 
-Each run is a fresh set of processes: the peer's in its own environment (benchmarks/peers/install), Pliant's in this one.
+Each run is a fresh set of processes: a peer's in its own environment (benchmarks/peers/install), Pliant's in this one.
 What F.json already holds about other peers or models stays, so that a comparison can be made in parts.
 """
 

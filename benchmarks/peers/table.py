@@ -26,8 +26,8 @@ _HEAD = (
 _NOTES = """\
 - step: wall time of whole periods, exchange included, over their steps; median of the rounds. The ratio is that of a
   round's two runs: median (lowest to highest).
-- wire a step: what the busiest host's interface has sent in the timed steps, headers, heartbeats and all, over the steps.
-- accuracy: on all 10,000 test images after the whole run, each rank judging its part with its own weights; mean of the rounds.
+- wire a step: what the busiest host's interface sent in the timed steps, headers and heartbeats too, over the steps.
+- accuracy: on all 10,000 test images at the end, each rank judging its part with its own weights; mean of the rounds.
 - ranks apart: the largest distance of a rank's weights to their mean, over the norm of the mean, after the last step.
 """
 

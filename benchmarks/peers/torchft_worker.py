@@ -8,9 +8,10 @@ from jobs import Job
 from session import Trainer, own_address, run, sgd
 from torch import nn
 from torch.optim import SGD
-from torchft import DiLoCo, DistributedDataParallel, LocalSGD, Manager, ProcessGroupGloo
+from torchft import DistributedDataParallel, Manager, ProcessGroupGloo
 from torchft import Optimizer as CommittingOptimizer
 from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo, LocalSGD
 
 _LIGHTHOUSE_PORT = 29510
 _TIMEOUT = timedelta(seconds=120)
@@ -41,9 +42,12 @@ def start(job: Job, module: nn.Module) -> Trainer:
         quorum_timeout=_TIMEOUT,
     )
 
+    servers = [store]  # the others reach the store by its address alone, so it must be kept alive from here
+
     def close() -> None:
         manager.shutdown(wait=False)
         dist.barrier()
+        servers.clear()
         if lighthouse is not None:
             lighthouse.shutdown()
 
