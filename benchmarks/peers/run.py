@@ -71,19 +71,21 @@ def _result(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the file holds, or an empty result. Raises ValueError if it is of another network."""
     network = f"{arguments.hosts} hosts at {arguments.rate} with {arguments.delay} delay"
     records: list[dict[str, Any]] = []
+    provenance: list[dict[str, str]] = []
     if arguments.json.exists():
         before = json.loads(arguments.json.read_text())
         if before["network"] != network:
             raise ValueError(
                 f"{arguments.json} is of {before['network']}, but this run of {network}; give another --json."
             )
-        records = before["records"]
-    provenance = {
+        records, provenance = before["records"], before["provenance"]
+    now = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
         "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "load before": f"{os.getloadavg()[0]:.1f}",
     }
-    return {"network": network, "provenance": provenance, "records": records}
+    return {"network": network, "provenance": [*provenance, now], "records": records}
 
 
 def _compare(peer: str, model: str, cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -42,7 +42,8 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append("")
     lines += [_NOTES]
     lines += [f"- {peer}: {PAIRS[peer].same}." for peer in PAIRS if any(r["peer"] == peer for r in records)]
-    lines += ["", *(f"- {key}: `{value}`" for key, value in result["provenance"].items())]
+    lines += ["", "Made in parts:", ""]
+    lines += ["- " + ", ".join(f"{key} `{value}`" for key, value in part.items()) for part in result["provenance"]]
     return "\n".join(lines) + "\n"
 
 

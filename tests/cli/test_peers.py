@@ -47,7 +47,7 @@ def test_the_table_pairs_rounds_and_keeps_what_did_not_run(load):
 
     failed = {"peer": "hivemind", "version": "hivemind 1", "model": "cnn", "side": "peer", "error": "no wheel."}
     records = [run("peer", 0, 0.2), run("pliant", 0, 0.1), run("pliant", 1, 0.1), run("peer", 1, 0.4), failed]
-    text = load("table").markdown({"network": "4 hosts", "provenance": {"time": "now"}, "records": records})
+    text = load("table").markdown({"network": "4 hosts", "provenance": [{"time": "now"}], "records": records})
     assert "3.00x (2.00-4.00)" in text
     assert "did not run: no wheel." in text
 
