@@ -74,8 +74,8 @@ class Run:
         self._open = True
 
     def _put_in_force(self, plan: SyncPlan) -> None:
-        made = self._maker.make(plan, self._in_force, self._step)
-        self.plan, self._in_force, self._exchanger, self._weights = plan, made, made.exchanger, made.weights
+        self._in_force = made = self._maker.make(plan, self._in_force, self._step)
+        self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
         if self._ddp is not None:  # ranks that are apart have buffers of their own, and must not wait for each other
             self._ddp.broadcast_buffers = self._shares_buffers and made.weights is None
 
@@ -157,6 +157,16 @@ class Run:
             self._lane.submit(check)
 
     # - The face
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps made, those before the run included if the optimizer counts."""
+        return self._step
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that train."""
+        return tuple(range(self._comm.size))
 
     def stats(self) -> Stats:
         """Return what the run has cost on this rank. No communication."""
