@@ -97,15 +97,23 @@ class ElasticRun(Run):
         )
 
     def close(self) -> None:
-        """Meet the others once more, take the mean, and leave; who still trains goes on without this rank."""
+        """Meet the others once more, take the mean, and leave; who still trains goes on without this rank.
+
+        At a free pace it waits for all that train, and averages with them, until they close as well.
+        """
         if not self._open:
             return
         try:
+            self._enduring(self._finish)
             self._regroup(closing=True)
             if all(member.closing for member in self._party.epoch.members):
                 self._party.conclude()
         finally:
             self._let_go()
+
+    def _finish(self) -> None:
+        if self._weights is not None:
+            self._weights.finish(self._step)
 
     def _let_go(self) -> None:
         super()._let_go()
