@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _BEAT_S = 0.5
 _POLL_S = 0.02
+_COLLECT_S = 1.0
 _SILENT_S = 3.0
 _PREFIX = "pliant-elastic"
 
@@ -92,14 +93,18 @@ class Party:
             CommError: Too few are left, the start was not complete in time, or the store is lost.
 
         """
-        gc.collect()  # connections close, and free those who wait at the other end, when their groups are freed
-        self._asking(lambda: self._agreement.announce(step=step, sound=sound, closing=closing, now_s=time.monotonic()))
+        begin_s, collected = time.monotonic(), False
+        self._asking(lambda: self._agreement.announce(step=step, sound=sound, closing=closing, now_s=begin_s))
         while True:
             epoch = self._asking(lambda: self._agreement.poll(time.monotonic()))
             if epoch is not None:
                 self.epoch = epoch
                 return epoch
             time.sleep(_POLL_S)
+            if not collected and time.monotonic() - begin_s > _COLLECT_S:
+                # Connections close, and free those who wait at the other end, when nobody holds their group: should a
+                # cycle of objects hold it, it ends here.
+                collected = gc.collect() >= 0
 
     def connect(self) -> ProcessGroupComm:
         """Return a comm over the epoch's members, ranks in their order. Collective; raises CommError."""

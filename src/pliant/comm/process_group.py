@@ -36,6 +36,7 @@ class _Pending:
             for work in self._works:
                 work.wait(timedelta(seconds=self._comm.timeout_s))
         except RuntimeError as error:
+            self._works = ()  # they hold connections, and whoever keeps the error would keep them
             raise self._comm.failure(self._op, self._num_bytes, time.monotonic() - self._start_s, error) from error
         self._works = ()  # Gloo would wait for ever for what it has already handed over
 
