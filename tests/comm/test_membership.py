@@ -182,9 +182,7 @@ def test_an_incomplete_start_says_who_is_missing():
     world = plain()
     world.start(0), world.start(2)
     with pytest.raises(MembershipError, match="ranks 1, 3 had not come"):
-        for _ in range(300):
-            world.now_s += 0.5
-            world.turn(0), world.turn(1)
+        world.settle()
 
 
 def test_who_comes_after_the_end_is_told_so():

@@ -27,7 +27,7 @@ SIZE = 4
 _one_at_a_time = threading.Lock()
 
 
-class Lost(Exception):
+class LostError(Exception):
     """What ends a rank."""
 
 
@@ -50,7 +50,7 @@ def step(place, optimizer, run):
 def train(place, optimizer, run, until, lost_at=-1, pause_s=0.0):
     while run.steps < until:
         if run.steps == lost_at:
-            raise Lost
+            raise LostError
         step(place, optimizer, run)
         time.sleep(pause_s)
 
@@ -64,7 +64,7 @@ def survive(what, victims, until=20, pause_s=0.0):
             with run:
                 train(place, optimizer, run, until, victims.get(place.rank, -1), pause_s)
                 members = run.members
-        except Lost:
+        except LostError:
             return None
         return weights(run.model).clone(), run.steps, members
 
@@ -96,7 +96,7 @@ def test_a_rank_comes_back_and_ends_with_the_same_model(what):
     def body(place):
         optimizer, run = new_run(place, WHATS[what])
         if place.rank == 2:
-            with pytest.raises(Lost), run:
+            with pytest.raises(LostError), run:
                 train(place, optimizer, run, 40, lost_at=7)
             optimizer, run = new_run(place, WHATS[what], seed=1)
             joined_at = run.steps
@@ -131,7 +131,7 @@ def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
     def body(place):
         optimizer, run = new_run(place, WHATS[what])
         if place.rank == 0:
-            with pytest.raises(Lost), run:
+            with pytest.raises(LostError), run:
                 train(place, optimizer, run, 99, lost_at=8)
             optimizer, run = new_run(place, WHATS[what], seed=1)
             joined.set()
@@ -187,9 +187,9 @@ def test_consolidating_outlives_a_loss():
             with run:
                 train(place, optimizer, run, 10)
                 if place.rank == 1:
-                    raise Lost
+                    raise LostError
                 return run.consolidate()["head.weight"], run.members
-        except Lost:
+        except LostError:
             return None
 
     a, _, *others = pliant.run_world(SIZE, body, timeout_s=30)
@@ -207,7 +207,7 @@ def test_too_few_end_with_a_sentence():
     def outcome(place):
         try:
             body(place)
-        except (Lost, pliant.CommError) as error:
+        except (LostError, pliant.CommError) as error:
             return str(error)
 
     for text in pliant.run_world(SIZE, outcome, timeout_s=30)[2:]:
@@ -220,7 +220,7 @@ def test_another_plan_or_model_is_refused_before_it_disturbs_anybody():
     def body(place):
         if place.rank == 1:
             optimizer, run = new_run(place, "gossip")
-            with pytest.raises(Lost), run:
+            with pytest.raises(LostError), run:
                 train(place, optimizer, run, 9, lost_at=3)
             with pytest.raises(ValueError, match=r"another plan or another model \(plan .*start it with the same"):
                 new_run(place, "local_sgd")

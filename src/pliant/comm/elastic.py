@@ -5,6 +5,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import TypeVar
@@ -136,10 +137,8 @@ class Party:
             return
         self._stop.set()
         self._watcher.join(timeout=2 * _BEAT_S)
-        try:
+        with suppress(RuntimeError):  # without a store nobody can be told, and nobody waits for long either
             self._agreement.leave()
-        except RuntimeError:
-            pass  # without a store nobody can be told, and nobody can go on waiting either
 
     def _watch(self, store: Store) -> None:
         life = self._agreement.life
@@ -159,9 +158,9 @@ class Party:
             raise CommError(str(error), rank=self.rank, op="regroup") from None
         except RuntimeError as error:
             raise CommError(
-                "the store that the ranks of this elastic run meet in does not answer, so they cannot agree on who goes "
-                f"on ({str(error).splitlines()[0]}). Its host is lost: rank 0, unless a launcher or torchrun's agent "
-                "hosts it. Host the store outside of the ranks (docs/elastic.md), and start again from a checkpoint.",
+                "the store that the ranks of this elastic run meet in does not answer, so they cannot agree on who "
+                f"goes on ({str(error).splitlines()[0]}). Its host is lost: rank 0, unless a launcher or torchrun's "
+                "agent hosts it. Host the store outside of the ranks (docs/elastic.md), and start again from a checkpoint.",
                 rank=self.rank,
                 op="regroup",
             ) from error

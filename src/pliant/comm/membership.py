@@ -223,6 +223,6 @@ class Agreement:
                 "give relax() a longer timeout_s."
             )
         raise MembershipError(
-            f"rank {self.rank}: of this elastic run {len(candidates)} are left after {self._regroup_s:g}s (ranks {here}), "
-            f"but min_ranks is {self._min_ranks}; start more, or allow fewer."
+            f"rank {self.rank}: of this elastic run {len(candidates)} are left after {self._regroup_s:g}s (ranks "
+            f"{here}), but min_ranks is {self._min_ranks}; start more, or allow fewer."
         )

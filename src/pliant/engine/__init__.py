@@ -8,4 +8,12 @@ from pliant.engine.run import Run
 from pliant.engine.stats import Stats
 from pliant.engine.watch import IncompleteBackwardError
 
-__all__ = ["Elastic", "IncompleteBackwardError", "NonFiniteGradientError", "ReplicasDisagreeError", "Run", "Stats", "relax"]
+__all__ = [
+    "Elastic",
+    "IncompleteBackwardError",
+    "NonFiniteGradientError",
+    "ReplicasDisagreeError",
+    "Run",
+    "Stats",
+    "relax",
+]

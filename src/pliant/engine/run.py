@@ -257,8 +257,7 @@ class Run:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
         Weights that differ between ranks become their mean, which is collective: a `with` block that ends in an error
-        leaves them as they are. Raises what went wrong in the last exchange, if nothing has raised it yet. A second
-        call does nothing.
+        leaves them as they are. Raises what nothing has raised yet. A second call does nothing.
         """
         if not self._open:
             return
