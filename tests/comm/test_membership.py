@@ -36,8 +36,8 @@ class World:
         self._interleave()
         return all(key in self.data for key in keys)
 
-    def add(self, key, amount):
-        self.data[key] = str(int(self.data.get(key, b"0")) + amount).encode()
+    def add(self, key, value):
+        self.data[key] = str(int(self.data.get(key, b"0")) + value).encode()
         return int(self.data[key])
 
     def compare_set(self, key, expected_value, desired_value):

@@ -48,9 +48,8 @@ class Party:
         """This rank's number in the world that it was started for."""
         self._timeout_s, self._loopback = timeout_s, meeting.loopback
         self._store = PrefixStore(_PREFIX, meeting.store)
-        beside: Store = meeting.store if meeting.loopback else meeting.store.clone()
         if not meeting.loopback:
-            for store in (meeting.store, beside):
+            for store in (meeting.store, meeting.beside):
                 store.set_timeout(timedelta(seconds=regroup_s))
         self._agreement = self._asking(
             lambda: Agreement(
@@ -68,7 +67,7 @@ class Party:
         self._over_number = -1
         """The last of its epochs that the watcher has seen called over."""
         self._stop = threading.Event()
-        watch = PrefixStore(_PREFIX, beside)
+        watch = PrefixStore(_PREFIX, meeting.beside)
         self._watcher = threading.Thread(target=self._watch, args=(watch,), name="pliant-elastic", daemon=True)
         self._watcher.start()
 
@@ -160,7 +159,7 @@ class Party:
             raise CommError(
                 "the store that the ranks of this elastic run meet in does not answer, so they cannot agree on who "
                 f"goes on ({str(error).splitlines()[0]}). Its host is lost: rank 0, unless a launcher or torchrun's "
-                "agent hosts it. Host the store outside of the ranks (docs/elastic.md), and start again from a checkpoint.",
+                "agent hosts it. Host it outside of the ranks (docs/elastic.md), and start again from a checkpoint.",
                 rank=self.rank,
                 op="regroup",
             ) from error

@@ -30,7 +30,7 @@ class Board(Protocol):
         """Say whether all keys are there."""
         ...
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, value: int) -> int:
         """Add to a counter, 0 at first, and return it."""
         ...
 

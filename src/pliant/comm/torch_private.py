@@ -86,6 +86,8 @@ class Meeting:
 
     store: Store
     """In a world of processes a connection that nobody else uses, which hosts the store if this rank does."""
+    beside: Store
+    """Another, for a second thread, since a call may block; in a world of threads the same."""
     rank: int
     size: int
     loopback: bool
@@ -103,14 +105,17 @@ def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
     """
     if group is not None and group in _thread_groups:
         world, members = _thread_groups[group]
-        return Meeting(store=world.store, rank=members[group.rank()], size=world.size, loopback=True)
+        return Meeting(
+            store=world.store, beside=world.store, rank=members[group.rank()], size=world.size, loopback=True
+        )
     if group is not None:
         raise ValueError(
             "an elastic run makes its own groups, which outlive a rank, but was given a process group of torch's "
             "default world; leave `group` out: ranks meet in the store of MASTER_ADDR and MASTER_PORT."
         )
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
-    return Meeting(store=store, rank=rank, size=size, loopback=False)
+    rendezvous: Any = dist.rendezvous  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    return Meeting(store=store, beside=store.clone(), rank=rank, size=size, loopback=False)
 
 
 def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:
