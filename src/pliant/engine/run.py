@@ -198,8 +198,7 @@ class Run:
         if self._weights is not None:
             # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
             model = {name: tensor.clone() for name, tensor in _tensors_of(self._module).items()}
-            own = {"weights": self._weights.counters, "model": model}
-            state[f"rank{self._comm.rank}"] |= own
+            state[f"rank{self._comm.rank}"] |= {"weights": self._weights.counters, "model": model}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,8 +220,7 @@ class Run:
     def consolidate(self) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
 
-        The mean over ranks of parameters and floating-point buffers where ranks differ, copies of rank 0's otherwise;
-        training goes on from each rank's own.
+        The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
         """
         self._lane.drain()
         return mean_model(self._module, self._comm, differ=self._weights is not None)
