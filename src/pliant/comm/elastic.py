@@ -24,7 +24,7 @@ T = TypeVar("T")
 _BEAT_S = 0.5
 _POLL_S = 0.02
 _COLLECT_S = 1.0
-_SILENT_S = 3.0
+_SILENT_S = 5.0
 _PREFIX = "pliant-elastic"
 
 

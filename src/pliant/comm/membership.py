@@ -92,7 +92,7 @@ class Agreement:
         min_ranks: int = 1,
         regroup_s: float = 30.0,
         start_s: float = 300.0,
-        silent_s: float = 3.0,
+        silent_s: float = 5.0,
     ) -> None:
         self._board = board
         self._size, self._min_ranks = size, min_ranks

@@ -55,7 +55,7 @@ class ElasticRun(Run):
     new group. Weights, and floating-point buffers, become their mean over those that hold a state; a newcomer gets
     that mean, and optimizer state, step and outer state from the first of them. What was in flight is dropped: the
     steps that ranks have made since the last exchange are in the mean, so none is lost but those of a lost rank.
-    A rank counts as lost when it says so, or gives no sign of life for 3 s.
+    A rank counts as lost when it says so, or gives no sign of life for 5 s.
     """
 
     def __init__(
