@@ -36,11 +36,19 @@ if TYPE_CHECKING:
         topk,
     )
     from pliant.comm import CommError, run_world
-    from pliant.engine import IncompleteBackwardError, NonFiniteGradientError, ReplicasDisagreeError, Run, relax
+    from pliant.engine import (
+        Elastic,
+        IncompleteBackwardError,
+        NonFiniteGradientError,
+        ReplicasDisagreeError,
+        Run,
+        relax,
+    )
     from pliant.spec import Graph, Match, SyncPlan, Topology, Workload, load, save
 
 __all__ = [
     "CommError",
+    "Elastic",
     "Graph",
     "IncompleteBackwardError",
     "Match",
@@ -88,7 +96,14 @@ __all__ = [
 # Names are handed on when they are first asked for: a command that needs no torch must not wait for it.
 _ROOMS = {
     "pliant.comm": ("CommError", "run_world"),
-    "pliant.engine": ("IncompleteBackwardError", "NonFiniteGradientError", "ReplicasDisagreeError", "Run", "relax"),
+    "pliant.engine": (
+        "Elastic",
+        "IncompleteBackwardError",
+        "NonFiniteGradientError",
+        "ReplicasDisagreeError",
+        "Run",
+        "relax",
+    ),
     "pliant.spec": ("Graph", "Match", "SyncPlan", "Topology", "Workload", "load", "save"),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}

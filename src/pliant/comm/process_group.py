@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, ReduceOp, Work, require_contiguous
 from pliant.comm.liveness import Liveness
-from pliant.comm.torch_private import GroupMaker, destroy, liveness_store, maker_of
+from pliant.comm.torch_private import GroupMaker, destroy, gloo_group, liveness_store, maker_of
 
-__all__ = ["ProcessGroupComm", "own_group"]
+__all__ = ["ProcessGroupComm", "alone", "own_group"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch renames these two; the older names will go.
@@ -36,6 +36,7 @@ class _Pending:
             for work in self._works:
                 work.wait(timedelta(seconds=self._comm.timeout_s))
         except RuntimeError as error:
+            self._works = ()  # they hold connections, and whoever keeps the error would keep them
             raise self._comm.failure(self._op, self._num_bytes, time.monotonic() - self._start_s, error) from error
         self._works = ()  # Gloo would wait for ever for what it has already handed over
 
@@ -157,6 +158,7 @@ class ProcessGroupComm:
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
+        del self.group  # a group of Gloo hangs up when nobody holds it
 
     def failure(self, op: str, num_bytes: int, waited_s: float, error: BaseException) -> CommError:
         """Make the report of a failed communication: who noticed, what it was, who is gone."""
@@ -214,3 +216,12 @@ def own_group(group: ProcessGroup, timeout_s: float) -> ProcessGroupComm:
         owns_group=True,
         liveness=Liveness(store, group.rank(), group.size()) if store is not None and group.size() > 1 else None,
     )
+
+
+def alone() -> ProcessGroupComm:
+    """Return a comm of one rank, which talks to nobody."""
+
+    def make_group(_: Sequence[int] | None) -> ProcessGroup:
+        return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True)
+
+    return ProcessGroupComm(make_group(None), timeout_s=60.0, make_group=make_group, owns_group=True)

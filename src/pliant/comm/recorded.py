@@ -140,6 +140,14 @@ class RecordedComm:
             part.close()
         self._comm.close()
 
+    def go_on_with(self, comm: Comm) -> None:
+        """Count on over another comm; the one before is closed, and so is what was split from it."""
+        self._calls, self._wait_s = self.calls, self.wait_s
+        self._sent_bytes, self._received_bytes = self.sent_bytes, self.received_bytes
+        self.close()
+        self._parts.clear()
+        self._comm = comm
+
     def _count(self, name: str, work: Work, sent: int, received: int) -> Work:
         self._calls[name] += 1
         self._sent_bytes += sent

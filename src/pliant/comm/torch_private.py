@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,16 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["GroupMaker", "ThreadWorld", "destroy", "liveness_store", "maker_of"]
+__all__ = [
+    "GroupMaker",
+    "Meeting",
+    "ThreadWorld",
+    "destroy",
+    "gloo_group",
+    "liveness_store",
+    "maker_of",
+    "meeting_of",
+]
 
 GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
 """Makes a new group over some ranks of a world (None: all of them); every member calls it."""
@@ -41,19 +51,71 @@ class ThreadWorld:
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
         name = f"threads-{'.'.join(map(str, members))}-{self._numbers[rank][members]}"
         self._numbers[rank][members] += 1
-        store = PrefixStore(name, self.store)
-        here, count = members.index(rank), len(members)
-        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
-        options._timeout = timedelta(seconds=self.timeout_s)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        group = ProcessGroup(store, here, count)
-        backend = dist.ProcessGroupGloo(store, here, count, options)  # pyright: ignore
-        group._set_default_backend(ProcessGroup.BackendType.GLOO)
-        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
-        group._set_group_name(name)  # pyright: ignore[reportArgumentType]
+        here = members.index(rank)
+        group = gloo_group(PrefixStore(name, self.store), here, len(members), name, self.timeout_s, loopback=True)
         with self._lock:
             _thread_groups[group] = (self, members)
         return group
+
+
+def gloo_group(
+    store: Store, rank: int, size: int, name: str, timeout_s: float, *, loopback: bool = False
+) -> ProcessGroup:
+    """Make a Gloo group that torch's default world does not know: it ends, and hangs up, when nobody holds it.
+
+    Collective over whoever uses the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    group = ProcessGroup(store, rank, size)
+    if loopback:
+        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        backend = dist.ProcessGroupGloo(store, rank, size, options)  # pyright: ignore
+    else:
+        backend = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
+    group._set_group_name(name)  # pyright: ignore[reportArgumentType]
+    return group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the ranks of a world find each other."""
+
+    store: Store
+    """In a world of processes a connection that nobody else uses, which hosts the store if this rank does."""
+    beside: Store
+    """Another, for a second thread, since a call may block; in a world of threads the same."""
+    rank: int
+    size: int
+    loopback: bool
+    """Whether all ranks are threads of this process."""
+
+
+def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
+    """Return the store of a world of threads, or, for None, that of torchrun's environment.
+
+    torch's default world is not needed, and may be there or not: a process that was started again cannot enter it.
+
+    Raises:
+        ValueError: The group belongs to torch's default world.
+
+    """
+    if group is not None and group in _thread_groups:
+        world, members = _thread_groups[group]
+        return Meeting(
+            store=world.store, beside=world.store, rank=members[group.rank()], size=world.size, loopback=True
+        )
+    if group is not None:
+        raise ValueError(
+            "an elastic run makes its own groups, which outlive a rank, but was given a process group of torch's "
+            "default world; leave `group` out: ranks meet in the store of MASTER_ADDR and MASTER_PORT."
+        )
+    rendezvous: Any = dist.rendezvous  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    return Meeting(store=store, beside=store.clone(), rank=rank, size=size, loopback=False)
 
 
 def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:

@@ -1,10 +1,19 @@
 """The one place that touches a live model."""
 
 from pliant.engine.agreement import ReplicasDisagreeError
+from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.relax import relax
 from pliant.engine.run import Run
 from pliant.engine.stats import Stats
 from pliant.engine.watch import IncompleteBackwardError
 
-__all__ = ["IncompleteBackwardError", "NonFiniteGradientError", "ReplicasDisagreeError", "Run", "Stats", "relax"]
+__all__ = [
+    "Elastic",
+    "IncompleteBackwardError",
+    "NonFiniteGradientError",
+    "ReplicasDisagreeError",
+    "Run",
+    "Stats",
+    "relax",
+]

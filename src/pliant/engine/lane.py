@@ -91,8 +91,11 @@ class Lane:
     def raise_error(self) -> None:
         """Raise the first error that a task met, once."""
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # else it would hold this frame, which holds it, and with both every connection on its way
 
     def close(self) -> None:
         """Finish what is queued and end the thread."""

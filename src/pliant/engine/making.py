@@ -79,6 +79,20 @@ class Maker:
         exchanger = Exchanger(store, self._comms, self._nonfinite, owed)
         return InForce(exchanger=exchanger, weights=self._make_weights(store, old, step))
 
+    def remake(self, old: InForce, step: int) -> InForce:
+        """Put the same plan in force among the ranks that go on, where weights are all that is exchanged. Collective.
+
+        The old one is abandoned. What belongs to this rank is kept; the caller makes the ranks alike, and follows.
+        """
+        store = Store(self._parameters, old.exchanger.store.choices, self._comms)
+        store.keep(old.exchanger.store)
+        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step)
+        if old.weights is not None:
+            counters = weights.counters
+            counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
+            weights.counters = counters
+        return InForce(exchanger=Exchanger(store, self._comms, self._nonfinite, {}), weights=weights)
+
     def _make_weights(self, store: Store, old: InForce | None, step: int) -> Weights | None:
         before = {} if old is None else old.exchanger.store.choices
         if old is not None and old.weights is not None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from pliant.comm.process_group import own_group
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.choose import What, agree_on, plan_from
+from pliant.engine.elastic import Elastic, begin
 from pliant.engine.exchange import NonFinite
 from pliant.engine.run import Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
@@ -29,6 +30,7 @@ def relax(
     timeout_s: float = 300.0,
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
+    elastic: Elastic | None = None,
 ) -> Run:
     """Let a model's gradients or weights be exchanged as a plan says. Collective: every rank calls it.
 
@@ -44,10 +46,12 @@ def relax(
         timeout_s: Longest that one collective may take before it fails on all ranks.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
+        elastic: For plans that exchange weights: go on without ranks that are lost, and take in those that come. The
+            model is then a plain module and `group` is left out; a process that is started again calls relax() again.
 
     Raises:
-        ValueError: The plan does not fit the optimizer, ranks ask for different plans, or one has not registered an
-            algorithm that is not Pliant's.
+        ValueError: The plan does not fit the optimizer, ranks ask for different plans, one has not registered an
+            algorithm that is not Pliant's, or the plan or the model cannot be elastic.
         TypeError: The optimizer or the model is not torch's.
 
     """
@@ -56,6 +60,8 @@ def relax(
     plan = plan_from(what, optimizer)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
+    if elastic is not None:
+        return begin(model, optimizer, plan, elastic, group=group, timeout_s=timeout_s, nonfinite=nonfinite)
     if not isinstance(model, DistributedDataParallel) and not plan.between_steps:
         model = DistributedDataParallel(model, process_group=group)
     device = next(p.device for p in model.parameters() if p.requires_grad)

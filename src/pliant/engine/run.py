@@ -74,8 +74,8 @@ class Run:
         self._open = True
 
     def _put_in_force(self, plan: SyncPlan) -> None:
-        made = self._maker.make(plan, self._in_force, self._step)
-        self.plan, self._in_force, self._exchanger, self._weights = plan, made, made.exchanger, made.weights
+        self._in_force = made = self._maker.make(plan, self._in_force, self._step)
+        self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
         if self._ddp is not None:  # ranks that are apart have buffers of their own, and must not wait for each other
             self._ddp.broadcast_buffers = self._shares_buffers and made.weights is None
 
@@ -158,6 +158,16 @@ class Run:
 
     # - The face
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps made, those before the run included if the optimizer counts."""
+        return self._step
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that train."""
+        return tuple(range(self._comm.size))
+
     def stats(self) -> Stats:
         """Return what the run has cost on this rank. No communication."""
         busy_s = self._lane.busy_s + (self._weights.busy_s if self._weights is not None else 0.0)
@@ -188,8 +198,7 @@ class Run:
         if self._weights is not None:
             # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
             model = {name: tensor.clone() for name, tensor in _tensors_of(self._module).items()}
-            own = {"weights": self._weights.counters, "model": model}
-            state[f"rank{self._comm.rank}"] |= own
+            state[f"rank{self._comm.rank}"] |= {"weights": self._weights.counters, "model": model}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -211,8 +220,7 @@ class Run:
     def consolidate(self) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
 
-        The mean over ranks of parameters and floating-point buffers where ranks differ, copies of rank 0's otherwise;
-        training goes on from each rank's own.
+        The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
         """
         self._lane.drain()
         return mean_model(self._module, self._comm, differ=self._weights is not None)
@@ -247,8 +255,7 @@ class Run:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
         Weights that differ between ranks become their mean, which is collective: a `with` block that ends in an error
-        leaves them as they are. Raises what went wrong in the last exchange, if nothing has raised it yet. A second
-        call does nothing.
+        leaves them as they are. Raises what nothing has raised yet. A second call does nothing.
         """
         if not self._open:
             return

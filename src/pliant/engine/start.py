@@ -25,8 +25,8 @@ def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
             data.copy_(copy)
 
 
-def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device) -> None:
-    """Give every rank rank 0's optimizer state and hyperparameters.
+def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device, *, keep: bool = False) -> None:
+    """Give every rank rank 0's optimizer state and hyperparameters; a rank that keeps its own takes part, no more.
 
     The shape of the state travels as JSON and its tensors as they are: nothing is unpickled.
 
@@ -44,7 +44,7 @@ def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device) 
         moved = (tensors[k] if comm.rank == 0 else tensor).to(device).contiguous()  # NCCL cannot carry CPU scalars
         comm.broadcast(moved, 0).wait()
         tensor.copy_(moved)
-    if comm.rank != 0:
+    if comm.rank != 0 and not keep:
         optimizer.load_state_dict(theirs)
 
 

@@ -19,6 +19,12 @@ OWED = ("residual", "pending", "on its way")
 CORRECTION = "correction"
 """Slot for what an exchange of weights has changed and the weights have not taken yet."""
 
+_OF_A_RANK = ("residual", "velocity", CORRECTION)
+"""Slots of exchanges of weights that differ between ranks."""
+
+_FOLLOWED = ("anchor", "replica")
+"""Slots that `follow` fills from the weights."""
+
 
 class Store:
     """Parameter -> slot -> tensor.
@@ -101,6 +107,21 @@ class Store:
             elif bool(total.any()):
                 unplaced[name] = total
         return unplaced
+
+    def keep(self, old: "Store") -> None:
+        """Take over from a store of the same choices, made among other ranks, what still means something here."""
+        for name, slots in self.tensors.items():
+            for slot in (slots.keys() & old.tensors[name].keys()) - {CORRECTION}:
+                slots[slot].copy_(old.tensors[name][slot])
+
+    def shared(self) -> list[Tensor]:
+        """Return what ranks have alike and cannot tell from the weights, such as an outer momentum, in one order."""
+        return [
+            tensor
+            for name in sorted(self.tensors)
+            for slot, tensor in sorted(self.tensors[name].items())
+            if not slot.startswith(_OF_A_RANK) and not slot.startswith(_FOLLOWED)
+        ]
 
     def norm(self, slot: str) -> float:
         """Return the Euclidean norm of a slot over all parameters of this rank."""

@@ -101,6 +101,7 @@ class Weights:
             _lay_out(f"weights {k}", fragment, names, store, comms, step)
             for k, (fragment, names) in enumerate(_buckets_of(store))
         ]
+        self._begun = step
         self._counted = 0.0
         """Work that the caller has told of; if none, steps are what counts."""
         self._leaving = self._all_leave = False
@@ -151,6 +152,12 @@ class Weights:
             self.finish(step)
         self._lane.drain()
 
+    def abandon(self) -> None:
+        """Let go of what is in flight, and close. Others may be lost, so an exchange that has begun may fail."""
+        for part in self._parts:
+            part.ticket = None
+        self.close()
+
     def close(self) -> None:
         """End the lane, and the comm."""
         self._lane.close()
@@ -190,7 +197,7 @@ class Weights:
             return
         share = [1.0]
         if any(part.choice.weighted or part.choice.pace == "free" for part in parts) and self._comms[False].size > 1:
-            work, leaving = (self._counted or step) - parts[0].work, self._leaving
+            work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
             self._lane.submit(lambda: self._meet(work, leaving, share))
         rests: list[Rest] = []
         for part in parts:
@@ -198,7 +205,7 @@ class Weights:
             if part.late:
                 torch.neg(part.bucket.flat, out=part.state.flat[CORRECTION])
             part.ticket = self._lane.submit(lambda part=part: self._mix(part, step, share[0], rests))
-            part.work = self._counted or step
+            part.work = self._counted or step - self._begun
             part.last = step + part.offset if step == part.choice.until_step else step
         self._lane.submit_all(rests)
 
@@ -286,5 +293,4 @@ def _lay_out(
         state=state,
         offset=first_due - choice.every,
         last=step + first_due - choice.every,
-        work=step,
     )

@@ -1,0 +1,271 @@
+"""Ranks that are lost and that come, as threads: nothing hangs, and who is there goes on alike."""
+
+import random
+import re
+import threading
+import time
+
+import pytest
+import torch
+from models import Net, batch, new_ddp, weights
+from torch import nn
+
+import pliant
+
+WHATS = {
+    "gossip": pliant.gossip(),
+    "gossip-free": pliant.gossip(free=True),
+    "choco": pliant.choco(gamma=0.3),
+    "dcd": pliant.dcd(),
+    "local_sgd": pliant.local_sgd(3),
+    "diloco": pliant.diloco(4, averaging=pliant.int4()),
+    "streaming_diloco": pliant.streaming_diloco(6, fragments=3, delay_steps=2),
+    "sparse_loco": pliant.sparse_loco(3, ratio=0.2),
+    "async_average": pliant.async_average(),
+}
+SIZE = 4
+_one_at_a_time = threading.Lock()
+
+
+class LostError(Exception):
+    """What ends a rank."""
+
+
+def new_run(place, what, seed=0, **settings):
+    with _one_at_a_time:  # threads share torch's generator
+        torch.manual_seed(seed)
+        model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    settings = {"elastic": pliant.Elastic(regroup_s=10), "timeout_s": 10, **settings}
+    return optimizer, pliant.relax(model, optimizer, what, group=place.process_group, **settings)
+
+
+def step(place, optimizer, run):
+    x, y = batch(place.rank, run.steps)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(run.model(x), y).backward()
+    optimizer.step()
+
+
+def train(place, optimizer, run, until, lost_at=-1, pause_s=0.0):
+    while run.steps < until:
+        if run.steps == lost_at:
+            raise LostError
+        step(place, optimizer, run)
+        time.sleep(pause_s)
+
+
+def survive(what, victims, until=20, pause_s=0.0):
+    """Train with victims, rank -> step at which it is lost; return what the others end with, by rank."""
+
+    def body(place):
+        optimizer, run = new_run(place, what)
+        try:
+            with run:
+                train(place, optimizer, run, until, victims.get(place.rank, -1), pause_s)
+                members = run.members
+        except LostError:
+            return None
+        return weights(run.model).clone(), run.steps, members
+
+    return {r: found for r, found in enumerate(pliant.run_world(SIZE, body, timeout_s=30)) if found is not None}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("what", WHATS)
+def test_a_rank_is_lost_at_any_step(what, seed):
+    chance = random.Random(f"{what} {seed}")
+    victims = {chance.randrange(SIZE): chance.randrange(20)}
+    if seed == 2:
+        victims[chance.randrange(SIZE)] = chance.randrange(20)
+    begin_s = time.monotonic()
+    found = survive(WHATS[what], victims)
+    assert time.monotonic() - begin_s < 25
+    assert set(found) == set(range(SIZE)) - set(victims)
+    first = next(iter(found.values()))[0]
+    assert first.isfinite().all()
+    for own, steps, _ in found.values():
+        assert torch.equal(own, first)
+        assert steps >= 20
+
+
+@pytest.mark.parametrize("what", WHATS)
+def test_a_rank_comes_back_and_ends_with_the_same_model(what):
+    back = threading.Event()
+
+    def body(place):
+        optimizer, run = new_run(place, WHATS[what])
+        if place.rank == 2:
+            with pytest.raises(LostError), run:
+                train(place, optimizer, run, 40, lost_at=7)
+            optimizer, run = new_run(place, WHATS[what], seed=1)
+            joined_at = run.steps
+            back.set()
+        with run:
+            train(place, optimizer, run, 40, pause_s=0.01)
+            while not back.is_set():
+                step(place, optimizer, run)
+                time.sleep(0.01)
+            train(place, optimizer, run, 60)
+            steps, members = run.steps, run.members
+        if place.rank == 2:
+            assert joined_at > 0  # at a free pace the others may be behind where it was lost
+            assert optimizer.state[next(run.model.parameters())]["momentum_buffer"].any()
+        return weights(run.model).clone(), steps, members
+
+    results = pliant.run_world(SIZE, body, timeout_s=30)
+    assert all(torch.equal(own, results[0][0]) for own, *_ in results)
+    assert results[0][0].isfinite().all()
+    assert all(sorted(members) == [0, 1, 2, 3] for *_, members in results)
+
+
+@pytest.mark.parametrize("what", ["gossip", "dcd", "streaming_diloco"])
+def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
+    """What it holds when it has joined is what the others hold, to the bit."""
+    held, joined = {}, threading.Event()
+
+    def slots(run, place):
+        kept = run.state_dict()[f"rank{run.members.index(place.rank)}"]["slots"]
+        return {name: {slot: t.clone() for slot, t in own.items()} for name, own in kept.items()}
+
+    def body(place):
+        optimizer, run = new_run(place, WHATS[what])
+        if place.rank == 0:
+            with pytest.raises(LostError), run:
+                train(place, optimizer, run, 99, lost_at=8)
+            optimizer, run = new_run(place, WHATS[what], seed=1)
+            joined.set()
+        else:
+            while run.members != (1, 2, 3, 0):  # those that hold a state come first
+                step(place, optimizer, run)
+        with run:
+            held[place.rank] = weights(run.model).clone(), run.steps, slots(run, place), run.members
+            assert joined.wait(10)
+
+    pliant.run_world(SIZE, body, timeout_s=30)
+    mean, steps, own, members = held[0]
+    assert members == (1, 2, 3, 0)
+    for other, at, theirs, _ in held.values():
+        assert torch.equal(mean, other)
+        assert at == steps
+        for name, slots_here in theirs.items():
+            for slot, tensor in slots_here.items():
+                if slot.startswith(("anchor", "momentum", "replica")) and slot in own[name]:
+                    assert torch.equal(tensor, own[name][slot]), (name, slot)
+
+
+def test_ranks_that_make_fewer_steps_leave_and_the_others_go_on():
+    def body(place):
+        optimizer, run = new_run(place, WHATS["local_sgd"])
+        with run:
+            train(place, optimizer, run, 5 * (place.rank + 1))
+            return run.members
+
+    found = pliant.run_world(SIZE, body, timeout_s=30)
+    assert found == [(0, 1, 2, 3), (1, 2, 3), (2, 3), (3,)]
+
+
+def test_without_a_loss_an_elastic_run_is_the_plain_one():
+    def body(place, elastic):
+        settings = {"elastic": pliant.Elastic()} if elastic else {"elastic": None}
+        optimizer, run = new_run(place, WHATS["diloco"], **settings)
+        with run:
+            train(place, optimizer, run, 12)
+            mean = run.consolidate()
+        return weights(run.model).clone(), torch.cat([mean[name].flatten() for name, _ in run.model.named_parameters()])
+
+    plain, elastic = (pliant.run_world(3, lambda p, e=e: body(p, e), timeout_s=30) for e in (False, True))
+    for a, b in zip(plain, elastic, strict=True):
+        torch.testing.assert_close(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+
+
+def test_consolidating_outlives_a_loss():
+    def body(place):
+        optimizer, run = new_run(place, WHATS["local_sgd"])
+        try:
+            with run:
+                train(place, optimizer, run, 10)
+                if place.rank == 1:
+                    raise LostError
+                return run.consolidate()["head.weight"], run.members
+        except LostError:
+            return None
+
+    a, _, *others = pliant.run_world(SIZE, body, timeout_s=30)
+    assert all(torch.equal(a[0], b[0]) for b in others)
+    assert a[1] == (0, 2, 3)
+
+
+def test_too_few_end_with_a_sentence():
+    def body(place):
+        elastic = pliant.Elastic(min_ranks=3, regroup_s=1)
+        optimizer, run = new_run(place, WHATS["gossip"], elastic=elastic)
+        with run:
+            train(place, optimizer, run, 30, lost_at={0: 5, 1: 9}.get(place.rank, -1))
+
+    def outcome(place):
+        try:
+            body(place)
+        except (LostError, pliant.CommError) as error:
+            return str(error)
+
+    for text in pliant.run_world(SIZE, outcome, timeout_s=30)[2:]:
+        assert re.search(r"[12] are left after 1s \(ranks .*but min_ranks is 3", text)
+
+
+def test_another_plan_or_model_is_refused_before_it_disturbs_anybody():
+    gone = threading.Event()
+
+    def body(place):
+        if place.rank == 1:
+            optimizer, run = new_run(place, "gossip")
+            with pytest.raises(LostError), run:
+                train(place, optimizer, run, 9, lost_at=3)
+            with pytest.raises(ValueError, match=r"another plan or another model \(plan .*start it with the same"):
+                new_run(place, "local_sgd")
+            gone.set()
+            return None
+        optimizer, run = new_run(place, "gossip")
+        with run:
+            while not gone.is_set():
+                step(place, optimizer, run)
+            return run.members
+
+    assert pliant.run_world(3, body, timeout_s=30) == [(0, 2), None, (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("what", "wrapped", "message"),
+    [
+        ("allreduce", False, "exchanges gradients, whose mean is not known without the lost rank"),
+        ("post_local_sgd", False, "exchanges gradients"),
+        ("gossip", True, "needs a plain module, but got a DistributedDataParallel"),
+        (pliant.gossip(pliant.Graph(kind="matrix", rows=((1.0,),))), False, "the mixing matrix is for 1 ranks"),
+    ],
+)
+def test_what_cannot_be_elastic_says_so(what, wrapped, message):
+    def body(place):
+        ddp = new_ddp(place)
+        model = ddp if wrapped else ddp.module
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        algorithm = pliant.post_local_sgd(5) if what == "post_local_sgd" else what
+        with pytest.raises(ValueError, match=message):
+            pliant.relax(model, optimizer, algorithm, group=place.process_group, elastic=pliant.Elastic())
+
+    pliant.run_world(1, body, timeout_s=20)
+
+
+def test_an_elastic_run_keeps_its_plan():
+    def body(place):
+        _, run = new_run(place, "gossip")
+        with run, pytest.raises(ValueError, match="keeps its plan"):
+            run.switch("diloco")
+
+    pliant.run_world(2, body, timeout_s=20)
+
+
+@pytest.mark.parametrize("settings", [{"min_ranks": 0}, {"regroup_s": 0.0}])
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="cannot be"):
+        pliant.Elastic(**settings)
