@@ -25,6 +25,9 @@ CODECS = [
     c.TopK(ratio=0.25, sampled=1),
     c.BlockTopK(ratio=0.2, block=16),
     c.RandomK(ratio=0.1),
+    c.Dct(),
+    c.Dct(ratio=0.1),
+    c.Dct(ratio=0.3, block=33),
 ]
 
 SIZES = st.sampled_from([0, 1, 2, 7, 31, 32, 33, 64, 1000, 1024, 1025, 2048, 2049, 5000])
@@ -67,6 +70,8 @@ ALGORITHMS = {
     "topk-dgc": p.topk(ratio=0.1, momentum=0.9, ramp_steps=4),
     "blocktopk": p.blocktopk(ratio=0.2, block=8),
     "randomk": p.randomk(ratio=0.2),
+    "demo": p.demo(ratio=0.1, momentum=0.9),
+    "demo-mean": p.demo(ratio=0.1, block=48, momentum=0.9, signed=False),
     "every": p.every(2, p.bytegrad()),
     "every-exact": p.every(3, p.allreduce()),
     "after": p.after(2, p.allreduce(), then=p.onebit()),
@@ -96,4 +101,4 @@ BETWEEN_STEPS = {
 def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:
     if name == "onebit_adam":
         return p.OneBitAdam(parameters, lr=1e-2, warmup_steps=3)
-    return torch.optim.SGD(parameters, lr=lr)
+    return torch.optim.SGD(parameters, lr=3e-3 if name == "demo" else lr)  # a signed step is as long as the rate

@@ -221,6 +221,7 @@ def test_an_arm_may_have_settings_and_they_reach_the_algorithm():
     assert isinstance(warm, pliant.SyncPlan)
     assert warm.rules[1].choice == pliant.after(50, pliant.bf16(), then=pliant.onebit()).choice
     assert _what("onebit", 100) == "onebit"
+    assert _what("demo(signed=0)", 100).rules[0].choice == pliant.demo(signed=False).choice
     for name in ("ddp-powersgd(rank=2)", "qsgd4(bits=2)", "topk_dgc(ratio=0.1)", "onebit_adam(warmup_steps=5)"):
         with pytest.raises(ValueError, match="takes none here"):
             check(Setup(mode="time", models=("cnn",), arms=(name,)))

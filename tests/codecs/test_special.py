@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pliant.codecs import (
+    Dct,
     Fp8,
     Int4,
     MinMax8,
@@ -43,7 +44,7 @@ def test_minmax8_has_no_cliff_at_small_ranges(scale):
     assert (roundtrip(MinMax8(), x) - x).abs().max() <= 0.5001 * (x.max() - x.min()) / 255
 
 
-@pytest.mark.parametrize("codec", [MinMax8(), Qsgd(), Qsgd(bits=2), Sign(), Int4(), Fp8(), Natural()], ids=str)
+@pytest.mark.parametrize("codec", [MinMax8(), Qsgd(), Qsgd(bits=2), Sign(), Int4(), Fp8(), Natural(), Dct()], ids=str)
 @pytest.mark.parametrize("others", [[-1.0, 1e-38], [0.0], [-0.5], [0.5]])
 def test_the_largest_float_does_not_become_infinite(codec, others):
     x = torch.tensor([1.0, *others]) * torch.finfo(torch.float32).max
@@ -121,3 +122,40 @@ def test_hash_sees_every_bit_and_every_place():
     assert len(hashes) == 9
     assert tensor_hash(x) == tensor_hash(x.clone())
     assert tensor_hash(torch.ones(3, dtype=torch.bfloat16)) != tensor_hash(torch.zeros(3, dtype=torch.bfloat16))
+
+
+def test_dct_is_exact_for_what_is_made_of_few_cosines():
+    i = torch.arange(1000, dtype=torch.float64) % 64
+    x = 3 + 0.5 * torch.cos(torch.pi * (2 * i + 1) * 5 / 128) - 2 * torch.cos(torch.pi * (2 * i + 1) * 63 / 128)
+    x = x[:960].float()  # a last block that is filled with zeros is not made of few
+    torch.testing.assert_close(roundtrip(Dct(ratio=3 / 64), x), x, rtol=0, atol=1e-5)
+    assert (roundtrip(Dct(ratio=2 / 64), x) - x).abs().max() > 0.4
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 64, 256])
+def test_dct_with_all_coefficients_is_the_identity(block):
+    x = torch.randn(1000)
+    torch.testing.assert_close(roundtrip(Dct(ratio=1.0, block=block), x), x, rtol=0, atol=3e-6)
+
+
+def test_dct_refuses_a_damaged_payload():
+    x = torch.randn(100)
+    codec = Dct(ratio=1 / 16)
+    payload = torch.empty(codec.nbytes(100), dtype=torch.uint8)
+    codec.encode(x, payload, 1)
+    codec.indices(payload, 100)[1, 2] = 64
+    with pytest.raises(ValueError, match="frequency 64, which is outside of a block of 64"):
+        codec.decode(payload, x)
+    with pytest.raises(ValueError, match="block 257"):
+        Dct(block=257)
+
+
+def test_dct_adds_payloads_before_the_transform():
+    x, codec = torch.randn(3, 1000), Dct(ratio=0.2, block=48)
+    payloads = torch.empty(3, codec.nbytes(1000), dtype=torch.uint8)
+    one_by_one, together = torch.zeros(1000), torch.empty(1000)
+    for row, payload in zip(x, payloads, strict=True):
+        codec.encode(row, payload, 1)
+        codec.decode_add(payload, one_by_one)
+    codec.decode_sum(payloads, together)
+    torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-5)

@@ -70,8 +70,8 @@ def test_ranks_that_differ_learn_and_end_equal(name, size):
 
 @all_rows
 def test_one_rank_is_the_plain_optimizer(name):
-    if name in ("onebit_adam", "diloco", "streaming_diloco", "between-hosts"):
-        return  # a frozen variance and an outer momentum act on one rank as well; their oracles are elsewhere
+    if name in ("onebit_adam", "demo", "demo-mean", "diloco", "streaming_diloco", "between-hosts"):
+        return  # a frozen variance, a coded momentum and an outer one act on one rank as well; see the oracles
 
     def body(place):
         ddp, optimizer, run = relax(place, name)
@@ -296,6 +296,8 @@ def test_an_optimizer_that_does_not_fit_is_refused():
             pliant.relax(ddp, sgd, "onebit_adam")
         with pytest.raises(ValueError, match="count twice"):
             pliant.relax(ddp, sgd, pliant.topk(momentum=0.9))
+        with pytest.raises(ValueError, match="demo keeps one of"):
+            pliant.relax(ddp, sgd, "demo")
         adam = pliant.OneBitAdam(ddp.parameters(), warmup_steps=5)
         from pliant.algorithms import Momentum
 

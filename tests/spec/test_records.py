@@ -136,6 +136,7 @@ def test_the_first_rule_that_matches_decides():
 
 SIGN = CodecSpec(name="sign")
 TOPK = CodecSpec(name="topk")
+DCT = CodecSpec(name="dct")
 NONSENSE = [
     ({"codec": CodecSpec(name="zip"), "collective": "scatter_gather"}, "there is no codec 'zip'"),
     ({"codec": TOPK, "feedback": "worker"}, "an all_reduce adds up what travels, but sums of topk"),
@@ -146,11 +147,16 @@ NONSENSE = [
     ({"feedback": "worker"}, "no codec is given"),
     ({"codec": TOPK, "collective": "all_gather", "feedback": "both"}, "chunk owners.*not all_gather"),
     ({"codec": SIGN, "collective": "scatter_gather"}, "sign is biased and without error feedback"),
+    ({"codec": DCT, "collective": "all_gather"}, "coefficients that dct leaves out.*momentum 0.0 and feedback 'none'"),
+    ({"codec": DCT, "collective": "all_gather", "momentum": 0.9, "feedback": "worker"}, "feedback 'worker'"),
+    ({"codec": DCT, "momentum": 0.9}, "a gradient meets all_reduce"),
+    ({"codec": DCT, "collective": "all_gather", "momentum": 0.9, "ramp_steps": 3}, "only a sparsifier"),
+    ({"codec": TOPK, "collective": "all_gather", "feedback": "worker", "signed": True}, "signs of the mean.*topk"),
     ({"what": "momentum"}, "its factor is 0.0"),
     ({"what": "momentum", "momentum": 0.9}, "put a warm-up before it"),
     ({"momentum": 0.9}, "momentum correction belongs to sparsified gradients"),
     ({"what": "momentum", "momentum": 0.9, "before": Choice(), "until_step": 1, "every": 2}, "not every 2"),
-    ({"ramp_steps": 3}, "only a sparsifier has a ratio to ramp"),
+    ({"ramp_steps": 3}, "only a sparsifier in an all_gather has a ratio to ramp"),
     ({"momentum": 1.5, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "is 1.5, but must be"),
     ({"every": 0}, "every 0 steps"),
     ({"ramp_steps": -1}, "ramp of -1 steps"),

@@ -3,6 +3,7 @@
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import Algorithm, Moment, State
 from pliant.algorithms.build import ALGORITHMS, build, named, register
+from pliant.algorithms.demo import DeMo, demo
 from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts, between_hosts
 from pliant.algorithms.local import (
@@ -29,6 +30,7 @@ __all__ = [
     "AllReduce",
     "BetweenHosts",
     "CodedNeighbours",
+    "DeMo",
     "Every",
     "Late",
     "Local",
@@ -51,6 +53,7 @@ __all__ = [
     "bytegrad",
     "choco",
     "dcd",
+    "demo",
     "diloco",
     "every",
     "fp16",

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import Algorithm
+from pliant.algorithms.demo import DeMo, demo
 from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts
 from pliant.algorithms.local import Local, async_average, diloco, local_sgd, sparse_loco, streaming_diloco
@@ -18,7 +19,7 @@ from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, oneb
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
 from pliant.algorithms.timing import After, Every, Late, late
-from pliant.codecs import BlockTopK, RandomK, TopK, codec_from
+from pliant.codecs import BlockTopK, Dct, RandomK, TopK, codec_from
 from pliant.spec import Choice, CodecSpec, Outer, OwnSpec, SyncPlan
 
 __all__ = ["ALGORITHMS", "build", "named", "own_names", "register"]
@@ -49,6 +50,7 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
         "topk": lambda optimizer: topk(),
         "blocktopk": lambda optimizer: blocktopk(),
         "randomk": lambda optimizer: randomk(),
+        "demo": lambda optimizer: demo(),
         "late": lambda optimizer: late(allreduce()),
         "gossip": lambda optimizer: gossip(),
         "choco": lambda optimizer: choco(),
@@ -195,7 +197,9 @@ def _scatter_gather(choice: Choice) -> Algorithm:
 
 
 def _all_gather(choice: Choice) -> Algorithm:
-    codec = cast(TopK | BlockTopK, codec_from(_codec(choice)))
+    codec = cast(TopK | BlockTopK | Dct, codec_from(_codec(choice)))
+    if isinstance(codec, Dct):
+        return DeMo(codec=codec, momentum=choice.momentum, signed=choice.signed)
     return Sparse(codec=codec, momentum=choice.momentum, ramp_steps=choice.ramp_steps)
 
 

@@ -3,6 +3,7 @@
 from pliant.codecs.base import Codec, FusedFeedback, SummableCodec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
+from pliant.codecs.dct import Dct
 from pliant.codecs.feedback import encode_feedback
 from pliant.codecs.finite import all_finite, first_nonfinite, scale, tensor_hash
 from pliant.codecs.int4 import Int4
@@ -20,6 +21,7 @@ __all__ = [
     "Bf16",
     "BlockTopK",
     "Codec",
+    "Dct",
     "Fp8",
     "Fp16",
     "FusedFeedback",

@@ -71,7 +71,7 @@ class BlockCodec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoosingCodec(ABC):
-    """Some elements as they are, and nothing of the others. NaN and Inf are never left out."""
+    """Some elements (or coefficients) as they are, and nothing of the others. NaN and Inf are never left out."""
 
     name: ClassVar[str]
     unbiased: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class ChoosingCodec(ABC):
 
     @abstractmethod
     def kernel_clear(self, payload: Tensor, x: Tensor) -> None:
-        """Set to zero what was chosen; checked, and not empty."""
+        """Take away what was chosen: elements sent as they are become zero; checked, and not empty."""
 
     def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()))
@@ -126,8 +126,14 @@ class ChoosingCodec(ABC):
         if acc.numel():
             self.kernel_add(payload, acc)
 
+    def decode_sum(self, payloads: Tensor, out: Tensor) -> None:
+        """Overwrite out, float32 (numel,), by the sum of what the rows of payloads, (num, nbytes), carry, in order."""
+        out.zero_()
+        for payload in payloads:
+            self.decode_add(payload, out)
+
     def clear_sent(self, payload: Tensor, x: Tensor) -> None:
-        """Set x, (numel,), to zero where the payload carries it."""
+        """Take from x, (numel,), what the payload carries of it: zero is left where elements are sent as they are."""
         check_decode(self.name, payload, x, self.nbytes(x.numel()))
         if x.numel():
             self.kernel_clear(payload, x)

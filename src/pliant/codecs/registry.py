@@ -7,6 +7,7 @@ from typing import Any
 from pliant.codecs.base import Codec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
+from pliant.codecs.dct import Dct
 from pliant.codecs.int4 import Int4
 from pliant.codecs.minmax8 import MinMax8
 from pliant.codecs.natural import Natural
@@ -22,7 +23,7 @@ __all__ = ["CODECS", "codec_from", "spec_of"]
 CODECS: MappingProxyType[str, Any] = MappingProxyType(
     {
         kind.name: kind
-        for kind in (Bf16, Fp16, Fp8, MinMax8, Qsgd, Sign, Ternary, Natural, Int4, TopK, BlockTopK, RandomK)
+        for kind in (Bf16, Fp16, Fp8, MinMax8, Qsgd, Sign, Ternary, Natural, Int4, TopK, BlockTopK, RandomK, Dct)
     }
 )
 

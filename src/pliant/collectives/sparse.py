@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pliant.codecs import BlockTopK, TopK
+from pliant.codecs import BlockTopK, Dct, TopK
 from pliant.comm.base import Comm
 
 __all__ = ["SparseAverage"]
@@ -23,7 +23,7 @@ class SparseAverage:
 
     """
 
-    def __init__(self, codec: TopK | BlockTopK, numel: int, comm: Comm, device: torch.device) -> None:
+    def __init__(self, codec: TopK | BlockTopK | Dct, numel: int, comm: Comm, device: torch.device) -> None:
         self._codec = codec
         self._comm = comm
         self._own = torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device)
@@ -33,11 +33,9 @@ class SparseAverage:
         """Overwrite out by the mean of what was chosen of each rank's x, both float32 (numel,)."""
         self._codec.encode(x, self._own, seed)
         self._comm.all_gather(self._all, self._own).wait()
-        out.zero_()
-        for payload in self._all.view(self._comm.size, -1):
-            self._codec.decode_add(payload, out)
+        self._codec.decode_sum(self._all.view(self._comm.size, -1), out)
         out.div_(self._comm.size)
 
     def clear_sent(self, x: Tensor) -> None:
-        """Set x, (numel,), to zero where this rank's last payload had a value."""
+        """Take from x, (numel,), what this rank's last payload carried: zero where elements were sent as they are."""
         self._codec.clear_sent(self._own, x)

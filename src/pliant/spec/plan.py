@@ -78,7 +78,9 @@ class Choice:
     feedback: Feedback = "none"
     """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well."""
     momentum: float = 0.0
-    """Factor of a momentum that the algorithm keeps itself: DGC's correction, or beta_1 of 1-bit Adam."""
+    """Factor of a momentum that the algorithm keeps itself: DGC's correction, DeMo's, or beta_1 of 1-bit Adam."""
+    signed: bool = False
+    """Of DeMo's momentum: whether the optimizer gets the signs of the mean, not the mean."""
     ramp_steps: int = 0
     """Steps over which a sparsifier's ratio falls to its final value."""
     every: int = 1
@@ -115,6 +117,7 @@ class Choice:
 
     def __str__(self) -> str:
         codec = f" as {self.codec}" if self.codec else ""
+        signed = ", signs of the mean" if self.signed else ""
         feedback = {"none": "", "worker": ", error feedback", "both": ", error feedback on both sides"}[self.feedback]
         when = "" if self.every == 1 else f", every {self.every} steps"
         when += f", {self.delay_steps} steps late" if self.delay_steps else ""
@@ -122,7 +125,7 @@ class Choice:
         whom = f" on a {self.graph.kind} graph" if self.graph else ""
         level = ", between hosts" if self.hierarchical else ""
         first = f"until step {self.until_step}: {self.before}; then " if self.before else ""
-        return f"{first}{self.what} by {self.own or self.collective}{whom}{codec}{feedback}{when}{level}"
+        return f"{first}{self.what} by {self.own or self.collective}{whom}{codec}{signed}{feedback}{when}{level}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,10 @@ __all__ = ["check", "objections"]
 SUMMABLE = frozenset({"bf16", "fp16", "randomk"})
 QUANTIZERS = frozenset({"bf16", "fp16", "fp8", "minmax8", "qsgd", "sign", "ternary", "natural", "int4"})
 SPARSIFIERS = frozenset({"topk", "blocktopk"})
+TRANSFORMS = frozenset({"dct"})
 DIFFERENCE_CODERS = QUANTIZERS | SPARSIFIERS
 BIASED = frozenset({"sign", "topk", "blocktopk"})
-CODECS = SUMMABLE | QUANTIZERS | SPARSIFIERS | {"rank"}
+CODECS = SUMMABLE | QUANTIZERS | SPARSIFIERS | TRANSFORMS | {"rank"}
 
 _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
     (
@@ -36,9 +37,23 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "use one of " + ", ".join(sorted(QUANTIZERS)) + ", or another collective.",
     ),
     (
-        lambda c: c.collective == "all_gather" and (c.codec is None or c.codec.name not in SPARSIFIERS),
+        lambda c: c.collective == "all_gather" and (c.codec is None or c.codec.name not in SPARSIFIERS | TRANSFORMS),
         "all_gather merges chosen elements, but {codec} does not choose any; "
-        "use one of " + ", ".join(sorted(SPARSIFIERS)) + ", or another collective.",
+        "use one of " + ", ".join(sorted(SPARSIFIERS | TRANSFORMS)) + ", or another collective.",
+    ),
+    (
+        lambda c: (
+            c.codec is not None
+            and c.codec.name in TRANSFORMS
+            and (c.what != "gradient" or c.collective != "all_gather" or c.momentum == 0 or c.feedback != "none")
+        ),
+        "coefficients that {codec} leaves out stay in a momentum of gradients, but here a {what} meets {collective}, "
+        "momentum {momentum} and feedback {feedback!r}; use gradients, all_gather, a momentum above 0, and 'none'.",
+    ),
+    (
+        lambda c: c.signed and (c.codec is None or c.codec.name not in TRANSFORMS),
+        "signs of the mean belong to the momentum that a transform leaves behind, but the codec is {codec}; "
+        "use dct, or unset signed.",
     ),
     (
         lambda c: (c.collective == "low_rank") != (c.codec is not None and c.codec.name == "rank"),
@@ -77,8 +92,12 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "an exchanged momentum must be exchanged in every step, not every {every}; exchange gradients instead.",
     ),
     (
-        lambda c: c.ramp_steps > 0 and c.collective != "all_gather",
-        "only a sparsifier has a ratio to ramp, but the collective is {collective}; use after() for other warm-ups.",
+        lambda c: (
+            c.ramp_steps > 0
+            and (c.collective != "all_gather" or (c.codec is not None and c.codec.name not in SPARSIFIERS))
+        ),
+        "only a sparsifier in an all_gather has a ratio to ramp, but here {collective} meets {codec}; "
+        "use after() for other warm-ups.",
     ),
     (
         lambda c: (c.what == "weight") != (c.collective == "gossip"),
@@ -183,6 +202,7 @@ def objections(choice: "Choice") -> list[str]:
         "delay_steps": choice.delay_steps,
         "compensation": choice.compensation,
         "momentum": choice.momentum,
+        "feedback": choice.feedback,
         "every": choice.every,
         "ramp_steps": choice.ramp_steps,
         "chunk_bytes": choice.chunk_bytes,

@@ -32,6 +32,8 @@ POST_LOCAL_PERIOD = 8
 """Of torch's post-local SGD: that of `local_sgd`."""
 _ONE_BUCKET_MB = 10_000
 ADAM_LR = 2e-3
+SIGNED_LR = 2e-3
+"""Where every element moves by the learning rate in every step."""
 
 
 @dataclass(kw_only=True)
@@ -160,11 +162,23 @@ def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, ada
     if name == "onebit_adam":
         adam_lr = lr if adam else ADAM_LR
         return pliant.OneBitAdam(module.parameters(), lr=adam_lr, warmup_steps=warmup_steps_of(total_steps))
+    if settings_of(name)[0] == "demo":
+        return _plain_sgd(name, module, lr, adam=adam)
     if adam:
         return AdamW(module.parameters(), lr=lr)
     if name == "ddp-adam":
         return Adam(module.parameters(), lr=ADAM_LR)
     return SGD(module.parameters(), lr=lr, momentum=0.0 if name == "topk_dgc" else 0.9)
+
+
+def _plain_sgd(name: str, module: nn.Module, lr: float, *, adam: bool) -> Optimizer:
+    """Return SGD without momentum, for an arm that keeps one: at Adam's rate if what arrives are signs."""
+    if settings_of(name)[1].get("signed", 1):
+        return SGD(module.parameters(), lr=lr if adam else SIGNED_LR)
+    if adam:
+        raise ValueError(f"{name!r} steps by a mean as SGD does, but this model trains at Adam's rate; leave it signed.")
+    # Each gradient counts once, where a momentum of 0.9 counts it ten times.
+    return SGD(module.parameters(), lr=10 * lr)
 
 
 def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":

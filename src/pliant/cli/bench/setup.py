@@ -55,6 +55,7 @@ PLIANT_ARMS = (
     "topk_dgc",
     "blocktopk",
     "randomk",
+    "demo",
     "late",
     "gossip",
     "choco",
