@@ -176,7 +176,9 @@ def _plain_sgd(name: str, module: nn.Module, lr: float, *, adam: bool) -> Optimi
     if settings_of(name)[1].get("signed", 1):
         return SGD(module.parameters(), lr=lr if adam else SIGNED_LR)
     if adam:
-        raise ValueError(f"{name!r} steps by a mean as SGD does, but this model trains at Adam's rate; leave it signed.")
+        raise ValueError(
+            f"{name!r} steps by a mean as SGD does, but this model trains at Adam's rate; leave it signed."
+        )
     # Each gradient counts once, where a momentum of 0.9 counts it ten times.
     return SGD(module.parameters(), lr=10 * lr)
 
