@@ -76,6 +76,8 @@ ALGORITHMS = {
     "every-exact": p.every(3, p.allreduce()),
     "after": p.after(2, p.allreduce(), then=p.onebit()),
     "late": p.late(p.allreduce()),
+    "owner": p.owner(),
+    "owner-qsgd": p.owner(c.Qsgd(bits=8)),
     "late-onebit": p.late(p.onebit(), compensation=0.1),
     "onebit_adam": Momentum(beta=0.9, warmup_steps=3),
 }
@@ -93,6 +95,8 @@ BETWEEN_STEPS = {
     "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": p.sparse_loco(3, ratio=0.2),
     "async_average": p.async_average(),
+    "stale": p.stale(0),
+    "stale-free": p.stale(2),
     "between-hosts": p.between_hosts(p.diloco(3)),
 }
 """Algorithms that exchange weights, and let ranks differ between exchanges."""

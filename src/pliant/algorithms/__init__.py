@@ -16,6 +16,7 @@ from pliant.algorithms.local import (
     streaming_diloco,
 )
 from pliant.algorithms.onebit_adam import Momentum, OneBitAdam
+from pliant.algorithms.owner import Owner, owner, stale
 from pliant.algorithms.partition import partition, plan_of
 from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
@@ -38,6 +39,7 @@ __all__ = [
     "Momentum",
     "Neighbours",
     "OneBitAdam",
+    "Owner",
     "PowerSgd",
     "Quantized",
     "RandomSparse",
@@ -64,6 +66,7 @@ __all__ = [
     "named",
     "natural",
     "onebit",
+    "owner",
     "partition",
     "plan_of",
     "post_local_sgd",
@@ -72,6 +75,7 @@ __all__ = [
     "randomk",
     "register",
     "sparse_loco",
+    "stale",
     "streaming_diloco",
     "terngrad",
     "topk",

@@ -14,6 +14,7 @@ from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, go
 from pliant.algorithms.hierarchy import BetweenHosts
 from pliant.algorithms.local import Local, async_average, diloco, local_sgd, sparse_loco, streaming_diloco
 from pliant.algorithms.onebit_adam import Momentum, OneBitAdam
+from pliant.algorithms.owner import Owner, owner, stale
 from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
@@ -51,6 +52,8 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
         "blocktopk": lambda optimizer: blocktopk(),
         "randomk": lambda optimizer: randomk(),
         "demo": lambda optimizer: demo(),
+        "owner": lambda optimizer: owner(),
+        "stale": lambda optimizer: stale(),
         "late": lambda optimizer: late(allreduce()),
         "gossip": lambda optimizer: gossip(),
         "choco": lambda optimizer: choco(),
@@ -207,10 +210,17 @@ def _low_rank(choice: Choice) -> Algorithm:
     return PowerSgd(rank=int(_codec(choice).settings.get("rank", PowerSgd.rank)))
 
 
+def _owner(choice: Choice) -> Algorithm:
+    codec = None if choice.codec is None else codec_from(choice.codec)
+    staleness = choice.staleness if choice.served else None
+    return Owner(codec=codec, bandwidths=choice.bandwidths, staleness=staleness)
+
+
 _CARRIERS: dict[str, Callable[[Choice], Algorithm]] = {
     "all_reduce": _all_reduce,
     "scatter_gather": _scatter_gather,
     "all_gather": _all_gather,
     "low_rank": _low_rank,
     "gossip": _gossip,
+    "owner": _owner,
 }

@@ -1,19 +1,25 @@
 """What is achieved: exact, compressed, sparse and low-rank averages over any Comm."""
 
 from pliant.collectives.averaging import CastSum, DirectAverage, SummedAverage
+from pliant.collectives.clocks import Clocks
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.gossip import CodedGossip, Gossip
 from pliant.collectives.lowrank import LowRankAverage, factor_shape
+from pliant.collectives.owner import OwnerSum
+from pliant.collectives.placement import place
 from pliant.collectives.sparse import SparseAverage
 
 __all__ = [
     "CastSum",
+    "Clocks",
     "CodedGossip",
     "CompressedAverage",
     "DirectAverage",
     "Gossip",
     "LowRankAverage",
+    "OwnerSum",
     "SparseAverage",
     "SummedAverage",
     "factor_shape",
+    "place",
 ]

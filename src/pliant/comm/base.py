@@ -51,6 +51,11 @@ class Comm(Protocol):
         """Ranks in the group."""
         ...
 
+    @property
+    def timeout_s(self) -> float:
+        """Longest wait for one communication."""
+        ...
+
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         """Replace x on every rank by the sum, minimum or maximum over ranks."""
         ...
@@ -67,10 +72,17 @@ class Comm(Protocol):
         """Send part j of x, (size * numel,), to rank j; part j of out comes from rank j."""
         ...
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        *,
+        patience_s: float | None = None,
+    ) -> Work:
         """Post all receives, then all sends, each with its peer; messages between two ranks keep their order.
 
-        Sizes must agree on both sides: a receive buffer that is too small ends the process inside Gloo.
+        Sizes must agree on both sides: a receive buffer that is too small ends the process inside Gloo. With
+        `patience_s` the wait may take that long instead of `timeout_s`: for those who serve, and may be idle.
         """
         ...
 

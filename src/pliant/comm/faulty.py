@@ -60,6 +60,10 @@ class FaultyComm:
         return self._comm.rank
 
     @property
+    def timeout_s(self) -> float:
+        return self._comm.timeout_s
+
+    @property
     def size(self) -> int:
         return self._comm.size
 
@@ -75,8 +79,16 @@ class FaultyComm:
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         return self._comm.all_to_all(out, x) if self._passes("all_to_all") else _Never()
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
-        return self._comm.exchange(sends, receives) if self._passes("exchange") else _Never()
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        *,
+        patience_s: float | None = None,
+    ) -> Work:
+        if not self._passes("exchange"):
+            return _Never()
+        return self._comm.exchange(sends, receives, patience_s=patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._comm.broadcast(x, root) if self._passes("broadcast") else _Never()

@@ -34,6 +34,10 @@ class HierarchicalComm:
         return self._flat.rank
 
     @property
+    def timeout_s(self) -> float:
+        return self._flat.timeout_s
+
+    @property
     def size(self) -> int:
         return self._flat.size
 
@@ -78,8 +82,14 @@ class HierarchicalComm:
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         return self._flat.all_to_all(out, x)
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
-        return self._flat.exchange(sends, receives)
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        *,
+        patience_s: float | None = None,
+    ) -> Work:
+        return self._flat.exchange(sends, receives, patience_s=patience_s)
 
     def barrier(self) -> None:
         self._flat.barrier()

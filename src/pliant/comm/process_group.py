@@ -27,14 +27,22 @@ _BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
 class _Pending:
     """Works in flight that are one communication to the caller."""
 
-    def __init__(self, comm: "ProcessGroupComm", op: str, works: Sequence[dist.Work], num_bytes: int) -> None:
+    def __init__(
+        self,
+        comm: "ProcessGroupComm",
+        op: str,
+        works: Sequence[dist.Work],
+        num_bytes: int,
+        patience_s: float | None = None,
+    ) -> None:
         self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
+        self._limit_s = comm.timeout_s if patience_s is None else patience_s
         self._start_s = time.monotonic()
 
     def wait(self) -> None:
         try:
             for work in self._works:
-                work.wait(timedelta(seconds=self._comm.timeout_s))
+                work.wait(timedelta(seconds=self._limit_s))
         except RuntimeError as error:
             self._works = ()  # they hold connections, and whoever keeps the error would keep them
             raise self._comm.failure(self._op, self._num_bytes, time.monotonic() - self._start_s, error) from error
@@ -65,7 +73,7 @@ class ProcessGroupComm:
         owns_liveness: bool = True,
     ) -> None:
         self.group = group
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self._make_group = make_group
         self._owns_group = owns_group
         self._liveness = liveness
@@ -79,6 +87,10 @@ class ProcessGroupComm:
     @property
     def size(self) -> int:
         return self._size
+
+    @property
+    def timeout_s(self) -> float:
+        return self._timeout_s
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(x)
@@ -103,19 +115,28 @@ class ProcessGroupComm:
         out, x = _movable(out), _movable(x)
         return self._start("all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True))
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        *,
+        patience_s: float | None = None,
+    ) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))
         num_bytes = sum(x.nbytes for _, x in sends)
+        group: ProcessGroup | None = getattr(self, "group", None)  # another thread may close this comm meanwhile
+        if group is None:
+            raise self.failure("exchange", num_bytes, 0.0, RuntimeError("this comm is closed"))
         try:
-            if self.group.name() == "nccl":
+            if group.name() == "nccl":
                 works = self._batched(sends, receives)
             else:
                 # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
-                works = [self.group.recv([_movable(x)], peer, 0) for peer, x in receives]
-                works += [self.group.send([_movable(x)], peer, 0) for peer, x in sends]
+                works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
+                works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
         except RuntimeError as error:
             raise self.failure("exchange", num_bytes, 0.0, error) from error
-        return _Pending(self, "exchange", works, num_bytes)
+        return _Pending(self, "exchange", works, num_bytes, patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)

@@ -1,5 +1,6 @@
 """A comm that counts what goes through it, and changes nothing."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ __all__ = ["RecordedComm"]
 
 
 class _Timed:
-    def __init__(self, recorder: "RecordedComm", work: Work, name: str, sent: int, received: int) -> None:
-        self._recorder, self._work, self._noted = recorder, work, False
+    def __init__(
+        self, recorder: "RecordedComm", work: Work, name: str, sent: int, received: int, *, idle: bool
+    ) -> None:
+        self._recorder, self._work, self._noted, self._idle = recorder, work, False, idle
         self._name, self._sent, self._received = name, sent, received
         self._start_s = time.perf_counter()
 
@@ -22,7 +25,7 @@ class _Timed:
         wait_from_s = time.perf_counter()
         self._work.wait()
         if not self._noted:
-            self._recorder.note(self._name, self._start_s, wait_from_s, self._sent, self._received)
+            self._recorder.note(self._name, self._start_s, wait_from_s, self._sent, self._received, idle=self._idle)
         self._noted = True
 
 
@@ -39,6 +42,7 @@ class RecordedComm:
         self._comm = comm
         self._keep_events = keep_events
         self._parts: list[RecordedComm] = []
+        self._lock = threading.Lock()  # servers of shards talk from threads of their own
         self.reset()
 
     def reset(self) -> None:
@@ -75,13 +79,21 @@ class RecordedComm:
         return self._comm.rank
 
     @property
+    def timeout_s(self) -> float:
+        return self._comm.timeout_s
+
+    @property
     def size(self) -> int:
         return self._comm.size
 
-    def note(self, name: str, start_s: float, wait_from_s: float, sent: int, received: int) -> None:
-        """Account for one finished communication."""
+    def note(
+        self, name: str, start_s: float, wait_from_s: float, sent: int, received: int, *, idle: bool = False
+    ) -> None:
+        """Account for one finished communication; an idle one may never have come, and nobody has waited for it."""
         now_s = time.perf_counter()
-        self._wait_s += now_s - wait_from_s
+        with self._lock:
+            self._wait_s += 0.0 if idle else now_s - wait_from_s
+            self._received_bytes += received if idle else 0
         if self._keep_events:
             self.events.append(
                 Event(
@@ -112,9 +124,16 @@ class RecordedComm:
         moved = (self.size - 1) * x.nbytes // self.size
         return self._count("all_to_all", self._comm.all_to_all(out, x), moved, moved)
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Work:
-        work = self._comm.exchange(sends, receives)
-        return self._count("exchange", work, sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives))
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        *,
+        patience_s: float | None = None,
+    ) -> Work:
+        work = self._comm.exchange(sends, receives, patience_s=patience_s)
+        sent, received = sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives)
+        return self._count("exchange", work, sent, received, idle=patience_s is not None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         sent = (self.size - 1) * x.nbytes if self.rank == root else 0
@@ -148,8 +167,9 @@ class RecordedComm:
         self._parts.clear()
         self._comm = comm
 
-    def _count(self, name: str, work: Work, sent: int, received: int) -> Work:
-        self._calls[name] += 1
-        self._sent_bytes += sent
-        self._received_bytes += received
-        return _Timed(self, work, name, sent, received)
+    def _count(self, name: str, work: Work, sent: int, received: int, *, idle: bool = False) -> Work:
+        with self._lock:
+            self._calls[name] += 1
+            self._sent_bytes += sent
+            self._received_bytes += 0 if idle else received
+        return _Timed(self, work, name, sent, received, idle=idle)

@@ -169,8 +169,6 @@ class ElasticRun(Run):
     @torch.no_grad()
     def _meet(self, epoch: Epoch) -> None:
         """Make the members of a new epoch alike."""
-        if self._in_force is None:
-            raise RuntimeError("an elastic run met others before it had a plan in force.")
         num_sound = sum(member.sound for member in epoch.members)
         newcomers = num_sound < len(epoch.members)
         averaged, alike = _tensors_to_meet(self._module)
@@ -182,7 +180,7 @@ class ElasticRun(Run):
         lockstep = any(choice.pace == "lockstep" for choice in self._exchanger.store.choices.values())
         if lockstep or not self._sound:
             self._step = max(member.step for member in epoch.members[: num_sound or 1])
-        self._in_force = made = self._maker.remake(self._in_force, self._step)
+        self._made = made = self._maker.remake(self._made, self._step)
         self._exchanger, self._weights = made.exchanger, made.weights
         if made.weights is not None:
             made.weights.follow()
@@ -222,7 +220,7 @@ def _require_possible(model: nn.Module, plan: SyncPlan) -> None:
             "group by itself (about its buckets, about unused parameters), and would wait for a lost rank; pass "
             "model.module, and call run.model."
         )
-    if not plan.between_steps:
+    if not plan.between_steps or any(rule.choice.served for rule in plan.rules):
         raise ValueError(
             f"an elastic run needs a plan whose ranks exchange weights between steps, but {plan.name or plan.hash!r} "
             "exchanges gradients, whose mean is not known without the lost rank; use gossip, local_sgd, diloco or "

@@ -62,7 +62,7 @@ class LaidOut:
     def stays(self, step: int) -> bool:
         """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
         choices = [part.algorithm.choice for part in self.parts]
-        return all(c.between_steps and not c.hierarchical and step >= c.until_step for c in choices)
+        return all(c.apart and not c.hierarchical and step >= c.until_step for c in choices)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,10 +105,10 @@ def lay_out(
             flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
         )
         state = store.state_of(bucket)
-        if not choice.between_steps or choice.hierarchical or choice.before:  # otherwise gradients stay where they are
+        if not choice.apart or choice.hierarchical or choice.before:  # otherwise gradients stay where they are
             state = replace(state, workspace=algorithm.prepare(bucket, comm))
         parts.append(Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging))
-    in_shares = all(isinstance(part.algorithm, AddsShares) for part in parts)
+    in_shares = all(isinstance(p.algorithm, AddsShares) and not p.algorithm.choice.apart for p in parts)
     return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts), in_shares=in_shares)
 
 

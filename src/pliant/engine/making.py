@@ -8,10 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer
+from pliant.collectives import place
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import by_hosts
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.means import average_weights
+from pliant.engine.owned import Owned
+from pliant.engine.served import Served
 from pliant.engine.store import Store
 from pliant.engine.torchrun import hosts_from_torchrun
 from pliant.engine.weights import Weights
@@ -28,6 +31,30 @@ class InForce:
     """Of gradients, and of momenta."""
     weights: Weights | None
     """None if gradients are all that is exchanged."""
+    owned: Owned | None
+    """None if every rank steps every parameter."""
+    served: Served | None
+    """None if ranks step together."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
+        return self.weights is not None or self.served is not None
+
+    def settle(self, step: int) -> None:
+        """Make what is in flight a state that can be saved; at a free pace this is collective."""
+        if self.weights is not None:
+            self.weights.settle(step)
+        if self.served is not None:
+            self.served.finish()
+
+    def hand_back(self) -> None:
+        """Let owners be owners no more: all ranks get equal weights, and the whole optimizer state. Collective."""
+        if self.served is not None:
+            self.served.finish()
+            self.served.close()
+        if self.owned is not None:
+            self.owned.give_all()
 
 
 class Maker:
@@ -71,13 +98,36 @@ class Maker:
             inner: Any = getattr(algorithm, "inner", algorithm)
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(self._optimizer)
+        self._place(store)
+        if old is not None:
+            old.hand_back()
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store)
         for name, parameter in self._parameters.items():
             inner = getattr(store.algorithms[choices[name]], "inner", store.algorithms[choices[name]])
             if isinstance(inner, StartsFromOptimizer):
                 inner.start_from(self._optimizer, parameter, store.tensors[name])
         exchanger = Exchanger(store, self._comms, self._nonfinite, owed)
-        return InForce(exchanger=exchanger, weights=self._make_weights(store, old, step))
+        weights = self._make_weights(store, old, step)
+        has_owners = any(choice.owned for choice in choices.values())
+        owned = Owned(store, self._comms[False], self._optimizer) if has_owners else None
+        served = None
+        if owned is not None and (bounds := {choice.staleness for choice in choices.values() if choice.served}):
+            served = Served(owned, self._comms[False], self._optimizer, max(bounds))
+        return InForce(exchanger=exchanger, weights=weights, owned=owned, served=served)
+
+    def _place(self, store: Store) -> None:
+        """Give each parameter of owners an owner, the same on all ranks."""
+        size = self._comms[False].size
+        for choice in {choice for choice in store.choices.values() if choice.owned}:
+            bandwidths = choice.bandwidths or (1.0,) * size
+            if len(bandwidths) != size:
+                raise ValueError(
+                    f"the plan gives {len(bandwidths)} bandwidths, but there are {size} ranks; give one for each."
+                )
+            names = [name for name, own in store.choices.items() if own == choice]
+            owners = place([self._parameters[name].numel() for name in names], bandwidths)
+            for name, rank in zip(names, owners, strict=True):
+                store.tensors[name]["owner"].fill_(rank)
 
     def remake(self, old: InForce, step: int) -> InForce:
         """Put the same plan in force among the ranks that go on, where weights are all that is exchanged. Collective.
@@ -91,7 +141,8 @@ class Maker:
             counters = weights.counters
             counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
             weights.counters = counters
-        return InForce(exchanger=Exchanger(store, self._comms, self._nonfinite, {}), weights=weights)
+        exchanger = Exchanger(store, self._comms, self._nonfinite, {})
+        return InForce(exchanger=exchanger, weights=weights, owned=None, served=None)
 
     def _make_weights(self, store: Store, old: InForce | None, step: int) -> Weights | None:
         before = {} if old is None else old.exchanger.store.choices

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pliant.algorithms.base import Rest
 from pliant.comm.base import Comm
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Arrival
+from pliant.engine.making import InForce
 from pliant.spec import SyncPlan
 
 __all__ = ["LaidOutAsSaved", "Resumed", "read_state", "write_state"]
@@ -55,8 +56,19 @@ class Resumed:
     layout: LaidOutAsSaved | None
 
 
-def write_state(exchanger: Exchanger, plan: SyncPlan, comm: Comm, *, step: int, turn: int) -> dict[str, Any]:
+def write_state(
+    made: InForce, plan: SyncPlan, comm: Comm, module: nn.Module, *, step: int, turn: int
+) -> dict[str, Any]:
     """Return {'rank<i>': {...}} of tensors whose shapes depend only on the model, the plan and the ranks."""
+    exchanger = made.exchanger
+    own: dict[str, Any] = {}
+    if made.weights is not None:
+        own |= {"weights": made.weights.counters}
+    if made.apart:
+        # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
+        own |= {"model": {name: tensor.clone() for name, tensor in _tensors_of(module).items()}}
+    if made.owned is not None:
+        own |= {"optimizer": made.owned.state}
     place = {name: (b, k) for b, names in exchanger.layout.items() for k, name in enumerate(names)}
     layout = torch.tensor([place.get(name, (-1, -1)) for name in exchanger.store.tensors], dtype=torch.int64)
     return {
@@ -64,12 +76,13 @@ def write_state(exchanger: Exchanger, plan: SyncPlan, comm: Comm, *, step: int, 
             "counters": torch.tensor([step, turn, comm.size, int(plan.hash, 16) >> 1], dtype=torch.int64),
             "layout": layout,  # (num_parameters, 2): bucket, place in it; -1 before the first exchange
             "slots": {name: dict(slots) for name, slots in exchanger.store.tensors.items() if slots},
+            **own,
         }
     }
 
 
-def read_state(state: Mapping[str, Any], exchanger: Exchanger, plan: SyncPlan, comm: Comm) -> Resumed:
-    """Put saved tensors into the store. Raises ValueError, before anything is changed, if they do not fit."""
+def read_state(state: Mapping[str, Any], made: InForce, plan: SyncPlan, comm: Comm, module: nn.Module) -> Resumed:
+    """Put saved tensors where they belong. Raises ValueError, before anything is changed, if they do not fit."""
     own = state.get(f"rank{comm.rank}")
     if own is None:
         raise ValueError(f"the state holds {', '.join(state)}, but this is rank {comm.rank}; load its own part.")
@@ -81,13 +94,22 @@ def read_state(state: Mapping[str, Any], exchanger: Exchanger, plan: SyncPlan, c
         )
     if plan_hash != int(plan.hash, 16) >> 1:
         raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")
-    tensors = exchanger.store.tensors
+    tensors = made.exchanger.store.tensors
     slots: Mapping[str, Mapping[str, Tensor]] = own["slots"]
     if {n: set(s) for n, s in slots.items()} != {n: set(s) for n, s in tensors.items() if s}:
         raise ValueError("the state's parameters are not the model's; load it into the model that it was saved from.")
     for name, saved in slots.items():
         for slot, tensor in saved.items():
             tensors[name][slot].copy_(tensor)
+    if made.weights is not None:
+        made.weights.counters = own["weights"]
+    if made.apart:
+        for name, tensor in _tensors_of(module).items():
+            tensor.copy_(own["model"][name])
+    if made.owned is not None:
+        made.owned.state = own["optimizer"]
+    if made.served is not None:
+        made.served.begin()
     return Resumed(step=step, turn=turn, layout=_read_layout(own["layout"], list(tensors)))
 
 
@@ -98,3 +120,8 @@ def _read_layout(layout: Tensor, names: Sequence[str]) -> LaidOutAsSaved | None:
     if -1 in buckets:
         return None
     return LaidOutAsSaved(buckets={b: tuple(name for _, name in sorted(held)) for b, held in buckets.items()})
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers, detached but live."""
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}

@@ -60,9 +60,8 @@ class Run:
         self._handed_over: Ticket | None = None
         self._as_saved: LaidOutAsSaved | None = None
         self._maker = Maker(self._module, optimizer, self._parameters, comm=comm, hosts=hosts, nonfinite=nonfinite)
-        self._in_force: InForce | None = None
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
-        self._put_in_force(plan)
+        self._put_in_force(plan, None)
         self._lane = Lane(self._device, "pliant-lane")
         self._watch = BackwardWatch(self._ddp, self._parameters) if self._ddp is not None else None
         if self._front is not None:
@@ -73,11 +72,12 @@ class Run:
         ]
         self._open = True
 
-    def _put_in_force(self, plan: SyncPlan) -> None:
-        self._in_force = made = self._maker.make(plan, self._in_force, self._step)
+    def _put_in_force(self, plan: SyncPlan, old: InForce | None) -> None:
+        self._made = made = self._maker.make(plan, old, self._step)
         self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
-        if self._ddp is not None:  # ranks that are apart have buffers of their own, and must not wait for each other
-            self._ddp.broadcast_buffers = self._shares_buffers and made.weights is None
+        self._owned, self._served = made.owned, made.served
+        if self._ddp is not None:
+            self._ddp.broadcast_buffers = self._shares_buffers and not made.apart
 
     # - The moments
 
@@ -139,14 +139,23 @@ class Run:
         self._lane.raise_error()
         if self._watch is not None:
             self._watch.demand_complete()
+        if self._served is not None:
+            start_s = time.perf_counter()
+            self._served.step(self._step)
+            self._exposed_s += time.perf_counter() - start_s
+        elif self._owned is not None:
+            self._owned.before_step()
 
     def _after_step(self) -> None:
         self._step += 1
+        start_s = time.perf_counter()
+        if self._owned is not None and self._served is None:
+            share, made = self._owned.share, self._step
+            self._lane.submit(lambda: share(made)).wait()
         if self._weights is not None:
-            start_s = time.perf_counter()
             self._weights.after_step(self._step)
-            self._exposed_s += time.perf_counter() - start_s
-        equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].between_steps}
+        self._exposed_s += time.perf_counter() - start_s
+        equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
         if equal and self._agreement_every and self._step % self._agreement_every == 0 and self._comm.size > 1:
             mine, step = fingerprints(equal), self._step
 
@@ -189,17 +198,11 @@ class Run:
 
         Made for `torch.distributed.checkpoint`; `torch.save` per rank works as well. The tensors are live. Where
         weights are exchanged, a copy of this rank's own model is in it; save every rank's optimizer too, each under
-        a name of its own. At a free pace the call is collective.
+        a name of its own. What owners hold of the optimizer's state is in it. At a free pace the call is collective.
         """
         self._lane.drain()
-        if self._weights is not None:
-            self._weights.settle(self._step)
-        state = write_state(self._exchanger, self.plan, self._comm, step=self._step, turn=self._turn)
-        if self._weights is not None:
-            # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
-            model = {name: tensor.clone() for name, tensor in _tensors_of(self._module).items()}
-            state[f"rank{self._comm.rank}"] |= {"weights": self._weights.counters, "model": model}
-        return state
+        self._made.settle(self._step)
+        return write_state(self._made, self.plan, self._comm, self._module, step=self._step, turn=self._turn)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state_dict of the same plan and number of ranks, bit for bit; the last thing to load.
@@ -209,13 +212,8 @@ class Run:
 
         """
         self._lane.drain()
-        resumed = read_state(state, self._exchanger, self.plan, self._comm)
+        resumed = read_state(state, self._made, self.plan, self._comm, self._module)
         self._step, self._turn, self._as_saved = resumed.step, resumed.turn, resumed.layout
-        if self._weights is not None:
-            own = state[f"rank{self._comm.rank}"]
-            self._weights.counters = own["weights"]
-            for name, tensor in _tensors_of(self._module).items():
-                tensor.copy_(own["model"][name])
 
     def consolidate(self) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
@@ -223,7 +221,9 @@ class Run:
         The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
         """
         self._lane.drain()
-        return mean_model(self._module, self._comm, differ=self._weights is not None)
+        if self._served is not None:
+            self._served.finish()
+        return mean_model(self._module, self._comm, differ=self._made.apart)
 
     def count(self, work: float) -> None:
         """Say how much this rank has done since it last said so, such as samples: for plans that weigh ranks by it."""
@@ -248,14 +248,15 @@ class Run:
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
-        self._put_in_force(plan)
+        self._put_in_force(plan, self._made)
         self._as_saved = None
 
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
-        Weights that differ between ranks become their mean, which is collective: a `with` block that ends in an error
-        leaves them as they are. Raises what nothing has raised yet. A second call does nothing.
+        Weights that differ between ranks become their mean, and optimizer state divided among owners becomes whole,
+        which is collective: a `with` block that ends in an error leaves both as they are. Raises what nothing has
+        raised yet. A second call does nothing.
         """
         if not self._open:
             return
@@ -265,6 +266,7 @@ class Run:
                 self._weights.finish(self._step)
                 names = [n for n, choice in self._exchanger.store.choices.items() if choice.between_steps]
                 average_weights([self._parameters[n] for n in names], self._comm)
+            self._made.hand_back()
         finally:
             self._let_go()
 
@@ -282,6 +284,8 @@ class Run:
             self._ddp.broadcast_buffers = self._shares_buffers
         if self._weights is not None:
             self._weights.close()
+        if self._served is not None:
+            self._served.abandon()
         self._lane.close()
         self._comm.close()
 
@@ -293,8 +297,3 @@ class Run:
             self.close()
         else:
             self._let_go()
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's parameters and buffers, detached but live."""
-    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
 
-__all__ = ["broadcast_optimizer", "broadcast_tensors", "steps_taken"]
+__all__ = ["broadcast_data", "broadcast_optimizer", "broadcast_tensors", "steps_taken"]
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
@@ -28,24 +28,34 @@ def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
 def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device, *, keep: bool = False) -> None:
     """Give every rank rank 0's optimizer state and hyperparameters; a rank that keeps its own takes part, no more.
 
-    The shape of the state travels as JSON and its tensors as they are: nothing is unpickled.
-
     Raises:
         TypeError: On all ranks, if the state holds something that is neither a tensor nor plain data.
 
     """
-    mine = optimizer.state_dict()
-    tensors: list[Tensor] = []
-    described = json.dumps(_describe(mine, tensors)) if comm.rank == 0 else ""
-    described = _broadcast_text(described, comm, device)
-    received: list[Tensor] = []
-    theirs = _restore(json.loads(described), received, device)
-    for k, tensor in enumerate(received):
-        moved = (tensors[k] if comm.rank == 0 else tensor).to(device).contiguous()  # NCCL cannot carry CPU scalars
-        comm.broadcast(moved, 0).wait()
-        tensor.copy_(moved)
+    theirs = broadcast_data(optimizer.state_dict(), 0, comm, device)
     if comm.rank != 0 and not keep:
         optimizer.load_state_dict(theirs)
+
+
+def broadcast_data(mine: Any, root: int, comm: Comm, device: torch.device) -> Any:
+    """Return a copy of root's nested data: tensors, plain values, and dicts, lists and tuples of them.
+
+    The shape of the data travels as JSON and its tensors as they are: nothing is unpickled.
+
+    Raises:
+        TypeError: On all ranks, if the data holds something else.
+
+    """
+    tensors: list[Tensor] = []
+    described = json.dumps(_describe(mine, tensors)) if comm.rank == root else ""
+    described = _broadcast_text(described, root, comm, device)
+    received: list[Tensor] = []
+    theirs = _restore(json.loads(described), root, received, device)
+    for k, tensor in enumerate(received):
+        moved = (tensors[k] if comm.rank == root else tensor).to(device).contiguous()  # NCCL knows no CPU scalars
+        comm.broadcast(moved, root).wait()
+        tensor.copy_(moved)
+    return theirs
 
 
 def steps_taken(optimizer: Optimizer) -> int:
@@ -53,13 +63,13 @@ def steps_taken(optimizer: Optimizer) -> int:
     return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
 
 
-def _broadcast_text(text: str, comm: Comm, device: torch.device) -> str:
+def _broadcast_text(text: str, root: int, comm: Comm, device: torch.device) -> str:
     raw = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
     length = torch.tensor([raw.numel()], dtype=torch.int64, device=device)
-    comm.broadcast(length, 0).wait()
-    if comm.rank != 0:
+    comm.broadcast(length, root).wait()
+    if comm.rank != root:
         raw = torch.empty(int(length), dtype=torch.uint8, device=device)
-    comm.broadcast(raw, 0).wait()
+    comm.broadcast(raw, root).wait()
     return bytes(raw.cpu().tolist()).decode()
 
 
@@ -77,20 +87,20 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
     return {"foreign": type(value).__name__}
 
 
-def _restore(value: Any, tensors: list[Tensor], device: torch.device) -> Any:
+def _restore(value: Any, root: int, tensors: list[Tensor], device: torch.device) -> Any:
     if "tensor" in value:
         where = torch.device("cpu") if value["cpu"] and not value["shape"] else device
         tensors.append(torch.empty(value["shape"], dtype=getattr(torch, value["tensor"]), device=where))
         return tensors[-1]
     if "items" in value:
-        return {_restore(k, tensors, device): _restore(v, tensors, device) for k, v in value["items"]}
+        return {_restore(k, root, tensors, device): _restore(v, root, tensors, device) for k, v in value["items"]}
     if "list" in value:
-        return [_restore(v, tensors, device) for v in value["list"]]
+        return [_restore(v, root, tensors, device) for v in value["list"]]
     if "tuple" in value:
-        return tuple(_restore(v, tensors, device) for v in value["tuple"])
+        return tuple(_restore(v, root, tensors, device) for v in value["tuple"])
     if "foreign" in value:
         raise TypeError(
-            f"the optimizer's state on rank 0 holds a {value['foreign']}, which cannot be sent to the other ranks; "
+            f"the optimizer's state on rank {root} holds a {value['foreign']}, which cannot be sent to the others; "
             "call relax() before the first step, on equal optimizers."
         )
     return value["plain"]

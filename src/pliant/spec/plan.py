@@ -13,7 +13,7 @@ from pliant.spec.validity import check
 __all__ = ["Choice", "CodecSpec", "Match", "Outer", "OwnSpec", "Rule", "SyncPlan"]
 
 What = Literal["gradient", "momentum", "weight", "change"]
-Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip"]
+Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip", "owner"]
 Feedback = Literal["none", "worker", "both"]
 Order = Literal["ready", "at_end"]
 Pace = Literal["lockstep", "free"]
@@ -66,6 +66,10 @@ class Choice:
     """Gradients and momenta are exchanged before the optimizer's step, weights and their changes between steps."""
     collective: Collective = "all_reduce"
     """Which collective moves it, and so with whom: all but gossip reach every rank of the group."""
+    bandwidths: tuple[float, ...] = ()
+    """Of owners: what each rank's network carries, in any unit; nothing means that all are alike."""
+    staleness: int = 0
+    """Of owners at a free pace: how many steps a rank may be ahead of the slowest, and its weights behind."""
     graph: Graph | None = None
     """Of gossip: who averages with whom."""
     gamma: float = 0.0
@@ -115,13 +119,29 @@ class Choice:
         """Whether weights are exchanged between steps, and gradients stay with their rank (or its host)."""
         return self.what in ("weight", "change")
 
+    @property
+    def owned(self) -> bool:
+        """Whether each parameter has an owner, who alone steps it."""
+        return self.collective == "owner"
+
+    @property
+    def served(self) -> bool:
+        """Whether owners take gradients as they come, and ranks are at steps of their own."""
+        return self.owned and self.pace == "free"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the weights of ranks may differ, and gradients stay with their rank in backward."""
+        return self.between_steps or self.served
+
     def __str__(self) -> str:
         codec = f" as {self.codec}" if self.codec else ""
         signed = ", signs of the mean" if self.signed else ""
         feedback = {"none": "", "worker": ", error feedback", "both": ", error feedback on both sides"}[self.feedback]
         when = "" if self.every == 1 else f", every {self.every} steps"
         when += f", {self.delay_steps} steps late" if self.delay_steps else ""
-        when += ", whenever the network is free" if self.pace == "free" else ""
+        when += ", whenever the network is free" if self.pace == "free" and not self.owned else ""
+        when += f", at most {self.staleness} steps stale" if self.served else ""
         whom = f" on a {self.graph.kind} graph" if self.graph else ""
         level = ", between hosts" if self.hierarchical else ""
         first = f"until step {self.until_step}: {self.before}; then " if self.before else ""
@@ -172,6 +192,11 @@ class SyncPlan:
                 "the last rule of a plan must match every parameter, but this plan could leave some without a choice; "
                 "append a rule without conditions."
             )
+        if len({rule.choice.served for rule in self.rules}) > 1:
+            raise ValueError(
+                "one rule lets ranks be at steps of their own, with owners at a free pace, and another does not; "
+                "give all rules such owners, or none."
+            )
         orders = {rule.choice.order for rule in self.rules}
         if len(orders) > 1:
             raise ValueError("one rule sends when ready and another at the end of backward; a plan has one order.")
@@ -182,9 +207,9 @@ class SyncPlan:
 
     @property
     def between_steps(self) -> bool:
-        """Whether gradients always stay with their rank, because weights are what is exchanged."""
+        """Whether gradients always stay with their rank in backward: what is exchanged is exchanged between steps."""
         choices = [rule.choice for rule in self.rules]
-        return all(c.between_steps and c.before is None and not c.hierarchical for c in choices)
+        return all(c.apart and c.before is None and not c.hierarchical for c in choices)
 
     @property
     def hash(self) -> str:

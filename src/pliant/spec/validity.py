@@ -160,7 +160,50 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "late; make it positive and gradients late, or 0.",
     ),
     (
-        lambda c: c.pace == "free" and (c.what not in ("weight", "change") or c.delay_steps > 0),
+        lambda c: c.collective == "owner" and c.what != "gradient",
+        "an owner steps its parameters with gradients, but what is exchanged is a {what}; exchange gradients.",
+    ),
+    (
+        lambda c: c.own is not None and c.collective == "owner",
+        "{own} decides by itself with whom it exchanges, so that owners would be ignored; give one of the two.",
+    ),
+    (
+        lambda c: c.collective == "owner" and c.codec is not None and c.codec.name not in QUANTIZERS,
+        "gradients go to their owner element by element, but {codec} does not send them so; use one of "
+        + ", ".join(sorted(QUANTIZERS))
+        + ", or none.",
+    ),
+    (
+        lambda c: c.collective == "owner" and (c.every > 1 or c.delay_steps > 0 or c.hierarchical),
+        "owners send new weights after every step to all, but here gradients come every {every} steps, {delay_steps} "
+        "late or by hosts; use owners without every(), late() and between_hosts().",
+    ),
+    (
+        lambda c: (c.collective == "owner" and c.before is not None) or (c.before is not None and c.before.owned),
+        "the optimizer's state lies with owners or everywhere, not first here and then there; switch() instead of "
+        "a warm-up.",
+    ),
+    (
+        lambda c: c.collective == "owner" and c.feedback != "none",
+        "owners add up what comes and keep no residuals; set feedback to 'none', or use scatter_gather.",
+    ),
+    (
+        lambda c: c.bandwidths != () and (c.collective != "owner" or min(c.bandwidths) <= 0),
+        "bandwidths {bandwidths} say how much each owner gets: positive ones, and only where the collective is owner.",
+    ),
+    (
+        lambda c: c.staleness < 0 or (c.staleness > 0 and not (c.collective == "owner" and c.pace == "free")),
+        "a staleness of {staleness} bounds how far apart ranks are at owners with a free pace; make it 0 or more, and "
+        "give it to such.",
+    ),
+    (
+        lambda c: c.collective == "owner" and c.pace == "free" and c.codec is not None,
+        "owners at a free pace take plain gradients, but a codec {codec} is given; leave it out.",
+    ),
+    (
+        lambda c: (
+            c.pace == "free" and c.collective != "owner" and (c.what not in ("weight", "change") or c.delay_steps > 0)
+        ),
         "at a free pace results are used when they are there, which a {what} {delay_steps} steps late is not; "
         "use it for weights or changes without a delay.",
     ),
@@ -197,6 +240,8 @@ def objections(choice: "Choice") -> list[str]:
         "graph": choice.graph.kind if choice.graph else "none",
         "gamma": choice.gamma,
         "outer": choice.outer or "no outer optimizer",
+        "bandwidths": choice.bandwidths,
+        "staleness": choice.staleness,
         "fragments": choice.fragments,
         "stretch": choice.stretch,
         "delay_steps": choice.delay_steps,

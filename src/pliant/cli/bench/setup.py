@@ -66,6 +66,8 @@ PLIANT_ARMS = (
     "streaming_diloco",
     "sparse_loco",
     "async_average",
+    "owner",
+    "stale",
 )
 ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam", *PLIANT_ARMS)
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""

@@ -1,0 +1,103 @@
+"""Gradients on their way to the owners of their parameters."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import Codec
+from pliant.comm.base import Comm
+
+__all__ = ["OwnerSum"]
+
+
+class OwnerSum:
+    """The sum over ranks of each parameter's gradient, at its owner; everybody else learns its norm.
+
+    Phases, all messages pre-posted and pairwise:
+
+    1. every rank packs its gradients by owner, and sends each owner one message;
+    2. an owner adds what comes to its own, in the order of ranks, so that a sum is the same in every run;
+    3. owners send all ranks the Euclidean norms of their sums: 8 bytes for each parameter.
+
+    Elsewhere the gradient becomes a stand-in of the same norm, all zero but for one element. So what looks at the
+    norms of gradients (torch's clip_grad_norm_, a GradScaler, a logger) finds on every rank what it would find without
+    owners, up to rounding. If a sum is not finite, its norm is not, and every rank sees that in its first element.
+    Bytes: (size-1)/size of the gradients, or of their payloads, out and in per rank if owners hold equal parts.
+
+    Args:
+        numels: Elements of each parameter, in the order in which they lie in the vector.
+        owners: The owner of each.
+        comm: Who adds up.
+        like: The vector, for its dtype and device.
+        codec: In how many bits gradients travel; owners' own are never coded.
+
+    """
+
+    def __init__(
+        self, numels: Sequence[int], owners: Sequence[int], comm: Comm, *, like: Tensor, codec: Codec | None
+    ) -> None:
+        self._comm, self._codec = comm, codec
+        starts = [0, *accumulate(numels)]
+        self._held = [  # per owner, where its parameters lie in the vector
+            [(starts[k], starts[k + 1]) for k, own in enumerate(owners) if own == rank] for rank in range(comm.size)
+        ]
+        self._cuts = [0, *accumulate(sum(b - a for a, b in held) for held in self._held)]
+        self._packed = torch.empty_like(like)  # (numel,), by owner
+        self._peers = [(comm.rank + k) % comm.size for k in range(1, comm.size)]  # rotated: nobody's first is another's
+        mine = self._part(comm.rank)
+        self._inbox = {peer: self._message(mine) for peer in self._peers if self._held[comm.rank]}
+        self._outbox = {peer: self._message(self._part(peer)) for peer in self._peers if self._held[peer]}
+        if codec is None:  # what is packed travels as it is
+            self._outbox = {peer: self._part(peer) for peer in self._outbox}
+        self._norms = [torch.zeros(len(held), dtype=torch.float64, device=like.device) for held in self._held]
+
+    def __call__(self, x: Tensor, seed: int) -> None:
+        """Replace x, (numel,), by sums where this rank is the owner, and by stand-ins elsewhere."""
+        comm = self._comm
+        received = comm.exchange([], list(self._inbox.items()))
+        for rank, held in enumerate(self._held):
+            at = self._cuts[rank]
+            for start, stop in held:
+                self._packed[at : at + stop - start].copy_(x[start:stop])
+                at += stop - start
+        if self._codec is not None:
+            for peer, payload in self._outbox.items():
+                self._codec.encode(self._part(peer), payload, seed + comm.rank + 1)
+        sent = comm.exchange(list(self._outbox.items()), [])
+        received.wait()
+        sent.wait()
+        total = self._part(comm.rank)
+        for _, message in sorted(self._inbox.items()):
+            total.add_(message) if self._codec is None else self._codec.decode_add(message, total)
+        self._tell_norms(total)
+        self._unpack(x, total)
+
+    def _tell_norms(self, total: Tensor) -> None:
+        norms, me = self._norms, self._comm.rank
+        at = 0
+        for k, (start, stop) in enumerate(self._held[me]):
+            norms[me][k] = torch.linalg.vector_norm(total[at : at + stop - start], dtype=torch.float64)
+            at += stop - start
+        sends = [(peer, norms[me]) for peer in self._peers if self._held[me]]
+        self._comm.exchange(sends, [(peer, norms[peer]) for peer in self._peers if self._held[peer]]).wait()
+
+    def _unpack(self, x: Tensor, total: Tensor) -> None:
+        at = 0
+        for start, stop in self._held[self._comm.rank]:
+            x[start:stop].copy_(total[at : at + stop - start])
+            at += stop - start
+        for peer in self._peers:
+            for norm, (start, stop) in zip(self._norms[peer], self._held[peer], strict=True):
+                x[start:stop].zero_()
+                x[start : start + 1].copy_(norm)
+        x[:1].add_(torch.cat(self._norms).sum() * 0)  # NaN if anything was not finite, anywhere
+
+    def _part(self, rank: int) -> Tensor:
+        return self._packed[self._cuts[rank] : self._cuts[rank + 1]]
+
+    def _message(self, part: Tensor) -> Tensor:
+        if self._codec is None:
+            return torch.empty_like(part)
+        return torch.empty(self._codec.nbytes(part.numel()), dtype=torch.uint8, device=part.device)

@@ -1,0 +1,118 @@
+"""What owners do around the optimizer's step: step what is theirs, and give all ranks the new weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.comm.base import Comm, CommError
+from pliant.engine.start import broadcast_data
+from pliant.engine.store import Store
+
+__all__ = ["Owned", "pack", "unpack"]
+
+
+class Owned:
+    """Parameters of which each has one owner, and the optimizer's state, which only owners hold.
+
+    From here on the optimizer's state of others' parameters is dropped; `give_all` brings it back.
+
+    Args:
+        store: Choices and state of all parameters; the slot "owner" says whose each is.
+        comm: Who talks.
+        optimizer: The optimizer, whose state is divided.
+
+    """
+
+    def __init__(self, store: Store, comm: Comm, optimizer: Optimizer) -> None:
+        self._comm, self._optimizer = comm, optimizer
+        self._owners = {n: int(store.tensors[n]["owner"]) for n, choice in store.choices.items() if choice.owned}
+        self.parameters = {name: store.parameters[name] for name in self._owners}
+        lockstep = [name for name in self._owners if not store.choices[name].served]
+        # Per owner and dtype: the parameters that travel in one message.
+        self._packets: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = {}
+        for rank in range(comm.size):
+            for dtype in dict.fromkeys(self.parameters[n].dtype for n in lockstep):
+                held = [self.parameters[n] for n in lockstep if self._owners[n] == rank]
+                held = [p for p in held if p.dtype == dtype]
+                if held and comm.size > 1:
+                    flat = torch.empty(sum(p.numel() for p in held), dtype=dtype, device=held[0].device)
+                    self._packets[rank, dtype] = flat, held
+        self._drop_others()
+
+    def names_of(self, rank: int) -> list[str]:
+        """Return the parameters that a rank owns, in the model's order."""
+        return [name for name, own in self._owners.items() if own == rank]
+
+    def before_step(self) -> None:
+        """Take from the optimizer what others own: it leaves alone what has no gradient."""
+        for name, own in self._owners.items():
+            if own != self._comm.rank:
+                self.parameters[name].grad = None
+
+    @torch.no_grad()
+    def share(self, step: int) -> None:
+        """Send new weights to all, and take theirs. Collective; runs in the lane, after a step."""
+        me, size = self._comm.rank, self._comm.size
+        sends: list[tuple[int, Tensor]] = []
+        receives: list[tuple[int, Tensor]] = []
+        for (rank, _), (flat, held) in self._packets.items():
+            if rank == me:
+                pack(flat, held)
+                sends += [((me + k) % size, flat) for k in range(1, size)]  # rotated: nobody's first is another's
+            else:
+                receives.append((rank, flat))
+        try:
+            self._comm.exchange(sends, receives).wait()
+        except CommError as error:
+            text = f"while sending new weights to all after step {step}: {error}"
+            raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
+        for (rank, _), (flat, held) in self._packets.items():
+            if rank != me:
+                unpack(flat, held)
+
+    def give_all(self) -> None:
+        """Give every rank the whole optimizer state. Collective."""
+        for rank in range(self._comm.size) if self._comm.size > 1 else ():
+            names = self.names_of(rank)
+            device = next(iter(self.parameters.values())).device
+            theirs = broadcast_data([dict(self._state_of(name)) for name in names], rank, self._comm, device)
+            if rank != self._comm.rank:
+                for name, state in zip(names, theirs, strict=True):
+                    if state:
+                        self._optimizer.state[self.parameters[name]] = state
+
+    @property
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """A copy of this rank's part of the optimizer's state, parameter -> name -> tensor."""
+        mine = {name: self._state_of(name) for name in self.names_of(self._comm.rank)}
+        return {name: {k: v.clone() for k, v in own.items() if isinstance(v, Tensor)} for name, own in mine.items()}
+
+    @state.setter
+    def state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for name, own in saved.items():
+            self._optimizer.state[self.parameters[name]].update({k: v.clone() for k, v in own.items()})
+        self._drop_others()
+
+    def _state_of(self, name: str) -> Mapping[str, Any]:
+        return self._optimizer.state.get(self.parameters[name], {})
+
+    def _drop_others(self) -> None:
+        for name, own in self._owners.items():
+            if own != self._comm.rank:
+                self._optimizer.state.pop(self.parameters[name], None)
+
+
+def pack(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Copy tensors, one after another, to flat, (sum of their elements,)."""
+    for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
+        part.view(tensor.shape).copy_(tensor)
+
+
+@torch.no_grad()
+def unpack(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Copy flat, (sum of their elements,), to tensors."""
+    for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
+        tensor.copy_(part.view(tensor.shape))

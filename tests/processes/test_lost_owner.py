@@ -1,0 +1,33 @@
+"""With owners at a free pace, a rank that is killed or stopped ends the others, and is named."""
+
+import signal
+import time
+
+import pytest
+
+from processes.ranks import said, start
+from processes.test_lost_rank import SCRIPT
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(("victim", "sign"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)])
+def test_the_others_end_and_name_it(tmp_path, victim, sign):
+    ranks = start(SCRIPT.format(what="stale", timeout_s=3), 3, tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        while not all("training" in said(tmp_path, r) for r in range(3)):
+            assert time.monotonic() < deadline, [said(tmp_path, r) for r in range(3)]
+            assert all(p.poll() is None for p in ranks), [said(tmp_path, r) for r in range(3)]
+            time.sleep(0.05)
+        ranks[victim].send_signal(sign)
+        others = [r for r in range(3) if r != victim]
+        for rank in others:
+            assert ranks[rank].wait(timeout=40) != 0
+        words = [said(tmp_path, r) for r in others]
+        assert all("CommError" in text for text in words), words
+        assert any(f"rank {victim} no longer takes part" in text for text in words), words
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
