@@ -19,14 +19,17 @@ def test_it_lists_its_commands_and_version():
 
 
 def test_it_starts_without_waiting_for_torch():
-    """Ten times the start of bare Python is far below what importing torch alone takes."""
-    bare, ours = [], []
+    """Side by side, since the machine may be busy: well below what importing torch alone takes."""
+    ours, torch_alone = [], []
     for _ in range(3):
-        for times, command in ((bare, ["-c", ""]), (ours, ["-m", "pliant.cli.main", "emulate", "--help"])):
+        for times, command in (
+            (torch_alone, ["-c", "import torch"]),
+            (ours, ["-m", "pliant.cli.main", "emulate", "--help"]),
+        ):
             start = time.perf_counter()
             subprocess.run([sys.executable, *command], capture_output=True, check=True)
             times.append(time.perf_counter() - start)
-    assert statistics.median(ours) < statistics.median(bare) + 1.0
+    assert statistics.median(ours) < 0.6 * statistics.median(torch_alone)
 
 
 def test_emulate_runs_without_torch():
