@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize(("victim", "sign"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)])
 def test_the_others_end_and_name_it(tmp_path, victim, sign):
-    ranks = start(SCRIPT.format(what="stale", timeout_s=3), 3, tmp_path)
+    ranks = start(SCRIPT.format(what="stale", timeout_s=10), 3, tmp_path)
     try:
         deadline = time.monotonic() + 60
         while not all("training" in said(tmp_path, r) for r in range(3)):
