@@ -96,6 +96,11 @@ time.sleep(60)
     assert "stopped: another rank failed" in done.stderr
 
 
+def _heeds_interrupts():
+    """Undo what a shell does to what it runs in the background: there, SIGINT is ignored, and so by all descendants."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_however_it_ends(tmp_path, sign):
     before = traces()
@@ -111,7 +116,7 @@ def test_nothing_stays_however_it_ends(tmp_path, sign):
     )
     options = ["--hosts", "2", "--delay", "1ms", "--no-check", "--"]
     command = [*PLIANT, "emulate", *options, sys.executable, str(script), str(marker)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heeds_interrupts)
     deadline = time.monotonic() + 30
     while not all(Path(f"{marker}{rank}").exists() for rank in range(2)):
         assert time.monotonic() < deadline
