@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -30,6 +31,15 @@ def start(script: str, size: int, folder: Path) -> list[subprocess.Popen]:
         processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
         log.close()
     return processes
+
+
+def await_all(ranks: list[subprocess.Popen], folder: Path, word: str, within_s: float = 60) -> None:
+    """Wait until every rank has said a word, and fail if one ends before."""
+    deadline = time.monotonic() + within_s
+    while not all(word in said(folder, r) for r in range(len(ranks))):
+        assert time.monotonic() < deadline, [said(folder, r) for r in range(len(ranks))]
+        assert all(p.poll() is None for p in ranks), [said(folder, r) for r in range(len(ranks))]
+        time.sleep(0.05)
 
 
 def said(folder: Path, rank: int) -> str:

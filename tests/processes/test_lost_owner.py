@@ -1,11 +1,10 @@
 """With owners at a free pace, a rank that is killed or stopped ends the others, and is named."""
 
 import signal
-import time
 
 import pytest
 
-from processes.ranks import said, start
+from processes.ranks import await_all, said, start
 from processes.test_lost_rank import SCRIPT
 
 pytestmark = pytest.mark.processes
@@ -15,11 +14,7 @@ pytestmark = pytest.mark.processes
 def test_the_others_end_and_name_it(tmp_path, victim, sign):
     ranks = start(SCRIPT.format(what="stale", timeout_s=10), 3, tmp_path)
     try:
-        deadline = time.monotonic() + 60
-        while not all("training" in said(tmp_path, r) for r in range(3)):
-            assert time.monotonic() < deadline, [said(tmp_path, r) for r in range(3)]
-            assert all(p.poll() is None for p in ranks), [said(tmp_path, r) for r in range(3)]
-            time.sleep(0.05)
+        await_all(ranks, tmp_path, "training")
         ranks[victim].send_signal(sign)
         others = [r for r in range(3) if r != victim]
         for rank in others:

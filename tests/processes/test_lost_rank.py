@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from processes.ranks import said, start
+from processes.ranks import await_all, said, start
 
 pytestmark = pytest.mark.processes
 
@@ -38,11 +38,7 @@ for step in range(10**9):
 def test_the_others_end_and_name_it(tmp_path, what, victim, sign):
     ranks = start(SCRIPT.format(what=what, timeout_s=3), 3, tmp_path)
     try:
-        deadline = time.monotonic() + 60
-        while not all("training" in said(tmp_path, r) for r in range(3)):
-            assert time.monotonic() < deadline, [said(tmp_path, r) for r in range(3)]
-            assert all(p.poll() is None for p in ranks), [said(tmp_path, r) for r in range(3)]
-            time.sleep(0.05)
+        await_all(ranks, tmp_path, "training")
         ranks[victim].send_signal(sign)
         struck = time.monotonic()
         others = [r for r in range(3) if r != victim]

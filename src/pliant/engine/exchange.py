@@ -82,13 +82,13 @@ class Exchanger:
         rests: list[Rest] = []
         if bad >= 0:
             buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
-        if any(part.algorithm.choice.delay_steps for part in bucket.parts):
+        if any(part.choice.delay_steps for part in bucket.parts):
             bad, self._bad_before[bucket.name] = self._bad_before.get(bucket.name, -1), bad
         for part in bucket.parts:
             part.load(buffer)
             if self._owed:
                 self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
-            choice = part.algorithm.choice
+            choice = part.choice
             if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 rest = self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
@@ -105,7 +105,7 @@ class Exchanger:
 
     def _sound(self, part: Part) -> bool:
         """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
-        exact = isinstance(part.algorithm, AddsShares) and part.algorithm.choice.codec is None
+        exact = isinstance(part.algorithm, AddsShares) and part.choice.codec is None
         return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
 
     def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> Rest | None:

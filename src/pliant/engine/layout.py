@@ -10,6 +10,7 @@ from pliant.algorithms.base import AddsShares, Algorithm, State
 from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.store import Store
+from pliant.spec import Choice
 
 __all__ = ["LaidOut", "Part", "lay_out"]
 
@@ -18,6 +19,8 @@ __all__ = ["LaidOut", "Part", "lay_out"]
 class Part:
     """Parameters of one DDP bucket that are synchronized alike."""
 
+    choice: Choice
+    """That of the algorithm, which would put it together, and check it, each time it is asked."""
     bucket: Bucket
     algorithm: Algorithm
     comm: Comm
@@ -61,7 +64,7 @@ class LaidOut:
 
     def stays(self, step: int) -> bool:
         """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
-        choices = [part.algorithm.choice for part in self.parts]
+        choices = [part.choice for part in self.parts]
         return all(c.apart and not c.hierarchical and step >= c.until_step for c in choices)
 
     @property
@@ -107,7 +110,9 @@ def lay_out(
         state = store.state_of(bucket)
         if not choice.apart or choice.hierarchical or choice.before:  # otherwise gradients stay where they are
             state = replace(state, workspace=algorithm.prepare(bucket, comm))
-        parts.append(Part(bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging))
+        parts.append(
+            Part(choice=choice, bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging)
+        )
     in_shares = all(isinstance(p.algorithm, AddsShares) and not p.algorithm.choice.apart for p in parts)
     return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts), in_shares=in_shares)
 
