@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from typing import NoReturn
 
 import torch
@@ -28,6 +29,9 @@ _IDLE_S = 365 * 86400.0
 _EXPLAIN_S = 1.0
 """How long a rank whose connection broke listens for the rank that began it."""
 
+_HANG_UP_S = 5.0
+"""How long a rank that ends with an error waits for its peers to hang up too."""
+
 
 class _Message:
     """Bytes of a fixed layout: an int64 head and a float32 body."""
@@ -47,7 +51,8 @@ class Served:
     own keep questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank.
 
     If a rank fails, its peers are told, or see its connections close, and answer everybody with its number: each
-    raises CommError at its next step. A rank that is silent for the timeout while others wait for it is named too.
+    raises CommError at its next step, and tells its peers the same, so that all stop listening to each other. A rank
+    that is silent for the timeout while others wait for it is named too.
 
     Args:
         owned: Who owns what.
@@ -78,7 +83,8 @@ class Served:
         self._changed = threading.Condition()
         """Guards shard and clocks, and tells of every change."""
         self._failure: tuple[int, str] | None = None
-        self._asked: tuple[Work, Work] | None = None
+        self._asked: list[Work] | None = None
+        """Answers and questions under way, one of each for each peer."""
         self._epoch = 0
         self._open = True
         peers = [peer for peer in range(comm.size) if peer != comm.rank] if self._shard.numel else []
@@ -134,23 +140,35 @@ class Served:
         self._answers.close()
 
     def abandon(self) -> None:
-        """Tell all peers that this rank is lost to them, and wait for nobody; nothing after `close`."""
+        """Tell all peers that this rank is lost to them, and hang up with those that do; nothing after `close`."""
         if not self._open:
             return
         self._open = False
         self._fail(self._comm.rank, "it has given up")  # unless another's failure is what ends this rank
         first = self._comm.rank if self._failure is None else self._failure[0]
         with contextlib.suppress(CommError):  # who is gone need not hear it
-            work = self._post(_FAIL + first)  # now, since the comm is about to close
+            work = self._post(_FAIL + first)
             threading.Thread(target=_wait, args=(work,), name="pliant-owner-fail", daemon=True).start()
+        self._settle()
+        deadline = time.monotonic() + _HANG_UP_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._asks.close()
+            self._answers.close()
 
     def _ask(self, kind: int) -> None:
         me = self._comm.rank
+        self._asked = asked = []
         for message in self._out.values():
             message.head.fill_(kind)
-        answers = [(rank, message.bytes) for rank, message in self._in.items() if rank != me]
-        questions = [(rank, message.bytes) for rank, message in self._out.items() if rank != me]
-        self._asked = self._answers.exchange([], answers), self._asks.exchange(questions, [])
+        try:
+            for rank in self._held:
+                if rank != me:
+                    asked.append(self._answers.exchange([], [(rank, self._in[rank].bytes)]))
+                    asked.append(self._asks.exchange([(rank, self._out[rank].bytes)], []))
+        except CommError as error:
+            self._explain(error)
         if me in self._out:
             with self._changed:
                 self._epoch = self._note(kind, me, self._out[me].body)
@@ -159,16 +177,8 @@ class Served:
         """Wait for the answers to the last question, and write the weights that came to the model."""
         if self._asked is None:
             return
-        asked, self._asked = self._asked, None
-        try:
-            for work in asked:
-                work.wait()
-        except CommError as error:
-            with self._changed:  # a broken connection is seen first here, and explained elsewhere
-                self._changed.wait_for(lambda: self._failure is not None, _EXPLAIN_S)
-                if self._failure is not None:
-                    self._raise_for(*self._failure)
-            raise CommError(f"waiting for owners: {error}", rank=error.rank, op=error.op, lost=error.lost) from error
+        if (error := self._settle()) is not None:
+            self._explain(error)
         if self._comm.rank in self._in:
             with self._changed:
                 self._answer(self._comm.rank, self._epoch, self._in[self._comm.rank])
@@ -177,6 +187,25 @@ class Served:
                 self._raise_for(failed, f"rank {rank} has reported it")
         for rank, message in self._in.items():
             unpack(message.body, self._held[rank])
+
+    def _settle(self) -> CommError | None:
+        """Wait for all that is under way, so that no peer is left with an answer that nobody takes."""
+        asked, self._asked = self._asked, None
+        first = None
+        for work in asked or ():
+            try:
+                work.wait()
+            except CommError as error:
+                first = first or error
+        return first
+
+    def _explain(self, error: CommError) -> NoReturn:
+        """Raise for the rank that began it: a broken connection is seen first here, and explained to a thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, _EXPLAIN_S)
+            if self._failure is not None:
+                self._raise_for(*self._failure)
+        raise CommError(f"waiting for owners: {error}", rank=error.rank, op=error.op, lost=error.lost) from error
 
     def _raise_for(self, failed: int, why: str) -> NoReturn:
         self._fail(failed, why)  # unless this rank knows of an earlier one
