@@ -1,5 +1,6 @@
 """Every private call into torch that Pliant needs, in one file."""
 
+import dataclasses
 import threading
 import weakref
 from collections import Counter
@@ -22,6 +23,7 @@ __all__ = [
     "liveness_store",
     "maker_of",
     "meeting_of",
+    "rebuild_reducer",
 ]
 
 GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
@@ -162,3 +164,24 @@ def liveness_store(group: ProcessGroup) -> Store | None:
         return None
     store: Any = c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
     return PrefixStore("pliant-liveness", store.clone())
+
+
+def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
+    """Give a DistributedDataParallel model a new reducer with other buckets, as unpickling one does.
+
+    Between two steps, and on all ranks. Its communication hook is to be registered again. As with any new reducer,
+    buckets are provisional in the first backward pass, and then follow the order in which gradients were ready.
+    """
+    if hasattr(ddp, "_bucket_config"):  # torch 2.13 and later keep all caps there
+        ddp._bucket_config = dataclasses.replace(
+            ddp._bucket_config,
+            bucket_bytes_cap=bucket_bytes,
+            first_bucket_bytes_cap=bucket_bytes,
+            per_bucket_bytes_caps=(),
+        )
+    ddp.bucket_bytes_cap = bucket_bytes
+    parameters, sparse = ddp._build_params_for_reducer()
+    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()

@@ -12,6 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from pliant.comm.torch_private import rebuild_reducer
+
 __all__ = ["Arrival", "Front", "attach"]
 
 
@@ -33,6 +35,7 @@ class Front:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._group = cast(ProcessGroup, ddp.process_group)
+        self._given_bytes = self._bucket_bytes = int(cast(int, ddp.bucket_bytes_cap))
         self._names = {id(p): n for n, p in ddp.module.named_parameters()}
         self.receive: Callable[[Arrival], None] | None = None
         """Who takes the buckets, or None between runs."""
@@ -56,6 +59,14 @@ class Front:
             )
         )
         return future
+
+    def rebucket(self, ddp: DistributedDataParallel, bucket_bytes: int) -> None:
+        """Let gradients come in buckets of at most so many bytes, or 0 for those that the model came with."""
+        wanted = bucket_bytes or self._given_bytes
+        if wanted != self._bucket_bytes:
+            rebuild_reducer(ddp, wanted)
+            ddp.register_comm_hook(self, _hook)
+            self._bucket_bytes = wanted
 
 
 _fronts: "weakref.WeakKeyDictionary[nn.Module, Front]" = weakref.WeakKeyDictionary()

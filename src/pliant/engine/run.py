@@ -76,8 +76,9 @@ class Run:
         self._made = made = self._maker.make(plan, old, self._step)
         self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
         self._owned, self._served = made.owned, made.served
-        if self._ddp is not None:
+        if self._ddp is not None and self._front is not None:
             self._ddp.broadcast_buffers = self._shares_buffers and not made.apart
+            self._front.rebucket(self._ddp, plan.bucket_bytes)
 
     # - The moments
 

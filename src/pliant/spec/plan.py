@@ -183,6 +183,8 @@ class SyncPlan:
     """Rules in order: the first that matches a parameter decides. The last must match everything."""
 
     rules: tuple[Rule, ...] = (Rule(),)
+    bucket_bytes: int = 0
+    """Gradients come in buckets of at most so many bytes; 0 for those that DDP has. One tensor is never divided."""
     name: str = ""
     provenance: str = ""
 
@@ -192,6 +194,8 @@ class SyncPlan:
                 "the last rule of a plan must match every parameter, but this plan could leave some without a choice; "
                 "append a rule without conditions."
             )
+        if self.bucket_bytes < 0:
+            raise ValueError(f"a bucket of {self.bucket_bytes} bytes holds nothing; use 0 for DDP's own size.")
         if len({rule.choice.served for rule in self.rules}) > 1:
             raise ValueError(
                 "one rule lets ranks be at steps of their own, with owners at a free pace, and another does not; "
@@ -214,10 +218,11 @@ class SyncPlan:
     @property
     def hash(self) -> str:
         """16 hexadecimal digits that all ranks must agree on; name and provenance do not count."""
-        return canonical_hash(SyncPlan(rules=self.rules))
+        return canonical_hash(SyncPlan(rules=self.rules, bucket_bytes=self.bucket_bytes))
 
     def __str__(self) -> str:
-        lines = [f"{self.name or 'plan'} [{self.hash}]"]
+        buckets = f", buckets of {self.bucket_bytes / 2**20:.3g} MiB" if self.bucket_bytes else ""
+        lines = [f"{self.name or 'plan'} [{self.hash}]{buckets}"]
         for rule in self.rules:
             m = rule.match
             conditions = [
