@@ -78,7 +78,7 @@ def changed(record, **changes):
         ("[]", "holds 'list', but a 'SyncPlan'"),
         (to_json(TOPOLOGY), "holds 'Topology', but a 'SyncPlan'"),
         (changed(PLAN, format=9), "format 9, this Pliant reads format 1"),
-        (changed(PLAN, colour="red"), "no field 'colour'; it has name"),
+        (changed(PLAN, colour="red"), "no field 'colour'; it has bucket_bytes, name"),
         (changed(PLAN, name=3), "SyncPlan.name must be of type str, but is 3"),
         (changed(PLAN, rules={}), "SyncPlan.rules must be a list"),
         (changed(PLAN, rules=[{"choice": {"what": "everything"}}]), "must be one of gradient, momentum"),

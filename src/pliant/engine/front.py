@@ -35,7 +35,7 @@ class Front:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._group = cast(ProcessGroup, ddp.process_group)
-        self._given_bytes = self._bucket_bytes = int(cast(int, ddp.bucket_bytes_cap))
+        self._given_bytes = self._bucket_bytes = int(ddp.bucket_bytes_cap)
         self._names = {id(p): n for n, p in ddp.module.named_parameters()}
         self.receive: Callable[[Arrival], None] | None = None
         """Who takes the buckets, or None between runs."""
