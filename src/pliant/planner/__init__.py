@@ -1,0 +1,26 @@
+"""Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
+
+from pliant.planner.builders import BUILDERS
+from pliant.planner.families import FAMILIES, Family
+from pliant.planner.genes import Gene, Genes
+from pliant.planner.quality import Quality
+from pliant.planner.search import Found, Limits, Model, search, searching
+from pliant.planner.space import Space
+from pliant.planner.trials import Measure, Trial
+
+__all__ = [
+    "BUILDERS",
+    "FAMILIES",
+    "Family",
+    "Found",
+    "Gene",
+    "Genes",
+    "Limits",
+    "Measure",
+    "Model",
+    "Quality",
+    "Space",
+    "Trial",
+    "search",
+    "searching",
+]

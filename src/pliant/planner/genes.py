@@ -1,0 +1,66 @@
+"""A plan as the search sees it: what it may change, apart from what follows from it."""
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from pliant.planner.families import FAMILIES, Settings
+from pliant.spec import Choice, Match, Rule, SyncPlan
+
+__all__ = ["SMALL_NUMEL", "Gene", "Genes"]
+
+SMALL_NUMEL = 8192
+"""Parameters of at most so many elements are never coded with a loss: they hardly weigh on the network."""
+
+
+@dataclass(frozen=True)
+class Gene:
+    """How one class of layers is exchanged."""
+
+    family: str
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+
+    def __hash__(self) -> int:
+        return hash((self.family, tuple(sorted(self.settings.items()))))
+
+    @property
+    def choice(self) -> Choice:
+        """The choice, ready to be changed in order, hierarchy and chunk."""
+        return FAMILIES[self.family](self.settings)
+
+
+@dataclass(frozen=True)
+class Genes:
+    """A plan's free settings. Layer classes that are not named are exchanged like the first gene says."""
+
+    base: Gene
+    layers: tuple[tuple[str, Gene], ...] = ()
+    """Pattern of a layer's class -> how it is exchanged, where that is not the base."""
+    bucket_bytes: int = 0
+    chunk_bytes: int = 1 << 20
+    at_end: bool = False
+    by_hosts: bool = False
+
+    def plan(self, name: str = "") -> SyncPlan:
+        """Return the plan. Raises ValueError, from the validity table, for what does not go together."""
+        genes = [self.base, *(gene for _, gene in self.layers)]
+        if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
+            raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
+        if len({gene.family == "owner" for gene in genes}) > 1:
+            raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
+        rules = [Rule(match=Match(layer=layer), choice=self._finished(gene)) for layer, gene in self.layers]
+        rules.append(Rule(choice=self._finished(self.base)))
+        if any(not FAMILIES[g.family].exact and not FAMILIES[g.family].between_steps for g in genes):
+            spared = self._finished(Gene("exact", {"bits": 32}))
+            rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), choice=spared))
+        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, name=name)
+
+    def _finished(self, gene: Gene) -> Choice:
+        return replace(
+            gene.choice,
+            chunk_bytes=self.chunk_bytes,
+            order="at_end" if self.at_end else "ready",
+            hierarchical=self.by_hosts and FAMILIES[gene.family].by_hosts,
+        )

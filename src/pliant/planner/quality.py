@@ -1,0 +1,82 @@
+"""How many more steps a relaxation needs to the same accuracy: measured, not assumed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pliant.planner.families import FAMILIES
+from pliant.planner.genes import Gene, Genes
+
+__all__ = ["MEASURED_STEPS_RATIO", "Quality"]
+
+MEASURED_STEPS_RATIO: dict[Gene, float] = {
+    Gene(family, settings): ratio
+    for family, settings, ratio in (
+        ("exact", {"bits": 32}, 1.0),
+        ("exact", {"bits": 16}, 1.0),
+        ("owner", {}, 1.0),
+        ("late", {"bits": 32}, 3.3),
+        ("late", {"bits": 16}, 3.3),
+        ("quantized", {"bits": 8}, 1.04),
+        ("quantized", {"bits": 4}, 1.04),
+        ("quantized", {"bits": 2}, 1.36),
+        ("fed_back", {"bits": 4}, 1.04),
+        ("fed_back", {"bits": 1}, 1.5),
+        ("low_rank", {"rank": 4}, 1.06),
+        ("low_rank", {"rank": 1}, 2.2),
+        ("sparse", {"choice": "topk", "ratio": 0.01}, 1.26),
+        ("sparse", {"choice": "blocktopk", "ratio": 0.01}, 1.61),
+        ("sparse", {"choice": "randomk", "ratio": 0.01}, 1.9),
+        ("gossip", {"every": 1, "graph": "one_peer"}, 1.04),
+        ("choco", {"bits": 8, "graph": "exponential"}, 1.0),
+        ("local", {"every": 8}, 1.07),
+        ("diloco", {"bits": 32, "delay_steps": 0, "every": 32, "fragments": 1}, 1.23),
+        ("diloco", {"bits": 4, "delay_steps": 0, "every": 32, "fragments": 1}, 1.23),
+        ("diloco", {"bits": 4, "delay_steps": 2, "every": 32, "fragments": 4}, 1.21),
+    )
+}
+"""Steps to 85 % over those of bfloat16 DDP, mean of three seeds (benchmarks/results, 2026-11-21): one small model, and
+its first 350 steps, where relaxations weigh most. A user's own ratios take their place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """What a plan may cost: at most `budget` times the steps to the same accuracy. 1 is exact.
+
+    Time to accuracy is step time times steps; `ratio` is the second factor. A setting that nobody has measured counts
+    as the mildest one that was and is at least as strong in everything; without such, it is admitted under no budget.
+    """
+
+    budget: float = 1.0
+    ratios: Mapping[Gene, float] = field(default_factory=dict[Gene, float])
+    """Measured on the user's own training; they come before ours."""
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise ValueError(f"a quality budget of {self.budget} would need fewer steps than exact training; use >= 1.")
+
+    def ratio_of(self, gene: Gene) -> float | None:
+        """Return the ratio of steps of one gene, or None if nobody has measured it or anything stronger."""
+        for measured in (self.ratios, MEASURED_STEPS_RATIO):
+            if gene in measured:
+                return measured[gene]
+        bounds = [ratio for other, ratio in {**MEASURED_STEPS_RATIO, **self.ratios}.items() if _milder(gene, other)]
+        return min(bounds, default=None)
+
+    def ratio(self, genes: Genes) -> float | None:
+        """Return that of a plan: the worst of its genes, since what converges last decides."""
+        found = [self.ratio_of(gene) for gene in (genes.base, *(gene for _, gene in genes.layers))]
+        known = [ratio for ratio in found if ratio is not None]
+        return max(known) if len(known) == len(found) else None
+
+    def admits(self, gene: Gene) -> bool:
+        """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact."""
+        ratio = self.ratio_of(gene)
+        return ratio is not None and (FAMILIES[gene.family].exact if self.budget == 1 else ratio <= self.budget)
+
+
+def _milder(one: Gene, other: Gene) -> bool:
+    """Say whether a gene is at most as strong as another of its family, in every setting."""
+    if one.family != other.family:
+        return False
+    grids = FAMILIES[one.family].grids
+    return all(grid.index(one.settings[key]) <= grid.index(other.settings[key]) for key, grid in grids.items())

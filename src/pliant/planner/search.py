@@ -1,0 +1,215 @@
+"""Choose by at most so many trials: predict many plans, run few, learn, and again."""
+
+import random
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.planner.builders import BUILDERS
+from pliant.planner.genes import Genes
+from pliant.planner.space import Space
+from pliant.planner.trials import Measure, Trial
+
+__all__ = ["Found", "Limits", "Model", "search", "searching"]
+
+_RANDOM_SHARE = 0.2
+"""Of a batch that is drawn without asking the model, so that it is proved wrong where it is."""
+_LOWER = 1.0
+"""Standard deviations below the mean at which a candidate is judged."""
+_ALIKE = 0.1
+"""What being just like a candidate that is already in the batch costs, in the logarithm of time: AutoSync's rule."""
+_RACE = 1.2
+"""A trial ends early when it is surely so many times slower than the best."""
+_ELITE = 10
+_LEAST_GAIN = 0.005
+_PATIENCE = 3
+
+
+class Model(Protocol):
+    """Predicts step times, and learns from trials."""
+
+    def fit(self, trials: Sequence[Trial]) -> None:
+        """Learn from all trials so far."""
+        ...
+
+    def predict(self, candidates: Sequence[Genes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the logarithm of step times in s, (num,), and its standard deviation, (num,)."""
+        ...
+
+    def features(self, candidates: Sequence[Genes]) -> NDArray[np.float64]:
+        """Return what plans are compared by, (num, num_features)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a search ends, and how wide it looks."""
+
+    max_trials: int = 200
+    """Plans to run at most, builders included."""
+    max_seconds: float = float("inf")
+    """No trial begins later than that."""
+    batch: int = 8
+    """Plans picked between two fits."""
+    num_candidates: int = 500
+    """Plans that the model is asked about for each batch."""
+    seeds: Mapping[str, Genes] = field(default_factory=lambda: BUILDERS)
+    """Plans to run first, the best predicted first; those outside the space are left out."""
+    seed: int = 0
+    """Of everything random."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search has come to."""
+
+    best: Genes
+    trials: tuple[Trial, ...]
+    """In the order in which they were run."""
+    stopped: str
+    """Why it ended."""
+
+
+def search(
+    space: Space,
+    model: Model,
+    measure: Measure,
+    limits: Limits = Limits(),
+    *,
+    tell: Callable[[Trial], None] = lambda _: None,
+) -> Found:
+    """Find the plan with the least time to accuracy: measured step time times the known ratio of steps.
+
+    Args:
+        space: What may be chosen.
+        model: Predicts, and learns.
+        measure: Runs a plan.
+        limits: When to end.
+        tell: Called after each trial.
+
+    Raises:
+        RuntimeError: Every trial has failed; the message has the first reason.
+
+    """
+    asking = searching(space, model, limits)
+    try:
+        genes, give_up_above_s = next(asking)
+        while True:
+            trial = measure(genes, give_up_above_s=give_up_above_s)
+            tell(trial)
+            genes, give_up_above_s = asking.send(trial)
+    except StopIteration as end:
+        return end.value
+
+
+def searching(space: Space, model: Model, limits: Limits) -> Generator[tuple[Genes, float], Trial, Found]:
+    """Search for whoever runs the trials: yield plans, each with the step time above which it may be given up.
+
+    Builders come first. Then, batch after batch: candidates come from the best so far by mutation and crossover, and
+    from the space at random; the batch is picked one by one, each the least in lower confidence bound plus likeness to
+    those picked; a fifth of it is random. After each batch the model learns.
+    """
+    rng = random.Random(limits.seed)  # noqa: S311  not for secrets
+    book = _Book(space)
+    end_s = time.monotonic() + limits.max_seconds
+    inside = [genes for genes in dict.fromkeys(limits.seeds.values()) if genes in space]
+    chosen = [inside[i] for i in np.argsort(_costs(model, space, inside)[0])] if inside else []
+    poor_batches = 0
+    while True:
+        for genes in chosen:
+            if len(book.trials) >= limits.max_trials:
+                return book.close(f"{limits.max_trials} trials were run")
+            if time.monotonic() > end_s:
+                return book.close(f"{limits.max_seconds:g} s were over")
+            book.enter((yield genes, book.limit_s(genes)))
+        model.fit(book.trials)
+        candidates = _candidates(space, book.elite, book.known, limits.num_candidates, rng)
+        if not candidates:
+            return book.close("every plan in the space was run")
+        mean, deviation = _costs(model, space, candidates)
+        bound = mean - _LOWER * deviation
+        gain = np.log(book.least) - float(np.min(bound))
+        poor_batches = poor_batches + 1 if gain < _LEAST_GAIN else 0
+        if poor_batches == _PATIENCE:
+            return book.close(f"no plan is expected to be {_LEAST_GAIN:.1%} better")
+        chosen = [candidates[i] for i in _pick(model.features(candidates), bound, limits.batch, rng)]
+
+
+class _Book:
+    """Trials, and what follows from them."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.trials: list[Trial] = []
+        self.known: set[Genes] = set()
+
+    def enter(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.known.add(trial.genes)
+
+    @property
+    def sound(self) -> list[Trial]:
+        return sorted((t for t in self.trials if t.status == "ok"), key=self._cost)
+
+    @property
+    def elite(self) -> list[Genes]:
+        return [trial.genes for trial in self.sound[:_ELITE]]
+
+    @property
+    def least(self) -> float:
+        return self._cost(self.sound[0]) if self.sound else float("inf")
+
+    def limit_s(self, genes: Genes) -> float:
+        return _RACE * self.least / (self._space.quality.ratio(genes) or 1.0)
+
+    def close(self, stopped: str) -> Found:
+        if not self.sound:
+            why = f"; the first because: {self.trials[0].reason}" if self.trials else ""
+            raise RuntimeError(f"none of {len(self.trials)} trials came to an end{why}")
+        return Found(best=self.sound[0].genes, trials=tuple(self.trials), stopped=stopped)
+
+    def _cost(self, trial: Trial) -> float:
+        return trial.step_s * (self._space.quality.ratio(trial.genes) or 1.0)
+
+
+def _costs(model: Model, space: Space, plans: Sequence[Genes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the logarithm of predicted time per step of exact training, and its standard deviation."""
+    mean, deviation = model.predict(plans)
+    return mean + np.log([space.quality.ratio(genes) or 1.0 for genes in plans]), deviation
+
+
+def _candidates(
+    space: Space, elite: Sequence[Genes], known: set[Genes], number: int, rng: random.Random
+) -> list[Genes]:
+    """Half from the best by mutation or crossover, half from the space at random; none that was run."""
+    made: dict[Genes, None] = {}
+    for turn in range(2 * number):  # a small space yields fewer
+        if elite and turn % 2:
+            parent = rng.choice(elite)
+            child = space.cross(parent, rng.choice(elite), rng) if turn % 8 == 1 else space.mutate(parent, rng)
+        else:
+            child = space.sample(rng)
+        if child not in known:
+            made[child] = None
+        if len(made) == number:
+            break
+    return list(made)
+
+
+def _pick(features: NDArray[np.float64], bound: NDArray[np.float64], number: int, rng: random.Random) -> list[int]:
+    """Pick plans that look good and differ from each other."""
+    scaled = (features - features.mean(0)) / (features.std(0) + 1e-12)
+    scaled /= np.linalg.norm(scaled, axis=1, keepdims=True) + 1e-12
+    alike = np.zeros(len(bound))
+    left = list(range(len(bound)))
+    picked: list[int] = []
+    while left and len(picked) < number:
+        at = rng.choice(left) if rng.random() < _RANDOM_SHARE else min(left, key=lambda i: bound[i] + _ALIKE * alike[i])
+        left.remove(at)
+        picked.append(at)
+        alike = np.maximum(alike, scaled @ scaled[at])
+    return picked

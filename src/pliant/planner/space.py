@@ -1,0 +1,161 @@
+"""Which plans there are to choose from, and how one comes from another."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pliant.planner.families import FAMILIES
+from pliant.planner.genes import SMALL_NUMEL, Gene, Genes
+from pliant.planner.quality import Quality
+from pliant.spec import Topology, Workload
+
+__all__ = ["Space"]
+
+_BUCKETS = tuple(int(mib * 2**20) for mib in (0.5, 1, 2, 5, 10, 25, 50, 128))
+_CHUNKS = tuple(int(mib * 2**20) for mib in (0.25, 1, 4, 16))
+_APART = 0.3
+"""Share of samples in which a class of layers is exchanged otherwise than the rest."""
+_TRIES = 200
+
+
+class Space:
+    """Plans for one workload on one topology, within a budget of quality.
+
+    Samples are hierarchical: first how all layers are exchanged, then, rarely, how one class of layers differs. Drawn
+    tensor by tensor, as AutoSync does, all plans of a model with hundreds of tensors would be about the same mixture.
+
+    Args:
+        workload: The classes of its layers are told apart.
+        topology: Hierarchy is offered where a host has several ranks and there are several hosts.
+        quality: What a plan may cost in steps.
+
+    """
+
+    def __init__(self, workload: Workload, topology: Topology, quality: Quality) -> None:
+        self.quality = quality
+        total = workload.numel
+        numels: dict[str, int] = {}
+        for tensor in workload.tensors:
+            if tensor.numel > SMALL_NUMEL:
+                numels[tensor.layer] = numels.get(tensor.layer, 0) + tensor.numel
+        ordered = sorted(numels, key=lambda layer: -numels[layer])
+        self.layers = tuple(layer for layer in ordered if numels[layer] > 0.01 * total)[:8]
+        """Classes of layers that hold more than 1 % of the elements, largest first."""
+        self._with_hosts = len(topology.hosts) > 1 and any(host.num_ranks > 1 for host in topology.hosts)
+        self._genes = [gene for name in FAMILIES for gene in _all_of(name) if quality.admits(gene)]
+
+    def __contains__(self, genes: Genes) -> bool:
+        """Say whether a plan is valid, within the budget, and possible on this topology."""
+        if genes.by_hosts and not self._with_hosts:
+            return False
+        try:
+            genes.plan()
+        except ValueError:
+            return False
+        return all(self.quality.admits(gene) for gene in (genes.base, *(gene for _, gene in genes.layers)))
+
+    def sample(self, rng: random.Random) -> Genes:
+        """Draw a plan: families alike, then settings alike, then, rarely, a class of layers of its own."""
+        return self._first_inside(lambda: self._draw(rng))
+
+    def mutate(self, genes: Genes, rng: random.Random) -> Genes:
+        """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""
+        return self._first_inside(lambda: rng.choice(self._changes)(self, genes, rng), instead=genes)
+
+    def cross(self, one: Genes, other: Genes, rng: random.Random) -> Genes:
+        """Take each free setting from one of two plans."""
+
+        def draw() -> Genes:
+            pick = [rng.choice((one, other)) for _ in range(6)]
+            return Genes(
+                base=pick[0].base,
+                layers=pick[1].layers,
+                bucket_bytes=pick[2].bucket_bytes,
+                chunk_bytes=pick[3].chunk_bytes,
+                at_end=pick[4].at_end,
+                by_hosts=pick[5].by_hosts,
+            )
+
+        return self._first_inside(draw, instead=one)
+
+    def enumerate(self) -> Iterator[Genes]:
+        """Yield every plan that exchanges all layers alike: small enough to be tried whole."""
+        for gene in self._genes:
+            for bucket in _BUCKETS:
+                for at_end in (False, True):
+                    for by_hosts in (False, True) if self._with_hosts else (False,):
+                        genes = Genes(gene, bucket_bytes=bucket, at_end=at_end, by_hosts=by_hosts)
+                        if genes in self:
+                            yield genes
+
+    def _draw(self, rng: random.Random) -> Genes:
+        def gene() -> Gene:
+            family = rng.choice(sorted({g.family for g in self._genes}))
+            return rng.choice([g for g in self._genes if g.family == family])
+
+        base = gene()
+        return Genes(
+            base=base,
+            layers=tuple((layer, gene()) for layer in self.layers if rng.random() < _APART / len(self.layers)),
+            bucket_bytes=rng.choice(_BUCKETS),
+            chunk_bytes=rng.choice(_CHUNKS),
+            at_end=rng.random() < 0.2,
+            by_hosts=self._with_hosts and rng.random() < 0.5,
+        )
+
+    def _change_bucket(self, genes: Genes, rng: random.Random) -> Genes:
+        return replace(genes, bucket_bytes=_beside(_BUCKETS, genes.bucket_bytes, rng))
+
+    def _change_chunk(self, genes: Genes, rng: random.Random) -> Genes:
+        return replace(genes, chunk_bytes=_beside(_CHUNKS, genes.chunk_bytes, rng))
+
+    def _change_order(self, genes: Genes, _: random.Random) -> Genes:
+        return replace(genes, at_end=not genes.at_end)
+
+    def _change_hosts(self, genes: Genes, _: random.Random) -> Genes:
+        return replace(genes, by_hosts=not genes.by_hosts)
+
+    def _change_base(self, genes: Genes, rng: random.Random) -> Genes:
+        return replace(genes, base=self._near(genes.base, rng))
+
+    def _change_layer(self, genes: Genes, rng: random.Random) -> Genes:
+        if not self.layers:
+            return genes
+        layer = rng.choice(self.layers)
+        kept = tuple((name, gene) for name, gene in genes.layers if name != layer)
+        if len(kept) < len(genes.layers) and rng.random() < 0.5:
+            return replace(genes, layers=kept)
+        return replace(genes, layers=(*kept, (layer, rng.choice(self._genes))))
+
+    _changes = (_change_bucket, _change_chunk, _change_order, _change_hosts, _change_base, _change_layer)
+
+    def _near(self, gene: Gene, rng: random.Random) -> Gene:
+        """Return one setting's neighbour of the same family, or, half of the time, any gene."""
+        alike = [g for g in self._genes if g.family == gene.family and _distance(g, gene) == 1]
+        return rng.choice(alike) if alike and rng.random() < 0.5 else rng.choice(self._genes)
+
+    def _first_inside(self, draw: Callable[[], Genes], instead: Genes | None = None) -> Genes:
+        for _ in range(_TRIES):
+            if (genes := draw()) in self and genes != instead:
+                return genes
+        if instead is not None:
+            return instead
+        raise ValueError("no plan is valid here within the quality budget; raise the budget.")
+
+
+def _all_of(family: str) -> list[Gene]:
+    combinations: list[dict[str, float | str]] = [{}]
+    for key, values in FAMILIES[family].grids.items():
+        combinations = [{**settings, key: value} for settings in combinations for value in values]
+    return [Gene(family, settings) for settings in combinations]
+
+
+def _distance(one: Gene, other: Gene) -> int:
+    """Steps on the grids between two genes of a family."""
+    grids = FAMILIES[one.family].grids
+    return sum(abs(grid.index(one.settings[key]) - grid.index(other.settings[key])) for key, grid in grids.items())
+
+
+def _beside(grid: tuple[int, ...], value: int, rng: random.Random) -> int:
+    nearest = min(range(len(grid)), key=lambda i: abs(grid[i] - (value or 25 << 20)))
+    return grid[max(0, min(len(grid) - 1, nearest + rng.choice((-1, 1))))]

@@ -1,0 +1,96 @@
+"""The search runs few plans, finds the best or nearly, and says why it ended."""
+
+import random
+import statistics
+import time
+
+import pytest
+
+from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
+from pliant.planner import BUILDERS, Genes, Limits, Quality, Space, Trial, search
+
+
+def space(budget: float = 1.6) -> Space:
+    return Space(WORKLOAD, FLAT, Quality(budget=budget))
+
+
+def cost(where: Space, genes: Genes) -> float:
+    return true_step_s(genes) * where.quality.ratio(genes)
+
+
+def test_it_comes_within_two_percent_of_the_best_of_all_plans_and_beats_random_search():
+    where = space()
+    best = min(cost(where, genes) for genes in where.enumerate())
+    regrets, blind = [], []
+    for seed in range(10):
+        found = search(where, Rough(), exactly, Limits(max_trials=60, num_candidates=100, seed=seed))
+        regrets.append(cost(where, found.best) / best - 1)
+        rng = random.Random(seed)
+        blind.append(min(cost(where, where.sample(rng)) for _ in range(60)) / best - 1)
+        assert len(found.trials) <= 60
+    assert statistics.median(regrets) <= 0.02
+    assert statistics.median(regrets) < statistics.median(blind)
+
+
+def test_builders_are_run_first_and_nothing_twice():
+    found = search(space(), Rough(), exactly, Limits(max_trials=40, num_candidates=60))
+    inside = [genes for genes in BUILDERS.values() if genes in space()]
+    assert {t.genes for t in found.trials[: len(inside)]} == set(inside)
+    assert len({t.genes for t in found.trials}) == len(found.trials)
+
+
+def test_the_model_learns_after_each_batch():
+    model = Rough()
+    search(space(), model, exactly, Limits(max_trials=30, batch=5, num_candidates=60))
+    assert model.fits == sorted(model.fits)
+    assert all(later - earlier == 5 for earlier, later in zip(model.fits, model.fits[1:], strict=False))
+
+
+def test_failures_are_not_fast_and_do_not_end_the_search():
+    def fragile(genes: Genes, *, give_up_above_s: float) -> Trial:
+        if genes.base.family == "low_rank":
+            return Trial(genes=genes, status="failed", reason="out of memory")
+        return exactly(genes, give_up_above_s=give_up_above_s)
+
+    found = search(space(), Rough(), fragile, Limits(max_trials=40, num_candidates=60))
+    assert found.best.base.family != "low_rank"
+    assert any(t.status == "failed" for t in found.trials)
+
+
+def test_if_all_fail_the_first_reason_is_told():
+    def broken(genes: Genes, *, give_up_above_s: float) -> Trial:
+        del give_up_above_s
+        return Trial(genes=genes, status="failed", reason="no route to host")
+
+    with pytest.raises(RuntimeError, match="20 trials came to an end; the first because: no route to host"):
+        search(space(), Rough(), broken, Limits(max_trials=20, num_candidates=30))
+
+
+def test_a_trial_may_be_given_up_when_it_is_surely_slower():
+    limits = []
+
+    def racing(genes: Genes, *, give_up_above_s: float) -> Trial:
+        limits.append(give_up_above_s / true_step_s(genes))
+        status = "aborted" if true_step_s(genes) > give_up_above_s else "ok"
+        return Trial(genes=genes, steps_s=(true_step_s(genes),), status=status)
+
+    found = search(space(), Rough(), racing, Limits(max_trials=40, num_candidates=60))
+    assert limits[0] == float("inf")
+    assert any(t.status == "aborted" for t in found.trials)
+    assert min(cost(space(), t.genes) for t in found.trials) == cost(space(), found.best)
+
+
+def test_it_ends_when_time_is_over():
+    def slow(genes: Genes, *, give_up_above_s: float) -> Trial:
+        time.sleep(0.05)
+        return exactly(genes, give_up_above_s=give_up_above_s)
+
+    found = search(space(), Rough(), slow, Limits(max_seconds=0.2))
+    assert found.stopped == "0.2 s were over"
+    assert 1 <= len(found.trials) <= 5
+
+
+def test_it_ends_when_nothing_better_is_expected():
+    small = Space(WORKLOAD, FLAT, Quality())
+    found = search(small, Rough(), exactly, Limits(max_trials=10**6, num_candidates=400))
+    assert found.stopped.startswith(("no plan is expected", "every plan"))

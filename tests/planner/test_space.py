@@ -1,0 +1,97 @@
+"""Every plan that the space offers is valid, within its budget, and comes from its parents."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pliant
+from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
+from pliant.algorithms import plan_of
+from pliant.planner import BUILDERS, FAMILIES, Gene, Genes, Quality, Space
+from pliant.spec import from_json, to_json
+from pliant.spec.plan import SyncPlan
+
+EVERYTHING = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
+
+
+@given(st.integers(0, 10**6))
+def test_samples_mutants_and_children_are_valid_and_inside(seed):
+    rng = random.Random(seed)
+    one, other = EVERYTHING.sample(rng), EVERYTHING.sample(rng)
+    for genes in (one, other, EVERYTHING.mutate(one, rng), EVERYTHING.cross(one, other, rng)):
+        assert genes in EVERYTHING
+        plan = genes.plan()
+        assert from_json(SyncPlan, to_json(plan)) == plan
+
+
+def test_a_mutant_differs_from_its_parent_in_one_thing():
+    rng = random.Random(0)
+    for _ in range(200):
+        parent = EVERYTHING.sample(rng)
+        child = EVERYTHING.mutate(parent, rng)
+        fields = ("base", "layers", "bucket_bytes", "chunk_bytes", "at_end", "by_hosts")
+        assert sum(getattr(parent, f) != getattr(child, f) for f in fields) <= 1
+
+
+@given(st.integers(0, 10**6))
+def test_exact_means_exact(seed):
+    space = Space(WORKLOAD, FLAT, Quality())
+    genes = space.sample(random.Random(seed))
+    assert all(FAMILIES[g.family].exact for g in (genes.base, *(g for _, g in genes.layers)))
+    assert not genes.by_hosts
+
+
+def test_classes_of_layers_are_those_that_weigh():
+    assert EVERYTHING.layers == ("Linear", "Conv2d")
+
+
+def test_what_can_be_enumerated_is_inside_and_different():
+    space = Space(WORKLOAD, FLAT, Quality(budget=1.05))
+    found = list(space.enumerate())
+    assert len({genes.plan().hash for genes in found}) == len(found) > 100
+    assert all(genes in space for genes in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("ddp", pliant.allreduce()),
+        ("ddp-bf16", pliant.bf16()),
+        ("zero-owner", pliant.owner()),
+        ("bytegrad", pliant.bytegrad()),
+        ("onebit", pliant.onebit()),
+        ("powersgd", pliant.powersgd()),
+        ("topk", pliant.topk()),
+        ("local_sgd", pliant.local_sgd()),
+        ("gossip", pliant.gossip()),
+    ],
+)
+def test_builders_are_the_named_algorithms(name, algorithm):
+    assert BUILDERS[name].plan().rules[-1] == plan_of(algorithm).rules[-1]
+
+
+def test_thirteen_builders_differ():
+    assert len({genes.plan().hash for genes in BUILDERS.values()}) == len(BUILDERS) == 13
+
+
+def test_plans_that_mix_what_cannot_be_mixed_are_refused():
+    exact, gossip = Gene("exact", {"bits": 32}), Gene("gossip", {"graph": "ring", "every": 1})
+    with pytest.raises(ValueError, match="one class of layers exchanges gradients and another weights"):
+        Genes(exact, (("Linear", gossip),)).plan()
+    with pytest.raises(ValueError, match="has the settings bits, not rank"):
+        Genes(Gene("exact", {"rank": 4})).plan()
+
+
+def test_ratios_of_steps_bound_what_is_milder():
+    quality = Quality(budget=2)
+    assert quality.ratio_of(Gene("local", {"every": 8})) == 1.07
+    assert quality.ratio_of(Gene("local", {"every": 2})) == 1.07  # milder than what was measured
+    assert quality.ratio_of(Gene("local", {"every": 16})) is None  # stronger than anything measured
+    own = Quality(budget=2, ratios={Gene("local", {"every": 16}): 1.5})
+    assert own.ratio_of(Gene("local", {"every": 16})) == 1.5
+    mixed = Genes(Gene("exact", {"bits": 16}), (("Linear", Gene("quantized", {"bits": 2})),))
+    assert quality.ratio(mixed) == 1.36
+    with pytest.raises(ValueError, match="fewer steps than exact"):
+        Quality(budget=0.9)
