@@ -1,6 +1,8 @@
 """Horovod: gradients averaged as they become ready, fused, by its own Gloo; rank 0 keeps the rendezvous."""
 
+import ctypes
 import os
+import socket
 
 import torch.distributed as dist
 from jobs import Job
@@ -8,6 +10,7 @@ from session import Trainer, own_address, run, sgd
 from torch import nn
 
 _STORE_PORT = 29512
+_CLONE_NEWUTS = 0x04000000  # of sched.h; os.unshare came with Python 3.12
 
 
 def start(job: Job, module: nn.Module) -> Trainer:
@@ -16,6 +19,7 @@ def start(job: Job, module: nn.Module) -> Trainer:
     servers: list[object] = [store]
     if rank == 0:
         servers.append(_rendezvous(store, size))
+    _name_this_host(own_address())
     # What its launcher would set; it reaches hosts by ssh, which emulated ones do not have.
     os.environ.update(
         HOROVOD_RANK=str(rank),
@@ -45,6 +49,17 @@ def start(job: Job, module: nn.Module) -> Trainer:
         servers.clear()
 
     return Trainer(model=module, optimizer=optimizer, close=close)
+
+
+def _name_this_host(name: str) -> None:
+    """Give this thread, and those that it starts, a host name of their own.
+
+    Horovod forgets HOROVOD_GLOO_IFACE where it makes its process sets' groups, and takes the address that the host's
+    name stands for: on emulated hosts, which share the machine's name, the loopback's. An address stands for itself.
+    """
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) != 0:
+        raise OSError(ctypes.get_errno(), "this host cannot have a name of its own; run as root, as emulation must.")
+    socket.sethostname(name)
 
 
 def _rendezvous(store: dist.TCPStore, size: int) -> object:

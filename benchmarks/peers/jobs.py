@@ -1,7 +1,9 @@
 """What is compared: peers, the Pliant arm that each corresponds to, and one run as data. No torch."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -13,7 +15,7 @@ class Pair:
     """A peer and the Pliant arm that does the same thing."""
 
     package: str
-    """Its environment is ENVIRONMENTS / package, its worker package_worker.py."""
+    """Its worker is package_worker.py, and its environment ENVIRONMENTS / package: but of torch, which runs in ours."""
     arm: str
     """What the worker is to do."""
     pliant: str
@@ -22,9 +24,40 @@ class Pair:
     """Steps from one exchange to the next; of gossip, until the graph repeats."""
     same: str
     """What both do."""
+    lead: int = 0
+    """Untimed steps beyond whole periods: half a period where exchanges are not tied to steps, to count all of each."""
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that has the package."""
+        return Path(sys.executable) if self.package == "torch" else ENVIRONMENTS / self.package / "bin" / "python"
+
+    @property
+    def version(self) -> str:
+        """The package and what it is pinned to; torch as it is here."""
+        if self.package == "torch":
+            return f"torch {version('torch')}"
+        return (HERE / "requirements" / f"{self.package}.txt").read_text().split()[0].replace("==", " ")
 
 
 PAIRS = {
+    "torch-ddp": Pair(
+        package="torch", arm="ddp", pliant="allreduce", period=1, same="gradients averaged each step, no hook"
+    ),
+    "torch-postlocal": Pair(
+        package="torch",
+        arm="ddp-postlocal",
+        pliant="post_local_sgd",
+        period=8,
+        same="gradients averaged in the untimed steps, then weights every 8 steps (torch: after the first of 8)",
+    ),
+    "torch-powersgd": Pair(
+        package="torch",
+        arm="ddp-powersgd",
+        pliant="powersgd",
+        period=1,
+        same="gradients averaged each step as products of rank 1 (torch: all in one bucket)",
+    ),
     "torchft-localsgd": Pair(
         package="torchft", arm="localsgd", pliant="local_sgd", period=8, same="weights averaged every 8 steps"
     ),
@@ -50,7 +83,8 @@ PAIRS = {
         arm="local",
         pliant="local_sgd",
         period=32,
-        same="weights averaged every 32 steps of local updates (hivemind: about; in the background)",
+        same="weights averaged every 32 steps of local updates (hivemind: when it estimates that all have done them)",
+        lead=16,
     ),
     "horovod": Pair(
         package="horovod", arm="none", pliant="allreduce", period=1, same="gradients averaged each step, 32 bits"
@@ -71,7 +105,7 @@ class Job:
     """cnn learns real images; the others take made-up batches, for step times."""
     seed: int
     warm_up_steps: int
-    """Whole periods that are trained, but not timed."""
+    """Those that are trained, but not timed."""
     steps: int
     """Whole periods that are timed."""
     data: str

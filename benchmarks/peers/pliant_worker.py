@@ -11,10 +11,12 @@ ALGORITHMS = {
     "allreduce": lambda job: pliant.allreduce(),
     "fp16": lambda job: pliant.fp16(),
     "local_sgd": lambda job: pliant.local_sgd(job.period),
+    "post_local_sgd": lambda job: pliant.post_local_sgd(job.warm_up_steps, job.period),
+    "powersgd": lambda job: pliant.powersgd(rank=1),
     "diloco": lambda job: pliant.diloco(job.period),
     "gossip": lambda job: pliant.gossip(pliant.Graph(kind="hypercube")),
 }
-_OF_GRADIENTS = ("allreduce", "fp16")
+_OF_GRADIENTS = ("allreduce", "fp16", "powersgd", "post_local_sgd")
 
 
 def start(job: Job, module: nn.Module) -> Trainer:

@@ -37,6 +37,9 @@ class Trainer:
     optimizer: Optimizer | None
     """None where backward updates the weights and sets the learning rate."""
     close: Callable[[], None] = lambda: None
+    free: bool = False
+    """Whether the library chooses when ranks meet. A rank is then never held up, as others may be waiting for it: it
+    times its own steps, and goes on training until all have done theirs."""
 
 
 Start = Callable[[Job, nn.Module], Trainer]
@@ -74,12 +77,17 @@ def run(start: Start) -> None:
             _step(trainer, job, step, lambda model, batch=batch: _loss(model, batch))
 
     train(0, job.warm_up_steps)
-    dist.barrier()
+    if not trainer.free:
+        dist.barrier()
     wire_before, start_s = interface_bytes(), time.perf_counter()
     train(job.warm_up_steps, job.steps)
-    dist.barrier()
+    if not trainer.free:
+        dist.barrier()
     step_s = (time.perf_counter() - start_s) / job.steps
-    wire_bytes = busiest([(interface_bytes() - wire_before) / job.steps])[0]
+    sent_bytes = (interface_bytes() - wire_before) / job.steps
+    if trainer.free:
+        _train_until_all_are_done(train, job.warm_up_steps + job.steps)
+    step_s, wire_bytes = busiest([step_s, sent_bytes])
     accuracy = _accuracy(module, images.test_x, images.test_y) if images else None
     distance = _distance(module)
     say("peer", {"step_s": step_s, "wire_bytes": wire_bytes, "accuracy": accuracy, "distance": distance})
@@ -102,6 +110,14 @@ def _step(trainer: Trainer, job: Job, step: int, loss_of: Callable[[nn.Module], 
     optimizer.zero_grad()
     loss_of(trainer.model).backward()
     optimizer.step()
+
+
+def _train_until_all_are_done(train: Callable[[int, int], None], step: int) -> None:
+    """Say that this rank is done, and train on, at the last learning rate, until all are."""
+    work = dist.barrier(async_op=True)
+    while work is not None and not work.is_completed():
+        train(step, 1)
+        step += 1
 
 
 def _accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -58,8 +58,11 @@ def _row(peer: str, model: str, records: Sequence[Record]) -> list[str]:
     error = next((r["error"] for r in runs if "error" in r), None)
     if error is not None:
         return [name, arm, f"did not run: {error}", *["-"] * (len(_HEAD) - 3)]
-    theirs = sorted((r for r in runs if r["side"] == "peer"), key=lambda r: r["round"])
-    ours = sorted((r for r in runs if r["side"] == "pliant"), key=lambda r: r["round"])
+    sides = [{r["round"]: r for r in runs if r["side"] == side} for side in ("peer", "pliant")]
+    rounds = sorted(sides[0].keys() & sides[1].keys())  # an interrupted one has one side only
+    if not rounds:
+        return [name, arm, "not finished", *["-"] * (len(_HEAD) - 3)]
+    theirs, ours = ([side[r] for r in rounds] for side in sides)
     ratios = [a["step_s"] / b["step_s"] for a, b in zip(theirs, ours, strict=True)]
     return [
         name,
