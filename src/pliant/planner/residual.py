@@ -48,7 +48,7 @@ class Residual:
     def fit(self, features: NDArray[np.float64], error: NDArray[np.float64], groups: Sequence[int]) -> None:
         """Learn from features, (num, num_features), and log(measured / simulated), (num,).
 
-        Runs of one group (a model on a cluster, or a family of plans) are left out together when the share is chosen.
+        Runs of one group (of a plan, or of a model on a cluster) are left out together when the share is chosen.
         """
         self._trees, self.shrink = [], 0.0
         self._low, self._high = features.min(0), features.max(0)
