@@ -79,6 +79,7 @@ ALGORITHMS = {
     "owner": p.owner(),
     "owner-qsgd": p.owner(c.Qsgd(bits=8)),
     "late-onebit": p.late(p.onebit(), compensation=0.1),
+    "late-ahead": p.late(p.allreduce(), lookahead=0.9),
     "onebit_adam": Momentum(beta=0.9, warmup_steps=3),
 }
 """Algorithms that leave all ranks equal after each step; `optimizer_for` gives the optimizer that each needs."""
@@ -90,6 +91,7 @@ BETWEEN_STEPS = {
     "choco": p.choco(c.Qsgd(bits=4), gamma=0.3),
     "dcd": p.dcd(),
     "local_sgd": p.local_sgd(3),
+    "local_sgd-delayed": p.local_sgd(1, delay_steps=1),
     "post_local_sgd": p.post_local_sgd(3, 2),
     "diloco": p.diloco(3, averaging=p.int4()),
     "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),

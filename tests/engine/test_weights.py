@@ -12,6 +12,7 @@ from torch import nn
 import pliant
 from pliant.algorithms import Local, build
 from pliant.codecs import MinMax8, Sign
+from pliant.engine.choose import plan_from
 from pliant.spec import Graph, Outer
 
 LR = 0.05
@@ -176,6 +177,22 @@ def test_local_sgd_equals_its_oracle(size):
 
 
 @sizes
+def test_delayed_averaging_equals_its_oracle_and_its_mean_is_never_late(size):
+    corrections = {}
+
+    def after_step(t, x):
+        x = x + corrections.pop(t, 0)
+        corrections[t + 1] = x.mean(0) - x
+        return x
+
+    found = run_all(size, pliant.local_sgd(1, delay_steps=1))
+    np.testing.assert_allclose(found, simulate(size, after_step), atol=2e-5)
+    # After the first step ranks differ, but their mean is where exact averaging is.
+    first = run_all(size, pliant.local_sgd(1, delay_steps=1), steps=1)
+    np.testing.assert_allclose(first.mean(0), run_all(size, "allreduce", steps=1)[0], atol=2e-6)
+
+
+@sizes
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (3, 0), (3, 2)])
 def test_diloco_equals_its_oracle(size, fragments, delay):
     period, lr, mu = 6, 0.7, 0.9
@@ -230,11 +247,11 @@ def test_changes_go_through_any_averaging(codec):
 
 
 @sizes
-@pytest.mark.parametrize("compensation", [0.0, 0.5])
-def test_late_gradients_equal_their_oracle(size, compensation):
+@pytest.mark.parametrize(("compensation", "lookahead"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.9), (0.5, 1.0)])
+def test_late_gradients_equal_their_oracle(size, compensation, lookahead):
     def body(place):
         models = [new_ddp(place, bucket_cap_mb=25).module for _ in range(size)]
-        late, taken_at = None, None
+        late, before, taken_at = None, 0, None
         for t in range(STEPS):
             gradients = []
             for rank, model in enumerate(models):
@@ -243,18 +260,40 @@ def test_late_gradients_equal_their_oracle(size, compensation):
                 nn.functional.cross_entropy(model(x), y).backward()
                 gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
             now = weights(models[0])
-            g = torch.zeros_like(now) if late is None else late
+            g = torch.zeros_like(now) if late is None else late + lookahead * (late - before)
             if compensation and late is not None:
                 g = g + compensation * g * g * (now - taken_at)
-            late, taken_at = sum(gradients) / size, now.clone()
+            late, before, taken_at = sum(gradients) / size, 0 if late is None else late, now.clone()
             with torch.no_grad():
                 for model in models:
                     nn.utils.vector_to_parameters(now - LR * g, model.parameters())
         return weights(models[0]).double().numpy()
 
-    found = run_all(size, pliant.late(pliant.allreduce(), compensation=compensation))
+    found = run_all(size, pliant.late(pliant.allreduce(), compensation=compensation, lookahead=lookahead))
     assert (found == found[0]).all()
     np.testing.assert_allclose(found[0], pliant.run_world(1, body)[0], atol=2e-5)
+
+
+@pytest.mark.parametrize(("lookahead", "bound"), [(0.0, 0.1), (0.9, 0.253)])
+def test_late_momentum_is_stable_as_far_as_its_page_says(lookahead, bound):
+    """The largest eigenvalue of the map of three successive points, on a quadratic with lr h beside the bound."""
+    m, k = 0.9, lookahead
+
+    def radius(a):
+        return np.abs(np.linalg.eigvals([[1 + m, -m - a * (1 + k), a * k], [1, 0, 0], [0, 1, 0]])).max()
+
+    assert radius(0.97 * bound) < 1 < radius(1.03 * bound)
+
+
+def test_late_by_name_looks_ahead_as_far_as_the_optimizer_does_not():
+    weight = [torch.zeros(1, requires_grad=True)]
+    optimizers = {
+        0.9: torch.optim.SGD(weight, lr=0.1, momentum=0.9),
+        0.0: torch.optim.SGD(weight, lr=0.1, momentum=0.9, nesterov=True),
+        0.8: torch.optim.AdamW(weight, betas=(0.8, 0.99)),
+    }
+    for lookahead, optimizer in optimizers.items():
+        assert plan_from("late", optimizer).rules[-1].choice.lookahead == lookahead
 
 
 def test_a_plain_module_is_trained_as_it_is():

@@ -35,6 +35,12 @@ def _onebit_adam(optimizer: Optimizer) -> Algorithm:
     return optimizer.algorithm
 
 
+def _momentum(optimizer: Optimizer) -> float:
+    """Return the largest momentum that the optimizer has and does not look ahead for itself, as Nesterov's does."""
+    groups = [group for group in optimizer.param_groups if not group.get("nesterov", False)]
+    return max([0.0, *(float(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups)])
+
+
 ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
     {
         "allreduce": lambda optimizer: allreduce(),
@@ -54,7 +60,7 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
         "demo": lambda optimizer: demo(),
         "owner": lambda optimizer: owner(),
         "stale": lambda optimizer: stale(),
-        "late": lambda optimizer: late(allreduce()),
+        "late": lambda optimizer: late(allreduce(), lookahead=_momentum(optimizer)),
         "gossip": lambda optimizer: gossip(),
         "choco": lambda optimizer: choco(),
         "dcd": lambda optimizer: dcd(),
@@ -132,7 +138,8 @@ def build(choice: Choice) -> Algorithm:
     if choice.what == "change":
         return _local(choice)
     if choice.delay_steps and choice.what == "gradient":
-        return Late(inner=build(replace(choice, delay_steps=0, compensation=0)), compensation=choice.compensation)
+        inner = build(replace(choice, delay_steps=0, compensation=0, lookahead=0))
+        return Late(inner=inner, compensation=choice.compensation, lookahead=choice.lookahead)
     if choice.every > 1 and choice.what == "gradient":
         return Every(period=choice.every, inner=build(replace(choice, every=1)))
     if choice.own is not None:

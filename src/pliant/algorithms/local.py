@@ -92,9 +92,14 @@ class Local:
         return None
 
 
-def local_sgd(period: int = 8, *, stretch: float = 0.0) -> Local:
-    """Average weights every `period` steps."""
-    return Local(inner=AllReduce(), period=period, stretch=stretch)
+def local_sgd(period: int = 8, *, stretch: float = 0.0, delay_steps: int = 0) -> Local:
+    """Average weights every `period` steps, and use the mean `delay_steps` steps later.
+
+    With a delay the exchange runs beside the next steps, and what they do is kept: DaSGD (Zhou et al.,
+    arXiv:2006.00441). ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole
+    step, as `late` does, but a rank's own gradient is never late: only the others' are.
+    """
+    return Local(inner=AllReduce(), period=period, stretch=stretch, delay_steps=delay_steps)
 
 
 def async_average(period: int = 1, *, averaging: Algorithm | None = None) -> Local:

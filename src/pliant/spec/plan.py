@@ -97,6 +97,8 @@ class Choice:
     """How many steps later a result is used, while its exchange runs beside them."""
     compensation: float = 0.0
     """Of late gradients: factor of the correction for what the weights have done since."""
+    lookahead: float = 0.0
+    """Of late gradients: how many steps they are extrapolated by, along what has changed since those before."""
     pace: Pace = "lockstep"
     """Whether all ranks exchange at the same steps, or whenever the network is free, each at the step it is in."""
     weighted: bool = False

@@ -160,6 +160,11 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "late; make it positive and gradients late, or 0.",
     ),
     (
+        lambda c: c.lookahead != 0 and (c.what != "gradient" or c.delay_steps == 0 or c.lookahead < 0),
+        "a lookahead of {lookahead} extrapolates late gradients, but what comes is a {what} {delay_steps} steps "
+        "late; make it positive and gradients late, or 0.",
+    ),
+    (
         lambda c: c.collective == "owner" and c.what != "gradient",
         "an owner steps its parameters with gradients, but what is exchanged is a {what}; exchange gradients.",
     ),
@@ -246,6 +251,7 @@ def objections(choice: "Choice") -> list[str]:
         "stretch": choice.stretch,
         "delay_steps": choice.delay_steps,
         "compensation": choice.compensation,
+        "lookahead": choice.lookahead,
         "momentum": choice.momentum,
         "feedback": choice.feedback,
         "every": choice.every,
