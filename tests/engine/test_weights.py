@@ -274,22 +274,26 @@ def test_late_gradients_equal_their_oracle(size, compensation, lookahead):
     np.testing.assert_allclose(found[0], pliant.run_world(1, body)[0], atol=2e-5)
 
 
-@pytest.mark.parametrize(("lookahead", "bound"), [(0.0, 0.1), (0.9, 0.253)])
-def test_late_momentum_is_stable_as_far_as_its_page_says(lookahead, bound):
-    """The largest eigenvalue of the map of three successive points, on a quadratic with lr h beside the bound."""
-    m, k = 0.9, lookahead
+@pytest.mark.parametrize(
+    ("lookahead", "nesterov", "bound"), [(0.0, False, 0.1), (0.0, True, 0.253), (0.9, False, 0.253), (0.9, True, 0.36)]
+)
+def test_late_momentum_is_stable_as_far_as_its_page_says(lookahead, nesterov, bound):
+    """The largest root of x_{t+1} = x_t + m (x_t - x_{t-1}) - lr h (late x), for lr h on both sides of the bound."""
+    m = 0.9
+    look = [1 + lookahead, -lookahead]
+    gradient = np.convolve(look, [1 + m, -m]) if nesterov else [*look, 0.0]  # of x_{t-1}, x_{t-2}, x_{t-3}
 
     def radius(a):
-        return np.abs(np.linalg.eigvals([[1 + m, -m - a * (1 + k), a * k], [1, 0, 0], [0, 1, 0]])).max()
+        return np.abs(np.roots(np.array([1, -1 - m, m, 0, 0]) + a * np.array([0, 0, *gradient]))).max()
 
     assert radius(0.97 * bound) < 1 < radius(1.03 * bound)
 
 
-def test_late_by_name_looks_ahead_as_far_as_the_optimizer_does_not():
+def test_late_by_name_looks_ahead_as_far_as_the_optimizer_has_momentum():
     weight = [torch.zeros(1, requires_grad=True)]
     optimizers = {
         0.9: torch.optim.SGD(weight, lr=0.1, momentum=0.9),
-        0.0: torch.optim.SGD(weight, lr=0.1, momentum=0.9, nesterov=True),
+        0.0: torch.optim.SGD(weight, lr=0.1),
         0.8: torch.optim.AdamW(weight, betas=(0.8, 0.99)),
     }
     for lookahead, optimizer in optimizers.items():

@@ -36,9 +36,8 @@ def _onebit_adam(optimizer: Optimizer) -> Algorithm:
 
 
 def _momentum(optimizer: Optimizer) -> float:
-    """Return the largest momentum that the optimizer has and does not look ahead for itself, as Nesterov's does."""
-    groups = [group for group in optimizer.param_groups if not group.get("nesterov", False)]
-    return max([0.0, *(float(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups)])
+    """Return the optimizer's momentum, or Adam's beta_1; the largest of its groups, 0 if there is none."""
+    return max(float(group.get("momentum", group.get("betas", (0.0,))[0])) for group in optimizer.param_groups)
 
 
 ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](

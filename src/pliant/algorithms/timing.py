@@ -172,7 +172,7 @@ def every(period: int, algorithm: Algorithm) -> Every:
 def late(algorithm: Algorithm, *, compensation: float = 0.0, lookahead: float = 0.0) -> Late:
     """Use gradients one step late, so that their exchange has a whole step's time.
 
-    By name, ``"late"`` takes the optimizer's momentum as its lookahead, or none if that is Nesterov's already.
+    By name, ``"late"`` takes the optimizer's momentum as its lookahead.
     """
     return Late(inner=algorithm, compensation=compensation, lookahead=lookahead)
 
