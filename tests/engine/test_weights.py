@@ -300,6 +300,29 @@ def test_late_by_name_looks_ahead_as_far_as_the_optimizer_has_momentum():
         assert plan_from("late", optimizer).rules[-1].choice.lookahead == lookahead
 
 
+def test_an_overflow_meets_a_late_gradient_once():
+    """It is skipped one step late, by all ranks, and does not come back as the gradient before."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        finite = []
+        what = pliant.late(pliant.allreduce(), lookahead=0.9)
+        with pliant.relax(ddp, optimizer, what, nonfinite="propagate", timeout_s=20):
+            for step in range(6):
+                x, y = batch(place.rank, step)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(ddp(x), y)
+                (loss * torch.inf if (step, place.rank) == (2, 1) else loss).backward()
+                finite.append(all(bool(p.grad.isfinite().all()) for p in ddp.parameters()))
+                if finite[-1]:
+                    optimizer.step()
+        return finite
+
+    for finite in pliant.run_world(2, body, timeout_s=60):
+        assert finite == [True, True, True, False, True, True]
+
+
 def test_a_plain_module_is_trained_as_it_is():
     found, wrapped = (run_all(3, "local_sgd", steps=9, plain=plain) for plain in (True, False))
     np.testing.assert_array_equal(found, wrapped)
