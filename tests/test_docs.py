@@ -120,7 +120,11 @@ PLACES = {
     "quantized.md": ["bytegrad", "qsgd", "qsgd4", "terngrad", "natural", "int4", "onebit", "onebit(warmup_steps=50)"],
     "powersgd.md": ["powersgd(rank=4)", "powersgd(rank=2)", "powersgd(rank=1)", "ddp-powersgd"],
     "sparse.md": ["topk", "topk(ratio=0.04)", "topk(warmup_steps=50)", "topk_dgc", "blocktopk", "randomk"],
-    "index.md": ["onebit", "powersgd(rank=4)", "topk", "topk_dgc", "blocktopk", "randomk", "ddp-powersgd"],
+    "late.md": ["late", "local_sgd(period=1,delay_steps=1)"],
+    "local.md": ["local_sgd", "local_sgd(period=1,delay_steps=1)", "ddp-postlocal"],
+    "async.md": ["async_average", "async_average(warmup_steps=70)"],
+    "diloco.md": ["diloco", "diloco(averaging=int4)", "streaming_diloco", "sparse_loco"],
+    "index.md": ["onebit", "powersgd(rank=4)", "topk", "topk_dgc", "blocktopk", "randomk", "ddp-powersgd", "late"],
 }
 
 
