@@ -32,8 +32,8 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
     One rank of each host takes part; the others wait. Round trips, then streams both ways, in rounds of disjoint pairs
     of hosts in which each meets each; then all hosts send at once round a ring, to the next and to the next but one.
     What a host sends and receives in its best streams is its rate. A pair that is 20 % below what its hosts can do is
-    looked at again, and becomes a `Link` if it stays there; a stream that beats all others is looked at again, too. Rates are of payload, without the headers of TCP/IP, over
-    one connection, as there is in training.
+    looked at again, and becomes a `Link` if it stays there; a stream that beats all others is looked at again, too.
+    Rates are of payload, without the headers of TCP/IP, over one connection, as there is in training.
 
     Args:
         comm: Who is measured; over Gloo.
@@ -80,8 +80,10 @@ class _Probe:
     def run(self, names: Sequence[str], num_ranks: Sequence[int]) -> Topology:
         size = self._comm.size
         if size == 1:
-            hosts_only = np.zeros((1, 1, 1))
-            return topology_from(names, num_ranks, hosts_only, hosts_only[0], np.zeros((1, 1)), self._provenance("", 1))
+            nothing = np.zeros((1, 1, 1))
+            return topology_from(
+                names, num_ranks, nothing, nothing[0], nothing[0], self._provenance("", sum(num_ranks))
+            )
         all_rounds = tournament(size)
         shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
         shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
