@@ -43,8 +43,9 @@ def main(out: Path, repeats: int) -> None:
                     for host in found.hosts:
                         ratios += [r * 8e-6 / rate for r in (host.send_bytes_per_s, host.receive_bytes_per_s)]
                         delays.append(host.delay_s * 1e3)
+                spread = f"{min(ratios):.2f} .. {max(ratios):.2f}"
                 rows.append(
-                    f"| {rate} Mbit/s | {delay} ms | {statistics.median(ratios):.3f} | {min(ratios):.2f} .. {max(ratios):.2f} "
+                    f"| {rate} Mbit/s | {delay} ms | {statistics.median(ratios):.3f} | {spread} "
                     f"| {statistics.median(delays):.2f} ms | {min(delays):.2f} .. {max(delays):.2f} ms | {links} "
                     f"| {statistics.median(took):.1f} s |"
                 )

@@ -13,7 +13,7 @@ from pliant.network.inference import (
     host_delays,
     host_rates,
     in_rounds,
-    lone_pairs,
+    lone_streams,
     slow_pairs,
     topology_from,
     tournament,
@@ -56,7 +56,7 @@ def test_hosts_and_links_are_told_apart():
     assert np.allclose(host_rates(rounds)[0], send, rtol=0.04)
     assert np.allclose(host_rates(rounds)[1], receive, rtol=0.04)
     assert slow_pairs(rounds, rounds.max(0)) == [(0, 1)]
-    assert lone_pairs(rounds) == []
+    assert lone_streams(rounds) == []
     latencies = np.full((5, 5), 0.002)
     latencies[0, 3] = latencies[3, 0] = 0.05
     found = topology_from("abcde", [1, 2, 1, 1, 1], rounds, rounds.max(0), latencies, "made up")
@@ -70,7 +70,7 @@ def test_hosts_and_links_are_told_apart():
 def test_a_stream_that_beats_all_others_is_suspected():
     rounds = played([100.0] * 4, [100.0] * 4)
     rounds[0, 0, 3] = 140.0
-    assert lone_pairs(rounds) == [(0, 3)]
+    assert lone_streams(rounds) == [(0, 0, 3)]
 
 
 def test_delays_come_from_halves_of_round_trips():

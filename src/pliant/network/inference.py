@@ -13,7 +13,7 @@ __all__ = [
     "host_delays",
     "host_rates",
     "in_rounds",
-    "lone_pairs",
+    "lone_streams",
     "slow_pairs",
     "topology_from",
     "tournament",
@@ -86,19 +86,21 @@ def slow_pairs(rounds: Matrix, pairs: Matrix) -> list[Pair]:
     return [(int(i), int(j)) for i, j in np.argwhere(slow)]
 
 
-def lone_pairs(rounds: Matrix) -> list[Pair]:
-    """Return (source, target) of streams that beat all others of both ends by more than the noise: real, or a mishap.
+def lone_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
+    """Return (round, source, target) of streams that beat all others of both ends by more than the noise.
+
+    Such a stream is the only one of a fast pair, or a mishap of whoever took its times: a second one decides.
 
     Args:
         rounds: As in `host_rates`.
 
     """
-    found: list[Pair] = []
-    for turn, i, j in np.argwhere(rounds > 0):
+    found: list[tuple[int, int, int]] = []
+    for turn, i, j in np.argwhere(rounds > 0).tolist():
         others = rounds.copy()
         others[turn, i, j] = 0.0
         if max(others[:, i, :].max(), others[:, :, j].max()) < (1 - NOISE) * rounds[turn, i, j]:
-            found.append((int(i), int(j)))
+            found.append((turn, i, j))
     return found
 
 

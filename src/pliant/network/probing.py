@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pliant.comm import Comm, ProcessGroupComm
-from pliant.network.inference import Matrix, Pair, in_rounds, lone_pairs, slow_pairs, topology_from, tournament
+from pliant.network.inference import Matrix, Pair, in_rounds, lone_streams, slow_pairs, topology_from, tournament
 from pliant.network.streams import MAX_STREAM_BYTES, message_s, round_trip_s, stream
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
@@ -98,16 +98,15 @@ class _Probe:
             received.append(self._stream([(rank + shift) % size], [(rank - shift) % size], num_rounds - len(received)))
         rounds = self._rates(received)
         alone = rounds[: len(chosen)].max(0)
-        lone = lone_pairs(rounds) if size > 2 else []
-        odd = [*lone, *slow_pairs(rounds, alone)]
+        odd = [(i, j) for _, i, j in lone_streams(rounds)] if size > 2 else []
+        odd += slow_pairs(rounds, alone)
         again = in_rounds(list(dict.fromkeys((min(pair), max(pair)) for pair in odd)), _SECOND_LOOKS)
         if again:
             more = self._rates([self._meet(pairs, len(again) - k) for k, pairs in enumerate(again)])
-            seen = more.max(0)
-            for i, j in lone:
-                if seen[i, j]:
-                    rounds[:, i, j], alone[i, j] = np.minimum(rounds[:, i, j], seen[i, j]), 0.0
-            rounds, alone = np.concatenate([rounds, more]), np.maximum(alone, seen)
+            rounds = np.concatenate([more, rounds])  # those of pairs by themselves remain the first
+            for stream_of_one in lone_streams(rounds):  # seen twice, and fast once only
+                rounds[stream_of_one] = 0.0
+            alone = rounds[: len(again) + len(chosen)].max(0)
         what = (
             f"{len(chosen)} of {len(all_rounds)} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
             f"looks, at most {format_bytes(MAX_STREAM_BYTES)} at a time"

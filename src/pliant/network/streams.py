@@ -84,8 +84,10 @@ def stream(
 
     Each source is asked for 64 KB and then, as long as there is time, for four times as much, never for more than fits
     into what is left of duration_s at the rate so far, nor for more than 64 MB. An answer that counts took 0.1 s or was
-    as large as it may be; so a stream may take some 0.1 s more, and more yet where the rate was not what it seemed. Questions and answers need comms of their own over the same ranks,
-    since two ranks may send to each other. A thread for each stream: a slow one holds up no other.
+    as large as it may be; so a stream may take some 0.1 s more, and more yet where the rate was not what it seemed.
+
+    Questions and answers need comms of their own over the same ranks, since two ranks may send to each other. A thread
+    for each stream: a slow one holds up no other.
     """
     with ThreadPoolExecutor(max(1, len(targets) + len(sources)), thread_name_prefix="pliant-probe") as pool:
         sending = [pool.submit(_serve, asks, answers, peer) for peer in targets]
