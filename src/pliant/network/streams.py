@@ -24,7 +24,7 @@ _CHUNKS = 32
 _FIRST_BYTES = 64_000
 _GROWTH = 4
 _LEAST_ANSWER_S = 0.1
-"""An answer that took less may have been a token bucket's free burst, and tells nothing, whatever time is left."""
+"""An answer that came in less may have been a token bucket's free burst, and tells nothing, whatever time is left."""
 _SETTLING = 0.4
 """Part of an answer that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 _FEW = 3
@@ -83,8 +83,9 @@ def stream(
     """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
 
     Each source is asked for 64 KB and then, as long as there is time, for four times as much, never for more than fits
-    into what is left of duration_s at the rate so far, nor for more than 64 MB. An answer that counts took 0.1 s or was
-    as large as it may be; so a stream may take some 0.1 s more, and more yet where the rate was not what it seemed.
+    into what is left of duration_s at the rate so far, nor for more than 64 MB. An answer that counts came in 0.1 s or
+    more, or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not
+    what it seemed.
 
     Questions and answers need comms of their own over the same ranks, since two ranks may send to each other. A thread
     for each stream: a slow one holds up no other.
@@ -134,10 +135,10 @@ def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
     size, largest, rate = _FIRST_BYTES // _CHUNKS, MAX_STREAM_BYTES // _CHUNKS, 0.0
     while size:
         asked_s = time.perf_counter()
-        rate = steady_rate(_answer(asks, answers, peer, size))
-        now_s = time.perf_counter()
-        left_s, took_s = duration_s - (now_s - start_s), now_s - asked_s
-        told = took_s >= _LEAST_ANSWER_S and left_s <= took_s
+        arrivals = _answer(asks, answers, peer, size)
+        rate, now_s = steady_rate(arrivals), time.perf_counter()
+        left_s = duration_s - (now_s - start_s)
+        told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
         if told or size == largest or -left_s > 2 * duration_s:
             break
         size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / _CHUNKS), largest))
