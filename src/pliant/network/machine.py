@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pliant.codecs import CODECS, Codec
 from pliant.comm import Comm
-from pliant.network.probing import provenance_of, require_gloo
+from pliant.network.probing import provenance_of, require_gloo, share_text
 from pliant.network.streams import message_s
-from pliant.spec import Machine
+from pliant.spec import Machine, from_json, to_json
 
 __all__ = ["measure_machine"]
 
@@ -32,7 +32,7 @@ def measure_machine(
         device: Where gradients live.
 
     Returns:
-        The median over ranks, the same on all ranks.
+        The median over ranks, under the name of rank 0's machine; the same on all ranks.
 
     Raises:
         ValueError: The comm is not over Gloo, or two of the codecs have one name.
@@ -53,7 +53,7 @@ def measure_machine(
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
     typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
     coding_s = [x / _NUMEL for x in typical[2:-1]]
-    return Machine(
+    found = Machine(
         name=socket.gethostname(),
         add_bytes_per_s=4 * _NUMEL / typical[0],
         memory_bytes_per_s=8 * _NUMEL / typical[1],
@@ -66,6 +66,7 @@ def measure_machine(
             f"took {time.perf_counter() - start_s:.2f} s",
         ),
     )
+    return from_json(Machine, share_text(to_json(found), comm))  # rank 0's name and provenance
 
 
 def _figures(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> list[float]:

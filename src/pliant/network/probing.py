@@ -18,7 +18,7 @@ from pliant.network.streams import MAX_STREAM_BYTES, message_s, round_trip_s, st
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["probe", "provenance_of", "require_gloo"]
+__all__ = ["probe", "provenance_of", "require_gloo", "share_text"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
@@ -66,7 +66,7 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
         finally:
             asks.close()
             answers.close()
-    return from_json(Topology, _share_text(text, comm))
+    return from_json(Topology, share_text(text, comm))
 
 
 class _Probe:
@@ -216,8 +216,8 @@ def _gathered(comm: Comm, mine: torch.Tensor) -> Matrix:
     return table.view(comm.size, -1).numpy()
 
 
-def _share_text(text: str, comm: Comm) -> str:
-    """Give every rank rank 0's text."""
+def share_text(text: str, comm: Comm) -> str:
+    """Return rank 0's text on every rank. Collective."""
     length = torch.tensor([len(text.encode())], dtype=torch.int64)
     comm.broadcast(length, 0).wait()
     raw = torch.zeros(int(length), dtype=torch.uint8)
