@@ -51,7 +51,7 @@ def main(out: Path, repeats: int) -> None:
                 )
                 print(rows[-1], f"load {os.getloadavg()[0]:.1f}, {seconds:.0f} s in all", flush=True)
     head = (
-        f"`python benchmarks/probe.py {out} {repeats}`, {datetime.date.today()}, {os.cpu_count()} cores "
+        f"`python benchmarks/probe.py {out.name} {repeats}`, {datetime.date.today()}, {os.cpu_count()} cores "
         f"({platform.machine()}), load {os.getloadavg()[0]:.0f} at the end; {HOSTS} hosts, {repeats} runs of "
         f"`pliant probe` a cell, so {HOSTS * repeats} hosts; rates of both directions, over what was asked for\n\n"
         "| asked for | delay | rate, median | all | delay found, median | all | links | network part took |\n"
