@@ -43,19 +43,23 @@ if TYPE_CHECKING:
         Elastic,
         IncompleteBackwardError,
         NonFiniteGradientError,
+        Observation,
         ReplicasDisagreeError,
         Run,
+        observe,
         relax,
     )
-    from pliant.spec import Graph, Match, SyncPlan, Topology, Workload, load, save
+    from pliant.spec import Graph, Machine, Match, SyncPlan, Topology, Workload, load, save
 
 __all__ = [
     "CommError",
     "Elastic",
     "Graph",
     "IncompleteBackwardError",
+    "Machine",
     "Match",
     "NonFiniteGradientError",
+    "Observation",
     "OneBitAdam",
     "ReplicasDisagreeError",
     "Run",
@@ -81,6 +85,7 @@ __all__ = [
     "load",
     "local_sgd",
     "natural",
+    "observe",
     "onebit",
     "owner",
     "partition",
@@ -106,11 +111,13 @@ _ROOMS = {
         "Elastic",
         "IncompleteBackwardError",
         "NonFiniteGradientError",
+        "Observation",
         "ReplicasDisagreeError",
         "Run",
+        "observe",
         "relax",
     ),
-    "pliant.spec": ("Graph", "Match", "SyncPlan", "Topology", "Workload", "load", "save"),
+    "pliant.spec": ("Graph", "Machine", "Match", "SyncPlan", "Topology", "Workload", "load", "save"),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 

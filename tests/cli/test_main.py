@@ -51,6 +51,8 @@ def test_mistakes_are_one_sentence():
         (("bench", "--models", "resnet"), "there is no model 'resnet'; there are"),
         (("bench", "--algorithms", "zip"), "there is no algorithm 'zip'; there are"),
         (("emulate", "--rate", "fast", "--", "true"), "'fast' is not a rate"),
+        (("probe",), "runs once per rank, in the environment that torchrun sets"),
+        (("probe", "--budget", "0s"), "--budget is 0s, but measuring takes time"),
     ):
         done = run(*arguments)
         assert done.returncode == 2

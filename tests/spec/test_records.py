@@ -1,6 +1,7 @@
 """Records: round trips, refusals, and the table of what does not go together."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pliant.spec import (
     Event,
     Host,
     Link,
+    Machine,
     Match,
     Rule,
     SyncPlan,
@@ -53,6 +55,33 @@ RECORDS = [
         forward_s=1.0,
         backward_s=2.0,
     ),
+    Workload(
+        name="measured",
+        tensors=(
+            TensorSpec(
+                name="x",
+                shape=(3,),
+                dtype="float32",
+                layer="Linear",
+                ready_s=0.5,
+                gradient_share=1.0,
+                gradient_error={"qsgd(block=512, bits=4)": 0.25},
+            ),
+        ),
+        forward_s=1.0,
+        backward_s=2.0,
+        batch_size=32,
+        noise_scale=1000.0,
+        rank_factors=(1.0, 1.5),
+    ),
+    Machine(
+        name="m",
+        message_s=1e-4,
+        add_bytes_per_s=1e9,
+        memory_bytes_per_s=1e10,
+        encode_s_per_element={"qsgd": 1e-9},
+        decode_s_per_element={"qsgd": 2e-9},
+    ),
     Timeline(events=(Event(rank=0, step=1, kind="encode", name="b", start_s=0.0, end_s=1.0),)),
 ]
 
@@ -65,6 +94,39 @@ def test_round_trip_through_json_and_disk(record, tmp_path):
     save(record, tmp_path / "deep" / "record.json")
     assert load(kind, tmp_path / "deep" / "record.json") == record
     assert hash(record) == hash(load(kind, tmp_path / "deep" / "record.json"))
+
+
+def test_a_workload_from_before_gradients_were_measured_still_loads():
+    tensor = {"name": "x", "shape": [3], "dtype": "float32", "layer": "Linear", "ready_s": 0.5}
+    body = {"pliant": "Workload", "format": 1, "name": "w", "tensors": [tensor], "forward_s": 1.0, "backward_s": 2.0}
+    found = from_json(Workload, json.dumps(body))
+    assert (found.noise_scale, found.rank_factors, found.batch_size) == (None, (), 1)
+    assert found.tensors[0].gradient_error == {}
+    with pytest.raises(ValueError, match="not measured under 'sign', but under no codec"):
+        found.gradient_error("sign")
+
+
+def test_a_gradients_error_weighs_tensors_by_their_share():
+    def tensor(name, share, error):
+        return TensorSpec(
+            name=name,
+            shape=(3,),
+            dtype="float32",
+            layer="L",
+            ready_s=0.0,
+            gradient_share=share,
+            gradient_error={"sign": error},
+        )
+
+    pair = (tensor("a", 0.75, 0.2), tensor("b", 0.25, 0.6))
+    assert Workload(name="w", tensors=pair, forward_s=1, backward_s=1).gradient_error("sign") == pytest.approx(0.3)
+
+
+def test_a_machine_with_impossible_figures_is_refused():
+    with pytest.raises(ValueError, match="a time below 0, or a rate that is not above 0"):
+        Machine(name="m", message_s=-1.0, add_bytes_per_s=1.0, memory_bytes_per_s=1.0)
+    with pytest.raises(ValueError, match="a time below 0, or a rate that is not above 0"):
+        Machine(name="m", message_s=0.0, add_bytes_per_s=0.0, memory_bytes_per_s=1.0)
 
 
 def changed(record, **changes):
@@ -105,6 +167,15 @@ def test_writing_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for target in (pipe, tmp_path):
+        with pytest.raises(ValueError, match="is not an ordinary file"):
+            write_atomically(target, "x")
+    assert pipe.is_fifo()
 
 
 def test_the_hash_is_of_what_counts_and_the_same_everywhere():

@@ -3,6 +3,7 @@
 from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
+from pliant.engine.observe import Observation, observe
 from pliant.engine.relax import relax
 from pliant.engine.run import Run
 from pliant.engine.stats import Stats
@@ -12,8 +13,10 @@ __all__ = [
     "Elastic",
     "IncompleteBackwardError",
     "NonFiniteGradientError",
+    "Observation",
     "ReplicasDisagreeError",
     "Run",
     "Stats",
+    "observe",
     "relax",
 ]

@@ -20,7 +20,7 @@ from pliant.engine.torchrun import hosts_from_torchrun
 from pliant.engine.weights import Weights
 from pliant.spec import Choice, SyncPlan
 
-__all__ = ["InForce", "Maker"]
+__all__ = ["InForce", "Maker", "owner_classes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Maker:
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
     ) -> None:
-        self._layers = _owner_classes(module)
+        self._layers = owner_classes(module)
         self._optimizer = optimizer
         self._parameters = parameters
         self._device = next(iter(parameters.values())).device
@@ -178,7 +178,7 @@ class Maker:
         return self._hosts
 
 
-def _owner_classes(module: nn.Module) -> dict[str, str]:
+def owner_classes(module: nn.Module) -> dict[str, str]:
     """Return, for each parameter's full name, the class name of the layer that owns it."""
     return {
         f"{prefix}.{name}" if prefix else name: type(layer).__name__

@@ -2,6 +2,7 @@
 
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.graph import Graph
+from pliant.spec.machine import Machine
 from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
@@ -14,6 +15,7 @@ __all__ = [
     "Graph",
     "Host",
     "Link",
+    "Machine",
     "Match",
     "Outer",
     "OwnSpec",

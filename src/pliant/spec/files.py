@@ -44,7 +44,14 @@ def canonical_hash(record: Any) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target and rename, so that no reader ever sees half a file."""
+    """Write beside the target and rename, so that no reader ever sees half a file.
+
+    Raises:
+        ValueError: The target is there and no ordinary file: a rename would put one in the place of, say, /dev/null.
+
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not an ordinary file, but a result replaces what has its name; name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

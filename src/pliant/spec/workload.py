@@ -1,6 +1,8 @@
 """What a training step asks of the network: which tensors, how large, ready when."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 __all__ = ["TensorSpec", "Workload"]
 
@@ -16,6 +18,15 @@ class TensorSpec:
     """Class of the layer that owns it, such as 'Linear'."""
     ready_s: float
     """When its gradient is complete, counted from the start of backward."""
+    gradient_share: float = 0.0
+    """Its part of the model's squared gradient norm; 0 where that was not measured."""
+    gradient_error: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    """Codec as ``str(codecs.spec_of(codec))``, 'qsgd(block=512, bits=4)' -> relative squared error |C(g) - g|^2/|g|^2.
+
+    For an unbiased codec it is omega, for a biased one 1 - delta, where delta is the contraction."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gradient_error", MappingProxyType(dict(self.gradient_error)))
 
     @property
     def numel(self) -> int:
@@ -36,9 +47,34 @@ class Workload:
     backward_s: float
     step_s: float = 0.0
     """Time of the optimizer's step."""
+    batch_size: int = 1
+    """Samples that one rank takes in a step: the unit of the noise scale. 1 where it was not said."""
+    noise_scale: float | None = None
+    """tr(Sigma) / |G|^2 in samples: the batch from which on noise no longer rules; None where it was not measured.
+
+    McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv:1812.06162, equation 2.8 (B_simple)."""
+    rank_factors: tuple[float, ...] = ()
+    """Each rank's time to compute over that of the median rank; nothing where that was not measured."""
     provenance: str = ""
+    """Where the figures come from: 'given', or how and when they were measured."""
 
     @property
     def numel(self) -> int:
         """Elements in all tensors."""
         return sum(tensor.numel for tensor in self.tensors)
+
+    def gradient_error(self, codec: str) -> float:
+        """Return the relative squared error of a codec on the whole gradient: tensors weighed by their share of it.
+
+        Raises:
+            ValueError: The codec was not measured on every tensor.
+
+        """
+        lacking = [t.name for t in self.tensors if t.gradient_share and codec not in t.gradient_error]
+        if lacking or not any(t.gradient_share for t in self.tensors):
+            known = ", ".join(sorted({name for t in self.tensors for name in t.gradient_error})) or "no codec"
+            raise ValueError(
+                f"the workload {self.name!r} was not measured under {codec!r}, but under {known}; "
+                "name the codec in pliant.observe(codecs=...)."
+            )
+        return sum(t.gradient_share * t.gradient_error[codec] for t in self.tensors if t.gradient_share)

@@ -1,0 +1,255 @@
+"""Watch ordinary training steps, and write down what they ask of the network."""
+
+import statistics
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pliant.codecs import Codec
+from pliant.comm import Comm, own_group
+from pliant.comm.process_group import alone
+from pliant.engine.gradients import GradientShadow, noise_scale
+from pliant.engine.making import owner_classes
+from pliant.engine.steptimes import StepTimes
+from pliant.spec import TensorSpec, Workload
+
+__all__ = ["Observation", "observe"]
+
+
+class Observation:
+    """What `observe` returns: a context manager around ordinary steps. The hooks go when enough was seen."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        group: ProcessGroup | None,
+        steps: int,
+        warmup_steps: int,
+        codecs: Sequence[Codec],
+        gradient_steps: int,
+        batch_size: int,
+        timeout_s: float,
+    ) -> None:
+        self._module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._group = cast(ProcessGroup, model.process_group) if isinstance(model, DistributedDataParallel) else group
+        self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise ValueError("the model has no parameter that requires a gradient, so there is nothing to observe.")
+        self._device = next(iter(self._parameters.values())).device
+        self._timed_until, self._warmup_steps = warmup_steps + steps, warmup_steps
+        self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
+        self._shadow = GradientShadow({name: p.numel() for name, p in self._parameters.items()}, codecs)
+        self._taken = 0
+        self._times = StepTimes(self._parameters, self._device)
+        self._hooks = [
+            model.register_forward_pre_hook(lambda *_: self._before_forward()),
+            model.register_forward_hook(lambda _, __, output: self._after_forward(output)),
+            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            *(p.register_post_accumulate_grad_hook(self._on_ready(n)) for n, p in self._parameters.items()),
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether enough steps were seen."""
+        return self._taken >= self._timed_until + self._gradient_steps
+
+    def close(self) -> None:
+        """Remove every hook; a second call does nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def workload(self, name: str = "") -> Workload:
+        """Return what was seen, the same on all ranks. Collective: the median over ranks of each rank's median.
+
+        Args:
+            name: Of the workload; the class of the model if empty.
+
+        Raises:
+            ValueError: Too few steps were made, or ranks have models of different parameters.
+            RuntimeError: Where backward begins could not be seen.
+
+        """
+        if not self.done:
+            raise ValueError(
+                f"the observation needs {self._timed_until + self._gradient_steps} steps, but saw {self._taken}; go on "
+                "until done is True, or ask observe() for fewer."
+            )
+        if self._times.blind:
+            raise RuntimeError(
+                "gradients came, but the model's output held no tensor that requires a gradient, so the start of "
+                "backward was not seen; let the forward of the module that is observed return its tensors by "
+                "themselves, or in lists, dicts or dataclasses, and call that module, not a part of it."
+            )
+        comm = self._open_comm()
+        try:
+            return self._shared(comm, name or type(self._module).__name__)
+        finally:
+            comm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    # - The moments
+
+    def _before_forward(self) -> None:
+        if self.done:
+            self.close()  # only here: torch walks through the optimizer's hooks while it calls them
+        elif torch.is_grad_enabled():
+            self._times.before_forward()
+
+    def _after_forward(self, output: Any) -> None:
+        if not self.done and torch.is_grad_enabled():
+            self._times.after_forward(output)
+
+    def _on_ready(self, name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if self.done:
+                return
+            self._times.on_ready(name)
+            if self._taken >= self._timed_until and parameter.grad is not None:
+                self._shadow.take(name, parameter.grad)
+
+        return hook
+
+    def _before_step(self) -> None:
+        self._times.before_step()
+
+    def _after_step(self) -> None:
+        if self.done or not self._times.after_step(keep=self._warmup_steps <= self._taken < self._timed_until):
+            return
+        if self._taken >= self._timed_until:
+            self._shadow.end_step()
+        self._taken += 1
+
+    # - The result
+
+    def _open_comm(self) -> Comm:
+        if self._group is not None:
+            return own_group(self._group, self._timeout_s)
+        if dist.is_available() and dist.is_initialized():
+            return own_group(cast(ProcessGroup, dist.group.WORLD), self._timeout_s)
+        return alone()
+
+    def _shared(self, comm: Comm, name: str) -> Workload:
+        names = list(self._parameters)
+        _check_names(names, comm, self._device)
+        mine = [statistics.median(column) for column in zip(*self._times.steps, strict=True)]
+        mine += [statistics.median(self._times.ready_s[n]) for n in names]
+        table = torch.empty(comm.size * len(mine), dtype=torch.float64, device=self._device)
+        comm.all_gather(table, torch.tensor(mine, dtype=torch.float64, device=self._device)).wait()
+        rows: list[list[float]] = table.view(comm.size, -1).tolist()
+        forward_s, backward_s, step_s, *ready_s = (statistics.median(column) for column in zip(*rows, strict=True))
+        computing_s = [sum(row[:3]) for row in rows]
+        seen = self._shadow.shared(comm, self._device)
+        noise = noise_scale(seen.own, seen.together, comm.size, self._batch_size)
+        layers = owner_classes(self._module)
+        tensors = [
+            TensorSpec(
+                name=n,
+                shape=tuple(self._parameters[n].shape),
+                dtype=str(self._parameters[n].dtype).removeprefix("torch."),
+                layer=layers[n],
+                ready_s=at_s,
+                gradient_share=seen.shares.get(n, 0.0),
+                gradient_error=seen.errors.get(n, {}),
+            )
+            for n, at_s in zip(names, ready_s, strict=True)
+        ]
+        return Workload(
+            name=name,
+            tensors=tuple(sorted(tensors, key=lambda t: t.ready_s)),
+            forward_s=forward_s,
+            backward_s=backward_s,
+            step_s=step_s,
+            batch_size=self._batch_size,
+            noise_scale=noise,
+            rank_factors=tuple(s / statistics.median(computing_s) for s in computing_s),
+            provenance=self._provenance(comm, seen.steps),
+        )
+
+    def _provenance(self, comm: Comm, num_seen: int) -> str:
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        what = f"{len(self._times.steps)} steps timed, gradients of {num_seen} looked at"
+        return f"pliant.observe; {now}; torch {torch.__version__}; {comm.size} ranks on {self._device.type}; {what}"
+
+
+def observe(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    steps: int = 10,
+    warmup_steps: int = 2,
+    codecs: Sequence[Codec] = (),
+    gradient_steps: int = 5,
+    batch_size: int = 1,
+    group: ProcessGroup | None = None,
+    timeout_s: float = 300.0,
+) -> Observation:
+    """Watch the next steps of an ordinary training: a context manager around them, whose `workload()` is a Workload.
+
+    The steps are real ones, and nothing of them is changed: hooks take times and look at gradients, on copies, without
+    drawing from torch's generators and without communication. So there is nothing to restore, as there would be after
+    steps that were made for the sake of measuring. After warmup_steps, `steps` are timed; in gradient_steps more,
+    gradients are looked at, which takes time of its own. Then the hooks go by themselves.
+
+    Times are those of this training, with whatever runs beside backward: under DDP's ``no_sync()``, or on a plain
+    module, of computing alone. Call observe() before relax(), so that what relax() does is not in the optimizer's time.
+
+    Args:
+        model: A DistributedDataParallel model or a plain module, the one that is called.
+        optimizer: Of its parameters.
+        steps: Steps to time; medians are kept.
+        warmup_steps: Steps before those.
+        codecs: Codecs whose error on each tensor's gradient is wanted, such as ``pliant.codecs.Qsgd(bits=4)``.
+        gradient_steps: Steps whose gradients are looked at; 0 for none.
+        batch_size: Samples that one rank takes in a step, for the noise scale.
+        group: For a plain module: whose ranks observe; the default process group, if there is one, if None.
+        timeout_s: Longest that one collective of `workload` may take.
+
+    Raises:
+        ValueError: A number of steps or the batch is not possible, or the model has nothing to train.
+
+    """
+    if steps < 1 or warmup_steps < 0 or gradient_steps < 0 or batch_size < 1:
+        raise ValueError(
+            f"observe() got {steps} steps, {warmup_steps} warmup_steps, {gradient_steps} gradient_steps and batch_size "
+            f"{batch_size}; steps and batch_size must be at least 1, the others at least 0."
+        )
+    return Observation(
+        model,
+        optimizer,
+        group=group,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        codecs=codecs,
+        gradient_steps=gradient_steps,
+        batch_size=batch_size,
+        timeout_s=timeout_s,
+    )
+
+
+def _check_names(names: Sequence[str], comm: Comm, device: torch.device) -> None:
+    """Raise ValueError on all ranks if they hold different parameters, before a collective of unequal sizes hangs."""
+    table = torch.empty(comm.size, dtype=torch.int64, device=device)
+    comm.all_gather(table, torch.tensor([zlib.crc32("\n".join(names).encode())], device=device)).wait()
+    odd = [rank for rank, value in enumerate(table.tolist()) if value != int(table[0])]
+    if odd:
+        raise ValueError(
+            f"ranks {', '.join(map(str, odd))} observed other parameters than rank 0; build one model on all ranks."
+        )

@@ -1,0 +1,162 @@
+"""From figures of pairs of hosts to a Topology: pure functions of matrices."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.spec import Host, Link, Topology
+
+__all__ = [
+    "NOISE",
+    "Pair",
+    "host_delays",
+    "host_rates",
+    "in_rounds",
+    "lone_streams",
+    "slow_pairs",
+    "topology_from",
+    "tournament",
+]
+
+Pair = tuple[int, int]
+Matrix = NDArray[np.float64]
+
+NOISE = 0.2
+"""Part of a rate by which a pair must be below what its hosts can do, to be given a link of its own."""
+
+_NOISE_S = 0.001
+"""Time by which a pair's latency must differ from what its hosts say, and also by a quarter of it."""
+
+
+def tournament(num: int) -> list[list[Pair]]:
+    """Return rounds of disjoint pairs in which each meets each once: num - 1 rounds, num if that is odd.
+
+    The circle method: one stays, the others move on by a place a round.
+    """
+    seats = list(range(num + num % 2))  # a seat more for whoever is free
+    rounds: list[list[Pair]] = []
+    for _ in range(len(seats) - 1):
+        pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+        rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < num])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def in_rounds(pairs: Sequence[Pair], at_most: int) -> list[list[Pair]]:
+    """Return rounds of disjoint pairs, filled in order; what does not fit into the last is left out."""
+    rounds: list[list[Pair]] = [[] for _ in range(at_most)]
+    for pair in pairs:
+        free = (r for r in rounds if not any(set(pair) & set(other) for other in r))
+        if (first := next(free, None)) is not None:
+            first.append(pair)
+    return [r for r in rounds if r]
+
+
+def host_rates(rounds: Matrix) -> tuple[Matrix, Matrix]:
+    """Return what each host can send and receive, (hosts,) each: the median of its streams that are near its best.
+
+    A stream is as fast as the slower of its ends, so only the best tell what a host can do; near is within the noise.
+
+    Args:
+        rounds: Bytes per second in each round from source to target, (rounds, hosts, hosts); 0 for no stream.
+
+    """
+
+    def typical(streams: Matrix) -> float:
+        return float(np.median(streams[streams >= (1 - NOISE) * streams.max()]))
+
+    hosts = range(rounds.shape[1])
+    send = [typical(rounds[:, k, :].ravel()) for k in hosts]
+    receive = [typical(rounds[:, :, k].ravel()) for k in hosts]
+    return np.array(send), np.array(receive)
+
+
+def slow_pairs(rounds: Matrix, pairs: Matrix) -> list[Pair]:
+    """Return (source, target) of pairs that are below what their hosts can do by more than the noise.
+
+    Args:
+        rounds: As in `host_rates`.
+        pairs: Bytes per second of pairs by themselves, (hosts, hosts); 0 where that was not measured.
+
+    """
+    send, receive = host_rates(rounds)
+    could = np.minimum(send[:, None], receive[None, :])
+    slow = (pairs > 0) & (pairs < (1 - NOISE) * could)
+    return [(int(i), int(j)) for i, j in np.argwhere(slow)]
+
+
+def lone_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
+    """Return (round, source, target) of streams that beat all others of both ends by more than the noise.
+
+    Such a stream is the only one of a fast pair, or a mishap of whoever took its times: a second one decides.
+
+    Args:
+        rounds: As in `host_rates`.
+
+    """
+    found: list[tuple[int, int, int]] = []
+    for turn, i, j in np.argwhere(rounds > 0).tolist():
+        others = rounds.copy()
+        others[turn, i, j] = 0.0
+        if max(others[:, i, :].max(), others[:, :, j].max()) < (1 - NOISE) * rounds[turn, i, j]:
+            found.append((turn, i, j))
+    return found
+
+
+def host_delays(latencies_s: Matrix) -> Matrix:
+    """Return the part of each host, (hosts,), in the one-way latencies of pairs.
+
+    A round trip tells the sum of both ways only, and so half of it is (d_i + d_j) / 2; least squares over all pairs,
+    and of equals the smallest, so that two hosts share evenly what they have.
+
+    Args:
+        latencies_s: Half of the round trip between two hosts, symmetric (hosts, hosts); NaN where not measured.
+
+    """
+    num = len(latencies_s)
+    pairs = [(i, j) for i in range(num) for j in range(i + 1, num) if np.isfinite(latencies_s[i, j])]
+    if not pairs:
+        return np.zeros(num)
+    rows = np.zeros((len(pairs), num))
+    for row, pair in zip(rows, pairs, strict=True):
+        row[list(pair)] = 0.5
+    found = np.linalg.lstsq(rows, np.array([latencies_s[pair] for pair in pairs]), rcond=None)[0]
+    return np.maximum(found, 0.0)
+
+
+def topology_from(
+    names: Sequence[str],
+    num_ranks: Sequence[int],
+    rounds: Matrix,
+    pairs: Matrix,
+    latencies_s: Matrix,
+    provenance: str,
+) -> Topology:
+    """Return hosts with their own limits, and links where a pair differs from what its hosts say by more than noise.
+
+    The matrices are those of `host_rates`, `slow_pairs` and `host_delays`.
+    """
+    send, receive = host_rates(rounds)
+    delays_s = host_delays(latencies_s)
+    hosts = [
+        Host(
+            name=name,
+            num_ranks=count,
+            send_bytes_per_s=float(send[k]),
+            receive_bytes_per_s=float(receive[k]),
+            delay_s=float(delays_s[k]),
+        )
+        for k, (name, count) in enumerate(zip(names, num_ranks, strict=True))
+    ]
+    expected_s = (delays_s[:, None] + delays_s[None, :]) / 2
+    found_s = np.where(np.isfinite(latencies_s), latencies_s, expected_s)
+    far = np.abs(found_s - expected_s) > np.maximum(_NOISE_S, 0.25 * expected_s)
+    np.fill_diagonal(far, False)
+    slow = slow_pairs(rounds, pairs)
+    links: list[Link] = []
+    for i, j in sorted({*slow, *((int(i), int(j)) for i, j in np.argwhere(far))}):
+        rate = pairs[i, j] if (i, j) in slow else min(send[i], receive[j])
+        latency_s = found_s[i, j] if far[i, j] else delays_s[j]
+        links.append(Link(source=names[i], target=names[j], bytes_per_s=float(rate), latency_s=float(latency_s)))
+    return Topology(hosts=tuple(hosts), links=tuple(links), provenance=provenance)

@@ -1,0 +1,107 @@
+"""What this machine can do beside the network, measured while all its ranks do the same."""
+
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import CODECS, Codec
+from pliant.comm import Comm
+from pliant.network.probing import provenance_of, require_gloo, share_text
+from pliant.network.streams import message_s
+from pliant.spec import Machine, from_json, to_json
+
+__all__ = ["measure_machine"]
+
+_NUMEL = 1 << 20  # 4 MB of float32: more than a core's own cache
+_MOST_RUNS = 50
+
+
+def measure_machine(
+    comm: Comm, *, codecs: Sequence[Codec] | None = None, budget_s: float = 1.0, device: torch.device | str = "cpu"
+) -> Machine:
+    """Measure throughput on every rank at once, as in training, where ranks share cores and memory. Collective.
+
+    Args:
+        comm: Whose ranks measure; over Gloo.
+        codecs: What is timed, on vectors of 1,048,576 elements; each that Pliant has, with default settings, if None.
+        budget_s: Time for it all. Each figure is the median of 1 to 50 runs, after one that does not count.
+        device: Where gradients live.
+
+    Returns:
+        The median over ranks, under the name of rank 0's machine; the same on all ranks.
+
+    Raises:
+        ValueError: The comm is not over Gloo, or two of the codecs have one name.
+
+    """
+    require_gloo(comm)
+    chosen = [kind() for kind in CODECS.values()] if codecs is None else list(codecs)
+    names = [codec.name for codec in chosen]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"the codecs {', '.join(names)} are to be timed, but a machine's figures go by name; time those that share "
+            "a name in records of their own."
+        )
+    start_s = time.perf_counter()
+    mine = _figures(chosen, budget_s, torch.device(device))
+    mine.append(message_s(comm))
+    table = torch.empty(comm.size * len(mine), dtype=torch.float64)
+    comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
+    typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
+    coding_s = [x / _NUMEL for x in typical[2:-1]]
+    found = Machine(
+        name=socket.gethostname(),
+        add_bytes_per_s=4 * _NUMEL / typical[0],
+        memory_bytes_per_s=8 * _NUMEL / typical[1],
+        encode_s_per_element=dict(zip(names, coding_s[::2], strict=True)),
+        decode_s_per_element=dict(zip(names, coding_s[1::2], strict=True)),
+        message_s=typical[-1],
+        provenance=provenance_of(
+            "pliant probe",
+            f"median of {comm.size} ranks at once, each with {torch.get_num_threads()} threads on {device}",
+            f"took {time.perf_counter() - start_s:.2f} s",
+        ),
+    )
+    return from_json(Machine, share_text(to_json(found), comm))  # rank 0's name and provenance
+
+
+def _figures(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> list[float]:
+    """Return seconds for an addition and a copy, and for each codec's encoding and decoding."""
+    x = torch.randn(_NUMEL, generator=torch.Generator().manual_seed(0)).to(device)
+    acc, copy = torch.zeros_like(x), torch.empty_like(x)
+    each_s = budget_s / (2 + 2 * len(codecs))
+    figures = [_timed(lambda: acc.add_(x), each_s, device), _timed(lambda: copy.copy_(x), each_s, device)]
+    for codec in codecs:
+        payload = torch.empty(codec.nbytes(_NUMEL), dtype=torch.uint8, device=device)
+
+        def encode(codec: Codec = codec, payload: Tensor = payload) -> None:
+            codec.encode(x, payload, 1)
+
+        def decode(codec: Codec = codec, payload: Tensor = payload) -> None:
+            codec.decode_add(payload, acc)
+
+        figures += [_timed(encode, each_s, device), _timed(decode, each_s, device)]
+        acc.zero_()  # what was added so often must not grow out of bounds
+    return figures
+
+
+def _timed(run: Callable[[], object], limit_s: float, device: torch.device) -> float:
+    """Return the median time of 1 to 50 runs within some limit_s."""
+
+    def once_s() -> float:
+        start_s = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start_s
+
+    once_s()  # the first touches new memory, and may have to compile
+    runs_s: list[float] = []
+    start_s = time.perf_counter()
+    while not runs_s or (len(runs_s) < _MOST_RUNS and time.perf_counter() - start_s < limit_s):
+        runs_s.append(once_s())
+    return statistics.median(runs_s)

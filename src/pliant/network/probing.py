@@ -1,0 +1,227 @@
+"""`probe`: all ranks measure together who reaches whom, and how fast."""
+
+import hashlib
+import os
+import platform
+import socket
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pliant.comm import Comm, ProcessGroupComm
+from pliant.network.inference import Matrix, Pair, in_rounds, lone_streams, slow_pairs, topology_from, tournament
+from pliant.network.streams import MAX_STREAM_BYTES, message_s, round_trip_s, stream
+from pliant.spec import Topology, from_json, to_json
+from pliant.spec.units import format_bytes, format_time
+
+__all__ = ["probe", "provenance_of", "require_gloo", "share_text"]
+
+_LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
+_SECOND_LOOKS = 2
+_LATENCY_SHARE = 0.15
+_NAME_BYTES = 64
+
+
+def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] | None = None) -> Topology:
+    """Measure rates and latencies between the hosts of a group, over its own transport. Collective.
+
+    One rank of each host takes part; the others wait. Round trips, then streams both ways, in rounds of disjoint pairs
+    of hosts in which each meets each; then all hosts send at once round a ring, to the next and to the next but one.
+    What a host sends and receives in its best streams is its rate. A pair that is 20 % below what its hosts can do is
+    looked at again, and becomes a `Link` if it stays there; a stream that beats all others is looked at again, too.
+    Rates are of payload, without the headers of TCP/IP, over one connection, as there is in training.
+
+    Args:
+        comm: Who is measured; over Gloo.
+        budget_s: Time for it all, not counting second looks. Where it does not suffice for a stream of 0.3 s in each
+            round, rounds are left out, evenly; hosts that did not meet are taken to be what each is by itself.
+        hosts: Ranks of each host, in order; where None, ranks that see one network of one machine are on one host.
+
+    Returns:
+        The same on all ranks. A host's delay is its part in half of a round trip, less what a message costs.
+
+    Raises:
+        ValueError: The comm is not over Gloo, the budget is not below half of the comm's timeout, or the ranks of a
+            host do not follow each other.
+        CommError: A rank is gone.
+
+    """
+    require_gloo(comm)
+    if not 0 < budget_s < comm.timeout_s / 2:
+        raise ValueError(
+            f"the probe may take {budget_s:g} s, but its comm gives up after {comm.timeout_s:g} s; the budget must be "
+            "above 0 and below half of the timeout."
+        )
+    names, places = _who_is_where(comm, hosts)
+    leaders = [[ranks[0] for ranks in places]]
+    asks, answers = comm.split(leaders), comm.split(leaders)
+    text = ""
+    if asks is not None and answers is not None:
+        try:
+            text = to_json(_Probe(asks, answers, budget_s).run(names, [len(ranks) for ranks in places]))
+        finally:
+            asks.close()
+            answers.close()
+    return from_json(Topology, share_text(text, comm))
+
+
+class _Probe:
+    """What one rank of each host does; rank k of the comm stands for host k."""
+
+    def __init__(self, comm: Comm, answers: Comm, budget_s: float) -> None:
+        self._comm, self._answers, self._budget_s = comm, answers, budget_s
+        self._start_s = time.perf_counter()
+        self._late_s = 0.0
+
+    def run(self, names: Sequence[str], num_ranks: Sequence[int]) -> Topology:
+        size = self._comm.size
+        if size == 1:
+            nothing = np.zeros((1, 1, 1))
+            return topology_from(
+                names, num_ranks, nothing, nothing[0], nothing[0], self._provenance("", sum(num_ranks))
+            )
+        all_rounds = tournament(size)
+        shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
+        shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
+        affordable = max(1, int((1 - _LATENCY_SHARE) * self._budget_s / _LEAST_STREAM_S) - len(shifts))
+        chosen = all_rounds[:: -(-len(all_rounds) // affordable)]
+        latencies_s = self._latencies_s(chosen)
+        num_rounds = len(chosen) + len(shifts)
+        rank, received = self._comm.rank, list[dict[int, float]]()
+        for k, pairs in enumerate(chosen):
+            received.append(self._meet(pairs, num_rounds - k))
+        for shift in shifts:
+            received.append(self._stream([(rank + shift) % size], [(rank - shift) % size], num_rounds - len(received)))
+        rounds = self._rates(received)
+        alone = rounds[: len(chosen)].max(0)
+        odd = [(i, j) for _, i, j in lone_streams(rounds)] if size > 2 else []
+        odd += slow_pairs(rounds, alone)
+        again = in_rounds(list(dict.fromkeys((min(pair), max(pair)) for pair in odd)), _SECOND_LOOKS)
+        if again:
+            more = self._rates([self._meet(pairs, len(again) - k) for k, pairs in enumerate(again)])
+            rounds = np.concatenate([more, rounds])  # those of pairs by themselves remain the first
+            for stream_of_one in lone_streams(rounds):  # seen twice, and fast once only
+                rounds[stream_of_one] = 0.0
+            alone = rounds[: len(again) + len(chosen)].max(0)
+        what = (
+            f"{len(chosen)} of {len(all_rounds)} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
+            f"looks, at most {format_bytes(MAX_STREAM_BYTES)} at a time"
+        )
+        return topology_from(names, num_ranks, rounds, alone, latencies_s, self._provenance(what, sum(num_ranks)))
+
+    def _latencies_s(self, rounds: Sequence[Sequence[Pair]]) -> Matrix:
+        """Return half of each pair's shortest round trip, less what a message costs; NaN where not measured."""
+        limit_s = _LATENCY_SHARE * self._budget_s / (len(rounds) + 1)
+        each_s = message_s(self._comm)
+        mine = torch.full((self._comm.size + 1,), torch.nan, dtype=torch.float64)
+        mine[-1] = each_s
+        for pairs in rounds:
+            for a, b in pairs:
+                if self._comm.rank in (a, b) and (trip_s := round_trip_s(self._comm, a + b - self._comm.rank, limit_s)):
+                    mine[b] = trip_s
+        table = _gathered(self._comm, mine)  # (hosts, hosts + 1)
+        trips_s, cost_s = table[:, :-1], float(np.median(table[:, -1]))
+        both_s = np.where(np.isfinite(trips_s), trips_s, trips_s.T)
+        return np.maximum(both_s / 2 - cost_s, 0.0)
+
+    def _meet(self, pairs: Sequence[Pair], num_left: int) -> dict[int, float]:
+        peer = next((a + b - self._comm.rank for a, b in pairs if self._comm.rank in (a, b)), None)
+        peers = [] if peer is None else [peer]
+        return self._stream(peers, peers, num_left)
+
+    def _stream(self, targets: Sequence[int], sources: Sequence[int], num_left: int) -> dict[int, float]:
+        """Make one of the rounds that are left, in step with all others; a slow link's takes longer than it should."""
+        slowest = torch.tensor([time.perf_counter() - self._start_s, self._late_s], dtype=torch.float64)
+        self._comm.all_reduce(slowest, "max").wait()
+        elapsed_s, late_s = slowest.tolist()
+        duration_s = (self._budget_s - elapsed_s) / num_left - late_s
+        duration_s = min(max(duration_s, _LEAST_STREAM_S), _LONGEST_STREAM_S)
+        start_s = time.perf_counter()
+        rates = stream(self._comm, self._answers, targets, sources, duration_s)
+        self._late_s = max(0.0, time.perf_counter() - start_s - duration_s)
+        return rates
+
+    def _rates(self, received: Sequence[dict[int, float]]) -> Matrix:
+        """Return all hosts' rates by round, (rounds, source, target), from what this one has received."""
+        mine = torch.zeros(len(received), self._comm.size, dtype=torch.float64)
+        for row, rates in zip(mine, received, strict=True):
+            for source, rate in rates.items():
+                row[source] = rate
+        return _gathered(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
+
+    def _provenance(self, what: str, num_ranks: int) -> str:
+        hosts = f"{num_ranks} ranks on {self._comm.size} hosts"
+        took = f"took {format_time(time.perf_counter() - self._start_s)}"
+        return provenance_of("pliant probe over gloo", *(part for part in (hosts, what, took) if part))
+
+
+def provenance_of(command: str, *facts: str) -> str:
+    """Return where a measurement comes from: command, time, versions, load of this machine, and what else is given."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    return "; ".join([command, now, f"torch {torch.__version__}", platform.machine(), *facts, load])
+
+
+def require_gloo(comm: Comm) -> None:
+    """Raise ValueError for a comm over NCCL, whose waits do not tell when bytes have come."""
+    if isinstance(comm, ProcessGroupComm) and comm.group.name() == "nccl":
+        raise ValueError(
+            "the probe takes times over Gloo, from host memory, but this comm is over nccl; make one with "
+            'torch.distributed.new_group(backend="gloo") and pliant.comm.own_group.'
+        )
+
+
+def _who_is_where(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> tuple[list[str], list[list[int]]]:
+    """Return a name for each host, and its ranks."""
+    key = hashlib.sha256(_network_of_this_process().encode()).digest()[:16]
+    mine = torch.zeros(16 + _NAME_BYTES, dtype=torch.uint8)
+    name = socket.gethostname().encode()[:_NAME_BYTES]
+    mine[: 16 + len(name)] = torch.tensor(list(key + name), dtype=torch.uint8)
+    table = torch.empty(comm.size * mine.numel(), dtype=torch.uint8)
+    comm.all_gather(table, mine).wait()
+    rows = [bytes(row) for row in table.view(comm.size, -1).tolist()]
+    places: dict[bytes, list[int]] = {}
+    for rank, row in enumerate(rows):
+        places.setdefault(row[:16], []).append(rank)
+    groups = list(places.values()) if hosts is None else [list(ranks) for ranks in hosts]
+    if [rank for ranks in groups for rank in ranks] != list(range(comm.size)):
+        raise ValueError(
+            f"the hosts hold the ranks {groups}, but a topology counts ranks 0..{comm.size - 1} host by host; start "
+            "the ranks of a host together, as torchrun does, or pass hosts= in that order."
+        )
+    names = [rows[ranks[0]][16:].rstrip(b"\0").decode(errors="replace") for ranks in groups]
+    if len(set(names)) < len(names):  # such as emulated hosts, which are one machine
+        names = [f"host{k}" for k in range(len(names))]
+    return names, groups
+
+
+def _network_of_this_process() -> str:
+    """Return what processes have in common that see the same network of the same running machine, and only they."""
+    signs = [socket.gethostname()]
+    if (boot := Path("/proc/sys/kernel/random/boot_id")).exists():
+        signs.append(boot.read_text().strip())
+    if (namespace := Path("/proc/self/ns/net")).is_symlink():
+        signs.append(str(namespace.readlink()))
+    return " ".join(signs)
+
+
+def _gathered(comm: Comm, mine: torch.Tensor) -> Matrix:
+    """Return every rank's numbers, (ranks, numbers)."""
+    table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
+    comm.all_gather(table, mine).wait()
+    return table.view(comm.size, -1).numpy()
+
+
+def share_text(text: str, comm: Comm) -> str:
+    """Return rank 0's text on every rank. Collective."""
+    length = torch.tensor([len(text.encode())], dtype=torch.int64)
+    comm.broadcast(length, 0).wait()
+    raw = torch.zeros(int(length), dtype=torch.uint8)
+    if comm.rank == 0:
+        raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    comm.broadcast(raw, 0).wait()
+    return bytes(raw.tolist()).decode()

@@ -1,0 +1,158 @@
+"""What two ranks can tell about the link between them, over the transport that training uses.
+
+Nothing is known about the link beforehand, so the receiver asks for little, and then for four times as much, or for
+what the rest of its time allows: a slow link carries little, and a fast one is filled.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from pliant.comm import Comm
+
+__all__ = ["MAX_STREAM_BYTES", "message_s", "round_trip_s", "steady_rate", "stream"]
+
+MAX_STREAM_BYTES = 64_000_000
+"""The most that is asked for at once."""
+
+_CHUNKS = 32
+"""Parts of what is asked for: each is a point in time. All are posted before, as the whole of a large message is."""
+_FIRST_BYTES = 64_000
+_GROWTH = 4
+_LEAST_ANSWER_S = 0.1
+"""An answer that came in less may have been a token bucket's free burst, and tells nothing, whatever time is left."""
+_SETTLING = 0.4
+"""Part of an answer that is not counted: slow start, and what shapers' full buckets let through for nothing."""
+_FEW = 3
+_TRIPS = (3, 20)
+_MORE, _LAST = 0, 1
+
+
+def round_trip_s(comm: Comm, peer: int, limit_s: float) -> float:
+    """Return the shortest of 3 to 20 round trips of 8 bytes within some limit_s; both ranks call it.
+
+    The lower rank asks; the other answers, and returns 0. The shortest, since the others had to wait for a core.
+    """
+    ping, pong = torch.zeros(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    if comm.rank > peer:
+        while int(ping[0]) == _MORE:
+            comm.exchange([], [(peer, ping)]).wait()
+            comm.exchange([(peer, pong)], []).wait()
+        return 0.0
+    trips_s: list[float] = []
+    start_s = time.perf_counter()
+    while int(ping[0]) == _MORE:
+        enough = len(trips_s) >= _TRIPS[0] and time.perf_counter() - start_s > limit_s
+        ping[0] = _LAST if enough or len(trips_s) == _TRIPS[1] else _MORE
+        sent_s = time.perf_counter()
+        comm.exchange([(peer, ping)], [(peer, pong)]).wait()
+        trips_s.append(time.perf_counter() - sent_s)
+    return min(trips_s[1:])  # the first may have had to connect
+
+
+def message_s(comm: Comm) -> float:
+    """Return what one more small message costs each rank, from how much longer many take than few. Collective.
+
+    All go round a ring, posted at once, so that neither delays nor rates have a part in it; the median of three.
+    """
+    if comm.size == 1:
+        return 0.0
+    following, previous = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    few, many = 16, 144
+    tokens = torch.zeros(2 * many, 8, dtype=torch.uint8)  # (messages, bytes)
+    spent_s: list[float] = []
+    for _ in range(3):
+        took_s: list[float] = []
+        for count in (few, many):
+            comm.barrier()
+            start_s = time.perf_counter()
+            sends = [(following, tokens[k]) for k in range(count)]
+            comm.exchange(sends, [(previous, tokens[many + k]) for k in range(count)]).wait()
+            took_s.append(time.perf_counter() - start_s)
+        spent_s.append((took_s[1] - took_s[0]) / (many - few))
+    return max(0.0, sorted(spent_s)[1])
+
+
+def stream(
+    asks: Comm, answers: Comm, targets: Sequence[int], sources: Sequence[int], duration_s: float
+) -> dict[int, float]:
+    """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
+
+    Each source is asked for 64 KB and then, as long as there is time, for four times as much, never for more than fits
+    into what is left of duration_s at the rate so far, nor for more than 64 MB. An answer that counts came in 0.1 s or
+    more, or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not
+    what it seemed.
+
+    Questions and answers need comms of their own over the same ranks, since two ranks may send to each other. A thread
+    for each stream: a slow one holds up no other.
+    """
+    with ThreadPoolExecutor(max(1, len(targets) + len(sources)), thread_name_prefix="pliant-probe") as pool:
+        sending = [pool.submit(_serve, asks, answers, peer) for peer in targets]
+        receiving = {peer: pool.submit(_fetch, asks, answers, peer, duration_s) for peer in sources}
+        rates = {peer: rate.result() for peer, rate in receiving.items()}
+        for sent in sending:
+            sent.result()
+    return rates
+
+
+def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
+    """Return bytes per second once an answer has settled: the median slope of what lies far apart (Theil-Sen).
+
+    Far is half of what is counted: whoever takes the times may have to wait for a core, and then finds several chunks.
+
+    Args:
+        arrivals: When each chunk was complete, in s, and how many bytes had come by then; at least two.
+
+    """
+    first_s, last_s = arrivals[0][0], arrivals[-1][0]
+    settled = [a for a in arrivals if a[0] >= first_s + _SETTLING * (last_s - first_s)]
+    if len(settled) < _FEW:  # a few chunks came late, and all others at once
+        settled = list(arrivals)
+    far_s = max((settled[-1][0] - settled[0][0]) / 2, 1e-9)
+    pairs = itertools.combinations(settled, 2)
+    slopes = [(n - m) / (b - a) for (a, m), (b, n) in pairs if b - a >= far_s]
+    return statistics.median(slopes) if slopes else (settled[-1][1] - settled[0][1]) / far_s
+
+
+def _serve(asks: Comm, answers: Comm, peer: int) -> None:
+    """Send what the peer asks for, until it asks for nothing."""
+    question = torch.zeros(1, dtype=torch.int64)  # bytes in a chunk
+    while True:
+        asks.exchange([], [(peer, question)]).wait()
+        if not int(question):
+            return
+        chunk = torch.zeros(int(question), dtype=torch.uint8)
+        answers.exchange([(peer, chunk)] * _CHUNKS, []).wait()
+
+
+def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
+    """Ask the peer for more and more; return the rate of the last answer."""
+    start_s = time.perf_counter()
+    size, largest, rate = _FIRST_BYTES // _CHUNKS, MAX_STREAM_BYTES // _CHUNKS, 0.0
+    while size:
+        asked_s = time.perf_counter()
+        arrivals = _answer(asks, answers, peer, size)
+        rate, now_s = steady_rate(arrivals), time.perf_counter()
+        left_s = duration_s - (now_s - start_s)
+        told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
+        if told or size == largest or -left_s > 2 * duration_s:
+            break
+        size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / _CHUNKS), largest))
+    asks.exchange([(peer, torch.zeros(1, dtype=torch.int64))], []).wait()
+    return rate
+
+
+def _answer(asks: Comm, answers: Comm, peer: int, size: int) -> list[tuple[float, int]]:
+    """Ask for chunks of this size; return when each was complete, and the bytes by then."""
+    buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
+    posted = [answers.exchange([], [(peer, buffer)]) for _ in range(_CHUNKS)]
+    asks.exchange([(peer, torch.tensor([size]))], []).wait()
+    arrivals: list[tuple[float, int]] = []
+    for work in posted:
+        work.wait()
+        arrivals.append((time.perf_counter(), size * (len(arrivals) + 1)))
+    return arrivals

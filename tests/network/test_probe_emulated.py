@@ -1,0 +1,39 @@
+"""`pliant probe` on emulated hosts, whose rates and delays are known."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pliant.network import CannotEmulateError, emulated
+from pliant.spec import Host, Machine, Topology, load
+
+pytestmark = pytest.mark.netns
+
+PLIANT = [sys.executable, "-m", "pliant.cli.main"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine_can():
+    try:
+        with emulated(Topology(hosts=(Host(name="a"),)), check=False):
+            pass
+    except CannotEmulateError as error:
+        pytest.skip(f"this machine cannot emulate hosts: {error}")
+
+
+@pytest.mark.parametrize(("hosts", "slow", "rate", "delay_ms"), [(2, [], 10, 0), (3, ["--slow", "1:0.5"], 100, 5)])
+def test_it_finds_what_was_asked_for(hosts, slow, rate, delay_ms, tmp_path):
+    emulate = ["emulate", "--hosts", str(hosts), "--rate", f"{rate}mbit", "--delay", f"{delay_ms}ms", "--no-check"]
+    files = ["--out", str(tmp_path / "topology.json"), "--machine", str(tmp_path / "machine.json")]
+    command = [*PLIANT, *emulate, *slow, "--", *PLIANT, "probe", *files, "--budget", "4s"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.count("hosts, each at its best") == 1  # one rank speaks
+    found = load(Topology, tmp_path / "topology.json")
+    wanted = [rate * (0.5 if slow and k == 1 else 1.0) for k in range(hosts)]
+    for host, mbit in zip(found.hosts, wanted, strict=True):
+        assert host.send_bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.35)
+        assert host.receive_bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.35)
+        assert host.delay_s == pytest.approx(delay_ms * 1e-3, abs=4e-3)
+    assert "qsgd" in load(Machine, tmp_path / "machine.json").encode_s_per_element

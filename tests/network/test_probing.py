@@ -1,0 +1,131 @@
+"""The probe's arithmetic on made-up figures, and the whole of it between threads."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import pliant
+import pliant.codecs as c
+from pliant.network import measure_machine, probe
+from pliant.network.inference import (
+    host_delays,
+    host_rates,
+    in_rounds,
+    lone_streams,
+    slow_pairs,
+    topology_from,
+    tournament,
+)
+from pliant.network.streams import steady_rate
+from pliant.spec import Machine, Topology, from_json, to_json
+
+
+@pytest.mark.parametrize("num", range(2, 12))
+def test_in_a_tournament_each_meets_each_once(num):
+    rounds = tournament(num)
+    assert len(rounds) == num - 1 + num % 2
+    for pairs in rounds:
+        assert len({end for pair in pairs for end in pair}) == 2 * len(pairs) == num - num % 2
+    assert sorted(itertools.chain(*rounds)) == list(itertools.combinations(range(num), 2))
+
+
+def test_second_looks_are_disjoint_and_few():
+    assert in_rounds([(0, 1), (0, 2), (2, 3), (1, 2)], 2) == [[(0, 1), (2, 3)], [(0, 2)]]
+    assert in_rounds([], 2) == []
+
+
+def played(send, receive, pair_limit=None, noise=0.03):
+    """What a tournament and a ring would find among such hosts."""
+    rng = np.random.default_rng(0)
+    size, rounds = len(send), []
+    for pairs in tournament(size):
+        rate = np.zeros((size, size))
+        for a, b in pairs:
+            for i, j in ((a, b), (b, a)):
+                limit = (pair_limit or {}).get((i, j), np.inf)
+                rate[i, j] = min(send[i], receive[j], limit) * (1 + noise * rng.uniform(-1, 1))
+        rounds.append(rate)
+    return np.array(rounds)
+
+
+def test_hosts_and_links_are_told_apart():
+    send, receive = [100.0, 100.0, 40.0, 100.0, 100.0], [100.0, 100.0, 100.0, 100.0, 30.0]
+    rounds = played(send, receive, {(0, 1): 10.0})
+    assert np.allclose(host_rates(rounds)[0], send, rtol=0.04)
+    assert np.allclose(host_rates(rounds)[1], receive, rtol=0.04)
+    assert slow_pairs(rounds, rounds.max(0)) == [(0, 1)]
+    assert lone_streams(rounds) == []
+    latencies = np.full((5, 5), 0.002)
+    latencies[0, 3] = latencies[3, 0] = 0.05
+    found = topology_from("abcde", [1, 2, 1, 1, 1], rounds, rounds.max(0), latencies, "made up")
+    assert found.num_ranks == 6
+    links = {(link.source, link.target): link for link in found.links}
+    assert links["a", "b"].bytes_per_s == pytest.approx(10, rel=0.04)
+    assert links["a", "d"].latency_s == links["d", "a"].latency_s == pytest.approx(0.05)
+    assert from_json(Topology, to_json(found)) == found
+
+
+def test_a_stream_that_beats_all_others_is_suspected():
+    rounds = played([100.0] * 4, [100.0] * 4)
+    rounds[0, 0, 3] = 140.0
+    assert lone_streams(rounds) == [(0, 0, 3)]
+
+
+def test_delays_come_from_halves_of_round_trips():
+    delays = np.array([0.0, 0.005, 0.02, 0.001])
+    both = (delays[:, None] + delays[None, :]) / 2
+    assert np.allclose(host_delays(both), delays)
+    both[0, 2] = both[2, 0] = np.nan
+    assert np.allclose(host_delays(both), delays)
+    assert host_delays(np.full((2, 2), 0.005)) == pytest.approx([0.005, 0.005])  # nobody can tell whose it is
+
+
+def test_bursts_and_late_looks_do_not_count():
+    size, rate = 20_000, 1.25e6
+    burst = [(0.0, size * (k + 1)) for k in range(6)]  # a full bucket
+    steady = [((k + 1) * size / rate, size * (k + 7)) for k in range(26)]
+    assert steady_rate([*burst, *steady]) == pytest.approx(rate, rel=1e-6)
+    looked_late = [(math.ceil(at * 20) / 20, total) for at, total in steady]  # only every 50 ms
+    assert steady_rate([*burst, *looked_late]) == pytest.approx(rate, rel=0.15)
+    assert steady_rate([(0.0, 1), (0.0, 2), (0.0, 3)]) > 0
+    assert steady_rate([(0.0, 100), (1.0, 200)]) == pytest.approx(200, rel=1)
+
+
+@pytest.mark.parametrize(("hosts", "counts"), [([[0], [1], [2]], [1, 1, 1]), ([[0, 1], [2]], [2, 1]), (None, [3])])
+def test_all_ranks_get_one_topology(hosts, counts):
+    found = pliant.run_world(3, lambda place: probe(place.comm, budget_s=1.0, hosts=hosts))
+    assert len(set(found)) == 1
+    assert [host.num_ranks for host in found[0].hosts] == counts
+    limited = [host.send_bytes_per_s > 1e6 and host.receive_bytes_per_s > 1e6 for host in found[0].hosts]
+    assert limited == [len(counts) > 1] * len(counts)  # one host has no network to measure
+    assert all(host.delay_s < 0.05 for host in found[0].hosts)
+    assert "pliant probe" in found[0].provenance
+    assert "torch 2" in found[0].provenance
+    assert f"3 ranks on {len(counts)} hosts" in found[0].provenance
+
+
+def test_what_cannot_be_probed_is_refused():
+    def body(place):
+        with pytest.raises(ValueError, match="host by host"):
+            probe(place.comm, hosts=[[1], [0]])
+        with pytest.raises(ValueError, match="above 0 and below half"):
+            probe(place.comm, budget_s=40.0)
+        with pytest.raises(ValueError, match="go by name"):
+            measure_machine(place.comm, codecs=[c.Qsgd(bits=4), c.Qsgd(bits=8)])
+
+    pliant.run_world(2, body)
+
+
+def test_what_the_machine_can_do():
+    codecs = [c.MinMax8(), c.TopK()]
+    found = pliant.run_world(2, lambda place: measure_machine(place.comm, codecs=codecs, budget_s=0.2))
+    assert len(set(found)) == 1
+    machine = found[0]
+    assert set(machine.encode_s_per_element) == set(machine.decode_s_per_element) == {"minmax8", "topk"}
+    assert all(1e-12 < s < 1e-5 for s in machine.encode_s_per_element.values())
+    assert machine.memory_bytes_per_s > 1e7
+    assert machine.add_bytes_per_s > 1e7
+    assert 0 <= machine.message_s < 0.1
+    assert from_json(Machine, to_json(machine)) == machine
