@@ -59,6 +59,8 @@ class Limits:
     """Plans that the model is asked about for each batch."""
     seeds: Mapping[str, Genes] = field(default_factory=lambda: BUILDERS)
     """Plans to run first, the best predicted first; those outside the space are left out."""
+    num_seeds: int = 0
+    """Run only so many of them; 0 for all."""
     seed: int = 0
     """Of everything random."""
 
@@ -117,7 +119,8 @@ def searching(space: Space, model: Model, limits: Limits) -> Generator[tuple[Gen
     book = _Book(space)
     end_s = time.monotonic() + limits.max_seconds
     inside = [genes for genes in dict.fromkeys(limits.seeds.values()) if genes in space]
-    chosen = [inside[i] for i in np.argsort(_costs(model, space, inside)[0])] if inside else []
+    best_first = np.argsort(_costs(model, space, inside)[0])[: limits.num_seeds or None] if inside else []
+    chosen = [inside[i] for i in best_first]
     poor_batches = 0
     while True:
         for genes in chosen:
