@@ -59,7 +59,7 @@ class _Diary:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def say(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
+    def say(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"kind": kind, "at_s": time.monotonic(), **fields}) + "\n"
         os.write(self._file, line.encode())
 

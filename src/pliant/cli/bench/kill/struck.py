@@ -1,4 +1,4 @@
-"""From what ranks have said to one record: who went on or ended, how long that took, and how fast it goes since. Pure."""
+"""From what ranks have said to one record: who went on or ended, after how long, and how fast since. Pure."""
 
 import json
 import statistics
