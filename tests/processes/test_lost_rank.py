@@ -69,7 +69,7 @@ def test_ddps_own_broadcast_of_buffers_names_it_too(tmp_path):
     """The victim is killed before a forward pass, in which the others wait for what DDP sends, and not for us."""
     ranks = start(BUFFERS.format(what="allreduce", timeout_s=30), 3, tmp_path)
     try:
-        await_all(ranks, tmp_path, "training")
+        await_all(ranks, tmp_path, "training", within_s=90)
         time.sleep(1)
         ranks[0].kill()
         for rank in (1, 2):
