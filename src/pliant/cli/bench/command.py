@@ -76,7 +76,7 @@ def bench(
     md_file: options.MdFile = None,
     html_file: options.HtmlFile = None,
 ) -> None:
-    """Compare algorithms in one run: step times, training (--train, --demo), many networks (--grid), losses (--kill)."""
+    """Compare algorithms in one run: step times, training (--train, --demo), networks (--grid), losses (--kill)."""
     files = _Files(json=json_file, md=md_file, html=html_file)
     training = train or demo or target_accuracy is not None or target_perplexity is not None
     mode = _mode(training=training, grid=grid, kill=kill)

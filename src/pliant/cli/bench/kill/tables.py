@@ -9,11 +9,11 @@ from pliant.cli.bench.kill.points import is_elastic
 __all__ = ["KILL_NOTE", "is_as_it_should_be", "kill_tables"]
 
 KILL_NOTE = (
-    "Seconds from the loss: median (largest). To go on: until the slowest of the others took its first step in a new group; a rank that "
-    "was stopped and went on before anybody gave it up costs no new group. Stood still: the longest time in which one "
+    "Seconds from the loss: median (largest). To go on: until the slowest took its first step in a new group; who was "
+    "stopped and goes on before anybody has given it up costs no new group. Stood still: the longest time in which one "
     "of the others took no step. Steps: the median time of a step in the new group over that before the loss; where "
-    "ranks share cores, fewer are faster. Accuracy: points above an undisturbed training of the same seed, over all "
-    "that went on. Named: by all others, in the error that ended them."
+    "ranks share cores, fewer are faster. Accuracy: points above an undisturbed training of the same seed: mean, range. "
+    "Named: by all others, in the error that ended them."
 )
 
 Record = dict[str, Any]
