@@ -140,7 +140,7 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], hosts: int, ra
         if files.json is not None:
             write_atomically(files.json, json.dumps(result(records), indent=1) + "\n")
 
-    left = replace(setup, cells=left_to_measure(setup.cells, before))
+    left = replace(setup, cells=left_to_measure(setup.cells, before) if setup.mode == "grid" else ())
     records: list[dict[str, Any]] = []
     if setup.mode == "kill":
         from pliant.cli.bench.kill.conduct import conduct  # here, since it needs torch, which takes seconds

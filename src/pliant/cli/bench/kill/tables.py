@@ -12,7 +12,7 @@ KILL_NOTE = (
     "Seconds from the loss: median (largest). To go on: until the slowest took its first step in a new group; who was "
     "stopped and goes on before anybody has given it up costs no new group. Stood still: the longest time in which one "
     "of the others took no step. Steps: the median time of a step in the new group over that before the loss; where "
-    "ranks share cores, fewer are faster. Accuracy: points above an undisturbed training of the same seed: mean, range. "
+    "ranks share cores, fewer are faster. Accuracy: points above an undisturbed run of the same seed: mean, range. "
     "Named: by all others, in the error that ended them."
 )
 
