@@ -126,7 +126,7 @@ def test_the_tables_say_what_was_not_as_it_should_be():
     ended = {"outcome": "ended", "ended_s": 3.0, "named_by": 1, "failed": failed, "back": None}
     hung = {"outcome": "hung", "failed": {}, "back": None, "ended_s": None}
     records = [
-        {"kind": "undisturbed", "arm": "gossip", "accuracy": 0.75},
+        {"kind": "undisturbed", "arm": "gossip", "accuracy": 0.75, "outcome": "went on"},
         _record(gossip),
         _record(onebit, **ended),
         _record(topk, **hung),

@@ -39,7 +39,8 @@ def kill_tables(records: Sequence[Record]) -> list[TableOf]:
     counts = ["arm", "killed", "stopped", "went on", "ended", "hung"]
     goes_on = [*counts, "to go on, s", "stood still, s", "joined again", "after, s", "steps", "accuracy"]
     ends = [*counts, "all ended after, s", "named"]
-    wrong = [[str(r["number"]), r["arm"], r["signal"], _what_came(r)] for r in points if not is_as_it_should_be(r)]
+    wrong = [["-", arm, "none", _what_came(r)] for arm, r in undisturbed.items() if r["outcome"] != "went on"]
+    wrong += [[str(r["number"]), r["arm"], r["signal"], _what_came(r)] for r in points if not is_as_it_should_be(r)]
     tables: list[TableOf] = [
         ("a rank is lost, and the others go on", goes_on, _with_all(on, lambda own: _on_cells(own, undisturbed))),
         ("a rank is lost, and the others end", ends, _with_all(end, _end_cells)),
