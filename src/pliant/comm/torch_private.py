@@ -173,7 +173,7 @@ def guard_forward(ddp: nn.Module, explain: Callable[[RuntimeError], RuntimeError
     """
     weak: Any = weakref.ref(ddp)  # no cycle: connections close when nobody holds the model any more
 
-    def pre_forward(*inputs: Any, **named: Any) -> Any:
+    def _pre_forward(*inputs: Any, **named: Any) -> Any:
         itself = weak()
         try:
             return type(itself)._pre_forward(itself, *inputs, **named)
@@ -183,4 +183,4 @@ def guard_forward(ddp: nn.Module, explain: Callable[[RuntimeError], RuntimeError
                 raise
             raise explained from error
 
-    ddp._pre_forward = pre_forward  # pyright: ignore
+    ddp._pre_forward = _pre_forward  # pyright: ignore

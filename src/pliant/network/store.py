@@ -63,7 +63,8 @@ class StoreHost:
 
 def main(address: str, port: str) -> None:
     """Host a store at an address, and say so, until standard input ends."""
-    from torch.distributed import TCPStore  # here, since who starts this process does without torch
+    # Here, since who starts this process does without torch.
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     store = TCPStore(address, int(port), is_master=True, wait_for_workers=False)
     print("ready", flush=True)

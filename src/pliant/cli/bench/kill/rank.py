@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,8 +60,8 @@ class _Diary:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def say(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"kind": kind, "at_s": time.monotonic(), **fields}) + "\n"
+    def say(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
+        line = json.dumps({"kind": kind, "at_s": time.monotonic(), **(fields or {})}) + "\n"
         os.write(self._file, line.encode())
 
 
@@ -72,7 +73,7 @@ class _Regroups(logging.Handler):
         self._diary = diary
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._diary.say("regrouped", text=record.getMessage())
+        self._diary.say("regrouped", {"text": record.getMessage()})
 
 
 def be(start: Start) -> None:
@@ -88,7 +89,7 @@ def be(start: Start) -> None:
     try:
         _train(start, diary)
     except Exception as error:  # noqa: BLE001  whatever it is, it is what this rank ends with
-        diary.say("failed", error=type(error).__name__, text=str(error))
+        diary.say("failed", {"error": type(error).__name__, "text": str(error)})
         sys.exit(1)
     diary.say("ended")
 
@@ -116,14 +117,14 @@ def _train(start: Start, diary: _Diary) -> None:
     run = arm.run
     if run is None:
         raise ValueError(f"{start.arm} is not an arm of Pliant's, so there is no promise to hold it to.")
-    diary.say("begun", step=run.steps)
+    diary.say("begun", {"step": run.steps})
     while run.steps < start.steps:
         _step(arm, images, start, run.steps)
-        diary.say("step", step=run.steps, members=len(run.members))
+        diary.say("step", {"step": run.steps, "members": len(run.members)})
     members = run.members
     run.close()
     if start.rank == min(members):
-        diary.say("judged", accuracy=_accuracy(arm, images))
+        diary.say("judged", {"accuracy": _accuracy(arm, images)})
     if not start.elastic:
         with suppress(RuntimeError):
             dist.destroy_process_group()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.cli.bench.images import load_images
 from pliant.cli.bench.kill.points import Point, is_elastic
@@ -21,7 +21,7 @@ from pliant.cli.bench.kill.rank import IMAGES_FILE, Start, be
 from pliant.cli.bench.kill.struck import Diary, describe, read_diary
 from pliant.cli.bench.setup import Setup
 
-__all__ = ["strike_all"]
+__all__ = ["DEADLINE_S", "Ranks", "strike_all"]
 
 DEADLINE_S = 60.0
 """From the start of a training, or from the loss: whoever has not ended then hangs."""
