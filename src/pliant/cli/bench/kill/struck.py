@@ -110,10 +110,16 @@ def _times(at_s: Sequence[float]) -> list[float]:
 
 
 def _return(diary: Diary, back_s: float | None) -> dict[str, Any]:
-    """Return whether the victim took a step after it came back, and how long after, or why not."""
+    """Return whether the victim was taken in again, how long after it was let back, or why not.
+
+    Who comes when the others have made their last step has none to make, and only meets them.
+    """
     if back_s is None:
-        return {"back": None, "joined_s": None}
+        return {"back": None, "joined_s": None, "back_failed": ""}
     since = [line for line in diary if line["at_s"] > back_s]
-    steps_s = [line["at_s"] - back_s for line in since if line["kind"] == "step"]
-    late = any(line["kind"] == "failed" and "too late" in line["text"] for line in since)
-    return {"back": "joined" if steps_s else "too late" if late else "failed", "joined_s": next(iter(steps_s), None)}
+    there_s = [line["at_s"] - back_s for line in since if line["kind"] in ("begun", "step", "ended")]
+    failed = "".join(f"{line['error']}: {line['text']}" for line in since if line["kind"] == "failed")
+    back = "failed" if failed or not there_s else "joined"
+    if "too late" in failed:
+        back = "too late"
+    return {"back": back, "joined_s": next(iter(there_s), None), "back_failed": failed}

@@ -91,5 +91,5 @@ def _middle_and_most(values: Sequence[float | None]) -> str:
 
 
 def _what_came(r: Record) -> str:
-    words = f"{r['outcome']}" + (f", the victim {r['back']}" if r["back"] else "")
+    words = f"{r['outcome']}" + (f", the victim {r['back']} {r['back_failed'][:160]}" if r["back"] else "")
     return words + "".join(f"; rank {rank}: {text[:160]}" for rank, text in r["failed"].items())
