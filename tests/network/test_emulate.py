@@ -239,3 +239,49 @@ def test_links_change_under_ranks_that_live_on(tmp_path):
     assert took[2] > 0.2
     assert took[0] < min(took[1:])
     settles(before)
+
+
+LOST = """
+import logging, os, sys, torch, pliant
+from pathlib import Path
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+with pliant.relax(model, optimizer, "local_sgd", timeout_s=60, elastic=pliant.Elastic()) as run:
+    print("begins at", run.steps)
+    last = folder / "last"  # who has come back says which step is to be the last
+    while not last.exists() or run.steps < int(last.read_text()):
+        if run.steps == 20 and rank == 1:
+            os._exit(9)
+        optimizer.zero_grad()
+        run.model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        if rank == 1 and run.steps > 30 and not last.exists():
+            (folder / "new").write_text(str(run.steps + 50))
+            (folder / "new").rename(last)
+print("ended", float(model.weight.double().sum()))
+"""
+
+
+@pytest.mark.timeout(240)
+def test_an_elastic_run_goes_on_and_the_failed_rank_is_started_again(tmp_path):
+    before = traces()
+    script = tmp_path / "script.py"
+    script.write_text(LOST)
+    options = ["--hosts", "3", "--rate", "100mbit", "--no-check", "--elastic", "--restart", "1", "--timeout", "150s"]
+    command = [*PLIANT, "emulate", *options, "--json", str(tmp_path / "o.json"), "--", sys.executable, str(script)]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    ranks = json.loads((tmp_path / "o.json").read_text())["ranks"]
+    assert [(r["exit_code"], r["restarts"]) for r in ranks] == [(0, 0), (0, 1), (0, 0)]
+    assert "[host1 1] failed (9), and is started again, 1 of 1" in done.stdout
+    assert len({line.split()[-1] for line in done.stdout.splitlines() if "] ended" in line}) == 1
+    settles(before)
+
+
+def test_what_needs_elastic_hosts_says_so(tmp_path):
+    done = emulate("--restart", "1", code="", tmp_path=tmp_path)
+    assert done.returncode == 2
+    assert "--restart 1 brings ranks back to others that go on; add --elastic" in " ".join(done.stderr.split())

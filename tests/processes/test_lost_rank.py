@@ -57,3 +57,27 @@ def test_the_others_end_and_name_it(tmp_path, what, victim, sign):
         for process in ranks:
             process.kill()
             process.wait()
+
+
+BUFFERS = SCRIPT.replace("nn.Linear(200, 200), ", "nn.Linear(200, 200), torch.nn.BatchNorm1d(200), ").replace(
+    "    optimizer.zero_grad()\n",
+    "    if step == 9 and dist.get_rank() == 0:\n        __import__('time').sleep(3600)\n    optimizer.zero_grad()\n",
+)
+
+
+def test_ddps_own_broadcast_of_buffers_names_it_too(tmp_path):
+    """The victim is killed before a forward pass, in which the others wait for what DDP sends, and not for us."""
+    ranks = start(BUFFERS.format(what="allreduce", timeout_s=30), 3, tmp_path)
+    try:
+        await_all(ranks, tmp_path, "training", within_s=90)
+        time.sleep(1)
+        ranks[0].kill()
+        for rank in (1, 2):
+            assert ranks[rank].wait(timeout=40) != 0
+        words = [said(tmp_path, r) for r in (1, 2)]
+        sentence = "CommError: .*DDP's broadcast before a forward pass failed: rank 0 is gone"
+        assert all(re.search(sentence, text) for text in words), words
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()

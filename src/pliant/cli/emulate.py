@@ -68,6 +68,10 @@ def emulate(
     cpus_per_host: Annotated[float, typer.Option(help="CPUs that each host may use; 0: all.")] = 0.0,
     topology: Annotated[Path | None, typer.Option(help="A topology file instead of the options above.")] = None,
     timeout: Annotated[str, typer.Option(help="End everything after this long; 0s: never.")] = "0s",
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="When a rank fails the others go on; no rank hosts the store.")
+    ] = False,
+    restart: Annotated[int, typer.Option(help="Start a failed rank again, up to so often, with --elastic.")] = 0,
     check: Annotated[bool, typer.Option(help="Measure the links before the run.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write links and results there.")] = None,
 ) -> None:
@@ -81,10 +85,12 @@ def emulate(
     else:
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
     timeout_s = parse_time(timeout)
+    if restart and not elastic:
+        raise ValueError(f"--restart {restart} brings ranks back to others that go on; add --elastic.")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     console = Console(stderr=True)
-    with emulated(cluster_spec, check=False) as cluster:
+    with emulated(cluster_spec, check=False, elastic=elastic) as cluster:
         links = cluster.check_links() if check else []
         if check:
             _show_links(console, links)
@@ -94,11 +100,13 @@ def emulate(
             # One write a line: each rank's lines come from a thread of its own.
             print(f"[{cluster_spec.hosts[cluster.place(rank)[0]].name} {rank}] {text}\n", end="", flush=True)
 
-        results = cluster.run(command, on_line=on_line, timeout_s=timeout_s)
+        results = cluster.run(command, on_line=on_line, timeout_s=timeout_s, restarts=restart)
     if json_file is not None:
         _write(json_file, links, results)
-    if any(result.exit_code for result in results):
+    failed = [bool(result.exit_code) for result in results]
+    if any(failed):
         _show_failures(console, results)
+    if all(failed) if elastic else any(failed):
         sys.exit(1)
 
 

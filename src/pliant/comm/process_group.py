@@ -45,7 +45,9 @@ class _Pending:
                 work.wait(timedelta(seconds=self._limit_s))
         except RuntimeError as error:
             self._works = ()  # they hold connections, and whoever keeps the error would keep them
-            raise self._comm.failure(self._op, self._num_bytes, time.monotonic() - self._start_s, error) from error
+            raise self._comm.failure(
+                self._op, error, f" of {self._num_bytes} bytes", time.monotonic() - self._start_s
+            ) from error
         self._works = ()  # Gloo would wait for ever for what it has already handed over
 
 
@@ -126,7 +128,7 @@ class ProcessGroupComm:
         num_bytes = sum(x.nbytes for _, x in sends)
         group: ProcessGroup | None = getattr(self, "group", None)  # another thread may close this comm meanwhile
         if group is None:
-            raise self.failure("exchange", num_bytes, 0.0, RuntimeError("this comm is closed"))
+            raise self.failure("exchange", RuntimeError("this comm is closed"), f" of {num_bytes} bytes", 0.0)
         try:
             if group.name() == "nccl":
                 works = self._batched(sends, receives)
@@ -135,7 +137,7 @@ class ProcessGroupComm:
                 works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
                 works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
         except RuntimeError as error:
-            raise self.failure("exchange", num_bytes, 0.0, error) from error
+            raise self.failure("exchange", error, f" of {num_bytes} bytes", 0.0) from error
         return _Pending(self, "exchange", works, num_bytes, patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
@@ -181,8 +183,9 @@ class ProcessGroupComm:
         destroy(self.group)
         del self.group  # a group of Gloo hangs up when nobody holds it
 
-    def failure(self, op: str, num_bytes: int, waited_s: float, error: BaseException) -> CommError:
+    def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
         """Make the report of a failed communication: who noticed, what it was, who is gone."""
+        after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
         lost = self._liveness.lost() if self._liveness is not None else ()
         if lost:
             who = f"rank {', '.join(map(str, lost))} is gone (no sign of life)"
@@ -191,8 +194,7 @@ class ProcessGroupComm:
         else:
             who = "all ranks still show signs of life; one may be stuck or may have taken another path"
         return CommError(
-            f"rank {self._rank} of {self._size}: {op} of {num_bytes} bytes failed after {waited_s:.1f}s "
-            f"(timeout {self.timeout_s:g}s): {who}. Cause: {str(error).splitlines()[0]}",
+            f"rank {self._rank} of {self._size}: {op}{size} failed{after}: {who}. Cause: {str(error).splitlines()[0]}",
             rank=self._rank,
             op=op,
             lost=lost,
@@ -202,7 +204,7 @@ class ProcessGroupComm:
         try:
             work = call()
         except RuntimeError as error:
-            raise self.failure(op, x.nbytes, 0.0, error) from error
+            raise self.failure(op, error, f" of {x.nbytes} bytes", 0.0) from error
         return _Pending(self, op, [work] if work is not None else [], x.nbytes)
 
     def _batched(

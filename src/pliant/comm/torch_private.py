@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import distributed_c10d as c10d
 
@@ -20,6 +21,7 @@ __all__ = [
     "ThreadWorld",
     "destroy",
     "gloo_group",
+    "guard_forward",
     "liveness_store",
     "maker_of",
     "meeting_of",
@@ -185,3 +187,23 @@ def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
+
+
+def guard_forward(ddp: nn.Module, explain: Callable[[RuntimeError], RuntimeError | None]) -> None:
+    """Have an error of what DDP says to other ranks before a forward pass (buffers, its new buckets) explained.
+
+    What `explain` returns is raised in its place, if anything.
+    """
+    weak: Any = weakref.ref(ddp)  # no cycle: connections close when nobody holds the model any more
+
+    def _pre_forward(*inputs: Any, **named: Any) -> Any:
+        itself = weak()
+        try:
+            return type(itself)._pre_forward(itself, *inputs, **named)
+        except RuntimeError as error:
+            explained = explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    ddp._pre_forward = _pre_forward  # pyright: ignore

@@ -12,7 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.comm.torch_private import rebuild_reducer
+from pliant.comm.base import CommError
+from pliant.comm.torch_private import guard_forward, rebuild_reducer
 
 __all__ = ["Arrival", "Front", "attach"]
 
@@ -39,6 +40,8 @@ class Front:
         self._names = {id(p): n for n, p in ddp.module.named_parameters()}
         self.receive: Callable[[Arrival], None] | None = None
         """Who takes the buckets, or None between runs."""
+        self.report: Callable[[RuntimeError], CommError] | None = None
+        """Who says which rank is lost, when what DDP itself sends before a forward pass fails."""
 
     def hook(self, bucket: GradBucket) -> Future[Tensor]:
         """Take a bucket from DDP's reducer; runs in the autograd thread."""
@@ -68,6 +71,11 @@ class Front:
             ddp.register_comm_hook(self, _hook)
             self._bucket_bytes = wanted
 
+    def explain(self, error: RuntimeError) -> CommError | None:
+        """Return the report of a lost rank, or None if all live: then it was something else."""
+        report = self.report(error) if self.receive is not None and self.report is not None else None
+        return report if report is not None and report.lost else None
+
 
 _fronts: "weakref.WeakKeyDictionary[nn.Module, Front]" = weakref.WeakKeyDictionary()
 
@@ -93,6 +101,7 @@ def attach(ddp: DistributedDataParallel) -> Front:
                 "this DDP model already has a communication hook, and Pliant needs that place; "
                 f"wrap the module in a new DistributedDataParallel without one ({error})."
             ) from error
+        guard_forward(ddp, front.explain)
         _fronts[ddp] = front
     if front.receive is not None:
         raise RuntimeError("this model already has an open run; close() it first, or switch() its plan.")

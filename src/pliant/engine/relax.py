@@ -14,6 +14,7 @@ from pliant.comm.recorded import RecordedComm
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.elastic import Elastic, begin
 from pliant.engine.exchange import NonFinite
+from pliant.engine.front import attach
 from pliant.engine.run import Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
 
@@ -66,12 +67,15 @@ def relax(
         model = DistributedDataParallel(model, process_group=group)
     device = next(p.device for p in model.parameters() if p.requires_grad)
     own = model.process_group if isinstance(model, DistributedDataParallel) else group or dist.group.WORLD
-    comm = RecordedComm(own_group(cast(ProcessGroup, own), timeout_s))
+    own_comm = own_group(cast(ProcessGroup, own), timeout_s)
+    comm = RecordedComm(own_comm)
     try:
         agree_on(plan, comm, device)
         if comm.size > 1:
             broadcast_tensors([*model.parameters(), *model.buffers()], comm)
             broadcast_optimizer(optimizer, comm, device)
+        if isinstance(model, DistributedDataParallel):
+            attach(model).report = lambda error: own_comm.failure("DDP's broadcast before a forward pass", error)
         run = Run(
             model,
             optimizer,

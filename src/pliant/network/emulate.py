@@ -10,13 +10,15 @@ from pliant.network.cpus import CpuLimit
 from pliant.network.hostlink import HostLink
 from pliant.network.linkcheck import LinkReport, measure, refuse_wrong
 from pliant.network.namespaces import Namespace, require_tools
-from pliant.network.ranks import RankResult, run_ranks
+from pliant.network.ranks import Again, RankResult, run_ranks
+from pliant.network.store import StoreHost
 from pliant.spec import Topology
 
 __all__ = ["Cluster", "RankResult", "emulated", "run_ranks"]
 
 _NETWORK = "10.77.0"  # exists inside the namespaces only
 _MAX_HOSTS = 250
+_SWITCH = f"{_NETWORK}.254"
 _PORT = 29500
 
 
@@ -29,8 +31,11 @@ class Cluster:
         hosts: Sequence[Namespace],
         links: Sequence[HostLink],
         limits: Mapping[int, CpuLimit],
+        *,
+        elastic: bool = False,
     ) -> None:
         self.topology = topology
+        self._elastic = elastic
         self._hosts = hosts
         self._links = links
         self._limits = limits
@@ -61,6 +66,9 @@ class Cluster:
             "GROUP_RANK": str(k),
             "GLOO_SOCKET_IFNAME": "eth0",
         }
+        if self._elastic:  # a store is there already, as torchrun's agent says it
+            agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+            torchrun |= {"MASTER_ADDR": _SWITCH, **agent}
         limit = self._limits.get(k)
 
         def before_exec() -> None:
@@ -87,14 +95,30 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         on_line: Callable[[int, str], None] = lambda rank, line: print(f"[{rank}] {line}\n", end="", flush=True),
         timeout_s: float = 0.0,
+        restarts: int = 0,
     ) -> list[RankResult]:
         """Run a command once per rank and wait. When one fails, or after timeout_s, the others are ended.
 
-        `on_line` gets each rank's output line by line, from a thread per rank.
+        On elastic hosts the others go on when one fails, and it is started again up to `restarts` times. `on_line` gets
+        each rank's output line by line, from a thread per rank.
+
+        Raises:
+            ValueError: Restarts are asked for, but the hosts are not elastic, so that who comes back finds no store.
+
         """
-        processes = [self.popen(rank, argv, env) for rank in range(self.topology.num_ranks)]
+        if restarts and not self._elastic:
+            raise ValueError(
+                f"{restarts} restarts are asked for, but these hosts are not elastic: the others end when a rank "
+                "fails; make them with elastic=True."
+            )
+
+        def start(rank: int) -> "subprocess.Popen[str]":
+            return self.popen(rank, argv, env)
+
         names = [self.topology.hosts[self.place(rank)[0]].name for rank in range(self.topology.num_ranks)]
-        return run_ranks(processes, names, on_line, timeout_s)
+        processes = [start(rank) for rank in range(self.topology.num_ranks)]
+        again = Again(start=start, restarts=restarts) if self._elastic else None
+        return run_ranks(processes, names, on_line, timeout_s, again)
 
     def reshape(self, topology: Topology) -> None:
         """Give the links of live hosts other rates and delays; running ranks keep their connections.
@@ -123,8 +147,10 @@ class Cluster:
 
 
 @contextmanager
-def emulated(topology: Topology, *, check: bool = True) -> Generator[Cluster]:
+def emulated(topology: Topology, *, check: bool = True, elastic: bool = False) -> Generator[Cluster]:
     """Bring hosts up, and take everything down again on every way out, a crash of this process included.
+
+    For elastic runs a store is hosted on the switch, which is no rank's host, and a failed rank does not end others.
 
     Raises:
         CannotEmulateError: The machine lacks a program, a right or a kernel feature; the message says which.
@@ -150,9 +176,13 @@ def emulated(topology: Topology, *, check: bool = True) -> Generator[Cluster]:
             links.append(HostLink(hosts[k], bridge, k, _address(k)))
             stack.callback(links[k].close)
             links[k].shape(host)
-        cluster = Cluster(topology, hosts, links, limits)
+        cluster = Cluster(topology, hosts, links, limits, elastic=elastic)
         if check:
             refuse_wrong(cluster.check_links())
+        if elastic:
+            bridge.run("ip", "link", "set", "lo", "up")
+            bridge.run("ip", "addr", "add", f"{_SWITCH}/24", "dev", "br0")
+            stack.callback(StoreHost(bridge, _SWITCH, _PORT).close)
         yield cluster
 
 

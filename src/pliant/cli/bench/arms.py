@@ -139,7 +139,17 @@ def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     return work.get_future().then(cast_back)
 
 
-def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb: float, *, adam: bool = False) -> Arm:
+def prepare(
+    name: str,
+    module: nn.Module,
+    lr: float,
+    total_steps: int,
+    bucket_mb: float,
+    *,
+    adam: bool = False,
+    timeout_s: float = 300.0,
+    elastic: "pliant.Elastic | None" = None,
+) -> Arm:
     """Wrap a module for one arm, with SGD or AdamW. Collective: every rank makes the same arms in the same order."""
     optimizer = _optimizer(name, module, lr, total_steps, adam=adam)
     if name == "compute":
@@ -153,9 +163,11 @@ def prepare(name: str, module: nn.Module, lr: float, total_steps: int, bucket_mb
             averager = PeriodicModelAverager(POST_LOCAL_PERIOD, warmup_steps_of(total_steps))
             optimizer = PostLocalSGDOptimizer(optimizer, averager)
         return Arm(name=name, model=ddp, optimizer=optimizer, run=None)
-    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
-    run = pliant.relax(ddp, optimizer, _what(name, total_steps))
-    return Arm(name=name, model=ddp, optimizer=optimizer, run=run)
+    model = module
+    if elastic is None:
+        model = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
+    run = pliant.relax(model, optimizer, _what(name, total_steps), timeout_s=timeout_s, elastic=elastic)
+    return Arm(name=name, model=model, optimizer=optimizer, run=run)
 
 
 def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, adam: bool) -> Optimizer:

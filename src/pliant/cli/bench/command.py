@@ -23,10 +23,11 @@ from pliant.cli.bench import options
 from pliant.cli.bench.crossing import read_trained
 from pliant.cli.bench.fetch import find_images, find_text
 from pliant.cli.bench.grid import Conductor, cells_of, left_to_measure, measured_before
+from pliant.cli.bench.kill.points import struck_before
 from pliant.cli.bench.local import LocalHosts
 from pliant.cli.bench.progress import Progress
 from pliant.cli.bench.report import page
-from pliant.cli.bench.setup import ARMS, DEMO_ARMS, GRID_ARMS, MODELS, TRAINED, Setup, check, known
+from pliant.cli.bench.setup import ARMS, DEMO_ARMS, GRID_ARMS, MODELS, PLIANT_ARMS, TRAINED, Setup, check, known
 from pliant.cli.bench.tables import footnote, markdown, tables
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import Cluster, emulated
@@ -37,14 +38,16 @@ from pliant.spec.units import parse_rate, parse_time
 __all__ = ["bench"]
 
 _TARGETS = {"images": 0.85, "lm": 6.0}
-_STEPS = {"images": 350, "lm": 500}
-_BATCHES = {"images": 64, "lm": 16}
-_ROUNDS = {"train": 7, "time": 7, "grid": 3}
+_STEPS = {"images": 350, "lm": 500, "kill": 60}
+_BATCHES = {"images": 64, "lm": 16, "kill": 16}
+_ROUNDS = {"train": 7, "time": 7, "grid": 3, "kill": 7}
+_COMPARED = "compute,ddp,bytegrad,onebit"
+_ALGORITHMS = {"train": _COMPARED, "time": _COMPARED, "grid": _COMPARED, "kill": ",".join(PLIANT_ARMS)}
 
 
 def bench(
     models: options.Models = "",
-    algorithms: options.Algorithms = "compute,ddp,bytegrad,onebit",
+    algorithms: options.Algorithms = "",
     hosts: options.Hosts = 4,
     rate: options.Rate = "100mbit",
     delay: options.Delay = "0ms",
@@ -68,20 +71,21 @@ def bench(
     delays: options.Delays = "0ms,5ms,20ms",
     cell_seconds: options.CellSeconds = 120.0,
     accuracy: options.Accuracy = None,
+    kill: options.Kill = 0,
     json_file: options.JsonFile = None,
     md_file: options.MdFile = None,
     html_file: options.HtmlFile = None,
 ) -> None:
-    """Compare algorithms in one run: step times in turns, or training (--train, --demo), or many networks (--grid)."""
+    """Compare algorithms in one run: step times, training (--train, --demo), networks (--grid), losses (--kill)."""
     files = _Files(json=json_file, md=md_file, html=html_file)
     training = train or demo or target_accuracy is not None or target_perplexity is not None
-    mode = _mode(training=training, grid=grid)
+    mode = _mode(training=training, grid=grid, kill=kill)
     setup = Setup(
         mode=mode,
         models=known(models or (TRAINED.get(task, "") if mode == "train" else "cnn"), MODELS, "model"),
-        arms=_arms(DEMO_ARMS if demo else known(algorithms, ARMS, "algorithm"), mode),
+        arms=_arms(DEMO_ARMS if demo else known(algorithms or _ALGORITHMS[mode], ARMS, "algorithm"), mode),
         rounds=steps or _ROUNDS[mode] if mode != "train" else _ROUNDS[mode],
-        train_steps=steps or _STEPS[_task(task)],
+        train_steps=steps or _STEPS["kill" if kill else _task(task)],
         max_epochs=max_epochs,
         max_seconds=max_seconds,
         evaluate_every=evaluate_every,
@@ -91,7 +95,8 @@ def bench(
         slow_share=slow_host,
         cells=cells_of(known(models or "cnn", MODELS, "model"), _list(rates), _list(delays), slow_host) if grid else (),
         cell_seconds=cell_seconds,
-        batch=_BATCHES[_task(task)] if batch is None else batch,
+        num_points=kill,
+        batch=_BATCHES["kill" if kill else _task(task)] if batch is None else batch,
         bucket_mb=bucket_mb,
         data=data,
         emulated=not local,
@@ -121,8 +126,9 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], hosts: int, ra
         rate, delay = "none", "0ms"  # where ranks start; each cell has its own
     topology = topology_from_flags(hosts, rate, delay, [], 1, 0.0)
     trained = {arm: asdict(t) for arm, t in read_trained(accuracy).items()}
-    before = measured_before(files.json, setup, hosts) if setup.mode == "grid" else []
-    if setup.mode == "train":
+    find_before = {"grid": measured_before, "kill": struck_before}.get(setup.mode)
+    before = find_before(files.json, setup, hosts) if find_before is not None else []
+    if setup.mode in ("train", "kill"):
         find = find_images if setup.task == "images" else find_text
         setup = replace(setup, data=str(find(setup.data)))
     setup = replace(setup, provenance=_provenance(_network(setup, hosts, rate, delay)))
@@ -134,9 +140,13 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], hosts: int, ra
         if files.json is not None:
             write_atomically(files.json, json.dumps(result(records), indent=1) + "\n")
 
-    left = replace(setup, cells=left_to_measure(setup.cells, before))
+    left = replace(setup, cells=left_to_measure(setup.cells, before) if setup.mode == "grid" else ())
     records: list[dict[str, Any]] = []
-    if setup.mode != "grid" or left.cells:
+    if setup.mode == "kill":
+        from pliant.cli.bench.kill.conduct import conduct  # here, since it needs torch, which takes seconds
+
+        records = conduct(setup, hosts, before, keep)
+    elif setup.mode != "grid" or left.cells:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with emulated(topology) if setup.emulated else nullcontext(LocalHosts(hosts)) as cluster:
             records = _run(left, cluster, hosts, keep)
@@ -163,12 +173,16 @@ def _write(result: dict[str, Any], files: _Files) -> None:
         print(f"page with plots: {files.html}")
 
 
-def _mode(*, training: bool, grid: bool) -> Literal["time", "train", "grid"]:
+def _mode(*, training: bool, grid: bool, kill: int) -> Literal["time", "train", "grid", "kill"]:
+    if kill < 0:
+        raise ValueError(f"--kill is {kill}, but it is a number of losses: 1 or more.")
+    if kill and (training or grid):
+        raise ValueError("--kill trains in its own way, but --grid or a training was asked for too; leave one out.")
     if training and grid:
         raise ValueError(
             "--grid times steps on many networks, but a training was asked for too; run one after the other."
         )
-    return "grid" if grid else "train" if training else "time"
+    return "kill" if kill else "grid" if grid else "train" if training else "time"
 
 
 def _task(task: str) -> Literal["images", "lm"]:

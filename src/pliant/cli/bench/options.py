@@ -22,6 +22,7 @@ __all__ = [
     "Hosts",
     "HtmlFile",
     "JsonFile",
+    "Kill",
     "Local",
     "MaxEpochs",
     "MaxSeconds",
@@ -41,7 +42,13 @@ __all__ = [
 _PANEL = "Grid"
 
 Models = Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}; cnn, or what the task trains, by default.")]
-Algorithms = Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}; also topk(ratio=0.05), diloco(averaging=int4).")]
+Algorithms = Annotated[
+    str,
+    typer.Option(
+        help=f"Of {', '.join(ARMS)}; also topk(ratio=0.05), diloco(averaging=int4). "
+        "compute,ddp,bytegrad,onebit by default; all of Pliant's with --kill."
+    ),
+]
 Hosts = Annotated[int, typer.Option(help="Number of hosts, one rank each.")]
 Rate = Annotated[str, typer.Option(help="Rate of each host's link: 100mbit, or none.")]
 Delay = Annotated[str, typer.Option(help="Extra one-way delay.")]
@@ -54,12 +61,12 @@ TargetPerplexity = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help="Seeds per algorithm, with --train.")]
 Steps = Annotated[
-    int, typer.Option(help="Training steps, or measured rounds without --train; 0: 350 (lm: 500), or 7 (--grid: 3).")
+    int, typer.Option(help="Training steps, or measured rounds; 0: 350 (lm: 500, --kill: 60), or 7 (--grid: 3).")
 ]
 EvaluateEvery = Annotated[int, typer.Option(help="Steps between evaluations, with --train.")]
 MaxEpochs = Annotated[float, typer.Option(help="Fewer training steps if these epochs are fewer; 0: no.")]
 MaxSeconds = Annotated[float, typer.Option(help="End an arm after so much training time; 0: never.")]
-Batch = Annotated[int | None, typer.Option(help="Images (64) or lines of text (16) per rank and step, with --train.")]
+Batch = Annotated[int | None, typer.Option(help="Images (64; --kill: 16) or lines of text (16) per rank and step.")]
 BucketMb = Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")]
 Data = Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches, or with text files for lm.")]
 Demo = Annotated[bool, typer.Option("--demo", help="The main job: train with ten algorithms.")]
@@ -76,8 +83,11 @@ Accuracy = Annotated[
     list[Path] | None,
     typer.Option(help="JSON of --train, for times to the target; repeatable.", rich_help_panel=_PANEL),
 ]
+Kill = Annotated[
+    int, typer.Option(help="Trainings in which a rank is killed or stopped at a random moment.", rich_help_panel="Loss")
+]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write everything there. A grid goes on from what is there.")
+    Path | None, typer.Option("--json", help="Write everything there. --grid and --kill go on from what is there.")
 ]
 MdFile = Annotated[Path | None, typer.Option("--md", help="Write the tables there, as markdown.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", help="Write a page with plots there.")]

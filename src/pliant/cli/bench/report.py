@@ -27,7 +27,7 @@ th:first-child,td:first-child{text-align:left} tr.ours td:first-child{font-weigh
 def page(result: dict[str, Any]) -> str:
     """Return the page of a result that `pliant bench --json` has written."""
     setup = result["setup"]
-    parts = _grid_parts(result) if setup["mode"] == "grid" else _parts(result)
+    parts = {"grid": _grid_parts, "kill": _table_parts}.get(setup["mode"], _parts)(result)
     parts.append(f'<p class="note">{html.escape(footnote(result))}</p>')
     facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in setup["provenance"].items())
     return (
@@ -75,6 +75,10 @@ def _grid_parts(result: dict[str, Any]) -> list[str]:
     for title, head, cells in others:
         parts += [f"<h2>{html.escape(title)}</h2>", _table(head, cells)]
     return parts
+
+
+def _table_parts(result: dict[str, Any]) -> list[str]:
+    return [part for title, head, cells in tables(result) for part in (f"<h2>{title}</h2>", _table(head, cells))]
 
 
 def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

@@ -110,8 +110,8 @@ class Cell:
 class Setup:
     """A benchmark: models x arms, on one network or on a grid of them."""
 
-    mode: Literal["time", "train", "grid"]
-    """Measure step times on made-up data, or train on real data to an accuracy, or measure step times in cells."""
+    mode: Literal["time", "train", "grid", "kill"]
+    """Time steps on made-up data, or train on real data to an accuracy, or time steps in cells, or lose ranks."""
     models: tuple[str, ...]
     arms: tuple[str, ...]
     rounds: int = 7
@@ -134,6 +134,8 @@ class Setup:
     """What to measure in grid mode, in this order."""
     cell_seconds: float = 120.0
     """No further round of a cell begins that would end later."""
+    num_points: int = 0
+    """Losses of a rank, in kill mode."""
     batch: int = 64
     """Images, or lines of text, per rank and step, in train mode."""
     bucket_mb: float = 25.0
@@ -196,6 +198,8 @@ def check(setup: Setup) -> None:
         raise ValueError("--slow-host is for --train and --grid; step times without them are of hosts that are alike.")
     if setup.mode == "grid":
         _check_cells(setup)
+    if setup.mode == "kill":
+        _check_kill(setup)
     if not setup.arms:
         raise ValueError("compute alone does not train; name an algorithm that communicates.")
     for arm in setup.arms:
@@ -216,6 +220,22 @@ def _check_cells(setup: Setup) -> None:
         )
 
 
+def _check_kill(setup: Setup) -> None:
+    if setup.emulated:
+        raise ValueError("--kill strikes processes of this machine, but hosts were asked for; add --local.")
+    foreign = [arm for arm in setup.arms if settings_of(arm)[0] not in PLIANT_ARMS]
+    if foreign:
+        raise ValueError(
+            f"--kill holds algorithms to what Pliant promises of a lost rank, but {foreign[0]} is not Pliant's; "
+            "leave it out."
+        )
+    if setup.task != "images" or setup.models != (TRAINED["images"],):
+        raise ValueError(
+            f"--kill trains {TRAINED['images']} on images, but --task is {setup.task} and --models is "
+            f"{','.join(setup.models)}; leave both out."
+        )
+
+
 def _check_numbers(setup: Setup) -> None:
     if METRICS[setup.task].higher and not 0 < setup.target <= 1:
         raise ValueError(f"--target-accuracy is {setup.target}, but it is a share: more than 0, at most 1.")
@@ -224,7 +244,7 @@ def _check_numbers(setup: Setup) -> None:
     for share in (setup.slow_share, *(cell.slow_share for cell in setup.cells)):
         if not 0 <= share < 1:
             raise ValueError(f"--slow-host is {share}, but it is a share of the others' speed: more than 0, below 1.")
-    num_steps = setup.train_steps if setup.mode == "train" else setup.rounds
+    num_steps = setup.train_steps if setup.mode in ("train", "kill") else setup.rounds
     counts = {"--seeds": len(setup.seeds), "--steps": num_steps, "--batch": setup.batch}
     for flag, value in (counts | {"--evaluate-every": setup.evaluate_every}).items():
         if value < 1:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pliant.cli.bench.crossing import grid_rows
 from pliant.cli.bench.grid_tables import GRID_NOTE, grid_tables
+from pliant.cli.bench.kill.tables import KILL_NOTE, kill_tables
 from pliant.cli.bench.metric import METRICS, Metric
 from pliant.cli.bench.results import TimeRow, TrainRow, time_rows, train_rows
 from pliant.spec.units import format_bytes, format_time
@@ -19,7 +20,7 @@ _NOTE = (
 
 def footnote(result: dict[str, Any]) -> str:
     """Return what the signs and words of the tables mean."""
-    return GRID_NOTE if result["setup"]["mode"] == "grid" else _NOTE
+    return {"grid": GRID_NOTE, "kill": KILL_NOTE}.get(result["setup"]["mode"], _NOTE)
 
 
 def tables(result: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -27,6 +28,8 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]
     setup, records = result["setup"], result["records"]
     if setup["mode"] == "grid":
         return grid_tables(*grid_rows(result))
+    if setup["mode"] == "kill":
+        return kill_tables(records)
     network, metric = setup["provenance"]["network"], METRICS[setup["task"]]
     both = [
         (f"training: {network}", *train_table(train_rows(records, metric), setup["target"], metric)),

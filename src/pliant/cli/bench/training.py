@@ -15,7 +15,7 @@ from pliant.cli.bench.pace import Pace, pace_of
 from pliant.cli.bench.setup import Setup
 from pliant.cli.bench.wire import busiest, formula_bytes, interface_bytes
 
-__all__ = ["compute_alone", "num_steps", "train"]
+__all__ = ["compute_alone", "num_steps", "set_learning_rate", "train"]
 
 _COMPUTE_STEPS = 12
 
@@ -48,7 +48,7 @@ def train(name: str, seed: int, learning: Learning, setup: Setup, alone_s: float
     dist.barrier()
     for until in _ends(total, setup.evaluate_every):
         while len(steps_s) < round(until * own_total / total):
-            _set_learning_rate(arm, len(steps_s), own_total)
+            set_learning_rate(arm, len(steps_s), own_total)
             took_s, loss = _step(arm, learning, setup, pace, seed, len(steps_s))
             steps_s.append(took_s)
             losses.append(loss)
@@ -114,7 +114,7 @@ def _step(arm: Arm, learning: Learning, setup: Setup, pace: Pace, seed: int, ste
     return time.perf_counter() - start_s, float(loss.detach())
 
 
-def _set_learning_rate(arm: Arm, step: int, total: int) -> None:
+def set_learning_rate(arm: Arm, step: int, total: int) -> None:
     """Set a tenth of warm-up, then linear decay to zero."""
     warm = max(total // 10, 1)
     factor = min((step + 1) / warm, max(total - step, 1) / max(total - warm, 1))
