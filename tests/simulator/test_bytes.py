@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,6 +12,7 @@ from pliant.codecs.kinds import ChoosingCodec
 from pliant.simulator import simulate
 from pliant.spec import CodecSpec, Host, TensorSpec, Topology, Workload
 from pliant.spec.coded import chosen, granularity, payload_bytes
+from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for
 
 HOSTS = [[0, 1], [2, 3]]
 EXTRA = {
@@ -68,7 +68,7 @@ def sent_by_engine(name: str, algorithm, period: int) -> list[float]:
                     counts.append(run.stats()["sent_bytes"])
         return counts[1] - counts[0]
 
-    return p.run_world(len(sum(HOSTS, [])), be)
+    return p.run_world(sum(map(len, HOSTS)), be)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS.keys() - FREE))

@@ -7,7 +7,6 @@ import pytest
 from cases import cluster, even, plan_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import ALGORITHMS, BETWEEN_STEPS
 
 import pliant as p
 from pliant.simulator import IDEAL, KEYS, Costs, simulate, simulate_many, terms
@@ -16,6 +15,7 @@ from pliant.simulator.messages import Pairs, Product
 from pliant.simulator.schedules import average, halving_doubling, ring, tree
 from pliant.simulator.traffic import Batch, inside_hosts, moved
 from pliant.spec import Choice, Link, OwnSpec, Rule, SyncPlan, from_json, to_json
+from tables import ALGORITHMS, BETWEEN_STEPS
 
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, "hierarchical": p.between_hosts(p.onebit())}
 PLANS = {name: plan_for(algorithm) for name, algorithm in ROWS.items()}
@@ -137,7 +137,10 @@ def test_events_are_in_order_and_within_the_steps(name):
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_ring_is_its_closed_form(size):
     found = simulate(
-        PLANS["allreduce"], even(1, 1_000_000, forward_s=0, backward_s=0, step_s=0), cluster(size, 1e6, 0.003), costs=IDEAL
+        PLANS["allreduce"],
+        even(1, 1_000_000, forward_s=0, backward_s=0, step_s=0),
+        cluster(size, 1e6, 0.003),
+        costs=IDEAL,
     )
     assert found.step_s == pytest.approx(2 * (size - 1) / size * 4 + 2 * (size - 1) * 0.003)
 

@@ -13,6 +13,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "bench": ("pliant.cli.bench.command:bench", "Train with many algorithms side by side, and compare."),
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
+    "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }
 """Subcommand -> (where it is, what it does)."""
 

@@ -9,6 +9,7 @@ from pliant.spec.division import num_hops
 
 __all__ = ["CastSum", "DirectAverage", "SummedAverage"]
 
+
 class DirectAverage:
     """The mean of float32 vectors in as few hops as their length allows.
 

@@ -21,6 +21,7 @@ from pliant.spec.division import weight_buckets
 
 __all__ = ["Weights"]
 
+
 @dataclass(kw_only=True)
 class _Part:
     """A bucket of weights that are exchanged alike."""

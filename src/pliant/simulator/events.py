@@ -1,5 +1,7 @@
 """A simulation as a timeline of events."""
 
+from dataclasses import replace
+
 from pliant.simulator.lanes import Item, Segment
 from pliant.simulator.prepared import Exchanged, Prepared
 from pliant.simulator.stepping import Stepper
@@ -61,7 +63,7 @@ def _exchanging(rank: int, item: Item, exchanged: Exchanged) -> list[Event]:
     messages = [k for k, event in enumerate(parts) if event.kind == "communicate"]
     if messages:  # bytes of an exchange are written to its first messages
         k = messages[0]
-        parts[k] = Event(**{**vars(parts[k]), "sent_bytes": sent, "received_bytes": received})
+        parts[k] = replace(parts[k], sent_bytes=sent, received_bytes=received)
     return [whole, *parts]
 
 

@@ -79,7 +79,9 @@ class Clock:
             self._begin(queue)
         return item
 
-    def compute(self, seconds: float, kind: str, step: int, arrivals: list[tuple[float, int, Item]] | None = None) -> None:
+    def compute(
+        self, seconds: float, kind: str, step: int, arrivals: list[tuple[float, int, Item]] | None = None
+    ) -> None:
         """Compute for so long, and submit items to lanes at offsets of it, in order: (offset_s, lane, item)."""
         from_s, progress = self.now_s, 0.0
         for offset, lane, item in arrivals or ():

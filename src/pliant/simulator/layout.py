@@ -50,9 +50,7 @@ def itemsize(tensor: TensorSpec) -> int:
     return _ITEMSIZES[dtype]
 
 
-def gradient_parts(
-    plan: SyncPlan, choices: Sequence[Choice], workload: Workload, bucket_bytes: int
-) -> list[Part]:
+def gradient_parts(plan: SyncPlan, choices: Sequence[Choice], workload: Workload, bucket_bytes: int) -> list[Part]:
     """Return the parts of all buckets, in the order in which they are exchanged."""
     first = plan.bucket_bytes or _FIRST_BUCKET_BYTES
     parts: list[Part] = []
@@ -64,7 +62,8 @@ def gradient_parts(
         for k in bucket:
             alike.setdefault(id(choices[k]), []).append(k)
         parts += [
-            Part(choice=choices[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s) for held in alike.values()
+            Part(choice=choices[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s)
+            for held in alike.values()
         ]
     return parts
 

@@ -14,7 +14,7 @@ class Links:
     All messages of a round share each host's rate out and its rate in, links of their own where the topology names
     some, and the memory of their host where they stay inside. The round takes as long as the resource that is loaded
     most, over its rate: so owners that all send to, and one slow host, need no rule of their own. Latency is the
-    largest on any path that is used: the delay of the receiving host, or that of the link.
+    largest on any path that is used: the delay of the receiving host, or that of the link; around a ring their mean.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -46,7 +46,7 @@ class Links:
         share = messages.share * outside
         busiest_s = np.max(np.bincount(source, share, num_hosts) * self._out_s)
         busiest_s = max(busiest_s, np.max(np.bincount(target, share, num_hosts) * self._in_s))
-        inside = np.max(np.bincount(source, messages.share * ~outside, num_hosts))
+        inside = float(np.max(np.bincount(source, messages.share * ~outside, num_hosts)))
         delay_s = np.where(outside, self._delay_s[target], 0.0)
         if len(self._link_s) and len(source):
             codes = self._link_source * num_hosts + self._link_target
@@ -56,9 +56,9 @@ class Links:
             loads = np.bincount(at[known], share[known], len(codes))
             busiest_s = max(busiest_s, np.max(loads * self._link_s))
             delay_s = np.where(known, self._link_latency_s[at], delay_s)
-        latency_s = np.max(delay_s, initial=0.0)
+        latency_s = float(np.mean(delay_s) if messages.cyclic else np.max(delay_s, initial=0.0))
         size = messages.num_bytes
-        return size * busiest_s, size * inside, (size > 0) * latency_s
+        return size * float(busiest_s), size * inside, np.where(size > 0, latency_s, 0.0)
 
     def _of_product(self, messages: Product) -> tuple[Floats, Floats, Floats]:
         give = np.add.reduceat(messages.give, self._firsts, axis=1)  # (num_buckets, num_hosts)

@@ -27,6 +27,9 @@ class Pairs:
     """(num_messages,)"""
     num_bytes: Floats
     """(num_buckets,)"""
+    cyclic: bool = False
+    """Whether what a rank sends next waits only for what it gets, around a cycle: then latencies do not add up to the
+    largest in each round, but to their mean."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return the bytes out of each rank, (num_buckets, num_ranks)."""
@@ -39,7 +42,7 @@ class Pairs:
     def count(self, num_ranks: int) -> Floats:
         """Return how many messages the busiest rank sends and receives, (num_buckets,)."""
         ends = np.bincount(self.source, minlength=num_ranks) + np.bincount(self.target, minlength=num_ranks)
-        return (self.num_bytes > 0) * float(ends.max(initial=0))
+        return np.where(self.num_bytes > 0, float(ends.max(initial=0)), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

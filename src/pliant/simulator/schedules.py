@@ -21,7 +21,7 @@ def ring(num_bytes: Floats, num_ranks: int) -> Round:
     """
     ranks = np.arange(num_ranks)
     share = np.full(num_ranks, 1 / num_ranks)
-    pairs = Pairs(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes)
+    pairs = Pairs(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
     added = num_bytes * (num_ranks - 1) / num_ranks
     return Round(messages=pairs, repeat=2 * (num_ranks - 1), after={"reduce_bytes": added})
 
@@ -29,7 +29,8 @@ def ring(num_bytes: Floats, num_ranks: int) -> Round:
 def around_ring(num_bytes: Floats, num_ranks: int) -> Round:
     """All-gather of `num_bytes` from each rank, (num_buckets,): n-1 rounds, each rank hands on what it has last got."""
     ranks = np.arange(num_ranks)
-    pairs = Pairs(source=ranks, target=(ranks + 1) % num_ranks, share=np.ones(num_ranks), num_bytes=num_bytes)
+    share = np.ones(num_ranks)
+    pairs = Pairs(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
     return Round(messages=pairs, repeat=num_ranks - 1)
 
 
@@ -99,7 +100,7 @@ def embedded(rounds: Sequence[Round], ranks: Ints, num_ranks: int) -> list[Round
         messages = each.messages
         if isinstance(messages, Pairs):
             source, target = ranks[messages.source], ranks[messages.target]
-            messages = Pairs(source=source, target=target, share=messages.share, num_bytes=messages.num_bytes)
+            messages = replace(messages, source=source, target=target)
         elif isinstance(messages, Product):
             messages = Product(
                 give=_spread(messages.give, ranks, num_ranks), take=_spread(messages.take, ranks, num_ranks)

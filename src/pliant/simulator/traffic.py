@@ -230,14 +230,21 @@ def _gossip(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[Rou
     graph, codec = choice.graph or Graph(), choice.codec
     size = _payloads(codec, batch.numel)
     if graph.kind == "complete":
-        most, messages = num_ranks - 1, Product(give=np.ones((1, num_ranks)), take=np.repeat(size[:, None], num_ranks, 1))
+        most, messages = (
+            num_ranks - 1,
+            Product(give=np.ones((1, num_ranks)), take=np.repeat(size[:, None], num_ranks, 1)),
+        )
     else:
         source, target = _edges(graph, turn, num_ranks)
         most = np.bincount(target, minlength=1).max()
         messages = Pairs(source=source, target=target, share=np.ones(len(source)), num_bytes=size)
     if codec is None:
         return [Round(messages=messages, after=_passes(batch, 1.0 + most))]
-    before = {f"encode {codec.name}": batch.numel, f"add {codec.name}": _added(codec, batch), **_passes(batch, most + 2)}
+    before = {
+        f"encode {codec.name}": batch.numel,
+        f"add {codec.name}": _added(codec, batch),
+        **_passes(batch, most + 2),
+    }
     return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _added(codec, batch)})]
 
 
