@@ -47,10 +47,12 @@ if TYPE_CHECKING:
         Run,
         relax,
     )
+    from pliant.simulator import Costs, simulate
     from pliant.spec import Graph, Match, SyncPlan, Topology, Workload, load, save
 
 __all__ = [
     "CommError",
+    "Costs",
     "Elastic",
     "Graph",
     "IncompleteBackwardError",
@@ -92,6 +94,7 @@ __all__ = [
     "relax",
     "run_world",
     "save",
+    "simulate",
     "sparse_loco",
     "stale",
     "streaming_diloco",
@@ -110,6 +113,7 @@ _ROOMS = {
         "Run",
         "relax",
     ),
+    "pliant.simulator": ("Costs", "simulate"),
     "pliant.spec": ("Graph", "Match", "SyncPlan", "Topology", "Workload", "load", "save"),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}

@@ -1,6 +1,6 @@
 """Which tensors travel together: buckets of gradients as torch's DDP makes them, and of weights as the engine does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,7 +11,18 @@ from pliant.simulator.traffic import Batch
 from pliant.spec import Choice, SyncPlan, TensorSpec, Workload
 from pliant.spec.division import place, weight_buckets
 
-__all__ = ["Part", "WeightPart", "batch_of", "gradient_parts", "itemsize", "owned_bytes", "owners_of", "weight_parts"]
+__all__ = [
+    "Part",
+    "WeightPart",
+    "batch_of",
+    "buckets_of",
+    "distinct",
+    "gradient_parts",
+    "itemsize",
+    "owned_bytes",
+    "owners_of",
+    "weight_parts",
+]
 
 _FIRST_BUCKET_BYTES = 1 << 20
 """DDP makes the first bucket small, so that exchanges begin early."""
@@ -50,12 +61,21 @@ def itemsize(tensor: TensorSpec) -> int:
     return _ITEMSIZES[dtype]
 
 
-def gradient_parts(plan: SyncPlan, choices: Sequence[Choice], workload: Workload, bucket_bytes: int) -> list[Part]:
+def distinct(choices: Iterable[Choice]) -> list[Choice]:
+    """Return each choice once, in order; equal ones are one object already, and to compare those is quick."""
+    return list({id(choice): choice for choice in choices}.values())
+
+
+def buckets_of(plan: SyncPlan, workload: Workload, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
+    """Return the places in workload.tensors of each of DDP's buckets: the plan's, or of at most so many bytes."""
+    first_bytes = plan.bucket_bytes or _FIRST_BUCKET_BYTES
+    return tuple(map(tuple, _ddp_buckets(workload.tensors, first_bytes, plan.bucket_bytes or bucket_bytes)))
+
+
+def gradient_parts(buckets: Sequence[Sequence[int]], choices: Sequence[Choice], workload: Workload) -> list[Part]:
     """Return the parts of all buckets, in the order in which they are exchanged."""
-    first = plan.bucket_bytes or _FIRST_BUCKET_BYTES
     parts: list[Part] = []
     ready_s = 0.0
-    buckets = _ddp_buckets(workload.tensors, first, plan.bucket_bytes or bucket_bytes)
     for number, bucket in enumerate(buckets):
         ready_s = max(ready_s, max(workload.tensors[k].ready_s for k in bucket))  # buckets leave in their order
         alike: dict[int, list[int]] = {}
@@ -72,8 +92,8 @@ def weight_parts(choices: Sequence[Choice], workload: Workload) -> list[WeightPa
     """Return the buckets of weights that are exchanged between steps, in the order of their exchanges."""
     model_order = range(len(workload.tensors) - 1, -1, -1)  # gradients come from the last layer on
     parts: list[WeightPart] = []
-    for choice in dict.fromkeys(choices[k] for k in model_order if choices[k].between_steps):
-        mine = [k for k in model_order if choices[k] is choice or choices[k] == choice]
+    for choice in distinct(choices[k] for k in model_order if choices[k].between_steps):
+        mine = [k for k in model_order if choices[k] is choice]
         numels = [workload.tensors[k].numel for k in mine]
         for fragment, held in weight_buckets(numels, choice.fragments):
             first_due = -(-choice.every * (fragment + 1) // choice.fragments)
@@ -109,14 +129,14 @@ def owners_of(choices: Sequence[Choice], workload: Workload, num_ranks: int) -> 
     """Return the owner of each tensor, 0 where it has none; nothing if no tensor has one. As the engine places them."""
     owners = [0] * len(choices)
     model_order = range(len(choices) - 1, -1, -1)
-    owned = dict.fromkeys(choices[k] for k in model_order if choices[k].owned)
+    owned = distinct(choices[k] for k in model_order if choices[k].owned)
     for choice in owned:
         bandwidths = choice.bandwidths or (1.0,) * num_ranks
         if len(bandwidths) != num_ranks:
             raise ValueError(
                 f"the plan gives {len(bandwidths)} bandwidths, but there are {num_ranks} ranks; give one for each."
             )
-        mine = [k for k in model_order if choices[k] == choice]
+        mine = [k for k in model_order if choices[k] is choice]
         for k, rank in zip(mine, place([workload.tensors[k].numel for k in mine], bandwidths), strict=True):
             owners[k] = rank
     return tuple(owners) if owned else ()

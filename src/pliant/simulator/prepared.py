@@ -11,6 +11,8 @@ from pliant.simulator.exchange import Exchanges, take_time
 from pliant.simulator.layout import (
     WeightPart,
     batch_of,
+    buckets_of,
+    distinct,
     gradient_parts,
     itemsize,
     owned_bytes,
@@ -54,6 +56,10 @@ class Ground:
     coefficients: Floats = field(init=False)
     found: dict[Hashable, tuple[Exchanges, Exchanges]] = field(
         default_factory=dict[Hashable, tuple[Exchanges, Exchanges]]
+    )
+
+    buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
     )
 
     def __post_init__(self) -> None:
@@ -148,10 +154,10 @@ def prepare(plan: SyncPlan, ground: Ground, bucket_bytes: int) -> Prepared:
     meets = any(mixed.free or mixed.part.choice.weighted for mixed in weights)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
     held = owned_bytes(choices, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
-    served = [choice for choice in dict.fromkeys(choices) if choice.served and num_ranks > 1]
+    served = [choice for choice in distinct(choices) if choice.served and num_ranks > 1]
     busiest = float(held.max() / held.sum()) if owners else 1.0
     lockstep_owners = bool(owners) and not served
-    periods = [choice.every * _turns(choice, ground.topology) for choice in dict.fromkeys(choices)]
+    periods = [choice.every * _turns(choice, ground.topology) for choice in distinct(choices)]
     return Prepared(
         ground=ground,
         gradients=gradients,
@@ -188,13 +194,16 @@ def _turns(choice: Choice, topology: Topology) -> int:
 def _gradients(
     plan: SyncPlan, choices: Sequence[Choice], owners: Sequence[int], ground: Ground, bucket_bytes: int
 ) -> tuple[tuple[tuple[float, int, Exchanged], ...], tuple[tuple[int, Exchanged], ...]]:
-    parts = gradient_parts(plan, choices, ground.workload, bucket_bytes)
+    key = plan.bucket_bytes, bucket_bytes
+    if key not in ground.buckets:
+        ground.buckets[key] = buckets_of(plan, ground.workload, bucket_bytes)
+    parts = gradient_parts(ground.buckets[key], choices, ground.workload)
     if not parts:
         return (), ()
     last_s = max(part.ready_s for part in parts)
     tasks: dict[int, tuple[float, int, Exchanged]] = {}
     rests: dict[int, tuple[int, Exchanged]] = {}
-    for choice in dict.fromkeys(part.choice for part in parts):
+    for choice in distinct(part.choice for part in parts):
         if choice.apart and not choice.hierarchical:
             continue  # gradients stay with their rank
         mine = [k for k, part in enumerate(parts) if part.choice is choice]
@@ -213,7 +222,7 @@ def _gradients(
 def _weights(choices: Sequence[Choice], ground: Ground) -> tuple[Mixed, ...]:
     parts = weight_parts(choices, ground.workload)
     found: dict[int, Mixed] = {}
-    for choice in dict.fromkeys(part.choice for part in parts):
+    for choice in distinct(part.choice for part in parts):
         mine = [k for k, part in enumerate(parts) if part.choice is choice]
         turns = range(_turns(choice, ground.topology))
         groups = [parts[k].tensors for k in mine]

@@ -164,9 +164,9 @@ def _run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
     step_s = (ends_s[-1] - from_s) / period
     wanted = steps or period
     makespan_s = ends_s[wanted - 1] if wanted <= len(ends_s) else ends_s[-1] + (wanted - len(ends_s)) * step_s
-    legs = critical(stepper.clock.segments, from_s, ends_s[-1])
+    legs = [] if brief else critical(stepper.clock.segments, from_s, ends_s[-1])
     waits_s = sum(_inside(s, from_s) for s in stepper.clock.segments if s.kind == "wait")
-    counts = np.zeros(len(KEYS)) if brief else _counts(legs, stepper, prepared.ground) / period
+    counts = _counts(legs, stepper, prepared.ground) / period
     per_step = _totals(stepper, first, prepared) / period
     return Simulated(
         step_s=step_s,
