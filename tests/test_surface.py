@@ -66,7 +66,18 @@ def in_fresh_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["pliant", "pliant.spec", "pliant.cli.main", "pliant.cli.emulate", "pliant.network"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "pliant",
+        "pliant.spec",
+        "pliant.cli.main",
+        "pliant.cli.emulate",
+        "pliant.cli.simulate",
+        "pliant.network",
+        "pliant.simulator",
+    ],
+)
 def test_starts_without_torch_and_changes_nothing(module):
     code = (
         "import os, sys, threading; before = dict(os.environ); import importlib; "

@@ -49,10 +49,12 @@ if TYPE_CHECKING:
         observe,
         relax,
     )
+    from pliant.simulator import Costs, simulate
     from pliant.spec import Graph, Machine, Match, SyncPlan, Topology, Workload, load, save
 
 __all__ = [
     "CommError",
+    "Costs",
     "Elastic",
     "Graph",
     "IncompleteBackwardError",
@@ -97,6 +99,7 @@ __all__ = [
     "relax",
     "run_world",
     "save",
+    "simulate",
     "sparse_loco",
     "stale",
     "streaming_diloco",
@@ -117,6 +120,7 @@ _ROOMS = {
         "observe",
         "relax",
     ),
+    "pliant.simulator": ("Costs", "simulate"),
     "pliant.spec": ("Graph", "Machine", "Match", "SyncPlan", "Topology", "Workload", "load", "save"),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}

@@ -5,9 +5,10 @@ from typing import Any
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
-from pliant.collectives.lowrank import LowRankAverage, factor_shape
+from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
 from pliant.spec import Choice, CodecSpec
+from pliant.spec.division import factor_shape
 
 __all__ = ["PowerSgd", "powersgd"]
 

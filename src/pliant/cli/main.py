@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": ("pliant.cli.bench.command:bench", "Train with many algorithms side by side, and compare."),
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
     "probe": ("pliant.cli.probe:probe", "Measure the links between ranks, and what their machine can do."),
+    "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }
 """Subcommand -> (where it is, what it does)."""
 

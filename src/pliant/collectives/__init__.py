@@ -4,10 +4,10 @@ from pliant.collectives.averaging import CastSum, DirectAverage, SummedAverage
 from pliant.collectives.clocks import Clocks
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.gossip import CodedGossip, Gossip
-from pliant.collectives.lowrank import LowRankAverage, factor_shape
+from pliant.collectives.lowrank import LowRankAverage
 from pliant.collectives.owner import OwnerSum
-from pliant.collectives.placement import place
 from pliant.collectives.sparse import SparseAverage
+from pliant.spec.division import factor_shape, place
 
 __all__ = [
     "CastSum",

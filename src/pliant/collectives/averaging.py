@@ -5,13 +5,9 @@ from torch import Tensor
 
 from pliant.codecs import RandomK, all_finite
 from pliant.comm.base import Comm
+from pliant.spec.division import num_hops
 
 __all__ = ["CastSum", "DirectAverage", "SummedAverage"]
-
-_DIRECT_BYTES = 1 << 18
-"""Up to so many bytes out of a rank, one hop takes less time than two on the networks we know."""
-_OWNED_BYTES = 1 << 22
-"""Up to vectors of so many bytes, two hops take less time than a ring's many; then sends of all to one would jam."""
 
 
 class DirectAverage:
@@ -31,11 +27,12 @@ class DirectAverage:
 
     def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
         self._comm, size = comm, comm.size
-        self._direct = 4 * numel * (size - 1) <= _DIRECT_BYTES
+        hops = num_hops(numel, size)
+        self._direct = hops == 1
         part = -(-numel // size)
         self._parts = [(min(j * part, numel), min((j + 1) * part, numel)) for j in range(size)]
         first, last = (0, numel) if self._direct else self._parts[comm.rank]
-        rows = size if size > 1 and 4 * numel <= _OWNED_BYTES else 0
+        rows = size if size > 1 and hops else 0
         self._all = torch.empty(rows, last - first, device=device)
 
     def __call__(self, x: Tensor) -> None:

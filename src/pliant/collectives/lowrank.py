@@ -9,18 +9,9 @@ from pliant.codecs import all_finite
 from pliant.codecs.kernels import kernels_for
 from pliant.collectives.averaging import DirectAverage
 from pliant.comm.base import Comm
+from pliant.spec.division import factor_shape
 
-__all__ = ["LowRankAverage", "factor_shape"]
-
-
-def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
-    """Return the shape (r, m) of the right factor of a parameter seen as (n, m), or None if factors do not pay."""
-    if len(shape) < 2:
-        return None
-    n = shape[0]
-    m = torch.Size(shape).numel() // max(n, 1)
-    r = min(rank, n, m)
-    return (r, m) if (n + m) * r < n * m else None
+__all__ = ["LowRankAverage"]
 
 
 class LowRankAverage:

@@ -17,11 +17,9 @@ from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.lane import Lane, Ticket
 from pliant.engine.store import CORRECTION, Store
 from pliant.spec import Choice, Outer
+from pliant.spec.division import weight_buckets
 
 __all__ = ["Weights"]
-
-BUCKET_NUMEL = 25 << 18
-"""25 MB of float32, as DDP's own default."""
 
 
 @dataclass(kw_only=True)
@@ -255,21 +253,9 @@ def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
     """Group the parameters whose weights are exchanged by choice and fragment, in buckets of limited size."""
     buckets: list[tuple[int, list[str]]] = []
     for choice in dict.fromkeys(choice for choice in store.choices.values() if choice.between_steps):
-        fragments: list[list[str]] = [[] for _ in range(choice.fragments)]
-        numels = [0] * choice.fragments
-        for name in (name for name, own in store.choices.items() if own == choice):
-            lightest = numels.index(min(numels))  # spread over the depth of the model, alike in size
-            fragments[lightest].append(name)
-            numels[lightest] += store.parameters[name].numel()
-        for fragment, names in enumerate(fragments):
-            room = 0
-            for name in names:
-                numel = store.parameters[name].numel()
-                if numel > room:
-                    buckets.append((fragment, []))
-                    room = max(BUCKET_NUMEL, numel)
-                buckets[-1][1].append(name)
-                room -= numel
+        names = [name for name, own in store.choices.items() if own == choice]
+        numels = [store.parameters[name].numel() for name in names]
+        buckets += [(k, [names[i] for i in held]) for k, held in weight_buckets(numels, choice.fragments)]
     return buckets
 
 

@@ -63,18 +63,18 @@ class Graph:
             if len(self.rows) != size:
                 raise ValueError(f"the mixing matrix is for {len(self.rows)} ranks, but there are {size}.")
             return [{j: w for j, w in enumerate(row) if w} for row in self.rows]
-        if self.kind in ("hypercube", "round_robin", "matching"):
+        if self.kind == "grid":
+            return _metropolis([_grid_neighbours(i, size) for i in range(size)])
+        offsets = self.offsets(step, size)
+        if offsets is None:
             partner = dict(self._pairs(step, size))
             partner |= {b: a for a, b in partner.items()}
             return [{i: 0.5, partner[i]: 0.5} if i in partner else {i: 1.0} for i in range(size)]
-        if self.kind == "grid":
-            return _metropolis([_grid_neighbours(i, size) for i in range(size)])
-        offsets = self._offsets(step, size)
         weight = 1 / (1 + len(offsets))
         return [{i: weight} | {(i + d) % size: weight for d in offsets} for i in range(size)]
 
-    def _offsets(self, step: int, size: int) -> list[int]:
-        """Return how far from a rank its sources are, for graphs that look the same from everywhere."""
+    def offsets(self, step: int, size: int) -> list[int] | None:
+        """Return how far from a rank its sources are, or None if that is not the same for all ranks."""
         powers = [1 << k for k in range(max(0, math.ceil(math.log2(size))))]
         all_offsets = {
             "ring": sorted({1 % size, -1 % size} - {0}),
@@ -82,7 +82,7 @@ class Graph:
             "exponential": powers,
             "one_peer": powers[step % len(powers) :][:1] if powers else [],
         }
-        return all_offsets[self.kind]
+        return all_offsets.get(self.kind)
 
     def _pairs(self, step: int, size: int) -> Iterator[tuple[int, int]]:
         if self.kind == "hypercube":

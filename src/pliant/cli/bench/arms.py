@@ -19,12 +19,12 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
 from pliant.algorithms import ALGORITHMS, Algorithm
-from pliant.cli.bench.setup import settings_of
+from pliant.cli.bench.setup import PLIANT_ARMS, settings_of
 from pliant.codecs.registry import codec_from
-from pliant.engine.choose import recommended
+from pliant.engine.choose import plan_from, recommended
 from pliant.spec import Choice, CodecSpec, Graph
 
-__all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "prepare", "warmup_steps_of"]
+__all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "plan_named", "prepare", "warmup_steps_of"]
 
 POWERSGD_RANK = 1
 """Of torch's hook."""
@@ -193,6 +193,20 @@ def _plain_sgd(name: str, module: nn.Module, lr: float, *, adam: bool) -> Optimi
         )
     # Each gradient counts once, where a momentum of 0.9 counts it ten times.
     return SGD(module.parameters(), lr=10 * lr)
+
+
+def plan_named(name: str) -> "pliant.SyncPlan":
+    """Return the plan of an arm with settings, as in 'diloco(period=64)', for those who train nothing.
+
+    Raises:
+        ValueError: There is no such algorithm, or it does not take the settings.
+
+    """
+    bare = settings_of(name)[0]
+    if bare not in PLIANT_ARMS:
+        raise ValueError(f"there is no algorithm {bare!r}; there are {', '.join(PLIANT_ARMS)}, or the path of a plan.")
+    optimizer = _optimizer(bare, nn.Linear(1, 1), ADAM_LR, 100, adam=True)
+    return plan_from(_what(name, 100), optimizer)
 
 
 def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":

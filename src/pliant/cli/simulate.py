@@ -1,0 +1,138 @@
+"""`pliant simulate`: what a step would take under a plan, on a network that need not be there."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pliant.simulator import BUCKET_BYTES, MODELS, Costs, Simulated, workload_named, write_trace
+from pliant.simulator import simulate as simulate_plan
+from pliant.spec import Host, SyncPlan, Topology, Workload, load
+from pliant.spec.files import write_atomically
+from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_rate, parse_time
+
+__all__ = ["simulate"]
+
+_LEGS = 12
+"""Of the critical path that a table shows."""
+
+
+def simulate(
+    plan: Annotated[str, typer.Argument(help="A plan's file, or an algorithm with settings: 'diloco(period=64)'.")],
+    workload: Annotated[
+        str, typer.Option(help=f"A workload's file, or one of {', '.join(MODELS)}: then give --compute.")
+    ],
+    topology: Annotated[Path | None, typer.Option(help="A topology's file, instead of the next four.")] = None,
+    hosts: Annotated[int, typer.Option(help="Number of equal hosts.")] = 0,
+    ranks: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")] = "none",
+    delay: Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")] = "0ms",
+    compute: Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")] = "",
+    costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
+    bucket: Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")] = f"{BUCKET_BYTES}",
+    steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for Chrome or Perfetto there.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
+) -> None:
+    """Predict the time of a training step, what it waits for and what it sends. Needs no network and no model."""
+    found = simulate_plan(
+        _plan(plan),
+        _workload(workload, compute),
+        _topology(topology, hosts, ranks, rate, delay),
+        costs=Costs() if costs is None else load(Costs, costs),
+        bucket_bytes=parse_bytes(bucket),
+        steps=steps,
+    )
+    _show(plan, found)
+    if trace is not None:
+        write_trace(found.timeline, trace)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(_plain(found), indent=1, allow_nan=False) + "\n")
+
+
+def _plan(text: str) -> SyncPlan:
+    if text.endswith(".json") or Path(text).exists():
+        return load(SyncPlan, text)
+    from pliant.cli.bench.arms import plan_named  # here, since it needs torch, which takes seconds to start
+
+    return plan_named(text)
+
+
+def _workload(text: str, compute: str) -> Workload:
+    if text in MODELS:
+        if not compute:
+            raise ValueError(f"the model {text} has no times of its own; give --compute, such as --compute 140ms.")
+        return workload_named(text, parse_time(compute))
+    if compute:
+        raise ValueError(f"--compute is for {', '.join(MODELS)}, but {text} is a file, and says how long it computes.")
+    if not Path(text).exists():
+        raise ValueError(f"there is no workload {text!r}: it is neither a file nor one of {', '.join(MODELS)}.")
+    return load(Workload, text)
+
+
+def _topology(path: Path | None, num_hosts: int, ranks: int, rate: str, delay: str) -> Topology:
+    if (path is None) == (num_hosts == 0):
+        raise ValueError(
+            "say who there is, once: by --topology FILE, or by --hosts N with --ranks, --rate and --delay."
+        )
+    if path is not None:
+        return load(Topology, path)
+    if num_hosts < 0:
+        raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
+    bytes_per_s = 0.0 if rate == "none" else parse_rate(rate)
+    one = Host(
+        name="host0",
+        num_ranks=ranks,
+        send_bytes_per_s=bytes_per_s,
+        receive_bytes_per_s=bytes_per_s,
+        delay_s=parse_time(delay),
+    )
+    return Topology(
+        hosts=tuple(dataclasses.replace(one, name=f"host{k}") for k in range(num_hosts)), provenance="given"
+    )
+
+
+def _show(name: str, found: Simulated) -> None:
+    console = Console()
+    table = Table.grid(padding=(0, 2))
+    sent = found.sent_bytes
+    table.add_row("step", format_time(found.step_s), f"mean over a period of {found.period}")
+    table.add_row("compute", format_time(found.compute_s), f"{found.compute_s / found.step_s:.0%} of the step")
+    table.add_row("exposed", format_time(found.exposed_s), f"of {format_time(found.exchange_s)} of exchanges")
+    table.add_row("coding", format_time(found.codec_s), "and overhead, within exchanges")
+    table.add_row("sent", format_bytes(max(sent)), f"a step by the busiest rank, of {len(sent)}")
+    table.add_row("makespan", format_time(found.makespan_s))
+    table.add_row("bottleneck", found.bottleneck)
+    console.print(f"{name}: predicted", markup=False, highlight=False)
+    console.print(table)
+    legs = _legs(found)
+    shown = " → ".join(f"{leg} {format_time(seconds)}" for leg, seconds in legs[:_LEGS])
+    more = f" → … and {len(legs) - _LEGS} more" if len(legs) > _LEGS else ""
+    console.print(f"critical path: {shown}{more}", markup=False, highlight=False)
+
+
+def _legs(found: Simulated) -> list[tuple[str, float]]:
+    """Return the critical path with all that is computed in a row as one."""
+    legs: list[tuple[str, float]] = []
+    for name, seconds in found.critical_path:
+        kind = "compute" if name in ("forward", "backward", "optimize") else name
+        if legs and legs[-1][0] == kind:
+            legs[-1] = kind, legs[-1][1] + seconds
+        else:
+            legs.append((kind, seconds))
+    return legs
+
+
+def _plain(found: Simulated) -> dict[str, Any]:
+    numbers = ("step_s", "makespan_s", "compute_s", "exposed_s", "exchange_s", "codec_s", "period")
+    return {
+        **{name: getattr(found, name) for name in numbers},
+        "sent_bytes": list(found.sent_bytes),
+        "bottleneck": found.bottleneck,
+        "critical_path": [{"name": name, "seconds": seconds} for name, seconds in found.critical_path],
+        "counted": found.counted,
+    }

@@ -1,0 +1,116 @@
+"""What things cost, apart from the network's rates: coefficients of quantities that are counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from pliant.simulator.messages import Floats
+
+__all__ = ["IDEAL", "KEYS", "Costs"]
+
+_CODECS = (
+    *("bf16", "fp16", "fp8", "minmax8", "qsgd", "sign", "ternary", "natural", "int4"),
+    *("topk", "blocktopk", "randomk", "dct"),
+)
+_PLAIN = ("compute_s", "wire_s", "latency_s", "messages", "buckets", "memory_bytes", "reduce_bytes")
+
+KEYS = (*_PLAIN, *(f"{verb} {codec}" for verb in ("encode", "feedback", "decode", "add") for codec in _CODECS))
+"""Names of the quantities that are counted: seconds of computing, of the bottleneck's rate and of latency; messages
+that a rank handles; exchanges; bytes between ranks of a host; bytes that are added up or copied; and for each codec
+the elements that are encoded, encoded with error feedback, decoded, and decoded and added (`topk`, `blocktopk` and
+`randomk` add only the elements that travel)."""
+
+
+def _speeds(*billions: float) -> Mapping[str, float]:
+    """Return seconds per element from speeds in 10^9 elements per second, in the order of codecs."""
+    return MappingProxyType({codec: 1e-9 / speed for codec, speed in zip(_CODECS, billions, strict=True)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Coefficients, all of at least 0: a predicted time is their sum, each times a quantity of `KEYS`.
+
+    Speeds of codecs are those of benchmarks/results/codecs.json (one core, 100 MB), that of dct a guess; messages,
+    buckets and the wire's factor are guesses from the 100 Mbit/s and 1 Gbit/s tables in benchmarks/results/steps_*
+    and from micro-benchmarks of Gloo. All are to be calibrated where it matters.
+    """
+
+    wire_factor: float = 1.05
+    """Time on a link over bytes / rate: headers, and what TCP does not use."""
+    message_s: float = 1.5e-4
+    """Of a rank, for each message that it sends or receives."""
+    bucket_s: float = 3e-4
+    """Of a rank, for each exchange: hook, lane, checks."""
+    memory_bytes_per_s: float = 3e9
+    """Between ranks of one host."""
+    reduce_bytes_per_s: float = 1.2e10
+    """Of sums and copies."""
+    encode_s: Mapping[str, float] = field(
+        default_factory=lambda: _speeds(4.6, 4.6, 4.3, 6.0, 2.9, 6.5, 2.8, 2.4, 3.1, 1.1, 4.2, 2.9, 0.4)
+    )
+    """Codec -> seconds per element."""
+    feedback_s: Mapping[str, float] = field(
+        default_factory=lambda: _speeds(0.97, 0.95, 1.3, 1.5, 1.3, 1.9, 1.2, 0.91, 1.5, 0.74, 1.6, 1.3, 0.4)
+    )
+    decode_s: Mapping[str, float] = field(
+        default_factory=lambda: _speeds(5.1, 5.2, 5.6, 5.8, 6.1, 7.0, 3.0, 5.9, 2.1, 4.7, 7.0, 3.1, 0.4)
+    )
+    add_s: Mapping[str, float] = field(
+        default_factory=lambda: _speeds(1.6, 1.7, 4.9, 5.3, 5.4, 7.2, 2.9, 5.3, 2.1, 0.18, 1.3, 0.08, 0.4)
+    )
+    compute_overlap: float = 1.1
+    """How much longer computing takes while an exchange runs beside it: at least 1."""
+    exchange_overlap: float = 1.05
+    """How much longer an exchange takes while the rank computes: at least 1."""
+    cpu_share: float = 1.0
+    """CPUs that the work of exchanges has to itself."""
+    provenance: str = "defaults"
+
+    def __post_init__(self) -> None:
+        for name in ("encode_s", "feedback_s", "decode_s", "add_s"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            unknown = sorted(set(getattr(self, name)) ^ set(_CODECS))
+            if unknown:
+                raise ValueError(f"{name} must have a time for each codec and no other, but not so for {unknown[0]!r}.")
+        times = [self.message_s, self.bucket_s]
+        times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
+        rates = [self.memory_bytes_per_s, self.reduce_bytes_per_s, self.cpu_share]
+        if min(times) < 0 or min(rates) <= 0 or self.wire_factor <= 0:
+            raise ValueError("a cost is negative or a rate is not positive; times are at least 0, rates above 0.")
+        if min(self.compute_overlap, self.exchange_overlap) < 1:
+            raise ValueError(
+                f"overlap factors {self.compute_overlap} and {self.exchange_overlap} say how much longer things take "
+                "side by side; make them at least 1."
+            )
+
+    def __hash__(self) -> int:
+        return hash((self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap))
+
+    def coefficients(self) -> Floats:
+        """Return seconds per unit of each of `KEYS`, (num_keys,)."""
+        reduce_s = 1 / self.reduce_bytes_per_s / self.cpu_share
+        plain = [1.0, self.wire_factor, 1.0, self.message_s / self.cpu_share, self.bucket_s / self.cpu_share]
+        plain += [1 / self.memory_bytes_per_s, reduce_s]
+        verbs = (self.encode_s, self.feedback_s, self.decode_s, self.add_s)
+        return np.array([*plain, *(verb[codec] / self.cpu_share for verb in verbs for codec in _CODECS)])
+
+
+_NOTHING: Mapping[str, float] = MappingProxyType(dict.fromkeys(_CODECS, 0.0))
+
+IDEAL = Costs(
+    wire_factor=1.0,
+    message_s=0.0,
+    bucket_s=0.0,
+    memory_bytes_per_s=1e30,
+    reduce_bytes_per_s=1e30,
+    encode_s=_NOTHING,
+    feedback_s=_NOTHING,
+    decode_s=_NOTHING,
+    add_s=_NOTHING,
+    compute_overlap=1.0,
+    exchange_overlap=1.0,
+    provenance="nothing but links costs anything: for closed forms and for figures of other people's simulators",
+)
+"""Costs under which only links take time."""

@@ -1,0 +1,167 @@
+"""Which tensors travel together: buckets of gradients as torch's DDP makes them, and of weights as the engine does."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from pliant.simulator.messages import Floats
+from pliant.simulator.traffic import Batch
+from pliant.spec import Choice, SyncPlan, TensorSpec, Workload
+from pliant.spec.division import place, weight_buckets
+
+__all__ = [
+    "Part",
+    "WeightPart",
+    "batch_of",
+    "buckets_of",
+    "distinct",
+    "gradient_parts",
+    "itemsize",
+    "owned_bytes",
+    "owners_of",
+    "weight_parts",
+]
+
+_FIRST_BUCKET_BYTES = 1 << 20
+"""DDP makes the first bucket small, so that exchanges begin early."""
+
+_ITEMSIZES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Tensors of one bucket of gradients that are synchronized alike."""
+
+    choice: Choice
+    bucket: int
+    tensors: tuple[int, ...]
+    """Places in workload.tensors."""
+    ready_s: float
+    """When DDP hands the bucket over, counted from the start of backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPart:
+    """Tensors whose weights are exchanged together."""
+
+    choice: Choice
+    tensors: tuple[int, ...]
+    first_due: int
+    """Steps after which the first exchange is due; then every `choice.every` steps."""
+
+
+def itemsize(tensor: TensorSpec) -> int:
+    """Return the bytes of an element. Raises ValueError for a dtype that is no gradient's."""
+    dtype = tensor.dtype.removeprefix("torch.")
+    if dtype not in _ITEMSIZES:
+        known = ", ".join(_ITEMSIZES)
+        raise ValueError(f"the tensor {tensor.name!r} has dtype {tensor.dtype!r}, but gradients are one of {known}.")
+    return _ITEMSIZES[dtype]
+
+
+def distinct(choices: Iterable[Choice]) -> list[Choice]:
+    """Return each choice once, in order; equal ones are one object already, and to compare those is quick."""
+    return list({id(choice): choice for choice in choices}.values())
+
+
+def buckets_of(plan: SyncPlan, workload: Workload, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
+    """Return the places in workload.tensors of each of DDP's buckets: the plan's, or of at most so many bytes."""
+    first_bytes = plan.bucket_bytes or _FIRST_BUCKET_BYTES
+    return tuple(map(tuple, _ddp_buckets(workload.tensors, first_bytes, plan.bucket_bytes or bucket_bytes)))
+
+
+def gradient_parts(buckets: Sequence[Sequence[int]], choices: Sequence[Choice], workload: Workload) -> list[Part]:
+    """Return the parts of all buckets, in the order in which they are exchanged."""
+    parts: list[Part] = []
+    ready_s = 0.0
+    for number, bucket in enumerate(buckets):
+        ready_s = max(ready_s, max(workload.tensors[k].ready_s for k in bucket))  # buckets leave in their order
+        alike: dict[int, list[int]] = {}
+        for k in bucket:
+            alike.setdefault(id(choices[k]), []).append(k)
+        parts += [
+            Part(choice=choices[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s)
+            for held in alike.values()
+        ]
+    return parts
+
+
+def weight_parts(choices: Sequence[Choice], workload: Workload) -> list[WeightPart]:
+    """Return the buckets of weights that are exchanged between steps, in the order of their exchanges."""
+    model_order = range(len(workload.tensors) - 1, -1, -1)  # gradients come from the last layer on
+    parts: list[WeightPart] = []
+    for choice in distinct(choices[k] for k in model_order if choices[k].between_steps):
+        mine = [k for k in model_order if choices[k] is choice]
+        numels = [workload.tensors[k].numel for k in mine]
+        for fragment, held in weight_buckets(numels, choice.fragments):
+            first_due = -(-choice.every * (fragment + 1) // choice.fragments)
+            parts.append(WeightPart(choice=choice, tensors=tuple(mine[i] for i in held), first_due=first_due))
+    return parts
+
+
+def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequence[int], num_ranks: int) -> Batch:
+    """Return what several parts hold, so that they are counted together.
+
+    Args:
+        workload: The tensors.
+        groups: Per part, places in workload.tensors.
+        owners: Per tensor its owner, or nothing if there are none.
+        num_ranks: How many may own.
+
+    """
+    tensors = workload.tensors
+    numel = np.array([sum(tensors[k].numel for k in group) for group in groups], dtype=np.float64)
+    size = np.array([itemsize(tensors[group[0]]) for group in groups], dtype=np.float64)
+    shapes = tuple(tuple(tensors[k].shape for k in group) for group in groups)
+    if not owners:
+        return Batch(numel=numel, itemsize=size, shapes=shapes)
+    held, num_held = np.zeros((len(groups), num_ranks)), np.zeros((len(groups), num_ranks))
+    for b, group in enumerate(groups):
+        for k in group:
+            held[b, owners[k]] += tensors[k].numel
+            num_held[b, owners[k]] += 1
+    return Batch(numel=numel, itemsize=size, shapes=shapes, held=held, num_held=num_held)
+
+
+def owners_of(choices: Sequence[Choice], workload: Workload, num_ranks: int) -> tuple[int, ...]:
+    """Return the owner of each tensor, 0 where it has none; nothing if no tensor has one. As the engine places them."""
+    owners = [0] * len(choices)
+    model_order = range(len(choices) - 1, -1, -1)
+    owned = distinct(choices[k] for k in model_order if choices[k].owned)
+    for choice in owned:
+        bandwidths = choice.bandwidths or (1.0,) * num_ranks
+        if len(bandwidths) != num_ranks:
+            raise ValueError(
+                f"the plan gives {len(bandwidths)} bandwidths, but there are {num_ranks} ranks; give one for each."
+            )
+        mine = [k for k in model_order if choices[k] is choice]
+        for k, rank in zip(mine, place([workload.tensors[k].numel for k in mine], bandwidths), strict=True):
+            owners[k] = rank
+    return tuple(owners) if owned else ()
+
+
+def owned_bytes(choices: Sequence[Choice], workload: Workload, owners: Sequence[int], num_ranks: int) -> Floats:
+    """Return the bytes of weights that each rank sends to all after a step, (1, num_ranks)."""
+    held = np.zeros((1, num_ranks))
+    for choice, tensor, owner in zip(choices, workload.tensors, owners, strict=True):
+        if choice.owned:
+            held[0, owner] += tensor.numel * itemsize(tensor)
+    return held
+
+
+def _ddp_buckets(tensors: Sequence[TensorSpec], first_bytes: int, bucket_bytes: int) -> list[list[int]]:
+    """Group tensors in their order, by dtype: a bucket is full when it has reached its size, and no tensor is cut."""
+    full: list[list[int]] = []
+    open_: dict[str, tuple[list[int], int, int]] = {}
+    for k, tensor in enumerate(tensors):
+        held, size, limit = open_.get(tensor.dtype, ([], 0, first_bytes))
+        held.append(k)
+        size += tensor.numel * itemsize(tensor)
+        if size >= limit:
+            full.append(held)
+            open_[tensor.dtype] = ([], 0, bucket_bytes)
+        else:
+            open_[tensor.dtype] = (held, size, limit)
+    return full + [held for held, _, _ in open_.values() if held]

@@ -1,0 +1,290 @@
+"""A plan on a workload and a topology, with every exchange measured by itself: what the clock then runs."""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pliant.simulator.costs import KEYS, Costs
+from pliant.simulator.exchange import Exchanges, take_time
+from pliant.simulator.layout import (
+    WeightPart,
+    batch_of,
+    buckets_of,
+    distinct,
+    gradient_parts,
+    itemsize,
+    owned_bytes,
+    owners_of,
+    weight_parts,
+)
+from pliant.simulator.links import Links
+from pliant.simulator.messages import Floats, Product, Round
+from pliant.simulator.schedules import ring, to_and_from
+from pliant.simulator.traffic import inside_hosts, moved
+from pliant.spec import Choice, SyncPlan, Topology, Workload
+
+__all__ = ["Exchanged", "Ground", "Mixed", "Prepared", "prepare"]
+
+_MOST_TURNS = 16
+"""Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
+_CPU_KEYS = slice(KEYS.index("messages"), None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exchanged:
+    """One exchange, with what it takes by itself."""
+
+    label: str
+    seconds: float
+    of: Exchanges
+    index: int
+    """Which of the exchanges that were measured together."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Ground:
+    """What plans on one workload and topology have in common, and what has been found out about it."""
+
+    workload: Workload
+    topology: Topology
+    costs: Costs
+    slowdown: tuple[float, ...]
+    """Per rank, how much longer it computes than the workload says."""
+    links: Links = field(init=False)
+    coefficients: Floats = field(init=False)
+    found: dict[Hashable, tuple[Exchanges, Exchanges]] = field(
+        default_factory=dict[Hashable, tuple[Exchanges, Exchanges]]
+    )
+
+    buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
+    )
+
+    def __post_init__(self) -> None:
+        self.links = Links(self.topology)
+        self.coefficients = self.costs.coefficients()
+        self.coefficients[_CPU_KEYS] *= self.slowest
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the topology."""
+        return self.links.num_ranks
+
+    @property
+    def slowest(self) -> float:
+        """The largest factor."""
+        return max(self.slowdown)
+
+    def at_given_costs(self, counts: Floats) -> Floats:
+        """Return counts, (num_keys,), so that they need no factor of the slowest rank."""
+        scaled = counts.copy()
+        scaled[_CPU_KEYS] *= self.slowest
+        return scaled
+
+    def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
+        """Return what `num` exchanges take: what is waited for, and what follows."""
+        return (
+            take_time(task, self.links, self.coefficients, num),
+            take_time(rest, self.links, self.coefficients, num, own_work=False),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """A bucket of weights that is exchanged between steps, with what its exchanges take, turn by turn."""
+
+    part: WeightPart
+    tasks: tuple[Exchanged, ...]
+    rests: tuple[Exchanged | None, ...]
+
+    @property
+    def late(self) -> bool:
+        """Whether steps are made between an exchange and the use of its result."""
+        return self.part.choice.delay_steps > 0 or self.part.choice.pace == "free"
+
+    @property
+    def free(self) -> bool:
+        """Whether each rank exchanges at the step that it is in."""
+        return self.part.choice.pace == "free"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A plan, ready to be run."""
+
+    ground: Ground
+    gradients: tuple[tuple[float, int, Exchanged], ...]
+    """(seconds after the start of backward, exchanged every so many steps, what it takes), in the lane's order."""
+    rests: tuple[tuple[int, Exchanged], ...]
+    """What follows in the lane when all buckets have been handed over."""
+    weights: tuple[Mixed, ...]
+    meet: Exchanged | None
+    """What ranks tell each other before weights at a free pace, or weighted ones, are exchanged."""
+    share: Exchanged | None
+    """New weights from owners to all, after a step."""
+    served: Exchanged | None
+    """Gradients to owners at a free pace, and weights back."""
+    staleness: int
+    step_share: float
+    """Part of the optimizer's work that the busiest rank does itself, after backward."""
+    period: int
+    """Steps after which everything repeats."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way between two steps, so that the first period is like every other."""
+        rests = [rest for mixed in self.weights for rest in mixed.rests if rest is not None]
+        return not (self.rests or rests or self.staleness or any(mixed.late for mixed in self.weights))
+
+    @property
+    def all_free(self) -> bool:
+        """Whether no rank ever waits for another."""
+        return bool(self.weights) and not self.gradients and all(mixed.free for mixed in self.weights)
+
+
+def prepare(plan: SyncPlan, ground: Ground, bucket_bytes: int) -> Prepared:
+    """Measure every exchange that a plan makes."""
+    workload, num_ranks = ground.workload, ground.num_ranks
+    choices = _choices(plan, workload)
+    owners = owners_of(choices, workload, num_ranks) if num_ranks > 1 else ()
+    gradients, rests = _gradients(plan, choices, owners, ground, bucket_bytes) if num_ranks > 1 else ((), ())
+    weights = _weights(choices, ground)
+    meets = any(mixed.free or mixed.part.choice.weighted for mixed in weights)
+    tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
+    held = owned_bytes(choices, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
+    served = [choice for choice in distinct(choices) if choice.served and num_ranks > 1]
+    busiest = float(held.max() / held.sum()) if owners else 1.0
+    lockstep_owners = bool(owners) and not served
+    periods = [choice.every * _turns(choice, ground.topology) for choice in distinct(choices)]
+    return Prepared(
+        ground=ground,
+        gradients=gradients,
+        rests=rests,
+        weights=weights,
+        meet=_one("meet", tell, ground),
+        share=_one("new weights", _from_owners(held), ground) if lockstep_owners else None,
+        served=_one("owners", _served(owners, ground, busiest), ground) if served else None,
+        staleness=served[0].staleness if served else 0,
+        step_share=0.0 if served else busiest,
+        period=math.lcm(*periods),
+    )
+
+
+def _choices(plan: SyncPlan, workload: Workload) -> list[Choice]:
+    """Return each tensor's choice; equal choices are one object."""
+    alike: dict[Choice, Choice] = {}
+    of_rule = [alike.setdefault(rule.choice, rule.choice) for rule in plan.rules]
+    if len(plan.rules) == 1:
+        return of_rule * len(workload.tensors)
+    return [
+        next(c for c, rule in zip(of_rule, plan.rules, strict=True) if rule.match(t.name, t.layer, t.numel))
+        for t in workload.tensors
+    ]
+
+
+def _turns(choice: Choice, topology: Topology) -> int:
+    if choice.graph is None:
+        return 1
+    size = len(topology.hosts) if choice.hierarchical else topology.num_ranks
+    return min(choice.graph.period(size) or _MOST_TURNS, _MOST_TURNS)
+
+
+def _gradients(
+    plan: SyncPlan, choices: Sequence[Choice], owners: Sequence[int], ground: Ground, bucket_bytes: int
+) -> tuple[tuple[tuple[float, int, Exchanged], ...], tuple[tuple[int, Exchanged], ...]]:
+    key = plan.bucket_bytes, bucket_bytes
+    if key not in ground.buckets:
+        ground.buckets[key] = buckets_of(plan, ground.workload, bucket_bytes)
+    parts = gradient_parts(ground.buckets[key], choices, ground.workload)
+    if not parts:
+        return (), ()
+    last_s = max(part.ready_s for part in parts)
+    tasks: dict[int, tuple[float, int, Exchanged]] = {}
+    rests: dict[int, tuple[int, Exchanged]] = {}
+    for choice in distinct(part.choice for part in parts):
+        if choice.apart and not choice.hierarchical:
+            continue  # gradients stay with their rank
+        mine = [k for k, part in enumerate(parts) if part.choice is choice]
+        task, rest = _measured(choice, [parts[k].tensors for k in mine], owners, ground, 0, stay=choice.between_steps)
+        every = 1 if choice.between_steps else choice.every
+        for index, k in enumerate(mine):
+            label = f"bucket {parts[k].bucket}"
+            ready_s = last_s if choice.order == "at_end" else parts[k].ready_s
+            if task.seconds[index] > 0 or task.sent[index].any():
+                tasks[k] = ready_s, every, _exchanged(label, task, index)
+            if rest.seconds[index] > 0:
+                rests[k] = every, _exchanged(label, rest, index)
+    return tuple(tasks[k] for k in sorted(tasks)), tuple(rests[k] for k in sorted(rests))
+
+
+def _weights(choices: Sequence[Choice], ground: Ground) -> tuple[Mixed, ...]:
+    parts = weight_parts(choices, ground.workload)
+    found: dict[int, Mixed] = {}
+    for choice in distinct(part.choice for part in parts):
+        mine = [k for k, part in enumerate(parts) if part.choice is choice]
+        turns = range(_turns(choice, ground.topology))
+        groups = [parts[k].tensors for k in mine]
+        measured = [_measured(choice, groups, (), ground, turn, stay=False) for turn in turns]
+        for index, k in enumerate(mine):
+            found[k] = Mixed(
+                part=parts[k],
+                tasks=tuple(_exchanged(f"weights {k}", task, index) for task, _ in measured),
+                rests=tuple(
+                    _exchanged(f"weights {k}", rest, index) if rest.seconds[index] > 0 else None for _, rest in measured
+                ),
+            )
+    return tuple(found[k] for k in sorted(found))
+
+
+def _measured(
+    choice: Choice, groups: list[tuple[int, ...]], owners: Sequence[int], ground: Ground, turn: int, *, stay: bool
+) -> tuple[Exchanges, Exchanges]:
+    """Return what the exchanges of a choice take, found once for each choice and grouping."""
+    key = choice, tuple(groups), turn, stay
+    if key in ground.found:
+        return ground.found[key]
+    num = len(groups)
+    batch = batch_of(ground.workload, groups, owners if choice.owned else (), ground.num_ranks)
+    if ground.num_ranks == 1:
+        found = ground.measure((), (), num)
+    elif stay:  # weights are exchanged between hosts, and gradients only inside
+        kept = choice.codec is not None or choice.every > 1 or choice.delay_steps > 0  # as float32
+        num_bytes = batch.numel * (4 if kept else batch.itemsize)
+        found = ground.measure(inside_hosts(num_bytes, ground.topology), (), num)
+    else:
+        what = moved(choice, batch, ground.topology, turn)
+        found = ground.measure(what.task, what.rest, num)
+    ground.found[key] = found
+    return found
+
+
+def _exchanged(label: str, of: Exchanges, index: int) -> Exchanged:
+    return Exchanged(label=label, seconds=float(of.seconds[index]), of=of, index=index)
+
+
+def _one(label: str, rounds: Sequence[Round], ground: Ground) -> Exchanged | None:
+    return _exchanged(label, ground.measure(rounds, (), 1)[0], 0) if rounds else None
+
+
+def _from_owners(held: Floats) -> tuple[Round, ...]:
+    copied = {"reduce_bytes": held.sum(1)}
+    return (Round(messages=Product(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
+
+
+def _served(owners: Sequence[int], ground: Ground, busiest: float) -> tuple[Round, ...]:
+    """One message of a head and float32 to each owner, its step, and as much back."""
+    tensors, num_ranks = ground.workload.tensors, ground.num_ranks
+    numel = np.zeros(num_ranks)
+    for tensor, owner in zip(tensors, owners, strict=True):
+        numel[owner] += tensor.numel
+    message = np.where(numel > 0, 8 + 4 * numel, 0.0)[None]  # (1, num_ranks)
+    step_s = np.array([ground.workload.step_s * busiest * ground.slowest])
+    between = {"reduce_bytes": 4 * numel.max(keepdims=True) * num_ranks, "compute_s": step_s}
+    packed = _bytes_of(ground.workload)
+    return (Round(messages=None, before={"reduce_bytes": packed}), *to_and_from(message, between))
+
+
+def _bytes_of(workload: Workload) -> Floats:
+    return np.array([float(sum(tensor.numel * itemsize(tensor) for tensor in workload.tensors))])

@@ -1,0 +1,262 @@
+"""Plan + workload + topology -> predicted time of a step, what it consists of, and why."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pliant.simulator.costs import KEYS, Costs
+from pliant.simulator.events import timeline_of
+from pliant.simulator.lanes import Segment
+from pliant.simulator.messages import Floats
+from pliant.simulator.path import Leg, critical
+from pliant.simulator.prepared import Ground, Prepared, prepare
+from pliant.simulator.stepping import Stepper
+from pliant.spec import SyncPlan, Timeline, Topology, Workload
+
+__all__ = ["BUCKET_BYTES", "Simulated", "simulate", "simulate_many", "terms"]
+
+BUCKET_BYTES = 25 << 20
+"""Of DDP, by default."""
+_MOST_STEPS = 2048
+"""A period that is longer is cut here."""
+_MOST_TURNS = 16
+"""Exchanges at a free pace whose mean is taken."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Simulated:
+    """What a simulation has found. Times per step are means over a whole period of the plan."""
+
+    step_s: float
+    """From one step to the next; where ranks go at paces of their own, the time in which n ranks make n steps."""
+    makespan_s: float
+    """From the start to the end of the last of `steps` steps, with all lanes empty at first."""
+    compute_s: float
+    """Of a step: what the slowest rank computes, and how much exchanges beside it slow that down."""
+    exposed_s: float
+    """Of a step: what it waits for exchanges. compute_s + exposed_s = step_s."""
+    exchange_s: float
+    """Of a step: what its exchanges take, hidden or not."""
+    codec_s: float
+    """Of a step: what exchanges compute, hidden or not: coding, adding up, overhead."""
+    sent_bytes: tuple[float, ...]
+    """Per rank, of a step."""
+    period: int
+    """Steps that the means are over."""
+    critical_path: tuple[tuple[str, float], ...]
+    """What took the time of one period, in order, with its seconds; what follows itself is put together."""
+    counted: dict[str, float]
+    """Quantities on the critical path of a step, by the names of `KEYS`."""
+    prepared: Prepared = field(repr=False)
+    stepper: Stepper = field(repr=False)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What happens when, on the first ranks: one period, after the one before if anything is under way then."""
+        return timeline_of(self.stepper, self.prepared)
+
+    @property
+    def bottleneck(self) -> str:
+        """What the largest part of the critical path is, in a word or two."""
+        seconds = self.prepared.ground.costs.coefficients() * np.array([self.counted.get(key, 0.0) for key in KEYS])
+        network = float(seconds[KEYS.index("wire_s")])
+        shares = {
+            "compute": float(seconds[KEYS.index("compute_s")]),
+            "network": network,
+            "latency": float(seconds[KEYS.index("latency_s")]),
+            "memory of a host": float(seconds[KEYS.index("memory_bytes")]),
+        }
+        shares["coding and overhead"] = float(seconds.sum()) - sum(shares.values())
+        return max(shares, key=lambda name: shares[name])
+
+
+def simulate(
+    plan: SyncPlan,
+    workload: Workload,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    steps: int = 0,
+    slowdown: Sequence[float] = (),
+) -> Simulated:
+    """Predict how long training steps take under a plan. Warm-ups are over; a stretched period is at its shortest.
+
+    Args:
+        plan: What is exchanged, how, and when.
+        workload: The model and its times on a rank that nothing slows down.
+        topology: The ranks and the links between their hosts. A host with fewer CPUs than ranks computes slower.
+        costs: What everything but the links costs; defaults if None.
+        bucket_bytes: DDP's buckets, where the plan does not say how large they are.
+        steps: How many the makespan is of; 0 for one period of the plan.
+        slowdown: Per rank, how many times longer it computes than the workload says; nothing means once.
+
+    Raises:
+        ValueError: The plan has an algorithm of the user's own, or does not fit the topology.
+
+    """
+    return _run(prepare(plan, _ground(workload, topology, costs, slowdown), bucket_bytes), steps)
+
+
+def simulate_many(
+    plans: Sequence[SyncPlan],
+    workload: Workload,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    slowdown: Sequence[float] = (),
+) -> Floats:
+    """Return the step_s of many plans, (num_plans,); what they have in common is found out once. As `simulate`."""
+    ground = _ground(workload, topology, costs, slowdown)
+    return np.array([_run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
+
+
+def terms(
+    plan: SyncPlan,
+    workload: Workload,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    slowdown: Sequence[float] = (),
+) -> dict[str, float]:
+    """Return the quantities on the critical path of a step, by the names of `KEYS`; what is 0 is left out.
+
+    The predicted step_s is the sum of each times its coefficient in `costs`, to rounding: so coefficients can be
+    fitted to measured steps by non-negative least squares, and learners can start from the same numbers.
+    """
+    return simulate(plan, workload, topology, costs=costs, bucket_bytes=bucket_bytes, slowdown=slowdown).counted
+
+
+def _ground(workload: Workload, topology: Topology, costs: Costs | None, slowdown: Sequence[float]) -> Ground:
+    num_ranks = topology.num_ranks
+    given = tuple(slowdown) or (1.0,) * num_ranks
+    if len(given) != num_ranks or min(given) <= 0:
+        raise ValueError(
+            f"slowdown has {len(given)} factors, the least {min(given)}, but the topology has {num_ranks} ranks; give "
+            "one above 0 for each."
+        )
+    crowded = [
+        max(1.0, host.num_ranks / host.cpu_share) if host.cpu_share > 0 else 1.0
+        for host in topology.hosts
+        for _ in range(host.num_ranks)
+    ]
+    factors = tuple(a * b for a, b in zip(given, crowded, strict=True))
+    return Ground(workload=workload, topology=topology, costs=costs or Costs(), slowdown=factors)
+
+
+def _run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
+    if steps < 0:
+        raise ValueError(f"{steps} steps cannot be; use 1 or more, or 0 for one period.")
+    period = min(prepared.period, _MOST_STEPS)
+    first = 0 if prepared.settled else max(2, period)
+    stepper = Stepper(prepared=prepared)
+    for _ in range(first + period):
+        stepper.step()
+    if prepared.all_free:
+        return _run_free(prepared, stepper, steps or period)
+    ends_s = stepper.ends_s
+    from_s = ends_s[first - 1] if first else 0.0
+    step_s = (ends_s[-1] - from_s) / period
+    wanted = steps or period
+    makespan_s = ends_s[wanted - 1] if wanted <= len(ends_s) else ends_s[-1] + (wanted - len(ends_s)) * step_s
+    legs = [] if brief else critical(stepper.clock.segments, from_s, ends_s[-1])
+    waits_s = sum(_inside(s, from_s) for s in stepper.clock.segments if s.kind == "wait")
+    counts = _counts(legs, stepper, prepared.ground) / period
+    per_step = _totals(stepper, first, prepared) / period
+    return Simulated(
+        step_s=step_s,
+        makespan_s=makespan_s,
+        compute_s=step_s - waits_s / period,
+        exposed_s=waits_s / period,
+        exchange_s=float(per_step[0]),
+        codec_s=float(per_step[1]),
+        sent_bytes=tuple(per_step[2:].tolist()),
+        period=period,
+        critical_path=_merged(legs),
+        counted={key: float(count) for key, count in zip(KEYS, counts, strict=True) if count},
+        prepared=prepared,
+        stepper=stepper,
+    )
+
+
+def _run_free(prepared: Prepared, stepper: Stepper, wanted: int) -> Simulated:
+    """Return what ranks do of which none waits: each computes at its own pace, and all meet when the last has come.
+
+    An exchange begins with the step of the last rank that is free for it; so from one to the next it is as many whole
+    steps of some rank as the exchange takes, or as the plan wants.
+    """
+    ground, costs, workload = prepared.ground, prepared.ground.costs, prepared.ground.workload
+    whole_s = workload.forward_s + workload.backward_s + workload.step_s
+    paces_s = whole_s * np.array(ground.slowdown)  # (num_ranks,)
+    every = min(mixed.part.choice.every for mixed in prepared.weights)
+    each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]
+    each += [prepared.meet] * _MOST_TURNS if prepared.meet is not None else []
+    exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS
+    taken_s = exchange_s * costs.exchange_overlap
+    steps_between = np.maximum(every, np.ceil(taken_s / paces_s)) if whole_s else np.ones(ground.num_ranks)
+    cycle_s = max(float((paces_s * steps_between).max()), taken_s)
+    busy = np.minimum(1.0, taken_s / np.maximum(every * paces_s, 1e-30))
+    paces_s = paces_s * (1 + (costs.compute_overlap - 1) * busy)
+    step_s = float(1 / np.mean(1 / np.maximum(paces_s, 1e-30)))
+    per_step = step_s / cycle_s / _MOST_TURNS if cycle_s else 0.0  # of what is in `each`
+    sent = per_step * sum((exchanged.of.sent[exchanged.index] for exchanged in each), np.zeros(ground.num_ranks))
+    return Simulated(
+        step_s=step_s,
+        makespan_s=wanted * float(paces_s.max()),
+        compute_s=step_s,
+        exposed_s=0.0,
+        exchange_s=exchange_s * per_step * _MOST_TURNS,
+        codec_s=per_step * sum(float(exchanged.of.codec_s[exchanged.index]) for exchanged in each),
+        sent_bytes=tuple(sent.tolist()),
+        period=every,
+        critical_path=(("compute", step_s * every),),
+        counted={"compute_s": step_s},
+        prepared=prepared,
+        stepper=stepper,
+    )
+
+
+def _inside(segment: Segment, from_s: float) -> float:
+    return max(0.0, segment.end_s - max(segment.start_s, from_s))
+
+
+def _counts(legs: Sequence[Leg], stepper: Stepper, ground: Ground) -> Floats:
+    counts = np.zeros(len(KEYS))
+    for leg in legs:
+        if leg.item is None:
+            counts[0] += leg.seconds
+        else:
+            exchanged = stepper.exchanged[leg.item.row]
+            counts += exchanged.of.counts[exchanged.index] * (leg.seconds / max(exchanged.seconds, 1e-30))
+    compute_s = counts[0]
+    scaled = ground.at_given_costs(counts)
+    scaled[0] = compute_s
+    return scaled
+
+
+def _totals(stepper: Stepper, first: int, prepared: Prepared) -> Floats:
+    """Return seconds of exchanges, seconds of coding, and bytes per rank, in the steps from `first` on."""
+    totals = np.zeros(2 + prepared.ground.num_ranks)
+    uses = Counter(id(stepper.exchanged[item.row]) for item in stepper.clock.items if item.step >= first)
+    known = {id(exchanged): exchanged for exchanged in stepper.exchanged}
+    for key, times in uses.items():
+        exchanged = known[key]
+        totals[0] += times * exchanged.seconds
+        totals[1] += times * exchanged.of.codec_s[exchanged.index]
+        totals[2:] += times * exchanged.of.sent[exchanged.index]
+    return totals
+
+
+def _merged(legs: Sequence[Leg]) -> tuple[tuple[str, float], ...]:
+    merged: list[tuple[str, float]] = []
+    for leg in legs:
+        if merged and merged[-1][0] == leg.name:
+            merged[-1] = leg.name, merged[-1][1] + leg.seconds
+        else:
+            merged.append((leg.name, leg.seconds))
+    return tuple(merged)

@@ -1,0 +1,131 @@
+"""Training steps on the clock, as the engine makes them: backward beside a lane, weights in a lane of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pliant.simulator.lanes import Clock, Item
+from pliant.simulator.prepared import Exchanged, Mixed, Prepared
+
+__all__ = ["Stepper"]
+
+_GRADIENTS, _WEIGHTS = 0, 1
+
+
+@dataclass(kw_only=True, eq=False)
+class _Turn:
+    """Where a bucket of weights stands."""
+
+    mixed: Mixed
+    last: int
+    """Step of the last exchange."""
+    round: int = 0
+    ticket: Item | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Stepper:
+    """Makes steps of the slowest rank, for whom all others wait wherever the plan lets ranks wait."""
+
+    prepared: Prepared
+    clock: Clock = field(init=False)
+    exchanged: list[Exchanged] = field(default_factory=list[Exchanged])
+    """What each item of the clock is, by its row."""
+    ends_s: list[float] = field(default_factory=list[float])
+    """When each step has ended."""
+
+    def __post_init__(self) -> None:
+        costs = self.prepared.ground.costs
+        self.clock = Clock(2, costs.compute_overlap, costs.exchange_overlap)
+        self._turns = [_Turn(mixed=m, last=m.part.first_due - m.part.choice.every) for m in self.prepared.weights]
+        self._served: Item | None = None
+        self._handed_over: Item | None = None
+
+    def step(self) -> None:
+        """Make one step."""
+        ground, clock, step = self.prepared.ground, self.clock, len(self.ends_s)
+        workload, slow = ground.workload, ground.slowest
+        clock.compute(workload.forward_s * slow, "forward", step)
+        self._backward(step, workload.backward_s * slow)
+        if self._handed_over is not None:
+            clock.wait(self._handed_over, step)
+        self._serve(step)
+        clock.compute(workload.step_s * slow * self.prepared.step_share, "optimize", step)
+        if self.prepared.share is not None:
+            clock.wait(self._submit(_GRADIENTS, self.prepared.share, step), step)
+        if self._turns:
+            self._after_step(step + 1)
+        self.ends_s.append(clock.now_s)
+
+    def _backward(self, step: int, seconds: float) -> None:
+        slow = self.prepared.ground.slowest
+        arrivals: list[tuple[float, int, Item]] = []
+        last_s = 0.0
+        for ready_s, every, exchanged in self.prepared.gradients:
+            if (step + 1) % every == 0:
+                last_s = min(ready_s * slow, seconds)
+                arrivals.append((last_s, _GRADIENTS, self._item(exchanged, step)))
+        if arrivals:
+            self._handed_over = arrivals[-1][2]
+        for every, exchanged in self.prepared.rests:
+            if (step + 1) % every == 0:
+                arrivals.append((last_s, _GRADIENTS, self._item(exchanged, step)))
+        self.clock.compute(seconds, "backward", step, arrivals)
+
+    def _serve(self, step: int) -> None:
+        """Send gradients to owners at a free pace; their answers are awaited now, or after the next backward."""
+        if self.prepared.served is None:
+            return
+        if self._served is not None:
+            self.clock.wait(self._served, step)
+        self._served = self._submit(_GRADIENTS, self.prepared.served, step)
+        if self.prepared.staleness == 0:
+            self.clock.wait(self._served, step)
+
+    def _after_step(self, step: int) -> None:
+        """Take what has arrived, and exchange what is due; as `engine.Weights` does."""
+        lockstep = [turn for turn in self._turns if not turn.mixed.free]
+        for turn in lockstep:
+            if turn.ticket is not None and step >= turn.last + turn.mixed.part.choice.delay_steps:
+                self._take(turn, step)
+        free = [turn for turn in self._turns if turn.mixed.free]
+        if all(turn.ticket is None or turn.ticket.done for turn in free):
+            for turn in free:
+                turn.ticket = None
+            if any(_due(turn, step) for turn in free):
+                self._start(free, step)
+        due = [turn for turn in lockstep if _due(turn, step)]
+        self._start(due, step)
+        for turn in due:
+            if not turn.mixed.late:
+                self._take(turn, step)
+
+    def _start(self, turns: Sequence[_Turn], step: int) -> None:
+        if not turns:
+            return
+        if self.prepared.meet is not None and any(t.mixed.free or t.mixed.part.choice.weighted for t in turns):
+            self._submit(_WEIGHTS, self.prepared.meet, step - 1)
+        rests: list[Exchanged] = []
+        for turn in turns:
+            which = turn.round % len(turn.mixed.tasks)
+            turn.ticket = self._submit(_WEIGHTS, turn.mixed.tasks[which], step - 1)
+            turn.round, turn.last = turn.round + 1, step
+            rest = turn.mixed.rests[which]
+            rests += [rest] if rest is not None else []
+        for rest in rests:
+            self._submit(_WEIGHTS, rest, step - 1)
+
+    def _take(self, turn: _Turn, step: int) -> None:
+        if turn.ticket is not None:
+            self.clock.wait(turn.ticket, step - 1)
+            turn.ticket = None
+
+    def _item(self, exchanged: Exchanged, step: int) -> Item:
+        self.exchanged.append(exchanged)
+        return Item(label=exchanged.label, seconds=exchanged.seconds, row=len(self.exchanged) - 1, step=step)
+
+    def _submit(self, lane: int, exchanged: Exchanged, step: int) -> Item:
+        return self.clock.submit(lane, self._item(exchanged, step))
+
+
+def _due(turn: _Turn, step: int) -> bool:
+    return step - turn.last >= turn.mixed.part.choice.every

@@ -1,0 +1,80 @@
+"""How work and messages are divided: rules that who carries out a plan shares with who predicts it."""
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["WEIGHT_BUCKET_NUMEL", "factor_shape", "num_hops", "place", "weight_buckets"]
+
+WEIGHT_BUCKET_NUMEL = 25 << 18
+"""Weights are exchanged in buckets of 25 MB of float32, as large as DDP's own by default."""
+
+_DIRECT_BYTES = 1 << 18
+"""Up to so many bytes out of a rank, one hop takes less time than two on the networks we know."""
+_OWNED_BYTES = 1 << 22
+"""Up to vectors of so many bytes, two hops take less time than a ring's many; then sends of all to one would jam."""
+
+
+def num_hops(numel: int, size: int) -> int:
+    """Return in how many hops `size` ranks average float32 vectors by themselves: 1, 2, or 0 for an all-reduce."""
+    if 4 * numel > _OWNED_BYTES:
+        return 0
+    return 1 if 4 * numel * (size - 1) <= _DIRECT_BYTES else 2
+
+
+def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
+    """Return the shape (r, m) of the right factor of a parameter seen as (n, m), or None if factors do not pay."""
+    if len(shape) < 2:
+        return None
+    n = shape[0]
+    m = math.prod(shape) // max(n, 1)
+    r = min(rank, n, m)
+    return (r, m) if (n + m) * r < n * m else None
+
+
+def weight_buckets(numels: Sequence[int], num_fragments: int) -> list[tuple[int, list[int]]]:
+    """Return (fragment, indices of its tensors) for each bucket in which weights are exchanged.
+
+    Args:
+        numels: Elements of each tensor, in the model's order.
+        num_fragments: Parts of the model that are exchanged at different steps.
+
+    """
+    fragments: list[list[int]] = [[] for _ in range(num_fragments)]
+    held = [0] * num_fragments
+    for k, numel in enumerate(numels):
+        lightest = held.index(min(held))  # spread over the depth of the model, alike in size
+        fragments[lightest].append(k)
+        held[lightest] += numel
+    buckets: list[tuple[int, list[int]]] = []
+    for fragment, indices in enumerate(fragments):
+        room = 0
+        for k in indices:
+            if numels[k] > room:
+                buckets.append((fragment, []))
+                room = max(WEIGHT_BUCKET_NUMEL, numels[k])
+            buckets[-1][1].append(k)
+            room -= numels[k]
+    return buckets
+
+
+def place(numels: Sequence[int], bandwidths: Sequence[float]) -> tuple[int, ...]:
+    """Return the owner of each parameter: the largest first, each to the rank that would be done with it soonest.
+
+    Graham's longest-processing-time rule (SIAM J. Appl. Math. 17, 1969), for machines of different speed: with equal
+    bandwidths the fullest rank has at most 4/3 of what the best placement would give it. A parameter is never cut, so
+    that optimizers which look at whole matrices (Muon, LAMB, Adafactor) work as they are. Equal arguments give equal
+    owners on every rank: ties go to the lower index.
+
+    Args:
+        numels: Elements of each parameter.
+        bandwidths: What each rank's network carries, in any unit; positive.
+
+    """
+    if not bandwidths or min(bandwidths) <= 0:
+        raise ValueError(f"the bandwidths of the owners are {tuple(bandwidths)}, but each must be positive.")
+    held = [0] * len(bandwidths)
+    owners = [0] * len(numels)
+    for k in sorted(range(len(numels)), key=lambda k: (-numels[k], k)):
+        owners[k] = min(range(len(held)), key=lambda r: ((held[r] + numels[k]) / bandwidths[r], r))
+        held[owners[k]] += numels[k]
+    return tuple(owners)

@@ -1,0 +1,99 @@
+"""What the simulator says that a plan sends is what the engine sends."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pliant as p
+from pliant.algorithms.partition import plan_of
+from pliant.codecs import BlockTopK, spec_of
+from pliant.codecs.kinds import ChoosingCodec
+from pliant.simulator import simulate
+from pliant.spec import CodecSpec, Host, TensorSpec, Topology, Workload
+from pliant.spec.coded import chosen, granularity, payload_bytes
+from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for
+
+HOSTS = [[0, 1], [2, 3]]
+EXTRA = {
+    "powersgd-all": p.powersgd(rank=1),
+    "hierarchical": p.between_hosts(p.onebit()),
+    "hierarchical-exact": p.between_hosts(p.allreduce()),
+    "hierarchical-dcd": p.between_hosts(p.dcd(graph=p.Graph(kind="ring"))),
+    "gossip-ring": p.gossip(p.Graph(kind="ring")),
+    "gossip-complete": p.gossip(p.Graph(kind="complete")),
+    "gossip-grid": p.gossip(p.Graph(kind="grid")),
+    "gossip-round-robin": p.gossip(p.Graph(kind="round_robin")),
+    "gossip-hypercube": p.gossip(p.Graph(kind="hypercube")),
+    "late-sparse": p.late(p.topk(0.1)),
+    "owner-uneven": p.owner(bandwidths=(4.0, 2.0, 1.0, 1.0)),
+    "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
+}
+ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
+FREE = {"gossip-free", "async_average"}
+"""Who exchanges when depends on the clock."""
+WARMUP = 12
+"""Steps after which every warm-up of the rows is over."""
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 300), nn.ReLU(), nn.Linear(300, 900), nn.ReLU(), nn.Linear(900, 7))
+
+
+def workload_of(module: nn.Module) -> Workload:
+    parameters = list(module.named_parameters())[::-1]
+    tensors = tuple(
+        TensorSpec(name=name, shape=tuple(x.shape), dtype="float32", layer="Linear", ready_s=0.01 * k)
+        for k, (name, x) in enumerate(parameters)
+    )
+    return Workload(name="test", tensors=tensors, forward_s=0.1, backward_s=0.1, step_s=0.01)
+
+
+def sent_by_engine(name: str, algorithm, period: int) -> list[float]:
+    """Return the bytes that each rank sends in one period of the plan, after a warm-up."""
+
+    def be(place):
+        ddp = DistributedDataParallel(model(), process_group=place.process_group)
+        optimizer = optimizer_for(name, ddp.parameters(), lr=1e-4)
+        counts = []
+        with p.relax(ddp, optimizer, plan_of(algorithm), hosts=HOSTS, agreement_every=0, timeout_s=30) as run:
+            for step in range(WARMUP + period):
+                generator = torch.Generator().manual_seed(100 * step + place.rank)
+                optimizer.zero_grad()
+                run.model(torch.randn(4, 40, generator=generator)).square().mean().backward()
+                optimizer.step()
+                if step in (WARMUP - 1, WARMUP + period - 1):
+                    run.state_dict()  # what is under way ends
+                    counts.append(run.stats()["sent_bytes"])
+        return counts[1] - counts[0]
+
+    return p.run_world(sum(map(len, HOSTS)), be)
+
+
+@pytest.mark.parametrize("name", sorted(ROWS.keys() - FREE))
+def test_bytes_are_those_of_the_engine(name):
+    algorithm = ROWS[name]
+    topology = Topology(hosts=tuple(Host(name=f"h{k}", num_ranks=len(ranks)) for k, ranks in enumerate(HOSTS)))
+    found = simulate(plan_of(algorithm), workload_of(model()), topology)
+    sent = sent_by_engine(name, algorithm, found.period)
+    assert max(sent) > 0
+    # At a free pace, settling is one more exchange with the owners.
+    exchanges = found.period + 1 if name.startswith("stale") else found.period
+    assert [round(x * exchanges, 3) for x in found.sent_bytes] == sent
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_sizes_are_those_of_the_codecs(codec):
+    spec = spec_of(codec)
+    for numel in [0, *range(1, 300, 7), 1023, 1024, 1025, 4097, 12_345, 1 << 20]:
+        assert payload_bytes(spec, numel) == codec.nbytes(numel), numel
+        if isinstance(codec, (ChoosingCodec, BlockTopK)) and numel:
+            kept = codec.count(numel) * (codec.block if isinstance(codec, BlockTopK) else 1)
+            assert chosen(spec, numel) == kept
+    assert granularity(spec) == codec.granularity
+
+
+def test_a_codec_without_a_size_is_refused():
+    with pytest.raises(ValueError, match="shapes of the tensors"):
+        payload_bytes(CodecSpec(name="rank", settings={"rank": 2}), 100)

@@ -1,0 +1,103 @@
+"""What people and programs see of the simulator: the command, the trace, the models."""
+
+import json
+import sys
+
+import pytest
+from cases import cluster, even, plan_for
+
+import pliant
+from pliant.cli.main import main
+from pliant.simulator import MODELS, to_trace, workload_named, write_trace
+from pliant.spec import SyncPlan, save
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["pliant", "simulate", *map(str, arguments)])
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    out, err = capsys.readouterr()
+    return code, " ".join(out.split()), " ".join(err.split())
+
+
+def test_the_command_predicts_and_writes(monkeypatch, capsys, tmp_path):
+    plan, work, links = tmp_path / "plan.json", tmp_path / "work.json", tmp_path / "links.json"
+    save(SyncPlan(), plan)
+    save(even(), work)
+    save(cluster(3), links)
+    trace, found = tmp_path / "trace.json", tmp_path / "found.json"
+    code, out, err = run(
+        monkeypatch, capsys, plan, "--workload", work, "--topology", links, "--trace", trace, "--json", found
+    )
+    assert (code, err) == (0, "")
+    assert "bottleneck network" in out
+    assert "critical path: compute" in out
+    numbers = json.loads(found.read_text())
+    assert numbers["step_s"] == pytest.approx(pliant.simulate(SyncPlan(), even(), cluster(3)).step_s)
+    assert len(numbers["sent_bytes"]) == 3
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_the_command_takes_names_and_numbers(monkeypatch, capsys):
+    code, out, _ = run(
+        monkeypatch,
+        capsys,
+        "diloco(period=4)",
+        "--workload",
+        "vgg16",
+        "--compute",
+        "140ms",
+        "--hosts",
+        4,
+        "--rate",
+        "1gbit",
+    )
+    assert code == 0
+    assert "mean over a period of 4" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing", "--workload", "vgg16", "--compute", "1s", "--hosts", "2"], "there is no algorithm 'nothing'"),
+        (["bytegrad", "--workload", "vgg16", "--hosts", "2"], "give --compute"),
+        (["bytegrad", "--workload", "vgg17", "--hosts", "2"], "there is no workload 'vgg17'"),
+        (["bytegrad", "--workload", "vgg16", "--compute", "1s"], "say who there is, once"),
+        (["bytegrad", "--workload", "vgg16", "--compute", "1s", "--hosts", "-1"], "--hosts is -1"),
+        (["bytegrad", "--workload", "vgg16", "--compute", "0s", "--hosts", "2"], "must take some time"),
+        (["gone.json", "--workload", "vgg16", "--compute", "1s", "--hosts", "2"], "gone.json"),
+    ],
+)
+def test_mistakes_are_explained(monkeypatch, capsys, arguments, sentence):
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert sentence in err
+
+
+def test_a_trace_has_a_process_for_each_rank_and_bytes_once(tmp_path):
+    found = pliant.simulate(plan_for(pliant.bytegrad()), even(), cluster(2, ranks=2))
+    events = to_trace(found.timeline)["traceEvents"]
+    assert {e["pid"] for e in events} == {0, 1, 2, 3}
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert tracks == {"compute", "exchange", "coding", "network"}
+    sent = sum(e["args"]["sent_bytes"] for e in events if e["ph"] == "X" and e["pid"] == 1)
+    assert sent == found.sent_bytes[1]
+    assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+    write_trace(found.timeline, tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text()) == to_trace(found.timeline)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("vgg16", 138.36), ("bert-large", 334.1)])
+def test_models_have_their_published_size(name, millions):
+    work = workload_named(name, 0.3)
+    assert work.numel / 1e6 == pytest.approx(millions, rel=1e-3)
+    assert work.forward_s + work.backward_s == pytest.approx(0.3)
+    ready = [t.ready_s for t in work.tensors]
+    assert ready == sorted(ready)
+    assert ready[-1] == pytest.approx(0.2)
+    assert name in MODELS
+    with pytest.raises(ValueError, match="no model 'nothing'"):
+        workload_named("nothing", 1.0)

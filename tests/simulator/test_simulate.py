@@ -1,0 +1,314 @@
+"""What must hold of every prediction, and what can be worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import cluster, even, plan_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pliant as p
+from pliant.simulator import IDEAL, KEYS, Costs, simulate, simulate_many, terms
+from pliant.simulator.links import Links
+from pliant.simulator.messages import Pairs, Product
+from pliant.simulator.schedules import average, halving_doubling, ring, tree
+from pliant.simulator.traffic import Batch, inside_hosts, moved
+from pliant.spec import Choice, Link, OwnSpec, Rule, SyncPlan, from_json, to_json
+from tables import ALGORITHMS, BETWEEN_STEPS
+
+ROWS = {**ALGORITHMS, **BETWEEN_STEPS, "hierarchical": p.between_hosts(p.onebit())}
+PLANS = {name: plan_for(algorithm) for name, algorithm in ROWS.items()}
+all_plans = pytest.mark.parametrize("name", sorted(PLANS))
+some_plan = st.sampled_from(sorted(PLANS))
+RATES = st.floats(1e5, 1e10)
+DELAYS = st.floats(0, 0.05)
+CLOSE = 1 + 1e-9
+
+
+@st.composite
+def topologies(draw):
+    num_hosts, ranks = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    whole = cluster(num_hosts, ranks=ranks)
+    hosts = tuple(
+        replace(h, send_bytes_per_s=draw(RATES), receive_bytes_per_s=draw(RATES), delay_s=draw(DELAYS))
+        for h in whole.hosts
+    )
+    pairs = draw(st.sets(st.tuples(st.integers(0, num_hosts - 1), st.integers(0, num_hosts - 1)), max_size=3))
+    links = tuple(
+        Link(source=f"h{a}", target=f"h{b}", bytes_per_s=draw(RATES), latency_s=draw(DELAYS))
+        for a, b in sorted(pairs)
+        if a != b
+    )
+    return replace(whole, hosts=hosts, links=links)
+
+
+def sped_up(topology, factor, less):
+    hosts = tuple(
+        replace(
+            h,
+            send_bytes_per_s=h.send_bytes_per_s * factor,
+            receive_bytes_per_s=h.receive_bytes_per_s * factor,
+            delay_s=h.delay_s * less,
+        )
+        for h in topology.hosts
+    )
+    links = tuple(replace(x, bytes_per_s=x.bytes_per_s * factor, latency_s=x.latency_s * less) for x in topology.links)
+    return replace(topology, hosts=hosts, links=links)
+
+
+@settings(max_examples=150, deadline=None)
+@given(some_plan, topologies(), st.floats(1, 100), st.floats(0, 1))
+def test_cheaper_links_are_never_slower(name, topology, factor, less):
+    if topology.num_ranks != 4 and name == "owner-uneven":
+        return
+    slow = simulate(PLANS[name], even(), topology)
+    fast = simulate(PLANS[name], even(), sped_up(topology, factor, less))
+    assert fast.step_s <= slow.step_s * CLOSE
+    assert fast.makespan_s <= slow.makespan_s * CLOSE
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_plan, topologies(), st.floats(1, 10))
+def test_more_computing_is_never_faster(name, topology, factor):
+    work = even()
+    tensors = tuple(replace(t, ready_s=t.ready_s * factor) for t in work.tensors)
+    more = replace(work, tensors=tensors, forward_s=factor * 0.1, backward_s=factor * 0.2, step_s=factor * 0.01)
+    assert simulate(PLANS[name], more, topology).step_s >= simulate(PLANS[name], work, topology).step_s / CLOSE
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_plan, topologies())
+def test_accounts_balance(name, topology):
+    """What is waited for is part of what is exchanged, a step is what it consists of, and terms say the same."""
+    found = simulate(PLANS[name], even(), topology)
+    assert found.step_s == pytest.approx(found.compute_s + found.exposed_s)
+    assert found.exposed_s <= found.exchange_s * 1.1 + 1e-9
+    assert found.codec_s <= found.exchange_s * (1 + 1e-9)
+    coefficients = dict(zip(KEYS, Costs().coefficients(), strict=True))
+    counted = terms(PLANS[name], even(), topology)
+    assert min(counted.values()) > 0
+    assert sum(coefficients[key] * count for key, count in counted.items()) == pytest.approx(found.step_s)
+    assert sum(seconds for _, seconds in found.critical_path) == pytest.approx(found.step_s * found.period)
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_plan, topologies(), st.integers(0, 3))
+def test_every_byte_that_is_sent_is_received(name, topology, turn):
+    if topology.num_ranks == 1:
+        return
+    size = topology.num_ranks
+    numel = np.array([300_000.0, 1234.0, 7.0])
+    owners = np.zeros((3, size))
+    owners[:, turn % size] = numel
+    shapes = (((300, 1000),), ((1234,),), ((7,),))
+    batch = Batch(numel=numel, itemsize=np.full(3, 4.0), shapes=shapes, held=owners, num_held=owners > 0)
+    choice = PLANS[name].rules[0].choice
+    what = moved(choice, batch, topology, turn)
+    for each in (*what.task, *what.rest, *inside_hosts(numel, topology)):
+        assert each.sent(size).sum(1) == pytest.approx(each.received(size).sum(1), abs=size)
+
+
+@all_plans
+def test_one_rank_only_computes(name):
+    found = simulate(PLANS[name], even(), cluster(1))
+    assert found.step_s == pytest.approx(0.31)
+    assert found.exposed_s == found.exchange_s == sum(found.sent_bytes) == 0
+
+
+@all_plans
+def test_many_are_what_each_is(name):
+    alone = [simulate(PLANS[k], even(), cluster(3, ranks=2)).step_s for k in ("allreduce", name)]
+    assert simulate_many([PLANS["allreduce"], PLANS[name]], even(), cluster(3, ranks=2)) == pytest.approx(alone)
+
+
+@all_plans
+def test_events_are_in_order_and_within_the_steps(name):
+    found = simulate(PLANS[name], even(), cluster(2, ranks=2), slowdown=(1, 1, 2, 1))
+    events = found.timeline.events
+    assert all(0 <= e.start_s <= e.end_s for e in events)
+    assert [e.end_s for e in events] == sorted(e.end_s for e in events)
+    assert {e.kind for e in events} >= {"forward", "backward"}
+
+
+# - Closed forms
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_a_ring_is_its_closed_form(size):
+    found = simulate(
+        PLANS["allreduce"],
+        even(1, 1_000_000, forward_s=0, backward_s=0, step_s=0),
+        cluster(size, 1e6, 0.003),
+        costs=IDEAL,
+    )
+    assert found.step_s == pytest.approx(2 * (size - 1) / size * 4 + 2 * (size - 1) * 0.003)
+
+
+def time_of(rounds, topology):
+    loads = [(each.repeat, Links(topology).load(each.messages)) for each in rounds]
+    return sum(repeat * float(wire_s[0] + latency_s[0]) for repeat, (wire_s, _, latency_s) in loads)
+
+
+def test_schedules_are_their_closed_forms():
+    whole, topology = np.array([8e6]), cluster(8, 1e6, 0.01)
+    assert time_of([ring(whole, 8)], topology) == pytest.approx(14 / 8 * 8 + 14 * 0.01)
+    assert time_of(tree(whole, 8), topology) == pytest.approx(6 * 8 + 6 * 0.01)
+    assert time_of(halving_doubling(whole, 8), topology) == pytest.approx(14 / 8 * 8 + 6 * 0.01)
+    assert len(tree(whole, 6)) == 6
+    with pytest.raises(ValueError, match="power of two"):
+        halving_doubling(whole, 6)
+
+
+@pytest.mark.parametrize(("numel", "hops", "rounds"), [(1000, 1, 1), (100_000, 2, 2), (2_000_000, 14, 1)])
+def test_averages_take_as_few_hops_as_the_engine_takes(numel, hops, rounds):
+    made = average(np.array([float(numel)]), 8)
+    assert len(made) == rounds
+    assert sum(each.repeat for each in made) == hops
+
+
+def test_owners_jam_where_all_send_to_one():
+    owners = np.array([[1.0, 0, 0, 0]])
+    to_one = Product(give=np.ones((1, 4)), take=4e6 * owners)
+    spread = Product(give=np.ones((1, 4)), take=np.full((1, 4), 1e6))
+    links = Links(cluster(4, 1e6))
+    assert links.load(to_one)[0] == pytest.approx(12)
+    assert links.load(spread)[0] == pytest.approx(3)
+
+
+def test_one_slow_link_decides_where_it_is_used():
+    topology = replace(cluster(4, 1e6), links=(Link(source="h0", target="h2", bytes_per_s=1e3, latency_s=0.5),))
+    direct = Pairs(source=np.array([0]), target=np.array([2]), share=np.ones(1), num_bytes=np.array([1e3]))
+    wire_s, _, latency_s = Links(topology).load(direct)
+    assert (float(wire_s[0]), float(latency_s[0])) == (1.0, 0.5)
+    assert simulate(PLANS["allreduce"], even(), topology, costs=IDEAL).step_s == pytest.approx(
+        simulate(PLANS["allreduce"], even(), cluster(4, 1e6), costs=IDEAL).step_s
+    )  # a ring does not use it
+    assert simulate(PLANS["bytegrad"], even(), topology, costs=IDEAL).step_s > 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "degree"), [("ring", 2), ("complete", 7), ("exponential", 3), ("one_peer", 1), ("hypercube", 1)]
+)
+def test_gossip_is_loaded_by_the_degree_of_its_graph(kind, degree):
+    work = even(4, 100_000)
+    found = simulate(plan_for(p.gossip(p.Graph(kind=kind))), work, cluster(8, 1e5), costs=IDEAL)
+    assert found.sent_bytes == pytest.approx((degree * 4 * work.numel,) * 8)
+    assert found.step_s == pytest.approx(degree * 4 * work.numel / 1e5)
+
+
+def test_between_hosts_nothing_is_sent_on_one_host():
+    topology = cluster(1, 1.0, ranks=4)  # what left the host would take years
+    for name in ("allreduce", "onebit"):
+        found = simulate(plan_for(p.between_hosts(ROWS[name])), even(), topology)
+        assert 0.31 < found.step_s < 1
+        assert "wire_s" not in found.counted
+
+
+# - By hand: two buckets in one lane
+
+
+TWO = replace(even(2, 500_000, forward_s=1.0, backward_s=2.0, step_s=0.5), name="two")  # 2 MB each, ready at 1 and 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "order", "wanted"),
+    [
+        (2e6, "ready", 1 + 2 + 1 + 0.5),  # 1 s each: the first is hidden, the second not
+        (1e6, "ready", 1 + 2 + 3 + 0.5),  # 2 s each: the second waits for the first, until 1 + 1 + 4
+        (4e6, "ready", 1 + 2 + 0.5 + 0.5),
+        (2e6, "at_end", 1 + 2 + 2 + 0.5),
+    ],
+)
+def test_two_buckets_in_a_lane(rate, order, wanted):
+    plan = SyncPlan(rules=(Rule(choice=Choice(order=order)),), bucket_bytes=2_000_000)
+    found = simulate(plan, TWO, cluster(2, rate), costs=IDEAL)  # two ranks send each element once
+    assert found.step_s == pytest.approx(wanted)
+    assert found.exposed_s == pytest.approx(wanted - 3.5)
+    assert found.critical_path[-1] == ("optimize", 0.5)
+
+
+def test_overlap_slows_both():
+    plan = SyncPlan(bucket_bytes=2_000_000)
+    costs = replace(IDEAL, compute_overlap=2.0, exchange_overlap=1.5)
+    # From 2 on both run, the exchange for 1.5 s, in which 0.75 s of backward are done; then 0.25, and 1 s alone.
+    found = simulate(plan, TWO, cluster(2, 2e6), costs=costs)
+    assert found.step_s == pytest.approx(1 + 1 + 1.5 + 0.25 + 1 + 0.5)
+
+
+def test_late_results_have_a_whole_step():
+    plan = replace(plan_for(p.late(p.allreduce())), bucket_bytes=2_000_000)
+    assert simulate(plan, TWO, cluster(2, 2e6), costs=IDEAL).step_s == pytest.approx(3.5)
+    # 8 s of network a step, always busy; each step begins to wait at its first bucket.
+    assert simulate(plan, TWO, cluster(2, 0.5e6), costs=IDEAL).step_s == pytest.approx(8, abs=1.5)
+
+
+def test_weights_have_a_lane_beside_the_whole_step():
+    plan = plan_for(p.gossip(p.Graph(kind="ring")))
+    assert simulate(plan, TWO, cluster(2, 4e6), costs=IDEAL).step_s == pytest.approx(3.5)
+    assert simulate(plan, TWO, cluster(2, 1e6), costs=IDEAL).step_s == pytest.approx(4)
+    every = plan_for(p.local_sgd(4))  # exposed, once in 4 steps
+    assert simulate(every, TWO, cluster(2, 1e6), costs=IDEAL).step_s == pytest.approx(3.5 + 4 / 4)
+
+
+def test_the_slowest_is_waited_for_only_where_ranks_wait():
+    slow = {"slowdown": (1.0, 1.0, 1.0, 2.0), "costs": IDEAL}
+    fast_network = cluster(4, 1e12)
+    for name in ("allreduce", "gossip", "local_sgd"):
+        assert simulate(PLANS[name], even(), fast_network, **slow).step_s == pytest.approx(0.62, rel=1e-3)
+    stale = simulate(PLANS["stale-free"], even(), fast_network, **slow)
+    assert stale.step_s == pytest.approx(0.6)  # and owners step beside it
+    assert simulate(PLANS["async_average"], even(), fast_network, **slow).step_s == pytest.approx(4 / (3.5 / 0.31))
+    crowded = cluster(2, 1e12, ranks=2, cpu_share=1.0)  # two ranks on one CPU
+    assert simulate(PLANS["allreduce"], even(), crowded, costs=IDEAL).step_s == pytest.approx(0.62, rel=1e-3)
+
+
+def test_owners_divide_the_optimizer():
+    found = simulate(PLANS["owner"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), costs=IDEAL)
+    assert found.step_s == pytest.approx(0.3 + 0.4 / 4, rel=1e-3)
+
+
+def test_makespan_counts_steps():
+    found = simulate(PLANS["allreduce"], even(), cluster(2), steps=10)
+    assert found.makespan_s == pytest.approx(10 * found.step_s)
+
+
+def test_thousands_of_ranks():
+    topology = cluster(512, 1.25e9, 1e-5, ranks=8)
+    for name in ("allreduce", "bytegrad", "owner", "gossip", "local_sgd", "topk", "hierarchical"):
+        found = simulate(PLANS[name], even(20, 1_000_000), topology)
+        assert found.step_s > 0.31
+        assert len(found.sent_bytes) == 4096
+
+
+# - What is refused
+
+
+def test_own_algorithms_are_refused():
+    plan = SyncPlan(rules=(Rule(choice=Choice(own=OwnSpec(name="mine"))),))
+    with pytest.raises(ValueError, match="only it knows what it sends"):
+        simulate(plan, even(), cluster(2))
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="3 bandwidths, but there are 2 ranks"):
+        simulate(plan_for(p.owner(bandwidths=(1.0, 1.0, 1.0))), even(), cluster(2))
+    with pytest.raises(ValueError, match="1 factors"):
+        simulate(PLANS["allreduce"], even(), cluster(2), slowdown=(1.0,))
+    with pytest.raises(ValueError, match="-1 steps"):
+        simulate(PLANS["allreduce"], even(), cluster(2), steps=-1)
+    with pytest.raises(ValueError, match="at least 1"):
+        Costs(compute_overlap=0.5)
+    with pytest.raises(ValueError, match="negative"):
+        Costs(message_s=-1.0)
+    with pytest.raises(ValueError, match="a time for each codec"):
+        Costs(encode_s={"qsgd": 1.0})
+    work = even()
+    odd = replace(work, tensors=(replace(work.tensors[0], dtype="int8"),))
+    with pytest.raises(ValueError, match="dtype 'int8'"):
+        simulate(PLANS["allreduce"], odd, cluster(2))
+
+
+def test_costs_survive_json():
+    costs = replace(Costs(), message_s=1e-5, provenance="test")
+    assert from_json(Costs, to_json(costs)) == costs
