@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from pliant.comm import CommError, run_world
     from pliant.engine import (
+        Auto,
         Elastic,
         IncompleteBackwardError,
         NonFiniteGradientError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pliant.spec import Graph, Machine, Match, SyncPlan, Topology, Workload, load, save
 
 __all__ = [
+    "Auto",
     "CommError",
     "Costs",
     "Elastic",
@@ -111,6 +113,7 @@ __all__ = [
 _ROOMS = {
     "pliant.comm": ("CommError", "run_world"),
     "pliant.engine": (
+        "Auto",
         "Elastic",
         "IncompleteBackwardError",
         "NonFiniteGradientError",

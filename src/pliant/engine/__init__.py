@@ -1,6 +1,7 @@
 """The one place that touches a live model."""
 
 from pliant.engine.agreement import ReplicasDisagreeError
+from pliant.engine.auto import Auto
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.observe import Observation, observe
@@ -10,6 +11,7 @@ from pliant.engine.stats import Stats
 from pliant.engine.watch import IncompleteBackwardError
 
 __all__ = [
+    "Auto",
     "Elastic",
     "IncompleteBackwardError",
     "NonFiniteGradientError",

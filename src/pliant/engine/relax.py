@@ -1,7 +1,7 @@
 """The verb: one line on an existing training script."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 from torch import nn
@@ -9,8 +9,10 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.comm.base import Comm
 from pliant.comm.process_group import own_group
 from pliant.comm.recorded import RecordedComm
+from pliant.engine.auto import Auto
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.elastic import Elastic, begin
 from pliant.engine.exchange import NonFinite
@@ -18,13 +20,16 @@ from pliant.engine.front import attach
 from pliant.engine.run import Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
 
+if TYPE_CHECKING:
+    from pliant.engine.pilot import Pilot
+
 __all__ = ["relax"]
 
 
 def relax(
     model: nn.Module,
     optimizer: Optimizer,
-    what: What,
+    what: What | Auto,
     *,
     group: ProcessGroup | None = None,
     hosts: Sequence[Sequence[int]] | None = None,
@@ -41,7 +46,8 @@ def relax(
         model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
             the module itself where the plan exchanges weights only.
         optimizer: Any torch optimizer over the model's parameters.
-        what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path.
+        what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path; or
+            "auto" (``pliant.Auto()``), which finds out which plan pays, while it trains.
         group: For a plain module: who trains it; the default process group if None.
         hosts: Ranks of each host, for hierarchical plans; torchrun's placement if None.
         timeout_s: Longest that one collective may take before it fails on all ranks.
@@ -58,10 +64,16 @@ def relax(
     """
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"relax() needs a torch.optim.Optimizer to hook into, but got a {type(optimizer).__name__}.")
-    plan = plan_from(what, optimizer)
+    auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
+    plan = plan_from("allreduce" if isinstance(what, Auto) or auto is not None else what, optimizer)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
     if elastic is not None:
+        if auto is not None:
+            raise ValueError(
+                "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "
+                "plan that exchanges weights for elastic=, or leave it out."
+            )
         return begin(model, optimizer, plan, elastic, group=group, timeout_s=timeout_s, nonfinite=nonfinite)
     if not isinstance(model, DistributedDataParallel) and not plan.between_steps:
         model = DistributedDataParallel(model, process_group=group)
@@ -85,8 +97,18 @@ def relax(
             agreement_every=agreement_every,
             nonfinite=nonfinite,
         )
+        if auto is not None:
+            run.pilot = _piloted(run, auto, bare)
     except BaseException:
         comm.close()
         raise
     comm.reset()  # what the start cost is not training
     return run
+
+
+def _piloted(run: Run, auto: Auto, comm: Comm) -> "Pilot":
+    try:
+        from pliant.engine.pilot import take_off  # only here: what it learns with is an extra
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"auto needs {error.name}; install it with: pip install 'pliant[plan]'.") from None
+    return take_off(run, auto, comm)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from pliant.engine.start import steps_taken
 from pliant.engine.stats import Stats
 from pliant.engine.watch import BackwardWatch
 from pliant.spec import SyncPlan
+
+if TYPE_CHECKING:
+    from pliant.engine.pilot import Pilot
 
 __all__ = ["Run"]
 
@@ -46,7 +49,7 @@ class Run:
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
         self._front = attach(self._ddp) if self._ddp is not None else None
         self._module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._comm = comm
         self._agreement_every = agreement_every
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
@@ -71,6 +74,7 @@ class Run:
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
         self._open = True
+        self.pilot: "Pilot | None" = None  # chooses the plan, with "auto"
 
     def _put_in_force(self, plan: SyncPlan, old: InForce | None) -> None:
         self._made = made = self._maker.make(plan, old, self._step)
@@ -86,10 +90,9 @@ class Run:
         """A bucket's gradients are complete. Runs in the autograd thread."""
         self._held.append(arrival)
         if arrival.last or (self.plan.rules[0].choice.order == "ready" and self._as_saved is None):
-            held, self._held = self._held, []
-            if self._as_saved is not None:
-                self._submit_as_saved(held, self._as_saved)
-                self._as_saved = None
+            held, self._held, as_saved, self._as_saved = self._held, [], self._as_saved, None
+            if as_saved is not None:
+                self._submit_as_saved(held, as_saved)
             else:
                 for each in held:
                     self._submit(each)
@@ -121,14 +124,10 @@ class Run:
     def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
         step, turn, rests = self._step, self._turn, self._rests
 
-        def finish() -> None:
-            for arrival in arrivals:
-                arrival.finish()
-
         def task() -> None:
             rests.extend(as_saved.run(arrivals, self._exchanger, step=step, turn=turn))
 
-        self._handed_over = self._lane.submit(task, done=finish)
+        self._handed_over = self._lane.submit(task, done=lambda: [arrival.finish() for arrival in arrivals])
 
     def _wait_for_exchange(self) -> None:
         start_s = time.perf_counter()
@@ -165,6 +164,8 @@ class Run:
                 self._last_agreement_step = step
 
             self._lane.submit(check)
+        if self.pilot is not None:
+            self.pilot.after_step()
 
     # - The face
 
@@ -242,7 +243,7 @@ class Run:
 
         """
         self._lane.drain()
-        plan = plan_from(what, self._optimizer)
+        plan = plan_from(what, self.optimizer)
         agree_on(plan, self._comm, self._device)
         if self._ddp is None and not plan.between_steps:
             raise ValueError(
@@ -279,12 +280,11 @@ class Run:
             hook.remove()
         if self._front is not None:
             self._front.receive = None
-        if self._watch is not None:
-            self._watch.close()
         if self._ddp is not None:
             self._ddp.broadcast_buffers = self._shares_buffers
-        if self._weights is not None:
-            self._weights.close()
+        for each in (self.pilot, self._watch, self._weights):
+            if each is not None:
+                each.close()
         if self._served is not None:
             self._served.abandon()
         self._lane.close()

@@ -2,6 +2,7 @@
 
 from pliant.simulator.costs import IDEAL, KEYS, Costs
 from pliant.simulator.models import MODELS, bert_large, equal_layers, vgg16, workload_named
+from pliant.simulator.physics import Physics
 from pliant.simulator.simulate import BUCKET_BYTES, Simulated, simulate, simulate_many, terms
 from pliant.simulator.trace import to_trace, write_trace
 
@@ -11,6 +12,7 @@ __all__ = [
     "KEYS",
     "MODELS",
     "Costs",
+    "Physics",
     "Simulated",
     "bert_large",
     "equal_layers",

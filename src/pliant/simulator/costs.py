@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 
@@ -95,6 +96,27 @@ class Costs:
         plain += [1 / self.memory_bytes_per_s, reduce_s]
         verbs = (self.encode_s, self.feedback_s, self.decode_s, self.add_s)
         return np.array([*plain, *(verb[codec] / self.cpu_share for verb in verbs for codec in _CODECS)])
+
+    @classmethod
+    def of(cls, coefficients: Floats, *, compute_overlap: float, exchange_overlap: float) -> Self:
+        """Return the costs that have these coefficients, (num_keys,), but for those of computing and of latency."""
+        least = np.maximum(coefficients, 1e-30)
+        verbs = least[len(_PLAIN) :].reshape(4, len(_CODECS)).tolist()
+        encode, feedback, decode, add = (dict(zip(_CODECS, verb, strict=True)) for verb in verbs)
+        return cls(
+            wire_factor=float(least[1]),
+            message_s=float(least[3]),
+            bucket_s=float(least[4]),
+            memory_bytes_per_s=float(1 / least[5]),
+            reduce_bytes_per_s=float(1 / least[6]),
+            encode_s=encode,
+            feedback_s=feedback,
+            decode_s=decode,
+            add_s=add,
+            compute_overlap=compute_overlap,
+            exchange_overlap=exchange_overlap,
+            provenance="fitted coefficients",
+        )
 
 
 _NOTHING: Mapping[str, float] = MappingProxyType(dict.fromkeys(_CODECS, 0.0))

@@ -16,7 +16,7 @@ from pliant.simulator.prepared import Ground, Prepared, prepare
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 
-__all__ = ["BUCKET_BYTES", "Simulated", "simulate", "simulate_many", "terms"]
+__all__ = ["BUCKET_BYTES", "Simulated", "ground_of", "run", "simulate", "simulate_many", "terms"]
 
 BUCKET_BYTES = 25 << 20
 """Of DDP, by default."""
@@ -98,7 +98,7 @@ def simulate(
         ValueError: The plan has an algorithm of the user's own, or does not fit the topology.
 
     """
-    return _run(prepare(plan, _ground(workload, topology, costs, slowdown), bucket_bytes), steps)
+    return run(prepare(plan, ground_of(workload, topology, costs, slowdown), bucket_bytes), steps)
 
 
 def simulate_many(
@@ -111,8 +111,8 @@ def simulate_many(
     slowdown: Sequence[float] = (),
 ) -> Floats:
     """Return the step_s of many plans, (num_plans,); what they have in common is found out once. As `simulate`."""
-    ground = _ground(workload, topology, costs, slowdown)
-    return np.array([_run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
+    ground = ground_of(workload, topology, costs, slowdown)
+    return np.array([run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
 
 
 def terms(
@@ -132,7 +132,8 @@ def terms(
     return simulate(plan, workload, topology, costs=costs, bucket_bytes=bucket_bytes, slowdown=slowdown).counted
 
 
-def _ground(workload: Workload, topology: Topology, costs: Costs | None, slowdown: Sequence[float]) -> Ground:
+def ground_of(workload: Workload, topology: Topology, costs: Costs | None, slowdown: Sequence[float]) -> Ground:
+    """Return what all plans on a workload and a topology have in common."""
     num_ranks = topology.num_ranks
     given = tuple(slowdown) or (1.0,) * num_ranks
     if len(given) != num_ranks or min(given) <= 0:
@@ -149,7 +150,8 @@ def _ground(workload: Workload, topology: Topology, costs: Costs | None, slowdow
     return Ground(workload=workload, topology=topology, costs=costs or Costs(), slowdown=factors)
 
 
-def _run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
+def run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
+    """Simulate a plan that is ready; briefly, if nobody asks what is on its critical path."""
     if steps < 0:
         raise ValueError(f"{steps} steps cannot be; use 1 or more, or 0 for one period.")
     period = min(prepared.period, _MOST_STEPS)

@@ -1,0 +1,38 @@
+"""What "auto" may do."""
+
+from dataclasses import dataclass
+
+from pliant.planner.quality import Quality
+
+__all__ = ["Auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """What "auto" may do: ``pliant.relax(model, optimizer, pliant.Auto(quality=1.25))``.
+
+    The first steps are made with DDP's own exchange, and watched. Then the links are measured, and some plans, the most
+    promising first, are each in force for some steps of the training. The best is held against the exact one, turn
+    about, and kept if it is faster. From then on step times are watched: if they change for good, links are measured
+    and plans are tried again.
+    """
+
+    quality: float = 1.0
+    """How many times the steps to the same accuracy a plan may need: 1 for exact ones alone, in 32 or 16 bits."""
+    max_trials: int = 12
+    """Plans to try."""
+    max_seconds: float = 45.0
+    """No trial begins later than so long after the first."""
+    probe_s: float = 4.0
+    """Time to measure the links."""
+    watch: bool = True
+    """Whether to search again when the network or a host has changed."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_trials < 1 or self.max_seconds <= 0 or self.probe_s <= 0:
+            raise ValueError(
+                f"auto may try {self.max_trials} plans within {self.max_seconds:g} s, after a probe of "
+                f"{self.probe_s:g} s; give it at least one plan, and times above 0."
+            )
+        Quality(budget=self.quality)  # which refuses what is no budget

@@ -1,0 +1,84 @@
+""""auto" tries plans while it trains, keeps the better one, says why, and leaves training as it should be."""
+
+import time
+
+import pytest
+import torch
+from models import new_ddp, train, weights
+
+import pliant
+
+QUICK = {"max_trials": 4, "max_seconds": 20, "probe_s": 0.5}
+
+
+def flown(place, auto, num_steps: int, slow=None):
+    """Train until the plan is chosen, at most so many steps; return the run's plan, explanation, weights, losses."""
+    ddp = new_ddp(place)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    losses = []
+    with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+        for step in range(num_steps):
+            if slow is not None:
+                slow(place.rank, step)
+            losses += train(ddp, optimizer, place.rank, [step])
+        return run.plan, run.pilot.explanation, weights(ddp), losses
+
+
+@pytest.mark.parametrize("quality", [1.0, 1.3])
+def test_all_ranks_choose_one_plan_and_say_why(quality):
+    auto = pliant.Auto(quality=quality, watch=False, **QUICK)
+    found = pliant.run_world(2, lambda place: flown(place, auto, 900))
+    plans, texts = {plan.hash for plan, *_ in found}, {text for _, text, *_ in found}
+    assert len(plans) == len(texts) == 1
+    assert "plans that were tried" in texts.pop()
+    first, second = (w for _, _, w, _ in found)
+    assert torch.isfinite(first).all()
+    if not found[0][0].between_steps:
+        assert torch.equal(first, second)
+    assert found[0][3][-1] < found[0][3][0]
+
+
+def test_exact_auto_trains_like_ddp():
+    auto = pliant.Auto(watch=False, **QUICK)
+
+    def body(place):
+        _, _, chosen, _ = flown(place, auto, 150)
+        ddp = new_ddp(place)
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), place.rank, range(150))
+        return chosen, weights(ddp)
+
+    for chosen, plain in pliant.run_world(2, body):
+        assert torch.allclose(chosen, plain, atol=0.05)  # 16 bits while they were tried
+
+
+def test_it_tries_again_when_steps_have_become_longer(monkeypatch):
+    from pliant.engine import pilot
+
+    monkeypatch.setattr(pilot, "_HOLD_STEPS", 10)
+    probes = []
+    measured = pilot.probe
+    monkeypatch.setattr(pilot, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
+    auto = pliant.Auto(**{**QUICK, "max_trials": 2})
+    started = {}
+
+    def slow(rank, step):
+        if len(probes) >= 2 and step > started.setdefault("slow", step + 400):
+            time.sleep(0.03)
+
+    pliant.run_world(2, lambda place: flown(place, auto, 1200, slow=slow))
+    assert len(probes) >= 4
+
+
+def test_what_auto_may_do_is_checked():
+    with pytest.raises(ValueError, match="at least one plan"):
+        pliant.Auto(max_trials=0)
+    with pytest.raises(ValueError, match="fewer steps than exact"):
+        pliant.Auto(quality=0.5)
+
+    def body(place):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match="an elastic run goes on"):
+            pliant.relax(model, optimizer, "auto", group=place.process_group, elastic=pliant.Elastic())
+
+    pliant.run_world(1, body)
