@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 import matplotlib as mpl
-
-mpl.use("svg")
-mpl.rcParams["svg.hashsalt"] = "pliant"  # the same figure gives the same file
 import matplotlib.pyplot as plt
 
 from pliant.spec.units import parse_rate, parse_time
@@ -29,6 +26,7 @@ STYLES = {
 
 
 def main(source: str, target: str) -> None:
+    mpl.rcParams["svg.hashsalt"] = "pliant"  # the same figure gives the same file
     result = json.loads(Path(source).read_text())
     steps = {arm: found["steps"] for arm, found in result["trained"].items()}
     cells = [r for r in result["records"] if r["kind"] == "cell" and not r["slow_share"]]

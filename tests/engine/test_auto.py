@@ -1,4 +1,4 @@
-""""auto" tries plans while it trains, keeps the better one, says why, and leaves training as it should be."""
+""" "auto" tries plans while it trains, keeps the better one, says why, and leaves training as it should be."""
 
 import time
 

@@ -13,6 +13,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "bench": ("pliant.cli.bench.command:bench", "Train with many algorithms side by side, and compare."),
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
+    "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),
     "probe": ("pliant.cli.probe:probe", "Measure the links between ranks, and what their machine can do."),
     "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }

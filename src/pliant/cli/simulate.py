@@ -1,6 +1,5 @@
 """`pliant simulate`: what a step would take under a plan, on a network that need not be there."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +8,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.simulator import BUCKET_BYTES, MODELS, Costs, Simulated, workload_named, write_trace
+from pliant.cli.given import (
+    ComputeOption,
+    DelayOption,
+    HostsOption,
+    RanksOption,
+    RateOption,
+    TopologyOption,
+    WorkloadOption,
+    topology_given,
+    workload_given,
+)
+from pliant.simulator import BUCKET_BYTES, Costs, Simulated, write_trace
 from pliant.simulator import simulate as simulate_plan
-from pliant.spec import Host, SyncPlan, Topology, Workload, load
+from pliant.spec import SyncPlan, load
 from pliant.spec.files import write_atomically
-from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_rate, parse_time
+from pliant.spec.units import format_bytes, format_time, parse_bytes
 
 __all__ = ["simulate"]
 
@@ -23,15 +33,13 @@ _LEGS = 12
 
 def simulate(
     plan: Annotated[str, typer.Argument(help="A plan's file, or an algorithm with settings: 'diloco(period=64)'.")],
-    workload: Annotated[
-        str, typer.Option(help=f"A workload's file, or one of {', '.join(MODELS)}: then give --compute.")
-    ],
-    topology: Annotated[Path | None, typer.Option(help="A topology's file, instead of the next four.")] = None,
-    hosts: Annotated[int, typer.Option(help="Number of equal hosts.")] = 0,
-    ranks: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
-    rate: Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")] = "none",
-    delay: Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")] = "0ms",
-    compute: Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")] = "",
+    workload: WorkloadOption,
+    topology: TopologyOption = None,
+    hosts: HostsOption = 0,
+    ranks: RanksOption = 1,
+    rate: RateOption = "none",
+    delay: DelayOption = "0ms",
+    compute: ComputeOption = "",
     costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
     bucket: Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")] = f"{BUCKET_BYTES}",
     steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
@@ -41,8 +49,8 @@ def simulate(
     """Predict the time of a training step, what it waits for and what it sends. Needs no network and no model."""
     found = simulate_plan(
         _plan(plan),
-        _workload(workload, compute),
-        _topology(topology, hosts, ranks, rate, delay),
+        workload_given(workload, compute),
+        topology_given(topology, hosts, ranks, rate, delay),
         costs=Costs() if costs is None else load(Costs, costs),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
@@ -60,40 +68,6 @@ def _plan(text: str) -> SyncPlan:
     from pliant.cli.bench.arms import plan_named  # here, since it needs torch, which takes seconds to start
 
     return plan_named(text)
-
-
-def _workload(text: str, compute: str) -> Workload:
-    if text in MODELS:
-        if not compute:
-            raise ValueError(f"the model {text} has no times of its own; give --compute, such as --compute 140ms.")
-        return workload_named(text, parse_time(compute))
-    if compute:
-        raise ValueError(f"--compute is for {', '.join(MODELS)}, but {text} is a file, and says how long it computes.")
-    if not Path(text).exists():
-        raise ValueError(f"there is no workload {text!r}: it is neither a file nor one of {', '.join(MODELS)}.")
-    return load(Workload, text)
-
-
-def _topology(path: Path | None, num_hosts: int, ranks: int, rate: str, delay: str) -> Topology:
-    if (path is None) == (num_hosts == 0):
-        raise ValueError(
-            "say who there is, once: by --topology FILE, or by --hosts N with --ranks, --rate and --delay."
-        )
-    if path is not None:
-        return load(Topology, path)
-    if num_hosts < 0:
-        raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
-    bytes_per_s = 0.0 if rate == "none" else parse_rate(rate)
-    one = Host(
-        name="host0",
-        num_ranks=ranks,
-        send_bytes_per_s=bytes_per_s,
-        receive_bytes_per_s=bytes_per_s,
-        delay_s=parse_time(delay),
-    )
-    return Topology(
-        hosts=tuple(dataclasses.replace(one, name=f"host{k}") for k in range(num_hosts)), provenance="given"
-    )
 
 
 def _show(name: str, found: Simulated) -> None:

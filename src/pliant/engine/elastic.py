@@ -176,7 +176,7 @@ class ElasticRun(Run):
             _mean_of_sound(averaged, self._comm, num_sound, sound=self._sound)
         if newcomers:
             broadcast_tensors(alike if num_sound else [*averaged, *alike], self._comm)
-            broadcast_optimizer(self._optimizer, self._comm, self._device, keep=self._sound)
+            broadcast_optimizer(self.optimizer, self._comm, self._device, keep=self._sound)
         lockstep = any(choice.pace == "lockstep" for choice in self._exchanger.store.choices.values())
         if lockstep or not self._sound:
             self._step = max(member.step for member in epoch.members[: num_sound or 1])

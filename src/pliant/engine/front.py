@@ -1,7 +1,7 @@
 """The DDP front end: buckets arrive through DDP's communication hook, in DDP's order, and leave by the lane."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pliant.comm.base import CommError
 from pliant.comm.torch_private import guard_forward, rebuild_reducer
 
-__all__ = ["Arrival", "Front", "attach"]
+__all__ = ["Arrival", "Front", "attach", "finish"]
 
 
 @dataclass(kw_only=True)
@@ -29,6 +29,12 @@ class Arrival:
     """(numel,), DDP's own: whatever stands in it when `finish` is called becomes the gradient."""
     last: bool
     finish: Callable[[], None]
+
+
+def finish(arrivals: Sequence[Arrival]) -> None:
+    """Hand buckets back to DDP."""
+    for arrival in arrivals:
+        arrival.finish()
 
 
 class Front:

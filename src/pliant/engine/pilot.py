@@ -138,7 +138,9 @@ class Pilot:
             num_seeds=_BATCH,
             seed=self._auto.seed,
         )
-        return searching(space, Predictor(Physics(workload, topology), self._auto.seed), limits)
+        return searching(
+            space, Predictor(Physics(workload, topology, slowdown=workload.rank_factors), self._auto.seed), limits
+        )
 
     def _tell(self, asked: tuple[Genes, float] | None) -> tuple[SyncPlan, float] | None:
         """Share what the first rank wants to have tried: a plan, and the step time above which it is given up."""
@@ -204,13 +206,15 @@ class Pilot:
 
     def _cruise(self, hold_steps: int) -> Steps[None]:
         """Go on until steps have been longer, or shorter, for a while than they were."""
+        while not self._auto.watch:
+            yield
         period = max(rule.choice.every for rule in self._run.plan.rules)
         window = math.ceil(_WATCHED_STEPS / period) * period
         for _ in range(_UNCOUNTED):
             yield
         usual_s = yield from self._window(window, period)
         made, odd = window, 0
-        while not self._auto.watch or odd < _ODD_WINDOWS or made < hold_steps:
+        while odd < _ODD_WINDOWS or made < hold_steps:
             now_s = yield from self._window(window, period)
             made += window
             odd = odd + 1 if max(now_s / usual_s, usual_s / now_s) > _CHANGED else 0
@@ -260,7 +264,7 @@ def _explanation(
         f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as DDP's own exchange in "
         f"{len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
         if adopted
-        else f"the best of the others was {statistics.median(gains):.2f} times as fast as DDP's own exchange, which is not enough"
+        else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"
     )
     return (
         f"A step computes for {compute_s:.3g} s and has {num_bytes / 1e6:.3g} MB of gradients; the slowest host of "

@@ -98,7 +98,7 @@ def relax(
             nonfinite=nonfinite,
         )
         if auto is not None:
-            run.pilot = _piloted(run, auto, bare)
+            run.pilot = _piloted(run, auto, own_comm)
     except BaseException:
         comm.close()
         raise

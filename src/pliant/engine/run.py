@@ -15,7 +15,7 @@ from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import check_agreement, fingerprints
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.exchange import NonFinite
-from pliant.engine.front import Arrival, attach
+from pliant.engine.front import Arrival, attach, finish
 from pliant.engine.lane import Lane, Ticket
 from pliant.engine.making import InForce, Maker
 from pliant.engine.means import average_weights, mean_model
@@ -74,7 +74,7 @@ class Run:
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
         self._open = True
-        self.pilot: "Pilot | None" = None  # chooses the plan, with "auto"
+        self.pilot: Pilot | None = None  # chooses the plan, with "auto"
 
     def _put_in_force(self, plan: SyncPlan, old: InForce | None) -> None:
         self._made = made = self._maker.make(plan, old, self._step)
@@ -127,7 +127,7 @@ class Run:
         def task() -> None:
             rests.extend(as_saved.run(arrivals, self._exchanger, step=step, turn=turn))
 
-        self._handed_over = self._lane.submit(task, done=lambda: [arrival.finish() for arrival in arrivals])
+        self._handed_over = self._lane.submit(task, done=lambda: finish(arrivals))
 
     def _wait_for_exchange(self) -> None:
         start_s = time.perf_counter()
@@ -294,7 +294,4 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._let_go()
+        self.close() if error is None else self._let_go()

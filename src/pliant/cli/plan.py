@@ -1,0 +1,130 @@
+"""`pliant plan`: the plan that is predicted to pay on a network, without trying it."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pliant.cli.given import (
+    ComputeOption,
+    DelayOption,
+    HostsOption,
+    RanksOption,
+    RateOption,
+    TopologyOption,
+    WorkloadOption,
+    topology_given,
+    workload_given,
+)
+from pliant.planner import BUILDERS, Genes, Quality, Space
+from pliant.simulator import Costs, simulate, simulate_many, write_trace
+from pliant.spec import load, save, to_json
+from pliant.spec.files import write_atomically
+from pliant.spec.units import format_bytes, format_time
+
+__all__ = ["plan"]
+
+_ROUNDS, _ELITE = 4, 16
+_SHOWN = 12
+
+
+def plan(
+    workload: WorkloadOption,
+    topology: TopologyOption = None,
+    hosts: HostsOption = 0,
+    ranks: RanksOption = 1,
+    rate: RateOption = "none",
+    delay: DelayOption = "0ms",
+    compute: ComputeOption = "",
+    quality: Annotated[
+        float, typer.Option(help="How many times the steps to the same accuracy a plan may need; 1: exact ones alone.")
+    ] = 1.0,
+    candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
+    costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
+) -> None:
+    """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
+    given, network = workload_given(workload, compute), topology_given(topology, hosts, ranks, rate, delay)
+    known = Costs() if costs is None else load(Costs, costs)
+    space = Space(given, network, Quality(budget=quality))
+
+    def to_accuracy_s(plans: list[Genes]) -> list[float]:
+        steps_s = simulate_many([genes.plan() for genes in plans], given, network, costs=known)
+        return [s * (space.quality.ratio(genes) or 1.0) for s, genes in zip(steps_s.tolist(), plans, strict=True)]
+
+    found = _searched(space, to_accuracy_s, candidates, seed)
+    best = found[0][0].plan("planned")
+    predicted = simulate(best, given, network, costs=known)
+    _show(found, space)
+    console = Console()
+    console.print(f"\n{best}", markup=False, highlight=False)
+    console.print(
+        f"predicted: a step of {format_time(predicted.step_s)}, {format_time(predicted.exposed_s)} of it exposed; "
+        f"{format_bytes(max(predicted.sent_bytes))} sent; bottleneck: {predicted.bottleneck}",
+        markup=False,
+        highlight=False,
+    )
+    if out is not None:
+        save(replace(best, provenance=f"pliant plan, simulated, quality {quality:g}, seed {seed}"), out)
+    if trace is not None:
+        write_trace(predicted.timeline, trace)
+    if json_file is not None:
+        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
+        write_atomically(json_file, json.dumps(rows, indent=1) + "\n")
+
+
+def _searched(
+    space: Space, to_accuracy_s: Callable[[list[Genes]], list[float]], number: int, seed: int
+) -> list[tuple[Genes, float]]:
+    """Return plans and their predicted times per exact step, best first: drawn, then bred from the best."""
+    rng = random.Random(seed)  # noqa: S311  not for secrets
+    known: dict[Genes, float] = {}
+
+    def ask(plans: list[Genes]) -> None:
+        new = [genes for genes in dict.fromkeys(plans) if genes not in known]
+        known.update(zip(new, to_accuracy_s(new), strict=True) if new else ())
+
+    ask([genes for genes in BUILDERS.values() if genes in space])
+    each = max(1, number // (1 + _ROUNDS))
+    ask([space.sample(rng) for _ in range(each)])
+    for _ in range(_ROUNDS):
+        elite = sorted(known, key=known.__getitem__)[:_ELITE]
+        ask([space.mutate(rng.choice(elite), rng) for _ in range(each)])
+    return sorted(known.items(), key=lambda item: item[1])
+
+
+def _show(found: list[tuple[Genes, float]], space: Space) -> None:
+    names = {genes: name for name, genes in BUILDERS.items()}
+    table = Table("", "step", "steps", "to accuracy", "plan", box=None)
+    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in names]
+    for k, (genes, seconds) in enumerate(rows):
+        ratio = space.quality.ratio(genes) or 1.0
+        of = f"{seconds / found[0][1]:.2f}x"
+        table.add_row(
+            str(k + 1) if k < _SHOWN else "",
+            format_time(seconds / ratio),
+            f"{ratio:.2f}x",
+            of,
+            names.get(genes, _brief(genes)),
+        )
+    Console().print(table)
+
+
+def _brief(genes: Genes) -> str:
+    settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in genes.base.settings.items())
+    parts = [f"{genes.base.family}({settings})", f"buckets {(genes.bucket_bytes or 25 << 20) / 2**20:.3g} MiB"]
+    parts += [f"{layer}: {gene.family}" for layer, gene in genes.layers]
+    parts += ["at the end"] if genes.at_end else []
+    parts += ["between hosts"] if genes.by_hosts else []
+    return ", ".join(parts)
