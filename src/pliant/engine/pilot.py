@@ -21,7 +21,7 @@ from pliant.planner.predictor import Predictor
 from pliant.simulator import Physics
 from pliant.spec import SyncPlan, Topology, Workload, from_json, to_json
 
-__all__ = ["Pilot", "take_off"]
+__all__ = ["Flown", "Pilot", "take_off"]
 
 R = TypeVar("R")
 Steps = Generator[None, None, R]
