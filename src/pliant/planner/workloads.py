@@ -8,7 +8,7 @@ from pliant.spec import TensorSpec, Workload
 __all__ = ["WORKLOADS", "shrunk"]
 
 _GPU, _SMALL, _CPU = 10e12, 1e12, 5e9
-"""Operations per second that a model is taken to reach: large matrices on a GPU, small or sequential ones, a CPU core."""
+"""Operations per second that a model is taken to reach: large matrices on a GPU, small ones there, a CPU core."""
 _BYTES = 4
 
 
