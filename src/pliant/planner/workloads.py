@@ -36,9 +36,7 @@ def _workload(name: str, layers: Sequence[_Layer], batch: int, speed: float) -> 
             for part, shape in reversed(layer.tensors)
         ]
     provenance = f"formula: {name}, batch {batch} at {speed / 1e9:g} Gflop/s"
-    return Workload(
-        name=name, tensors=tuple(tensors), forward_s=done_s / 2, backward_s=done_s, provenance=provenance
-    )
+    return Workload(name=name, tensors=tuple(tensors), forward_s=done_s / 2, backward_s=done_s, provenance=provenance)
 
 
 def shrunk(workload: Workload, max_bytes: float) -> tuple[Workload, float]:

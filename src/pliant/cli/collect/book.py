@@ -80,7 +80,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(text) for text in whole]
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} has a line that is not JSON ({error}); it was not written by pliant collect.") from None
+        raise ValueError(
+            f"{path} has a line that is not JSON ({error}); it was not written by pliant collect."
+        ) from None
 
 
 def _cut_off(path: Path) -> None:
