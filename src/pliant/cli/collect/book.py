@@ -1,4 +1,4 @@
-"""What was found, a JSON object a line, each written as it comes to be: what is there after an interruption is whole."""
+"""What was found, a JSON object a line, each written as it comes to be: what an interruption leaves is whole."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(text) for text in whole]
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{path} has a line that is not JSON ({error}); it was not written by pliant collect."
+            f"{path} has a line that is not JSON ({error}); pliant collect did not write it."
         ) from None
 
 

@@ -58,10 +58,11 @@ class Collector:
         self._control_s: list[float] = []
         self._words: dict[int, list[str]] = {}
         self._left = sum(len(place.entries) for place in job.places)
+        self._num_ended = 0
         self._start_s = time.monotonic()
         self.begun: tuple[int, int] | None = None
         """Place and number of a trial that was begun and has not ended."""
-        self.num_trials = 0
+        self.num_ok = 0
         self.error: Exception | None = None
         """What went wrong here; the ranks have been told to stop."""
 
@@ -89,13 +90,12 @@ class Collector:
         if self.begun is None:
             return
         place, number = self.begun
-        words = self.last_words(result.rank)
-        hung = "Timeout (" in words  # as faulthandler begins
-        last = words.rpartition("\n")[2]
+        words = self._words.get(result.rank, [""])
+        hung = any(text.startswith("Timeout (") for text in words)  # as faulthandler begins
         reason = (
             f"rank {result.rank}: no end within {self._job.timeout_s:g} s"
             if hung
-            else f"rank {result.rank}: exit code {result.exit_code}: {last}"
+            else f"rank {result.rank}: exit code {result.exit_code}: {words[-1]}"
         )
         self._keep(self._job.places[place], {"number": number, "status": "failed", "reason": reason})
 
@@ -157,11 +157,13 @@ class Collector:
             }
         )
         self.begun = None
-        self.num_trials += 1
+        self._num_ended += 1
+        self.num_ok += found["status"] == "ok"
         self._tell(place, entry, found)
 
     def _tell(self, place: Place, entry: Entry, found: dict[str, Any]) -> None:
-        left_s = (time.monotonic() - self._start_s) / self.num_trials * (self._left - self.num_trials)
+        left = self._left - self._num_ended
+        left_s = (time.monotonic() - self._start_s) / self._num_ended * left
         if found["status"] == "ok":
             step_s = statistics.median(mean for mean, _, _ in found["samples"])
             text = f"{step_s:.4g} s a step ({len(found['samples'])} samples, {found['took_s']:.1f} s)"
@@ -172,8 +174,8 @@ class Collector:
         else:
             text = f"{found['status']}: {found['reason']}"
         self._note(
-            f"{place_of(place.cell)}: {entry.number} {entry.kind} {entry.name}: {text}; {self._left - self.num_trials} "
-            f"left, about {left_s / 60:.0f} min"
+            f"{place_of(place.cell)}: {entry.number} {entry.kind} {entry.name}: {text}; {left} left, "
+            f"about {left_s / 60:.0f} min"
         )
 
 
@@ -189,7 +191,7 @@ def collect(
     """Run what is left of a job; ranks that a plan has ended are started again, and go on behind it.
 
     Raises:
-        RuntimeError: Ranks ended before any trial had, with the last words of who failed.
+        RuntimeError: Ranks ended before any trial had come to an end, with the last words of who failed.
 
     """
     while (left := left_of(job, book.done)).places:
@@ -208,7 +210,7 @@ def collect(
         if not failed:
             return
         collector.fail(failed[0])
-        if not collector.num_trials:  # it would end so again
+        if not collector.num_ok:  # the control is the first of all, and should work anywhere
             words = collector.last_words(failed[0].rank)
             raise RuntimeError(f"rank {failed[0].rank} failed with exit code {failed[0].exit_code}:\n{words}")
         note(f"rank {failed[0].rank} failed with exit code {failed[0].exit_code}; starting the ranks again")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pliant.cli.bench.grid import cells_of
 from pliant.cli.bench.local import LocalHosts
-from pliant.cli.bench.setup import Cell, known
+from pliant.cli.bench.setup import Cell
 from pliant.cli.collect import options
 from pliant.cli.collect.book import Book
 from pliant.cli.collect.collector import collect as run_job
@@ -56,7 +56,7 @@ def collect(
             "--out, or add --export."
         )
     settings: dict[str, Any] = {
-        "models": list(known(models, tuple(WORKLOADS), "model")),
+        "models": _list(models),
         "rates": _list(rates),
         "delays": _list(delays),
         "hosts": hosts,
@@ -109,8 +109,10 @@ def _place(cell: Cell, settings: dict[str, Any]) -> Place:
 
 
 def _check(settings: dict[str, Any]) -> None:
-    if not settings["rates"] or not settings["delays"]:
-        raise ValueError("there are no cells; name at least one rate and one delay.")
+    if not all(settings[key] for key in ("models", "rates", "delays")):
+        raise ValueError("there are no cells; name at least one model, one rate and one delay.")
+    if unknown := [name for name in settings["models"] if name not in WORKLOADS]:
+        raise ValueError(f"there is no model {unknown[0]!r}; there are {', '.join(WORKLOADS)}.")
     limited = [r for r in settings["rates"] if r != "none"] + [d for d in settings["delays"] if parse_time(d)]
     if settings["local"] and limited:
         raise ValueError(

@@ -103,8 +103,8 @@ def _check(workload: Workload) -> None:
             raise ValueError(f"the tensor {tensor.name!r} has no owner; name it as in 'layer.{tensor.name}'.")
         if layers.setdefault(owner, tensor.layer) != tensor.layer:
             raise ValueError(
-                f"{owner!r} is a {layers[owner]} by one of its tensors and a {tensor.layer} by {tensor.name!r}; a layer "
-                "has one class."
+                f"{owner!r} is a {layers[owner]} by one of its tensors and a {tensor.layer} by {tensor.name!r}; give "
+                "both the same layer, or other names."
             )
         if tensor.dtype != "float32":
             raise ValueError(f"{tensor.name!r} is of type {tensor.dtype}, but only float32 is replayed.")
@@ -120,7 +120,7 @@ def _grow(root: nn.Module, name: str, layer: str, value: Tensor) -> nn.Parameter
     *path, last = name.split(".")
     at = root
     for depth, part in enumerate(path):
-        child = at._modules.get(part)
+        child = dict(at.named_children()).get(part)
         if child is None:
             child = nn.Module()
             at.add_module(part, child)

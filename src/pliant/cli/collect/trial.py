@@ -1,5 +1,6 @@
 """One plan on one network: put it in force in place, warm up, time steps until they are known well enough."""
 
+import itertools
 import math
 import statistics
 import time
@@ -103,7 +104,7 @@ def attempt(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> 
 
 
 def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
-    _forget_peak()
+    knows_peak = _forget_peak()
     began_s = time.perf_counter()
     subject.run.switch(plan)
     switch_s = time.perf_counter() - began_s
@@ -123,7 +124,7 @@ def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> d
         counted = [a + b for a, b in zip(counted, took, strict=True)]
         if elapsed_s > seconds or precise([mean for mean, _, _ in samples]):
             break
-    figures = [*(c / num_steps for c in counted), switch_s, elapsed_s, float(_peak_bytes())]
+    figures = [*(c / num_steps for c in counted), switch_s, elapsed_s, float(_peak_bytes()) if knows_peak else math.inf]
     *per_step, wire_bytes, switch_s, took_s, peak_bytes = busiest(figures)
     return {
         "samples": samples,
@@ -133,7 +134,7 @@ def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> d
         "wire_bytes": wire_bytes if wire else None,
         "switch_s": switch_s,
         "took_s": took_s,
-        "peak_bytes": int(peak_bytes),
+        "peak_bytes": peak_bytes if math.isfinite(peak_bytes) else None,
     }
 
 
@@ -164,7 +165,7 @@ def _turn(subject: Subject, rhythm: Rhythm, began_s: float) -> tuple[Tensor, lis
     took = [b - a for a, b in zip(before, _counters(subject), strict=True)]
     rhythm.steps_made += num_steps
     table = torch.zeros(dist.get_world_size(), len(stamps_s), dtype=torch.float64)
-    own_s = [(b - a) / rhythm.period for a, b in zip(stamps_s, stamps_s[1:], strict=False)]
+    own_s = [(b - a) / rhythm.period for a, b in itertools.pairwise(stamps_s)]
     table[dist.get_rank()] = torch.tensor([*own_s, time.perf_counter() - began_s], dtype=torch.float64)
     dist.all_reduce(table)
     return table[:, :-1], took, float(table[:, -1].max())
@@ -199,9 +200,13 @@ def _first_reason(mine: str) -> str:
     return next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text), "")
 
 
-def _forget_peak() -> None:
-    """Let the kernel count this process's peak of memory from now on."""
-    Path("/proc/self/clear_refs").write_text("5")
+def _forget_peak() -> bool:
+    """Let the kernel count this process's peak of memory from now on; say whether it may be asked to."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # some containers forbid it
+        return False
+    return True
 
 
 def _peak_bytes() -> int:

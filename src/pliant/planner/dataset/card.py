@@ -8,8 +8,8 @@ from pliant.planner.dataset.tables import Dataset
 __all__ = ["card"]
 
 _LIMITS = """\
-- Measured steps replay compute: ranks sleep for the workload's times, while gradients of its shapes are coded on the CPU
-  and sent through real sockets over emulated links. Codec times are those of the CPU that ran them.
+- Measured steps replay compute: ranks sleep for the workload's times, while gradients of its shapes are coded on the
+  CPU and sent through real sockets over emulated links. Codec times are those of the CPU that ran them.
 - Times of models by formula are arithmetic over an assumed speed, not measured on any device.
 - Large models are shrunk (`size_share`); a row at rate r stands for the whole model at r / size_share, but for delays
   and the cost of messages, which do not shrink.

@@ -50,7 +50,7 @@ class Model:
         """Return the model of a row."""
         workload = Workload(
             name=row["family"],
-            tensors=tuple(TensorSpec(**{**t, "shape": tuple(t["shape"])}) for t in row["tensors"]),
+            tensors=tuple(replace(TensorSpec(**t), shape=tuple(t["shape"])) for t in row["tensors"]),
             forward_s=row["forward_s"],
             backward_s=row["backward_s"],
             step_s=row["optimizer_s"],
