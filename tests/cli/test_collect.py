@@ -54,8 +54,15 @@ def _collect(*arguments):
 def test_gradients_come_in_order_and_in_time():
     replay = Replay(SMALL)
     came_s = {}
+
+    def note(name):
+        def hook(_):
+            came_s[name] = time.perf_counter()
+
+        return hook
+
     for name, parameter in replay.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: came_s.setdefault(name, time.perf_counter()))
+        parameter.register_post_accumulate_grad_hook(note(name))
     for slowdown in (1.0, 2.0, 0.0):
         came_s.clear()
         replay.slowdown = slowdown
@@ -137,7 +144,7 @@ def test_the_order_of_trials_is_that_of_the_seed():
     names = {entry.name for entry in entries}
     assert names == {*BUILDERS, "sample"} - {"by-hosts"}  # one rank a host: there is nothing inside
     with pytest.raises(ValueError, match="lower --plans or raise --budget"):
-        entries_of(CELL, Workload(name="none", tensors=(), forward_s=0.0, backward_s=0.0), FLAT, 10**4, 1.0, 0)
+        entries_of(CELL, Workload(name="none", tensors=(), forward_s=0.0, backward_s=0.0), FLAT, 300, 1.0, 0)
 
 
 def _job(num=3):
@@ -281,11 +288,10 @@ def test_what_raises_is_a_result_and_what_hangs_is_ended(tmp_path, monkeypatch):
         assert process.wait(60) == 1
     for rank in range(2):
         text = said(tmp_path, rank)
-        assert "all: {'status': 'failed', 'reason': 'rank 0: ValueError: the plan has algorithms" in text, text
-        assert "one: {'status': 'failed', 'reason': '" in text, text
+        assert "all: {'status': 'failed', 'reason': \"rank 0: ValueError: the plan has algorithms" in text, text
+        assert "one: {'status': 'failed', 'reason': 'rank 1: MemoryError: no more'}" in text, text
         assert "then: ok True True" in text, text
         assert "Timeout (0:00:00.5" in text, text
-    assert "rank 1: MemoryError: no more" in said(tmp_path, 0) or "CommError" in said(tmp_path, 0)
 
 
 @pytest.mark.processes

@@ -80,9 +80,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(text) for text in whole]
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path} has a line that is not JSON ({error}); pliant collect did not write it."
-        ) from None
+        raise ValueError(f"{path} has a line that is not JSON ({error}); pliant collect did not write it.") from None
 
 
 def _cut_off(path: Path) -> None:

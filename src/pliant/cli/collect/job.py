@@ -17,8 +17,8 @@ CONTROL = "ddp-bf16"
 """The builder that is run again and again: what it does to the same plan tells how far the machine has moved."""
 _CONTROL_EVERY = 10
 _REPEATED_SHARE = 0.05
-_TRIES = 50
-"""Samples per plan that is wanted, before a space counts as empty."""
+_TRIES = 300
+"""Samples in a row that bring nothing new, after which a space counts as exhausted."""
 
 Kind = Literal["plan", "control", "repeat"]
 
@@ -74,11 +74,12 @@ def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, bud
     rng = random.Random(f"{seed} {cell}")  # noqa: S311  an order, not a secret
     space = Space(workload, topology, Quality(budget=budget))
     chosen = {genes.plan().hash: (name, genes) for name, genes in BUILDERS.items() if genes in space}
-    for _ in range(_TRIES * num):
-        if len(chosen) >= num:
-            break
+    in_vain = 0
+    while len(chosen) < num and in_vain < _TRIES:
         genes = space.sample(rng)
+        before = len(chosen)
         chosen.setdefault(genes.plan().hash, ("sample", genes))
+        in_vain = in_vain + 1 if len(chosen) == before else 0
     if len(chosen) < num:
         raise ValueError(
             f"--plans is {num}, but only {len(chosen)} different plans were found within the budget of {budget:g}; "

@@ -191,13 +191,17 @@ def _counters(subject: Subject) -> list[float]:
 
 
 def _first_reason(mine: str) -> str:
-    """Return the reason of the first rank that has one, with its number; empty if none has. Collective."""
+    """Return one rank's reason, with its number; empty if no rank has any. Collective.
+
+    Where a rank fails alone, the others only see that it does not answer, so their CommErrors come last.
+    """
     raw = mine.encode()[:_REASON_BYTES]
     table = torch.zeros(dist.get_world_size(), _REASON_BYTES, dtype=torch.uint8)
     table[dist.get_rank(), : len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
     dist.all_reduce(table)
     texts = [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in table.tolist()]
-    return next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text), "")
+    reasons = sorted((text.startswith("CommError"), rank, text) for rank, text in enumerate(texts) if text)
+    return f"rank {reasons[0][1]}: {reasons[0][2]}" if reasons else ""
 
 
 def _forget_peak() -> bool:

@@ -99,8 +99,10 @@ class Dataset:
     def _places(self) -> dict[str, tuple[int, int]]:
         """Run -> where its samples begin and end; they lie together."""
         run_ids = self.columns("steps")["run_id"]
-        starts = np.flatnonzero(np.r_[True, run_ids[1:] != run_ids[:-1]]) if len(run_ids) else np.zeros(0, int)
-        ends = np.r_[starts[1:], len(run_ids)]
+        first = np.ones(len(run_ids), dtype=bool)
+        first[1:] = run_ids[1:] != run_ids[:-1]
+        starts = np.flatnonzero(first)
+        ends = [*starts[1:], len(run_ids)][: len(starts)]
         return {run_ids[a]: (int(a), int(b)) for a, b in zip(starts, ends, strict=True)}
 
 
