@@ -118,7 +118,7 @@ def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> d
     counted = [0.0] * (len(_COUNTED) + 1)
     num_steps = 0
     while True:
-        turn, took, elapsed_s = _turn(subject, rhythm, began_s)
+        turn, took, elapsed_s = _turn(subject, rhythm, began_s, seconds)
         num_steps += turn.shape[1] * rhythm.period
         samples += [[float(c.mean()), float(c.max()), float(c[0])] for c in turn.T]
         counted = [a + b for a, b in zip(counted, took, strict=True)]
@@ -138,7 +138,7 @@ def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> d
     }
 
 
-def _turn(subject: Subject, rhythm: Rhythm, began_s: float) -> tuple[Tensor, list[float], float]:
+def _turn(subject: Subject, rhythm: Rhythm, began_s: float, seconds: float) -> tuple[Tensor, list[float], float]:
     """Take whole periods. Collective.
 
     As in the cells of `pliant bench`: no rank waits for the others between the end of a step that is not counted and
@@ -155,7 +155,9 @@ def _turn(subject: Subject, rhythm: Rhythm, began_s: float) -> tuple[Tensor, lis
         subject.step()
         rhythm.steps_made += 1
     # Where the network is asked every so many steps only, this one says little, but then a period is what is taken.
-    num_steps = steps_of_a_turn(rhythm, *busiest([time.perf_counter() - start_s]))
+    (step_s,) = busiest([time.perf_counter() - start_s])
+    # One period is all that a plan gets whose single step takes longer than a trial should.
+    num_steps = steps_of_a_turn(rhythm, step_s) if step_s < seconds else rhythm.period
     before = _counters(subject)
     stamps_s = [time.perf_counter()]
     for k in range(1, num_steps + 1):
