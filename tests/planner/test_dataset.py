@@ -19,7 +19,7 @@ from pliant.planner.dataset import (
     Model,
     Network,
     Planned,
-    Simulated,
+    SimulatedRun,
     append_simulated,
     dataset_of,
     load,
@@ -135,7 +135,7 @@ def test_a_plan_has_one_role_at_random_and_roles_are_shared_out():
 
 def test_simulated_runs_join_and_are_told_apart(tmp_path):
     data = dataset_of(_one(WORKLOAD, [BUILDERS["ddp"]]))
-    one = Simulated(
+    one = SimulatedRun(
         model=Model(family="wider", workload=MODELS[1]),
         network=Network(topology=TWO_A_HOST),
         planned=Planned(genes=BUILDERS["topk"], generator="topk"),

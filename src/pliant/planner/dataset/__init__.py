@@ -1,7 +1,7 @@
 """Plans that were run and how long their steps took, as Parquet tables, with what they were run on."""
 
 from pliant.planner.dataset.lines import dataset_of
-from pliant.planner.dataset.records import Model, Network, Planned, Simulated
+from pliant.planner.dataset.records import Model, Network, Planned, SimulatedRun
 from pliant.planner.dataset.schema import COLUMNS
 from pliant.planner.dataset.simulated import append_simulated
 from pliant.planner.dataset.store import load, write
@@ -13,7 +13,7 @@ __all__ = [
     "Model",
     "Network",
     "Planned",
-    "Simulated",
+    "SimulatedRun",
     "append_simulated",
     "dataset_of",
     "load",

@@ -10,7 +10,7 @@ from pliant.planner.quality import Quality
 from pliant.spec import Host, Link, SyncPlan, TensorSpec, Topology, Workload, canonical_hash, from_json, to_json
 from pliant.spec.units import format_rate, format_time
 
-__all__ = ["Model", "Network", "Planned", "Row", "Simulated", "rule_rows"]
+__all__ = ["Model", "Network", "Planned", "Row", "SimulatedRun", "rule_rows"]
 
 Row = dict[str, Any]
 NetworkKind = Literal["hosts", "loopback"]
@@ -134,7 +134,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
+class SimulatedRun:
     """A plan whose step time a simulator has predicted."""
 
     model: Model

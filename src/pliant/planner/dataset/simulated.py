@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from pliant.planner.dataset.records import Row, Simulated, rule_rows
+from pliant.planner.dataset.records import Row, SimulatedRun, rule_rows
 from pliant.planner.dataset.schema import COLUMNS
 from pliant.planner.dataset.tables import Dataset, from_rows
 
 __all__ = ["append_simulated"]
 
 
-def append_simulated(dataset: Dataset, simulated: Sequence[Simulated]) -> Dataset:
+def append_simulated(dataset: Dataset, simulated: Sequence[SimulatedRun]) -> Dataset:
     """Return the data set with simulated runs behind its own, and its splits made anew.
 
     Models, topologies and plans that it does not have yet join it. `write` puts it on the disk.
@@ -33,7 +33,7 @@ def append_simulated(dataset: Dataset, simulated: Sequence[Simulated]) -> Datase
 _KEYS = (("models", "model_id"), ("topologies", "topo_id"), ("plans", "plan_id"))
 
 
-def _run_row(one: Simulated, number: int) -> Row:
+def _run_row(one: SimulatedRun, number: int) -> Row:
     return {
         "run_id": f"simulated-{number}",
         "provenance": "simulated",
