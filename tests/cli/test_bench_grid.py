@@ -9,13 +9,13 @@ import typer
 from typer.testing import CliRunner
 
 from pliant.cli.bench.arms import Arm
-from pliant.cli.bench.cells import _steps_of_a_turn, _uncounted
 from pliant.cli.bench.command import bench
 from pliant.cli.bench.crossing import cell_rows, read_trained
 from pliant.cli.bench.grid import Conductor, cells_of, left_to_measure, measured_before
 from pliant.cli.bench.metric import METRICS
 from pliant.cli.bench.progress import Progress
 from pliant.cli.bench.report import page
+from pliant.cli.bench.rhythm import steps_of_a_turn, uncounted_steps
 from pliant.cli.bench.setup import MARK, STOP, Cell, Setup, stage_file
 from pliant.cli.bench.tables import markdown
 from pliant.network import CannotEmulateError, LinkReport
@@ -202,13 +202,13 @@ def _arm(**fields):
 
 def test_a_turn_takes_whole_periods_and_leaves_no_wait_behind():
     plain = _arm(period=1, spacing=1, delay_steps=0)
-    assert [_steps_of_a_turn(plain, s) for s in (5.0, 0.1, 0.001)] == [2, 8, 16]
+    assert [steps_of_a_turn(plain, s) for s in (5.0, 0.1, 0.001)] == [2, 8, 16]
     streaming = _arm(period=32, spacing=8, delay_steps=2)
-    assert _steps_of_a_turn(streaming, 5.0) == 32
+    assert steps_of_a_turn(streaming, 5.0) == 32
     for made in range(20):
         streaming.steps_made = made
-        assert (made + _uncounted(streaming)) % 8 >= 2
-    assert _uncounted(_arm(period=1, spacing=1, delay_steps=1)) == 1
+        assert (made + uncounted_steps(streaming)) % 8 >= 2
+    assert uncounted_steps(_arm(period=1, spacing=1, delay_steps=1)) == 1
 
 
 @pytest.mark.processes

@@ -7,10 +7,12 @@ from pliant.planner.quality import Quality
 from pliant.planner.search import Found, Limits, Model, search, searching
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
+from pliant.planner.workloads import WORKLOADS, shrunk
 
 __all__ = [
     "BUILDERS",
     "FAMILIES",
+    "WORKLOADS",
     "Family",
     "Found",
     "Gene",
@@ -23,4 +25,5 @@ __all__ = [
     "Trial",
     "search",
     "searching",
+    "shrunk",
 ]

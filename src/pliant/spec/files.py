@@ -97,8 +97,13 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = [a for a in arguments if a is not type(None)]
-        return _build(inner, value, where)
+        inner = [a for a in arguments if a is not type(None)]
+        if len(inner) == 1:
+            return _build(inner[0], value, where)
+        # A number or a word, as in the settings of a gene: JSON tells them apart.
+        wanted = " or ".join(a.__name__ for a in inner)
+        _demand(type(value) in inner or (type(value) is int and float in inner), where, f"of type {wanted}", value)
+        return value
     if origin is tuple:
         _demand(isinstance(value, list), where, "a list", value)
         items = arguments[0] if arguments[-1] is Ellipsis else None

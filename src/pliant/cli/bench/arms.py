@@ -19,6 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
 from pliant.algorithms import ALGORITHMS, Algorithm
+from pliant.cli.bench.rhythm import rhythm_of
 from pliant.cli.bench.setup import PLIANT_ARMS, settings_of
 from pliant.codecs.registry import codec_from
 from pliant.engine.choose import plan_from, recommended
@@ -57,19 +58,17 @@ class Arm:
     @property
     def period(self) -> int:
         """Steps after which this arm has done everything that it ever does."""
-        if self.name == "ddp-postlocal":
-            return POST_LOCAL_PERIOD
-        return max([1, *(choice.every for choice in self._choices)])
+        return POST_LOCAL_PERIOD if self.name == "ddp-postlocal" else rhythm_of(self._choices).period
 
     @property
     def spacing(self) -> int:
         """Steps from one exchange to the next, of whatever part of the model."""
-        return self.period // max([1, *(choice.fragments for choice in self._choices)])
+        return self.period if self.name == "ddp-postlocal" else rhythm_of(self._choices).spacing
 
     @property
     def delay_steps(self) -> int:
         """Steps that are made before the result of an exchange is waited for."""
-        return max([0, *(choice.delay_steps for choice in self._choices)])
+        return rhythm_of(self._choices).delay_steps
 
     @property
     def free(self) -> bool:

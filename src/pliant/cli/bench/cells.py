@@ -1,6 +1,5 @@
 """Step times in the cells of a grid: arms are made once and live on, while the network changes beneath them."""
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,17 +14,15 @@ from pliant.cli.bench.arms import Arm, prepare
 from pliant.cli.bench.lines import say
 from pliant.cli.bench.models import TASKS, Task
 from pliant.cli.bench.pace import Pace, pace_of
-from pliant.cli.bench.setup import OPEN, STOP, Cell, Setup, stage_file
+from pliant.cli.bench.rhythm import steps_of_a_turn, uncounted_steps
+from pliant.cli.bench.setup import OPEN, Cell, Setup
+from pliant.cli.bench.stages import await_network
 from pliant.cli.bench.wire import busiest, formula_bytes
 
 __all__ = ["measure_cells"]
 
 _WARM_UP_STEPS = 3
 _ALONE_STEPS = 10
-_ENOUGH_S, _MOST_STEPS = 0.8, 16
-"""A turn takes whole periods of an arm: as many as begin within so much time, or within so many steps."""
-_NETWORK_S = 120.0
-"""The longest that setting up the network may take."""
 
 
 def measure_cells(setup: Setup, folder: Path) -> None:
@@ -34,29 +31,15 @@ def measure_cells(setup: Setup, folder: Path) -> None:
     for model_name, cells in groupby(setup.cells, key=lambda cell: cell.model):
         task = TASKS[model_name]
         batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
-        _await_network(folder, stage, OPEN)
+        await_network(folder, stage, OPEN)
         arms, alone_s = _ready(model_name, task, batch, setup)
         stage += 1
         for cell in cells:
-            _await_network(folder, stage, setup.cells.index(cell))
+            await_network(folder, stage, setup.cells.index(cell))
             _measure(cell, arms, task, batch, setup, pace_of(cell.slow_share, alone_s))
             stage += 1
         for arm in arms:
             arm.close()
-
-
-def _await_network(folder: Path, stage: int, wanted: int) -> None:
-    """Ask for a network and wait until it is there; nothing is on its way meanwhile. Collective."""
-    dist.barrier()
-    say("want", {"stage": stage, "cell": wanted})
-    answer, until_s = stage_file(folder, stage), time.monotonic() + _NETWORK_S
-    while not answer.exists():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"the network of stage {stage} was asked for {_NETWORK_S:.0f} s ago, and is not there.")
-        time.sleep(0.02)
-    if answer.read_text() == STOP:
-        raise RuntimeError(f"the network of stage {stage} could not be set up; who started the ranks says why.")
-    dist.barrier()
 
 
 def _ready(model_name: str, task: Task, batch: tuple[Tensor, Tensor], setup: Setup) -> tuple[list[Arm], float]:
@@ -118,11 +101,11 @@ class _Turns:
         arm = self.arm
         dist.barrier()
         start_s = 0.0
-        for _ in range(_uncounted(arm)):
+        for _ in range(uncounted_steps(arm)):
             start_s = time.perf_counter()
             self._step()
         if not self._num_steps:
-            self._num_steps = _steps_of_a_turn(arm, *busiest([time.perf_counter() - start_s]))
+            self._num_steps = steps_of_a_turn(arm, *busiest([time.perf_counter() - start_s]))
             self._own_steps = self._pace.own_steps(self._num_steps, free=arm.free)
         sent_before, exposed_before, start_s = arm.sent_bytes(), arm.exposed_s(), time.perf_counter()
         for _ in range(self._own_steps):
@@ -160,20 +143,3 @@ def _step(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> Non
     loss.backward()
     arm.optimizer.step()
     arm.steps_made += 1
-
-
-def _uncounted(arm: Arm) -> int:
-    """Return how many steps come before a turn: one, or more, until no result of a late exchange is waited for.
-
-    Otherwise an exchange that begins with the last steps of a turn would be waited for after it, in no turn at all.
-    Where one begins in every step, as many are waited for as begin.
-    """
-    if arm.spacing <= arm.delay_steps:
-        return 1
-    return next(n for n in range(1, arm.spacing + 1) if (arm.steps_made + n) % arm.spacing >= arm.delay_steps)
-
-
-def _steps_of_a_turn(arm: Arm, step_s: float) -> int:
-    """Return whole periods."""
-    wanted = min(max(_ENOUGH_S / step_s, 2.0), float(_MOST_STEPS))
-    return math.ceil(wanted / arm.period) * arm.period

@@ -1,0 +1,95 @@
+"""What was found, a JSON object a line, each written as it comes to be: what an interruption leaves is whole."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pliant.cli.bench.setup import Cell
+
+__all__ = ["FILE", "Book", "read_lines"]
+
+FILE = "trials.jsonl"
+"""Name of the file in the folder of a collection."""
+
+_FREE = ("models", "rates", "delays", "slow_host", "seconds_per_trial", "timeout_s")
+"""What a later command may change: other cells join those that are there, and a trial may be shorter."""
+
+
+class Book:
+    """A collection's file, open at its end.
+
+    Args:
+        folder: Made if it is not there.
+        settings: Those of the command; they must be those that the file began with.
+
+    Raises:
+        ValueError: The file belongs to another collection.
+
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / FILE
+        lines = read_lines(self._path) if self._path.exists() else []
+        first = next((line for line in lines if line["kind"] == "job"), None)
+        if first is not None:
+            had, now = _fixed(first["settings"]), _fixed(settings)
+            if had != now:
+                raise ValueError(
+                    f"{self._path} has a collection with {had}, but this one has {now}; give another --out folder, or "
+                    "the same settings."
+                )
+        self._cells: dict[str, Cell] = {}
+        self._done: set[tuple[Cell, int]] = set()
+        for line in lines:
+            self._note(line)
+        _cut_off(self._path)
+        self.write({"kind": "job", "settings": dict(settings)})
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line, and see to it that it is on the disk."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._note(line)
+
+    def done(self, cell: Cell, number: int) -> bool:
+        """Say whether a cell's trial was run, well or not."""
+        return (cell, number) in self._done
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        if line["kind"] == "session":
+            self._cells[line["session_id"]] = Cell(**line["cell"])
+        elif line["kind"] == "trial":
+            self._done.add((self._cells[line["session_id"]], int(line["number"])))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a collection's file, without a last one that was cut off while it was written.
+
+    Raises:
+        ValueError: The file is not there, or a line in it is not JSON.
+
+    """
+    if not path.exists():
+        raise ValueError(f"there is no {path}; run pliant collect --out {path.parent} first.")
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        return [json.loads(text) for text in whole]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} has a line that is not JSON ({error}); pliant collect did not write it.") from None
+
+
+def _cut_off(path: Path) -> None:
+    """Remove a last line that has no end."""
+    if path.exists():
+        raw = path.read_bytes()
+        if raw and not raw.endswith(b"\n"):
+            os.truncate(path, raw.rfind(b"\n") + 1)
+
+
+def _fixed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in _FREE}

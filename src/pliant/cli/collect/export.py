@@ -1,0 +1,66 @@
+"""From trials, trainings and benchmarks of codecs to a data set."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pliant.cli.bench.crossing import read_trained
+from pliant.cli.collect.book import FILE, read_lines
+from pliant.planner.dataset import dataset_of, write
+
+__all__ = ["export_to"]
+
+
+def export_to(folder: Path, collections: Sequence[Path], accuracy: Sequence[Path], micro: Sequence[Path]) -> None:
+    """Write the data set of collections, with steps to a target from trainings, and times of codecs.
+
+    Raises:
+        ValueError: A file is not what it should be; the message names it.
+        RuntimeError: pyarrow is not installed.
+
+    """
+    lines = [line for collection in collections for line in read_lines(collection / FILE)]
+    dataset = dataset_of(
+        lines,
+        micro=[row for path in micro for row in _codec_rows(path)],
+        convergence=[row for path in accuracy for row in _training_rows(path)],
+    )
+    write(dataset, folder)
+    runs = dataset.runs
+    print(f"{len(runs['run_id'])} runs of {len(dataset.plans)} plans in {folder}; see {folder / 'card.md'}")
+
+
+def _training_rows(path: Path) -> list[dict[str, Any]]:
+    trained = read_trained([path])
+    setup = json.loads(path.read_text(encoding="utf-8"))["setup"]
+    base = trained["ddp-bf16"].steps if "ddp-bf16" in trained else None
+    return [
+        {
+            "algorithm": name,
+            "model": found.model,
+            "target": setup.get("target", setup.get("target_accuracy")),
+            "steps": found.steps,
+            "steps_ratio": found.steps / base if found.steps is not None and base else None,
+            "gap": found.gap,
+            "source": path.name,
+        }
+        for name, found in trained.items()
+    ]
+
+
+def _codec_rows(path: Path) -> list[dict[str, Any]]:
+    body = json.loads(path.read_text(encoding="utf-8"))
+    if "megabytes" not in body or "rows" not in body:
+        raise ValueError(f"--micro {path} does not come from benchmarks/codecs.py --json; give a file that does.")
+    return [
+        {
+            "operation": row["operation"],
+            "codec": row["codec"],
+            "input_bytes": round(body["megabytes"] * 1e6),
+            "seconds": row["median_s"],
+            "spread_s": row["spread_s"],
+            "source": path.name,
+        }
+        for row in body["rows"]
+    ]

@@ -1,0 +1,175 @@
+"""Records to rows and back: what was run, and on what."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from pliant.planner.families import FAMILIES
+from pliant.planner.genes import Genes
+from pliant.planner.quality import Quality
+from pliant.spec import Host, Link, SyncPlan, TensorSpec, Topology, Workload, canonical_hash, from_json, to_json
+from pliant.spec.units import format_rate, format_time
+
+__all__ = ["Model", "Network", "Planned", "Row", "SimulatedRun", "rule_rows"]
+
+Row = dict[str, Any]
+NetworkKind = Literal["hosts", "loopback"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A workload, and how much of the whole model it is."""
+
+    family: str
+    workload: Workload
+    size_share: float = 1.0
+    """Elements over those of the whole model."""
+
+    @property
+    def id(self) -> str:
+        """Name and hash; where figures come from does not count."""
+        return f"{self.family}-{canonical_hash(replace(self.workload, provenance=''))[:8]}"
+
+    def row(self) -> Row:
+        """Return the row of models."""
+        w = self.workload
+        return {
+            "model_id": self.id,
+            "family": self.family,
+            "size_share": self.size_share,
+            "numel": w.numel,
+            "forward_s": w.forward_s,
+            "backward_s": w.backward_s,
+            "optimizer_s": w.step_s,
+            "tensors": [{**asdict(t), "shape": list(t.shape)} for t in w.tensors],
+            "source": w.provenance,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Model":
+        """Return the model of a row."""
+        workload = Workload(
+            name=row["family"],
+            tensors=tuple(replace(TensorSpec(**t), shape=tuple(t["shape"])) for t in row["tensors"]),
+            forward_s=row["forward_s"],
+            backward_s=row["backward_s"],
+            step_s=row["optimizer_s"],
+            provenance=row["source"],
+        )
+        return cls(family=row["family"], workload=workload, size_share=row["size_share"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A topology, and what it does not say itself."""
+
+    topology: Topology
+    slow_share: float = 0.0
+    """Compute speed of the last host over that of the others; 0: all are alike."""
+    kind: NetworkKind = "hosts"
+    """Whether each host has a link of its own, or all ranks are on loopback."""
+
+    @property
+    def id(self) -> str:
+        """Hosts x ranks, rate, delay, slow host, and hash; where figures come from does not count."""
+        hosts = self.topology.hosts
+        rate = format_rate(hosts[0].send_bytes_per_s) if hosts[0].send_bytes_per_s else self.kind
+        slow = f"-slow{self.slow_share:g}" if self.slow_share else ""
+        mark = canonical_hash(replace(self, topology=replace(self.topology, provenance="")))[:8]
+        return f"{len(hosts)}x{hosts[0].num_ranks}-{rate}-{format_time(hosts[0].delay_s)}{slow}-{mark}"
+
+    def row(self) -> Row:
+        """Return the row of topologies."""
+        return {
+            "topo_id": self.id,
+            "kind": self.kind,
+            "num_ranks": self.topology.num_ranks,
+            "slow_share": self.slow_share,
+            "hosts": [asdict(host) for host in self.topology.hosts],
+            "links": [asdict(link) for link in self.topology.links],
+            "source": self.topology.provenance,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Network":
+        """Return the network of a row."""
+        topology = Topology(
+            hosts=tuple(Host(**host) for host in row["hosts"]),
+            links=tuple(Link(**link) for link in row["links"]),
+            provenance=row["source"],
+        )
+        return cls(topology=topology, slow_share=row["slow_share"], kind=row["kind"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan, and where it comes from."""
+
+    genes: Genes
+    generator: str
+    """Name of a builder, or 'sample'."""
+
+    @property
+    def plan(self) -> SyncPlan:
+        """What was run."""
+        return self.genes.plan(self.generator)
+
+    def row(self) -> Row:
+        """Return the row of plans."""
+        genes = (self.genes.base, *(gene for _, gene in self.genes.layers))
+        plan = self.plan
+        return {
+            "plan_id": plan.hash,
+            "generator": self.generator,
+            "exact": all(FAMILIES[gene.family].exact for gene in genes),
+            "steps_ratio": Quality().ratio(self.genes),
+            "plan": to_json(plan),
+            "genes": to_json(self.genes),
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Planned":
+        """Return the plan of a row."""
+        return cls(genes=from_json(Genes, row["genes"]), generator=row["generator"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+    """A plan whose step time a simulator has predicted."""
+
+    model: Model
+    network: Network
+    planned: Planned
+    step_s: float
+    """Amortized over whole periods."""
+    compute_s: float
+    exposed_s: float
+    codec_s: float
+    sent_bytes: float
+    """A step, of the busiest rank."""
+    simulator: str
+    """Its version and costs, so that rows of another can be told apart."""
+
+
+def rule_rows(plan: SyncPlan) -> list[Row]:
+    """Return a row of buckets for each rule of a plan."""
+    return [
+        {
+            "plan_id": plan.hash,
+            "rule": number,
+            "bucket_bytes": plan.bucket_bytes,
+            **asdict(rule.match),
+            "what": rule.choice.what,
+            "collective": rule.choice.collective,
+            "codec": str(rule.choice.codec or ""),
+            "feedback": rule.choice.feedback,
+            "graph": rule.choice.graph.kind if rule.choice.graph else "",
+            "every": rule.choice.every,
+            "fragments": rule.choice.fragments,
+            "delay_steps": rule.choice.delay_steps,
+            "chunk_bytes": rule.choice.chunk_bytes,
+            "hierarchical": rule.choice.hierarchical,
+            "order": rule.choice.order,
+        }
+        for number, rule in enumerate(plan.rules)
+    ]
