@@ -7,12 +7,13 @@ from typing import Any, Literal
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import Genes
 from pliant.planner.quality import Quality
-from pliant.spec import Host, Link, SyncPlan, TensorSpec, Topology, Workload, canonical_hash, from_json, to_json
+from pliant.spec import Host, Link, SyncPlan, Topology, Workload, canonical_hash, from_json, to_json
 from pliant.spec.units import format_rate, format_time
 
 __all__ = ["Model", "Network", "Planned", "Row", "SimulatedRun", "rule_rows"]
 
 Row = dict[str, Any]
+_TENSOR = ("name", "dtype", "layer", "ready_s")
 NetworkKind = Literal["hosts", "loopback"]
 
 
@@ -41,21 +42,15 @@ class Model:
             "forward_s": w.forward_s,
             "backward_s": w.backward_s,
             "optimizer_s": w.step_s,
-            "tensors": [{**asdict(t), "shape": list(t.shape)} for t in w.tensors],
+            "tensors": [{**{key: getattr(t, key) for key in _TENSOR}, "shape": list(t.shape)} for t in w.tensors],
+            "workload": to_json(w),
             "source": w.provenance,
         }
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Model":
         """Return the model of a row."""
-        workload = Workload(
-            name=row["family"],
-            tensors=tuple(replace(TensorSpec(**t), shape=tuple(t["shape"])) for t in row["tensors"]),
-            forward_s=row["forward_s"],
-            backward_s=row["backward_s"],
-            step_s=row["optimizer_s"],
-            provenance=row["source"],
-        )
+        workload = from_json(Workload, row["workload"])
         return cls(family=row["family"], workload=workload, size_share=row["size_share"])
 
 

@@ -52,6 +52,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "backward_s": ("double", "s"),
         "optimizer_s": ("double", "s; 0 where it was not told apart"),
         "tensors": ("tensors", "in the order in which gradients are ready: name, shape, dtype, layer, ready_s"),
+        "workload": ("string", "Workload as JSON: all of the above, and what was measured of gradients"),
         "source": ("string", "where shapes and times come from"),
     },
     "topologies": {
