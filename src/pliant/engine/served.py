@@ -205,6 +205,8 @@ class Served:
             self._changed.wait_for(lambda: self._failure is not None, _EXPLAIN_S)
             if self._failure is not None:
                 self._raise_for(*self._failure)
+        if error.lost:
+            self._raise_for(error.lost[0], str(error))
         raise CommError(f"waiting for owners: {error}", rank=error.rank, op=error.op, lost=error.lost) from error
 
     def _raise_for(self, failed: int, why: str) -> NoReturn:
