@@ -31,6 +31,8 @@ def test_a_mutant_differs_from_its_parent_in_one_thing():
     for _ in range(200):
         parent = EVERYTHING.sample(rng)
         child = EVERYTHING.mutate(parent, rng)
+        if FAMILIES[child.base.family].between_steps != FAMILIES[parent.base.family].between_steps:
+            continue  # then buckets lose, or get back, their meaning
         fields = ("base", "layers", "bucket_bytes", "chunk_bytes", "at_end", "by_hosts")
         assert sum(getattr(parent, f) != getattr(child, f) for f in fields) <= 1
 

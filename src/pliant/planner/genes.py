@@ -43,6 +43,11 @@ class Genes:
     at_end: bool = False
     by_hosts: bool = False
 
+    def __post_init__(self) -> None:
+        if FAMILIES[self.base.family].between_steps:  # DDP's buckets and their order do not matter there
+            object.__setattr__(self, "bucket_bytes", 0)
+            object.__setattr__(self, "at_end", False)
+
     def plan(self, name: str = "") -> SyncPlan:
         """Return the plan. Raises ValueError, from the validity table, for what does not go together."""
         genes = [self.base, *(gene for _, gene in self.layers)]

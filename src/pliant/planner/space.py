@@ -1,5 +1,6 @@
 """Which plans there are to choose from, and how one comes from another."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -80,13 +81,10 @@ class Space:
 
     def enumerate(self) -> Iterator[Genes]:
         """Yield every plan that exchanges all layers alike: small enough to be tried whole."""
-        for gene in self._genes:
-            for bucket in _BUCKETS:
-                for at_end in (False, True):
-                    for by_hosts in (False, True) if self._with_hosts else (False,):
-                        genes = Genes(gene, bucket_bytes=bucket, at_end=at_end, by_hosts=by_hosts)
-                        if genes in self:
-                            yield genes
+        by_hosts = (False, True) if self._with_hosts else (False,)
+        settings = itertools.product(self._genes, _BUCKETS, (False, True), by_hosts)
+        every = dict.fromkeys(Genes(g, bucket_bytes=b, at_end=end, by_hosts=by) for g, b, end, by in settings)
+        yield from (genes for genes in every if genes in self)
 
     def _draw(self, rng: random.Random) -> Genes:
         def gene() -> Gene:
