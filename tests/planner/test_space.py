@@ -52,7 +52,7 @@ def test_classes_of_layers_are_those_that_weigh():
 def test_what_can_be_enumerated_is_inside_and_different():
     space = Space(WORKLOAD, FLAT, Quality(budget=1.05))
     found = list(space.enumerate())
-    assert len({genes.plan().hash for genes in found}) == len(found) > 100
+    assert len({genes.plan().hash for genes in found}) == len(found) > 50
     assert all(genes in space for genes in found)
 
 
