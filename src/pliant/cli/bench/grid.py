@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pliant.cli.bench.progress import Progress
+from pliant.cli.bench.resumed import records_before
 from pliant.cli.bench.setup import MARK, OPEN, STOP, Cell, Setup, stage_file
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import LinkReport
@@ -63,20 +64,8 @@ def cells_of(models: Sequence[str], rates: Sequence[str], delays: Sequence[str],
 
 def measured_before(path: Path | None, setup: Setup, num_hosts: int) -> list[dict[str, Any]]:
     """Return the cells that a file of an earlier run has. Raises ValueError if that run was another one."""
-    if path is None or not path.exists():
-        return []
-    before = json.loads(path.read_text(encoding="utf-8"))
-    had, now = _alike(before["setup"], before.get("hosts")), _alike(asdict(setup), num_hosts)
-    if had != now:
-        raise ValueError(
-            f"{path} has a benchmark with {had}, but this one has {now}, so that their cells cannot stand side by "
-            "side; give another --json file, or the same settings."
-        )
-    return [r for r in before["records"] if r["kind"] == "cell"]
-
-
-def _alike(setup: dict[str, Any], num_hosts: int | None) -> dict[str, Any]:
-    return {"mode": setup["mode"], "arms": list(setup["arms"]), "bucket_mb": setup["bucket_mb"], "hosts": num_hosts}
+    before = records_before(path, setup, num_hosts, alike=("mode", "bucket_mb"), what="cells")
+    return [r for r in before if r["kind"] == "cell"]
 
 
 def left_to_measure(cells: Sequence[Cell], before: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:

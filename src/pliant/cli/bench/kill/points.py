@@ -1,12 +1,12 @@
 """Which rank is lost when, and how: drawn from a seed, so that another run strikes alike. No torch."""
 
-import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pliant.cli.bench.resumed import records_before
 from pliant.cli.bench.setup import Setup, settings_of
 
 __all__ = ["ELASTIC_ARMS", "Point", "is_elastic", "left_to_strike", "points_of", "struck_before"]
@@ -84,21 +84,8 @@ def _point(number: int, arm: str, num_ranks: int, steps: int, seed: int) -> Poin
 
 def struck_before(path: Path | None, setup: Setup, num_hosts: int) -> list[dict[str, Any]]:
     """Return the records that a file of an earlier run has. Raises ValueError if that run was another one."""
-    if path is None or not path.exists():
-        return []
-    before = json.loads(path.read_text(encoding="utf-8"))
-    had, now = _alike(before["setup"], before.get("hosts")), _alike(asdict(setup), num_hosts)
-    if had != now:
-        raise ValueError(
-            f"{path} has a benchmark with {had}, but this one has {now}, so that their points cannot stand side by "
-            "side; give another --json file, or the same settings."
-        )
-    return list(before["records"])
-
-
-def _alike(setup: dict[str, Any], num_hosts: int | None) -> dict[str, Any]:
-    alike = {name: setup[name] for name in ("mode", "train_steps", "batch", "bucket_mb")}
-    return {**alike, "arms": list(setup["arms"]), "hosts": num_hosts}
+    alike = ("mode", "train_steps", "batch", "bucket_mb")
+    return records_before(path, setup, num_hosts, alike=alike, what="points")
 
 
 def left_to_strike(points: Sequence[Point], before: Sequence[dict[str, Any]]) -> list[Point]:
