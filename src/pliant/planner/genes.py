@@ -48,9 +48,14 @@ class Genes:
             object.__setattr__(self, "bucket_bytes", 0)
             object.__setattr__(self, "at_end", False)
 
+    @property
+    def genes(self) -> tuple[Gene, ...]:
+        """All of them, the base first."""
+        return (self.base, *(gene for _, gene in self.layers))
+
     def plan(self, name: str = "") -> SyncPlan:
         """Return the plan. Raises ValueError, from the validity table, for what does not go together."""
-        genes = [self.base, *(gene for _, gene in self.layers)]
+        genes = self.genes
         if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
         if len({gene.family == "owner" for gene in genes}) > 1:

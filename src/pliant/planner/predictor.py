@@ -73,6 +73,8 @@ class Predictor:
         self._physics = physics
         self.coefficients = physics.coefficients
         self.residual = Residual(seed)
+        self._counted: dict[Genes, Floats] = {}
+        """What the physics says at these coefficients, so that nothing is simulated twice."""
 
     def fit(self, trials: Sequence[Trial]) -> None:
         """Learn from the trials that came to an end; of a plan that was run again, from each run."""
@@ -84,29 +86,31 @@ class Predictor:
         for _ in range(_ROUNDS):
             counts = self._physics.counts(plans, self.coefficients)
             self.coefficients = calibrated(counts, measured_s, self._physics.coefficients)
+        self._counted.clear()
         genes = [trial.genes for trial in sound]
-        features, simulated = self._looked_at(genes, self._physics.counts(plans, self.coefficients))
+        features, simulated = self._looked_at(genes)
         plan_of = {g: k for k, g in enumerate(dict.fromkeys(genes))}
         self.residual.fit(features, np.log(measured_s) - simulated, [plan_of[g] for g in genes])
 
     def predict(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
         """Return the logarithm of step times in s, (num,), and its standard deviation, (num,)."""
-        counts = self._physics.counts([genes.plan() for genes in candidates], self.coefficients)
-        features, simulated = self._looked_at(candidates, counts)
+        features, simulated = self._looked_at(candidates)
         correction, deviation = self.residual.predict(features)
         return simulated + correction, deviation
 
     def features(self, candidates: Sequence[Genes]) -> Floats:
         """Return what plans are compared by, (num, num_features)."""
-        counts = self._physics.counts([genes.plan() for genes in candidates], self.coefficients)
-        return self._looked_at(candidates, counts)[0]
+        return self._looked_at(candidates)[0]
 
-    def _looked_at(self, candidates: Sequence[Genes], counts: Floats) -> tuple[Floats, Floats]:
+    def _looked_at(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
         """Return features, (num, num_features), and the logarithm of simulated times, (num,).
 
         Features: the simulated time, the share of it that each quantity has, the sizes, the switches, and the family.
         """
-        parts_s = counts * self.coefficients
+        if new := [genes for genes in dict.fromkeys(candidates) if genes not in self._counted]:
+            rows = self._physics.counts([genes.plan() for genes in new], self.coefficients)
+            self._counted.update(zip(new, rows, strict=True))
+        parts_s = np.stack([self._counted[genes] for genes in candidates]) * self.coefficients
         simulated_s = np.maximum(parts_s.sum(1), 1e-9)
         own = [
             [

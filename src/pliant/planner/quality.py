@@ -64,7 +64,7 @@ class Quality:
 
     def ratio(self, genes: Genes) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
-        found = [self.ratio_of(gene) for gene in (genes.base, *(gene for _, gene in genes.layers))]
+        found = [self.ratio_of(gene) for gene in genes.genes]
         known = [ratio for ratio in found if ratio is not None]
         return max(known) if len(known) == len(found) else None
 

@@ -53,7 +53,7 @@ class Space:
             genes.plan()
         except ValueError:
             return False
-        return all(self.quality.admits(gene) for gene in (genes.base, *(gene for _, gene in genes.layers)))
+        return all(self.quality.admits(gene) for gene in genes.genes)
 
     def sample(self, rng: random.Random) -> Genes:
         """Draw a plan: families alike, then settings alike, then, rarely, a class of layers of its own."""

@@ -111,12 +111,11 @@ class Planned:
 
     def row(self) -> Row:
         """Return the row of plans."""
-        genes = (self.genes.base, *(gene for _, gene in self.genes.layers))
         plan = self.plan
         return {
             "plan_id": plan.hash,
             "generator": self.generator,
-            "exact": all(FAMILIES[gene.family].exact for gene in genes),
+            "exact": all(FAMILIES[gene.family].exact for gene in self.genes.genes),
             "steps_ratio": Quality().ratio(self.genes),
             "plan": to_json(plan),
             "genes": to_json(self.genes),
