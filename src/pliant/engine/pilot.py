@@ -180,10 +180,8 @@ class Pilot:
         return blocks_s
 
     def _block(self, num_steps: int) -> Steps[float]:
-        start_s = time.perf_counter()
-        for _ in range(num_steps):
-            yield
-        return self._slowest((time.perf_counter() - start_s) / num_steps)
+        """Return the mean time of some steps, the slowest rank's."""
+        return self._slowest((yield from _passed(num_steps)) / num_steps)
 
     def _slowest(self, mine_s: float) -> float:
         shared = torch.tensor([mine_s], dtype=torch.float64)
@@ -223,11 +221,16 @@ class Pilot:
         """Return the median over periods of some steps, the slowest rank's."""
         took_s: list[float] = []
         for _ in range(num_steps // period):
-            start_s = time.perf_counter()
-            for _ in range(period):
-                yield
-            took_s.append(time.perf_counter() - start_s)
+            took_s.append((yield from _passed(period)))
         return self._slowest(statistics.median(took_s))
+
+
+def _passed(num_steps: int) -> Steps[float]:
+    """Let some steps be made, and return how long they took this rank."""
+    start_s = time.perf_counter()
+    for _ in range(num_steps):
+        yield
+    return time.perf_counter() - start_s
 
 
 def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:
