@@ -13,18 +13,9 @@ import pytest
 from pliant.network import CannotEmulateError, emulated
 from pliant.spec import Host, Link, Topology
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
 PLIANT = [sys.executable, "-m", "pliant.cli.main"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _machine_can():
-    try:
-        with emulated(Topology(hosts=(Host(name="a"),)), check=False):
-            pass
-    except CannotEmulateError as error:
-        pytest.skip(f"this machine cannot emulate hosts: {error}")
 
 
 def traces() -> tuple:

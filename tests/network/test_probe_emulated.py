@@ -5,21 +5,11 @@ import sys
 
 import pytest
 
-from pliant.network import CannotEmulateError, emulated
-from pliant.spec import Host, Machine, Topology, load
+from pliant.spec import Machine, Topology, load
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
 PLIANT = [sys.executable, "-m", "pliant.cli.main"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _machine_can():
-    try:
-        with emulated(Topology(hosts=(Host(name="a"),)), check=False):
-            pass
-    except CannotEmulateError as error:
-        pytest.skip(f"this machine cannot emulate hosts: {error}")
 
 
 @pytest.mark.parametrize(("hosts", "slow", "rate", "delay_ms"), [(2, [], 10, 0), (3, ["--slow", "1:0.5"], 100, 5)])
