@@ -71,6 +71,9 @@ def test_a_stream_that_beats_all_others_is_suspected():
     rounds = played([100.0] * 4, [100.0] * 4)
     rounds[0, 0, 3] = 140.0
     assert lone_streams(rounds) == [(0, 0, 3)]
+    rounds = played([100.0, 100.0, 50.0, 50.0], [100.0, 100.0, 50.0, 50.0])
+    rounds[0, 0, 3] = 108.0  # no more than its sender can do, but more than its receiver can
+    assert lone_streams(rounds)[0] == (0, 0, 3)
 
 
 def test_delays_come_from_halves_of_round_trips():

@@ -87,9 +87,10 @@ def slow_pairs(rounds: Matrix, pairs: Matrix) -> list[Pair]:
 
 
 def lone_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
-    """Return (round, source, target) of streams that beat all others of both ends by more than the noise.
+    """Return (round, source, target) of streams that beat all others of either end by more than the noise.
 
-    Such a stream is the only one of a fast pair, or a mishap of whoever took its times: a second one decides.
+    Such a stream alone says what that end can do. It is the only one to an equal, or a mishap of whoever took its
+    times: a second one decides.
 
     Args:
         rounds: As in `host_rates`.
@@ -99,7 +100,7 @@ def lone_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
     for turn, i, j in np.argwhere(rounds > 0).tolist():
         others = rounds.copy()
         others[turn, i, j] = 0.0
-        if max(others[:, i, :].max(), others[:, :, j].max()) < (1 - NOISE) * rounds[turn, i, j]:
+        if min(others[:, i, :].max(), others[:, :, j].max()) < (1 - NOISE) * rounds[turn, i, j]:
             found.append((turn, i, j))
     return found
 

@@ -22,6 +22,8 @@ __all__ = ["probe", "provenance_of", "require_gloo", "share_text"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
+_MEETINGS_OF_TWO = 3
+"""Two hosts have no others to tell a mishap by."""
 _LATENCY_SHARE = 0.15
 _NAME_BYTES = 64
 
@@ -86,9 +88,8 @@ class _Probe:
             )
         all_rounds = tournament(size)
         shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
-        shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
         affordable = max(1, int((1 - _LATENCY_SHARE) * self._budget_s / _LEAST_STREAM_S) - len(shifts))
-        chosen = all_rounds[:: -(-len(all_rounds) // affordable)]
+        chosen = all_rounds[:: -(-len(all_rounds) // affordable)] if size > 2 else all_rounds * _MEETINGS_OF_TWO
         latencies_s = self._latencies_s(chosen)
         num_rounds = len(chosen) + len(shifts)
         rank, received = self._comm.rank, list[dict[int, float]]()
@@ -98,17 +99,20 @@ class _Probe:
             received.append(self._stream([(rank + shift) % size], [(rank - shift) % size], num_rounds - len(received)))
         rounds = self._rates(received)
         alone = rounds[: len(chosen)].max(0)
-        odd = [(i, j) for _, i, j in lone_streams(rounds)] if size > 2 else []
+        odd = [(i, j) for _, i, j in lone_streams(rounds)]
         odd += slow_pairs(rounds, alone)
         again = in_rounds(list(dict.fromkeys((min(pair), max(pair)) for pair in odd)), _SECOND_LOOKS)
         if again:
             more = self._rates([self._meet(pairs, len(again) - k) for k, pairs in enumerate(again)])
             rounds = np.concatenate([more, rounds])  # those of pairs by themselves remain the first
-            for stream_of_one in lone_streams(rounds):  # seen twice, and fast once only
-                rounds[stream_of_one] = 0.0
+            looked_at = {pair for turn in again for pair in turn}
+            for turn, i, j in lone_streams(rounds):
+                if (min(i, j), max(i, j)) in looked_at:  # seen twice, and fast once only
+                    rounds[turn, i, j] = 0.0
             alone = rounds[: len(again) + len(chosen)].max(0)
+        most = max(len(chosen), len(all_rounds))
         what = (
-            f"{len(chosen)} of {len(all_rounds)} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
+            f"{len(chosen)} of {most} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
             f"looks, at most {format_bytes(MAX_STREAM_BYTES)} at a time"
         )
         return topology_from(names, num_ranks, rounds, alone, latencies_s, self._provenance(what, sum(num_ranks)))
