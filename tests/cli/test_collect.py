@@ -23,7 +23,7 @@ from pliant.cli.collect.job import Job, Place, entries_of, left_of
 from pliant.cli.collect.replay import Replay
 from pliant.cli.collect.trial import precise
 from pliant.network import RankResult
-from pliant.planner import BUILDERS, WORKLOADS, shrunk
+from pliant.planner import BUILDERS, WORKLOADS, Quality, Space, shrunk
 from pliant.planner.dataset import load
 from pliant.spec import Host, TensorSpec, Topology, Workload
 from processes.ranks import said, start
@@ -147,6 +147,15 @@ def test_the_order_of_trials_is_that_of_the_seed():
         entries_of(CELL, Workload(name="none", tensors=(), forward_s=0.0, backward_s=0.0), FLAT, 300, 1.0, 0)
 
 
+def test_a_space_that_can_be_enumerated_is_run_whole():
+    workload, _ = shrunk(WORKLOADS["bert"](), 4e6)
+    entries = entries_of(CELL, workload, FLAT, 0, 1.05, 0)
+    run = {entry.genes for entry in entries}
+    space = Space(workload, FLAT, Quality(budget=1.05))
+    assert run >= set(space.enumerate())
+    assert run - set(space.enumerate()) <= set(BUILDERS.values())
+
+
 def _job(num=3):
     entries = tuple(entries_of(CELL, SMALL, FLAT, num, 3.5, 0))
     place = Place(cell=CELL, workload=SMALL, size_share=1.0, topology=FLAT, entries=entries)
@@ -232,7 +241,7 @@ def test_samples_are_precise_when_they_agree():
         (["--models", ","], "there are no cells"),
         (["--hosts", "1"], "a single rank exchanges nothing"),
         (["--slow-host", "1"], "--slow-host is 1.0"),
-        (["--plans", "0"], "--plans is 0"),
+        (["--plans", "-1"], "--plans is -1"),
         (["--timeout", "3s"], "give a longer timeout"),
         (["--out", "b"], "trials are written to one folder"),
         (["--micro", "c.json"], "are for --export"),

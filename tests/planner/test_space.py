@@ -10,7 +10,7 @@ import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.algorithms import plan_of
 from pliant.planner import BUILDERS, FAMILIES, Gene, Genes, Quality, Space
-from pliant.spec import from_json, to_json
+from pliant.spec import Host, TensorSpec, Topology, Workload, from_json, to_json
 from pliant.spec.plan import SyncPlan
 
 EVERYTHING = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
@@ -97,3 +97,12 @@ def test_ratios_of_steps_bound_what_is_milder():
     assert quality.ratio(mixed) == 1.36
     with pytest.raises(ValueError, match="fewer steps than exact"):
         Quality(budget=0.9)
+
+
+def test_sizes_that_mean_the_same_plan_come_once():
+    tensor = TensorSpec(name="w", shape=(1_000_000,), dtype="float32", layer="Linear", ready_s=0.0)
+    small = Workload(name="small", tensors=(tensor,), forward_s=0.0, backward_s=0.0)
+    space = Space(small, Topology(hosts=(Host(name="a"), Host(name="b"))), Quality())
+    assert {genes.bucket_bytes for genes in space.enumerate()} == {2**19, 2**20, 2**21, 5 * 2**20}  # the last holds all
+    rng = random.Random(0)
+    assert {space.sample(rng).chunk_bytes for _ in range(200)} == {2**18, 2**20, 2**22}

@@ -35,6 +35,7 @@ class Space:
     def __init__(self, workload: Workload, topology: Topology, quality: Quality) -> None:
         self.quality = quality
         total = workload.numel
+        self._buckets, self._chunks = _useful(_BUCKETS, 4 * total), _useful(_CHUNKS, 4 * total)
         numels: dict[str, int] = {}
         for tensor in workload.tensors:
             if tensor.numel > SMALL_NUMEL:
@@ -82,7 +83,7 @@ class Space:
     def enumerate(self) -> Iterator[Genes]:
         """Yield every plan that exchanges all layers alike: small enough to be tried whole."""
         by_hosts = (False, True) if self._with_hosts else (False,)
-        settings = itertools.product(self._genes, _BUCKETS, (False, True), by_hosts)
+        settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts)
         every = dict.fromkeys(Genes(g, bucket_bytes=b, at_end=end, by_hosts=by) for g, b, end, by in settings)
         yield from (genes for genes in every if genes in self)
 
@@ -95,17 +96,17 @@ class Space:
         return Genes(
             base=base,
             layers=tuple((layer, gene()) for layer in self.layers if rng.random() < _APART / len(self.layers)),
-            bucket_bytes=rng.choice(_BUCKETS),
-            chunk_bytes=rng.choice(_CHUNKS),
+            bucket_bytes=rng.choice(self._buckets),
+            chunk_bytes=rng.choice(self._chunks),
             at_end=rng.random() < 0.2,
             by_hosts=self._with_hosts and rng.random() < 0.5,
         )
 
     def _change_bucket(self, genes: Genes, rng: random.Random) -> Genes:
-        return replace(genes, bucket_bytes=_beside(_BUCKETS, genes.bucket_bytes, rng))
+        return replace(genes, bucket_bytes=_beside(self._buckets, genes.bucket_bytes, rng))
 
     def _change_chunk(self, genes: Genes, rng: random.Random) -> Genes:
-        return replace(genes, chunk_bytes=_beside(_CHUNKS, genes.chunk_bytes, rng))
+        return replace(genes, chunk_bytes=_beside(self._chunks, genes.chunk_bytes, rng))
 
     def _change_order(self, genes: Genes, _: random.Random) -> Genes:
         return replace(genes, at_end=not genes.at_end)
@@ -139,6 +140,11 @@ class Space:
         if instead is not None:
             return instead
         raise ValueError("no plan is valid here within the quality budget; raise the budget.")
+
+
+def _useful(grid: tuple[int, ...], total: int) -> tuple[int, ...]:
+    """Return the sizes up to the first that holds all: larger ones give the same plan."""
+    return grid[: 1 + next((i for i, size in enumerate(grid) if size >= total), len(grid) - 1)]
 
 
 def _all_of(family: str) -> list[Gene]:

@@ -65,7 +65,8 @@ def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, bud
     """Return the trials of a cell in their order: the same for the same arguments, on every machine.
 
     `num` different plans: the builders that are possible there, then samples of the space within the budget of
-    quality. They come in random order, 5 % of them twice; a control plan comes first, last, and every 10 trials.
+    quality; with 0, every plan that exchanges all layers alike. They come in random order, 5 % of them twice; a control
+    plan comes first, last, and every 10 trials.
 
     Raises:
         ValueError: The space does not have so many plans.
@@ -74,6 +75,10 @@ def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, bud
     rng = random.Random(f"{seed} {cell}")  # noqa: S311  an order, not a secret
     space = Space(workload, topology, Quality(budget=budget))
     chosen = {genes.plan().hash: (name, genes) for name, genes in BUILDERS.items() if genes in space}
+    if num == 0:
+        for genes in space.enumerate():
+            chosen.setdefault(genes.plan().hash, ("sample", genes))
+        num = len(chosen)
     in_vain = 0
     while len(chosen) < num and in_vain < _TRIES:
         genes = space.sample(rng)

@@ -37,7 +37,12 @@ Rates = Annotated[str, typer.Option(help="Rates of each host's link: 100mbit, or
 Delays = Annotated[str, typer.Option(help="Extra one-way delays.")]
 Hosts = Annotated[int, typer.Option(help="Number of hosts.")]
 RanksPerHost = Annotated[int, typer.Option(help="Ranks on each host.")]
-Plans = Annotated[int, typer.Option(help="Different plans in each cell: the builders, then samples of the space.")]
+Plans = Annotated[
+    int,
+    typer.Option(
+        help="Different plans in each cell: the builders, then samples; 0: every plan that exchanges all layers alike."
+    ),
+]
 Seconds = Annotated[float, typer.Option(help="No turn of a trial begins later than this.")]
 Seed = Annotated[int, typer.Option(help="Of plans, their order, and gradients.")]
 Budget = Annotated[float, typer.Option(help="Steps to the same accuracy that a plan may need, over those of DDP.")]
