@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.examples import FLAT, WORKLOAD, true_step_s
 from pliant.planner import Limits, Quality, Space, Trial, search
-from pliant.planner.predictor import Predictor, calibrated
+from pliant.planner.predictor import Experience, Predictor, calibrated
 
 
 @given(st.integers(0, 10**6))
@@ -87,3 +87,23 @@ def test_a_search_with_it_finds_the_best_though_its_physics_is_wrong():
     found = search(space, Predictor(Sizes()), measure, Limits(max_trials=80, num_candidates=100))
     best = min(true_step_s(g) * space.quality.ratio(g) for g in space.enumerate())
     assert true_step_s(found.best) * space.quality.ratio(found.best) <= 1.03 * best
+
+
+def test_what_was_learned_elsewhere_helps_before_the_first_trial_and_gives_way_to_trials():
+    space = Space(WORKLOAD, FLAT, Quality(budget=1.6))
+    known = trials(space, 120)
+    experience = Experience.of(
+        [(Sizes(), known[:60]), (Sizes(), [*known[60:], Trial(genes=known[0].genes, status="failed")])]
+    )
+    assert len(experience.error) == len(experience.groups) == len(experience.features) == 120
+    asked = [t.genes for t in trials(space, 200)[120:]]
+    true = np.log([true_step_s(g) for g in asked])
+
+    def error(model):
+        return float(np.mean(np.abs(model.predict(asked)[0] - true)))
+
+    assert error(Predictor(Sizes(), experience=experience)) < 0.3 * error(Predictor(Sizes()))
+    twice_as_slow = [Trial(genes=t.genes, steps_s=(2 * t.step_s,)) for t in known[:20]]
+    moved = Predictor(Sizes(), experience=experience)
+    moved.fit(twice_as_slow)
+    assert np.median(np.exp(moved.predict(asked)[0] - true)) == pytest.approx(2, rel=0.1)

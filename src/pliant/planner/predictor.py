@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from pliant.planner.residual import Residual
 from pliant.planner.trials import Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Physics", "Predictor", "calibrated"]
+__all__ = ["Experience", "Physics", "Predictor", "calibrated"]
 
 Floats = NDArray[np.float64]
 
@@ -60,37 +61,86 @@ def calibrated(counts: Floats, measured_s: Floats, prior: Floats) -> Floats:
     return nnls(stacked, wanted)[0] * prior
 
 
+Cells = Sequence[tuple[Physics, Sequence[Trial]]]
+"""Workloads on topologies, each with the trials that were run there; only those that came to an end count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience:
+    """What trials of other workloads, or on other topologies, have taught.
+
+    Coefficients are the prior of the next fit, and what they left unexplained is learned from beside its own trials.
+    """
+
+    coefficients: Floats
+    """(num_quantities,)."""
+    features: Floats
+    """(num_trials, num_features)."""
+    error: Floats
+    """Logarithm of measured over simulated time, (num_trials,)."""
+    groups: tuple[int, ...]
+    """Which cell each trial belongs to: they are left out together."""
+
+    @classmethod
+    def of(cls, cells: Cells, prior: Floats | None = None) -> Self:
+        """Return that of some cells, whose physics have the same quantities; at least one trial must be sound."""
+        sound = [(physics, kept) for physics, trials in cells if (kept := [t for t in trials if t.status == "ok"])]
+        prior = sound[0][0].coefficients if prior is None else prior
+        coefficients = _fitted(sound, prior, prior)
+        features, errors, groups = list[Floats](), list[Floats](), list[int]()
+        for k, (physics, trials) in enumerate(sound):
+            genes = [t.genes for t in trials]
+            counts = physics.counts([g.plan() for g in genes], coefficients)
+            rows, log_s = _features(counts * coefficients, genes)
+            features.append(rows)
+            errors.append(np.log([t.step_s for t in trials]) - log_s)
+            groups += [k] * len(trials)
+        return cls(
+            coefficients=coefficients,
+            features=np.concatenate(features),
+            error=np.concatenate(errors),
+            groups=tuple(groups),
+        )
+
+
 class Predictor:
     """Predicts step times of plans, and learns from trials: coefficients always, a residual once there are enough.
 
     Args:
         physics: Of the workload and topology that trials are run on.
         seed: Of the learned part.
+        experience: From elsewhere.
 
     """
 
-    def __init__(self, physics: Physics, seed: int = 0) -> None:
-        self._physics = physics
-        self.coefficients = physics.coefficients
+    def __init__(self, physics: Physics, seed: int = 0, experience: Experience | None = None) -> None:
+        self._physics, self._experience = physics, experience
+        self._prior = physics.coefficients if experience is None else experience.coefficients
+        self.coefficients = self._prior
         self.residual = Residual(seed)
         self._counted: dict[Genes, Floats] = {}
         """What the physics says at these coefficients, so that nothing is simulated twice."""
+        if experience is not None:
+            self.residual.fit(experience.features, experience.error, experience.groups)
 
     def fit(self, trials: Sequence[Trial]) -> None:
         """Learn from the trials that came to an end; of a plan that was run again, from each run."""
         sound = [trial for trial in trials if trial.status == "ok"]
         if not sound:
             return
-        plans = [trial.genes.plan() for trial in sound]
-        measured_s = np.array([trial.step_s for trial in sound])
-        for _ in range(_ROUNDS):
-            counts = self._physics.counts(plans, self.coefficients)
-            self.coefficients = calibrated(counts, measured_s, self._physics.coefficients)
+        self.coefficients = _fitted([(self._physics, sound)], self._prior, self.coefficients)
         self._counted.clear()
         genes = [trial.genes for trial in sound]
         features, simulated = self._looked_at(genes)
-        plan_of = {g: k for k, g in enumerate(dict.fromkeys(genes))}
-        self.residual.fit(features, np.log(measured_s) - simulated, [plan_of[g] for g in genes])
+        error = np.log([trial.step_s for trial in sound]) - simulated
+        if self._experience is None:
+            plan_of = {g: k for k, g in enumerate(dict.fromkeys(genes))}
+            groups = [plan_of[g] for g in genes]
+        else:
+            features = np.concatenate([self._experience.features, features])
+            error = np.concatenate([self._experience.error, error])
+            groups = [*self._experience.groups, *[max(self._experience.groups) + 1] * len(genes)]
+        self.residual.fit(features, error, groups)
 
     def predict(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
         """Return the logarithm of step times in s, (num,), and its standard deviation, (num,)."""
@@ -98,30 +148,55 @@ class Predictor:
         correction, deviation = self.residual.predict(features)
         return simulated + correction, deviation
 
+    def simulated(self, candidates: Sequence[Genes]) -> Floats:
+        """Return the logarithm of step times in s as the physics alone predicts them, (num,)."""
+        return self._looked_at(candidates)[1]
+
     def features(self, candidates: Sequence[Genes]) -> Floats:
         """Return what plans are compared by, (num, num_features)."""
         return self._looked_at(candidates)[0]
 
     def _looked_at(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
-        """Return features, (num, num_features), and the logarithm of simulated times, (num,).
-
-        Features: the simulated time, the share of it that each quantity has, the sizes, the switches, and the family.
-        """
+        """Return features, (num, num_features), and the logarithm of simulated times, (num,)."""
         if new := [genes for genes in dict.fromkeys(candidates) if genes not in self._counted]:
             rows = self._physics.counts([genes.plan() for genes in new], self.coefficients)
             self._counted.update(zip(new, rows, strict=True))
-        parts_s = np.stack([self._counted[genes] for genes in candidates]) * self.coefficients
-        simulated_s = np.maximum(parts_s.sum(1), 1e-9)
-        own = [
-            [
-                math.log2(genes.bucket_bytes or 25 << 20),
-                math.log2(genes.chunk_bytes),
-                float(genes.at_end),
-                float(genes.by_hosts),
-                float(len(genes.layers)),
-                *(float(genes.base.family == family) for family in _FAMILIES),
-            ]
-            for genes in candidates
+        counts = np.stack([self._counted[genes] for genes in candidates])
+        return _features(counts * self.coefficients, candidates)
+
+
+def _fitted(cells: Cells, prior: Floats, start: Floats) -> Floats:
+    """Return coefficients near the prior that explain all trials, all of which are sound."""
+    measured_s = np.array([trial.step_s for _, trials in cells for trial in trials])
+    plans = [(physics, [trial.genes.plan() for trial in trials]) for physics, trials in cells]
+    coefficients = start
+    for _ in range(_ROUNDS):
+        counts = np.concatenate([physics.counts(each, coefficients) for physics, each in plans])
+        coefficients = calibrated(counts, measured_s, prior)
+    return coefficients
+
+
+def _features(parts_s: Floats, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
+    """Return features, (num, num_features), and the logarithm of simulated times, (num,).
+
+    Features: the simulated time, the share of it that each quantity has, the sizes, the switches, and the family.
+
+    Args:
+        parts_s: Seconds of each quantity, (num, num_quantities).
+        candidates: The plans.
+
+    """
+    simulated_s = np.maximum(parts_s.sum(1), 1e-9)
+    own = [
+        [
+            math.log2(genes.bucket_bytes or 25 << 20),
+            math.log2(genes.chunk_bytes),
+            float(genes.at_end),
+            float(genes.by_hosts),
+            float(len(genes.layers)),
+            *(float(genes.base.family == family) for family in _FAMILIES),
         ]
-        log_s = np.log(simulated_s)
-        return np.column_stack([log_s, parts_s / simulated_s[:, None], np.array(own)]), log_s
+        for genes in candidates
+    ]
+    log_s = np.log(simulated_s)
+    return np.column_stack([log_s, parts_s / simulated_s[:, None], np.array(own)]), log_s
