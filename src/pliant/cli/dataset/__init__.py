@@ -1,0 +1,1 @@
+"""`pliant dataset`: how good the simulator is on measured runs, and what it adds to them."""
