@@ -1,103 +1,156 @@
-"""How well plans are ranked and times are predicted from few runs, on a data set of `pliant collect --export`.
+"""How well plans are ranked and times are predicted on cells of a data set of `pliant collect --export`.
 
 ``python benchmarks/planner/evaluate.py DATASET --json out.json --md out.md``
 
-Per cell (a model on a network) and number of runs to learn from, over ten random choices of these runs, on all others:
-pair accuracy (pairs closer than twice their noise are left out), Kendall's tau, the median and the 90th percentile of
-the relative error, and the regret of the best of the first 1, 5 and 10 predicted. A plan counts once, and cells count
-alike; intervals are of a bootstrap over cells and choices. No choice of settings was made on these data.
+Two tables. The first learns from some runs of a cell (a model on a network) and predicts its others. The second learns
+from other cells, of other models (`model`), other networks (`topology`) or neither the same model nor the same network
+(`both`), and from k runs of the cell itself. Arms: `pliant.planner.predictor` with and without its residual, and
+AutoSync's learners on the same features. A plan counts once; cells count alike; intervals are of a bootstrap over cells
+and choices of runs. No choice of settings was made on these data.
 """
 
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from rankers import Ranker
-from scipy.stats import kendalltau
 
+from pliant.cli.dataset.measured import MeasuredCell, measured_cells
 from pliant.planner import Trial
-from pliant.planner.dataset import Dataset, load
-from pliant.planner.predictor import Predictor
-from pliant.simulator import Physics
+from pliant.planner.dataset import load
+from pliant.planner.judge import judged
+from pliant.planner.predictor import Experience, Predictor
 from pliant.spec.files import write_atomically
 
-NUMBERS = (0, 10, 25, 50, 100)
+NUMBERS = (0, 10, 25, 50, 100, 200)
+SHOTS = (0, 5, 10, 20, 50)
 SEEDS = 10
+RESIDUAL_SHOTS, RESIDUAL_SEEDS = (0, 20), 3
+"""The residual over all cells takes seconds to fit: fewer choices."""
+LEAST_TEST = 15
 METRICS = ("pair", "tau", "error", "p90", "regret@1", "regret@5", "regret@10")
+RANKERS = (("AutoSync's linear ranker", 0), ("AutoSync's RankNet", 32))
 
 
-def arms(physics: Physics, train: list[Trial], test: list[Trial], seed: int) -> dict[str, np.ndarray]:
-    """Return arm -> predicted logarithm of times of the test runs (of rankers: scores)."""
-    genes, plans = [t.genes for t in test], [t.genes.plan() for t in test]
-    given = physics.counts(plans, physics.coefficients) @ physics.coefficients
-    found = {"simulator as given": np.log(given)}
-    if not train:
-        return found
-    learned = Predictor(physics, seed)
-    learned.fit(train)
-    simulated = physics.counts(plans, learned.coefficients) @ learned.coefficients
-    found["calibrated"] = np.log(np.maximum(simulated, 1e-9))
-    found["calibrated and residual"] = learned.predict(genes)[0]
-    features = Predictor(physics, seed)
-    known, log_s = features.features([t.genes for t in train]), np.log([t.step_s for t in train])
-    for name, hidden in (("AutoSync's linear ranker", 0), ("AutoSync's RankNet", 32)):
-        ranker = Ranker(hidden, seed)
-        ranker.fit(known, log_s)
-        found[name] = ranker.predict(features.features(genes))
-    return found
+def split(cell: MeasuredCell, number: int, seed: int) -> tuple[list[Trial], list[Trial]]:
+    order = np.random.default_rng(seed).permutation(len(cell.trials))
+    train, test = ([cell.trials[k] for k in part] for part in (order[:number], order[number:]))
+    return train, test
 
 
-def judged(predicted: np.ndarray, test: list[Trial], *, absolute: bool) -> dict[str, float]:
-    times = np.array([t.step_s for t in test])
-    noise = np.array([t.noise_s for t in test])
-    i, j = np.triu_indices(len(test), 1)
-    clear = np.abs(times[i] - times[j]) > 2 * (noise[i] + noise[j])
-    right = np.sign(predicted[i] - predicted[j]) == np.sign(times[i] - times[j])
-    order = np.argsort(predicted)
-    found = {"pair": float(right[clear].mean()), "tau": float(kendalltau(predicted, times)[0])}
-    for k in (1, 5, 10):
-        found[f"regret@{k}"] = float(times[order[:k]].min() / times.min() - 1)
-    if absolute:
-        errors = np.abs(np.exp(predicted) / times - 1)
-        found |= {"error": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
-    return found
-
-
-def evaluate(dataset: Dataset) -> list[dict]:
-    rows = []
-    runs = dataset.columns("runs")
-    for model_id, topo_id in sorted(set(zip(runs["model_id"].tolist(), runs["topo_id"].tolist(), strict=True))):
-        sound = [t for t in dataset.trials(model_id, topo_id) if t.status == "ok"]
-        trials = list({t.genes: t for t in reversed(sound)}.values())  # of a plan that was run again, the first run
-        physics = Physics(dataset.models[model_id].workload, dataset.topologies[topo_id].topology)
-        for number in (n for n in NUMBERS if len(trials) - n >= 20):
+def within(cells: list[MeasuredCell]) -> Iterator[dict]:
+    """Learn from some runs of a cell, and predict its others."""
+    for cell in cells:
+        for number in (n for n in NUMBERS if len(cell.trials) - n >= LEAST_TEST):
             for seed in range(SEEDS if number else 1):
-                order = np.random.default_rng(seed).permutation(len(trials))
-                train, test = ([trials[k] for k in part] for part in (order[:number], order[number:]))
-                for arm, predicted in arms(physics, train, test, seed).items():
-                    absolute = not arm.startswith("AutoSync")
-                    found = judged(predicted, test, absolute=absolute)
-                    rows.append({"cell": f"{model_id} {topo_id}", "arm": arm, "runs": number, "seed": seed, **found})
-        print(f"{model_id} {topo_id}: {len(trials)} runs", flush=True)
-    return rows
+                train, test = split(cell, number, seed)
+                genes = [t.genes for t in test]
+                learned = Predictor(cell.physics, seed)
+                learned.fit(train)
+                scores = {"simulator as given" if not number else "coefficients fitted": learned.simulated(genes)}
+                if number:
+                    scores["and the residual"] = learned.predict(genes)[0]
+                    features = Predictor(cell.physics, seed)
+                    known, log_s = features.features([t.genes for t in train]), np.log([t.step_s for t in train])
+                    for name, hidden in RANKERS:
+                        ranker = Ranker(hidden, seed)
+                        ranker.fit(known, log_s, np.zeros(len(train), dtype=int))
+                        scores[name] = ranker.predict(features.features(genes))
+                yield from rows(cell, "within", number, seed, scores, test)
+        print(f"{cell.name}: {len(cell.trials)} runs", flush=True)
+
+
+def across(cells: list[MeasuredCell]) -> Iterator[dict]:
+    """Learn from other cells, and from k runs of the cell itself."""
+    for cell in cells:
+        for held_out in ("model", "topology", "both"):
+            others = [other for other in cells if apart(cell, other, held_out)]
+            if not others:
+                continue
+            experience = Experience.of([(other.physics, other.trials) for other in others])
+            pooled = pooled_features(others)
+            for shots in (k for k in SHOTS if len(cell.trials) - k >= LEAST_TEST):
+                for seed in range(SEEDS if shots else 1):
+                    train, test = split(cell, shots, seed)
+                    with_residual = shots in RESIDUAL_SHOTS and seed < RESIDUAL_SEEDS
+                    scores = transferred(cell, experience, pooled, train, test, seed, with_residual=with_residual)
+                    yield from rows(cell, held_out, shots, seed, scores, test)
+        print(f"{cell.name}: transferred", flush=True)
+
+
+def transferred(
+    cell: MeasuredCell,
+    experience: Experience,
+    pooled: tuple[np.ndarray, np.ndarray, np.ndarray],
+    train: list[Trial],
+    test: list[Trial],
+    seed: int,
+    *,
+    with_residual: bool,
+) -> dict[str, np.ndarray]:
+    genes = [t.genes for t in test]
+    learned = Predictor(cell.physics, seed, experience)
+    learned.fit(train)
+    scores = {"coefficients from elsewhere": learned.simulated(genes)}
+    if train:
+        alone = Predictor(cell.physics, seed)
+        alone.fit(train)
+        scores["coefficients from its own runs"] = alone.simulated(genes)
+    if not with_residual:
+        return scores
+    scores["and the residual"] = learned.predict(genes)[0]
+    features = Predictor(cell.physics, seed)
+    x, y, groups = pooled
+    if train:
+        own = features.features([t.genes for t in train])
+        x, y = np.concatenate([x, own]), np.concatenate([y, np.log([t.step_s for t in train])])
+        groups = np.concatenate([groups, np.full(len(train), groups.max() + 1)])
+    for name, hidden in RANKERS:
+        ranker = Ranker(hidden, seed)
+        ranker.fit(x, y, groups)
+        scores[name] = ranker.predict(features.features(genes))
+    return scores
+
+
+def pooled_features(cells: list[MeasuredCell]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = [Predictor(cell.physics).features([t.genes for t in cell.trials]) for cell in cells]
+    y = [np.log([t.step_s for t in cell.trials]) for cell in cells]
+    groups = [np.full(len(cell.trials), k) for k, cell in enumerate(cells)]
+    return np.concatenate(x), np.concatenate(y), np.concatenate(groups)
+
+
+def apart(cell: MeasuredCell, other: MeasuredCell, held_out: str) -> bool:
+    same_model, same_network = cell.model_id == other.model_id, cell.topo_id == other.topo_id
+    return not {"model": same_model, "topology": same_network, "both": same_model or same_network}[held_out]
+
+
+def rows(
+    cell: MeasuredCell, held_out: str, runs: int, seed: int, scores: dict[str, np.ndarray], test: list[Trial]
+) -> Iterator[dict]:
+    for arm, predicted in scores.items():
+        found = judged(predicted, test, absolute=not arm.startswith("AutoSync"))
+        yield {"cell": cell.name, "held_out": held_out, "arm": arm, "runs": runs, "seed": seed, **found}
 
 
 def table(rows: list[dict]) -> str:
-    lines = [f"| arm | runs | {' | '.join(METRICS)} |", f"|{'---|' * (2 + len(METRICS))}"]
-    for number in sorted({r["runs"] for r in rows}):
-        for arm in dict.fromkeys(r["arm"] for r in rows if r["runs"] == number):
-            mine = [r for r in rows if r["arm"] == arm and r["runs"] == number]
-            cells = [_interval([r for r in mine if metric in r], metric) for metric in METRICS]
-            lines.append(f"| {arm} | {number} | {' | '.join(cells)} |")
+    lines = [f"| held out | runs of its own | arm | {' | '.join(METRICS)} |", f"|{'---|' * (3 + len(METRICS))}"]
+    for held_out in dict.fromkeys(r["held_out"] for r in rows):
+        for number in sorted({r["runs"] for r in rows if r["held_out"] == held_out}):
+            here = [r for r in rows if r["held_out"] == held_out and r["runs"] == number]
+            for arm in dict.fromkeys(r["arm"] for r in here):
+                mine = [r for r in here if r["arm"] == arm]
+                cells = [_interval([r for r in mine if metric in r], metric) for metric in METRICS]
+                lines.append(f"| {held_out} | {number} | {arm} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _interval(rows: list[dict], metric: str) -> str:
     if not rows:
         return ""
-    by_cell = [[r[metric] for r in rows if r["cell"] == cell] for cell in {r["cell"] for r in rows}]
+    by_cell = [[r[metric] for r in rows if r["cell"] == cell] for cell in sorted({r["cell"] for r in rows})]
     rng = np.random.default_rng(0)
     means = [
         np.mean([rng.choice(by_cell[c]) for c in rng.integers(0, len(by_cell), len(by_cell))]) for _ in range(1000)
@@ -112,11 +165,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
-    rows = evaluate(load(given.dataset))
-    text = table(rows)
+    cells = measured_cells(load(given.dataset))
+    found = [*within(cells), *across(cells)]
+    text = table(found)
     print(text)
     if given.json is not None:
-        write_atomically(given.json, json.dumps(rows) + "\n")
+        write_atomically(given.json, json.dumps(found) + "\n")
     if given.md is not None:
         write_atomically(given.md, text)
 

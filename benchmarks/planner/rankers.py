@@ -17,7 +17,8 @@ class Ranker:
         """Make one with two hidden layers of so many units, or, with 0, a linear one."""
         self._hidden, self._seed = hidden, seed
 
-    def fit(self, features: np.ndarray, log_s: np.ndarray) -> None:
+    def fit(self, features: np.ndarray, log_s: np.ndarray, groups: np.ndarray) -> None:
+        """Learn the order of plans of one group (a cell), and of each."""
         torch.manual_seed(self._seed)
         self._mean, self._scale = features.mean(0), features.std(0) + 1e-9
         x = torch.tensor((features - self._mean) / self._scale, dtype=torch.float32)
@@ -26,8 +27,11 @@ class Ranker:
         layers = [nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)]
         self._net = nn.Sequential(*layers) if hidden else nn.Linear(width, 1)
         optimizer = torch.optim.Adam(self._net.parameters(), lr=1e-2 if not hidden else 2e-3, weight_decay=3e-4)
+        rng = np.random.default_rng(self._seed)
+        members = {group: np.flatnonzero(groups == group) for group in np.unique(groups)}
         for _ in range(_STEPS):
-            i, j = torch.randint(0, len(y), (2, _PAIRS))
+            i = rng.integers(0, len(y), _PAIRS)
+            j = np.array([rng.choice(members[groups[k]]) for k in i])
             scores = self._net(x).squeeze(1)
             sign = torch.sign(y[i] - y[j])
             loss = nn.functional.softplus(-sign * (scores[i] - scores[j]))[sign != 0].mean()

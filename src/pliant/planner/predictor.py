@@ -117,11 +117,18 @@ class Predictor:
         self._physics, self._experience = physics, experience
         self._prior = physics.coefficients if experience is None else experience.coefficients
         self.coefficients = self._prior
-        self.residual = Residual(seed)
+        self._residual = Residual(seed)
+        self._unlearned = None if experience is None else (experience.features, experience.error, experience.groups)
         self._counted: dict[Genes, Floats] = {}
         """What the physics says at these coefficients, so that nothing is simulated twice."""
-        if experience is not None:
-            self.residual.fit(experience.features, experience.error, experience.groups)
+
+    @property
+    def residual(self) -> Residual:
+        """What the physics leaves unexplained; learned when it is asked for, since that takes longer than the rest."""
+        if self._unlearned is not None:
+            self._residual.fit(*self._unlearned)
+            self._unlearned = None
+        return self._residual
 
     def fit(self, trials: Sequence[Trial]) -> None:
         """Learn from the trials that came to an end; of a plan that was run again, from each run."""
@@ -140,7 +147,7 @@ class Predictor:
             features = np.concatenate([self._experience.features, features])
             error = np.concatenate([self._experience.error, error])
             groups = [*self._experience.groups, *[max(self._experience.groups) + 1] * len(genes)]
-        self.residual.fit(features, error, groups)
+        self._unlearned = features, error, tuple(groups)
 
     def predict(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
         """Return the logarithm of step times in s, (num,), and its standard deviation, (num,)."""
