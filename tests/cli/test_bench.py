@@ -227,6 +227,9 @@ def test_an_arm_may_have_settings_and_they_reach_the_algorithm():
             check(Setup(mode="time", models=("cnn",), arms=(name,)))
     with pytest.raises(ValueError, match="does not take the settings"):
         _what("topk(share=0.1)", 100)
+    check(Setup(mode="train", models=("cnn",), arms=("auto(quality=1.1)",)))
+    with pytest.raises(ValueError, match="which only a whole training shows"):
+        check(Setup(mode="time", models=("cnn",), arms=("auto",)))
 
 
 def test_settings_may_name_algorithms_codecs_and_graphs():

@@ -36,7 +36,9 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 )
 
 
-_destroyable: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
+_registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
+_made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
+"""Default world -> how many groups of the same ranks this process has made there: all members count alike."""
 
 
 class ThreadWorld:
@@ -132,31 +134,36 @@ def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:
     backend = dist.get_backend(group)
 
     def make(ranks: Sequence[int] | None) -> ProcessGroup:
-        chosen = global_ranks if ranks is None else [global_ranks[r] for r in ranks]
-        everybody = len(chosen) == dist.get_world_size()
-        made = dist.new_group(
-            chosen,
-            timeout=timedelta(seconds=timeout_s),
-            backend=backend,
-            use_local_synchronization=not everybody,
-        )
-        if made is None or isinstance(made, int):
-            raise RuntimeError(f"torch did not make a group of ranks {chosen} on a rank that belongs to it.")
-        if everybody:
-            _destroyable.add(made)
-        return made
+        return _new_group(global_ranks if ranks is None else [global_ranks[r] for r in ranks], backend, timeout_s)
 
     return make
 
 
-def destroy(group: ProcessGroup) -> None:
-    """Destroy a group that `maker_of` made, if that is safe.
+def _new_group(ranks: Sequence[int], backend: str, timeout_s: float) -> ProcessGroup:
+    """Make a group of torch's default world, which its members alone wait for, under a name that is never used again.
 
-    torch names groups of a part of the world by their ranks and uses a name again once it is free, together with the
-    addresses that the store still has under it; such groups stay until torch's own end.
+    torch's own `new_group` with local synchronization names a group by its ranks and by how many groups this process
+    has, which differs between members as soon as one of them is in a group of which another is not; and it uses a name
+    again that has become free, together with the addresses that the store still has under it.
     """
-    if group in _destroyable:
-        _destroyable.discard(group)
+    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
+    made_before = _made.setdefault(world.default_pg, Counter())
+    members = tuple(ranks)
+    name = f"pliant-{'.'.join(map(str, members))}-{made_before[members]}"
+    made_before[members] += 1
+    store: Any = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    make: Any = c10d._new_process_group_helper  # pyright: ignore[reportPrivateUsage]
+    here = members.index(dist.get_rank())
+    made, _ = make(len(members), here, list(members), backend, store, name, timeout=timedelta(seconds=timeout_s))
+    world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(members)}
+    _registered.add(made)
+    return made
+
+
+def destroy(group: ProcessGroup) -> None:
+    """Let torch forget a group that `maker_of` made in its default world; any other ends when nobody holds it."""
+    if group in _registered:
+        _registered.discard(group)
         dist.destroy_process_group(group)
 
 

@@ -1,10 +1,10 @@
 """The arms of a comparison: torch's DDP with its hooks, and every algorithm of Pliant, behind one face."""
 
 import copy
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import pliant
 from pliant.algorithms import ALGORITHMS, Algorithm
 from pliant.cli.bench.rhythm import rhythm_of
-from pliant.cli.bench.setup import PLIANT_ARMS, settings_of
+from pliant.cli.bench.setup import AUTO, PLIANT_ARMS, settings_of
 from pliant.codecs.registry import codec_from
 from pliant.engine.choose import plan_from, recommended
 from pliant.spec import Choice, CodecSpec, Graph
@@ -32,6 +32,7 @@ POWERSGD_RANK = 1
 POST_LOCAL_PERIOD = 8
 """Of torch's post-local SGD: that of `local_sgd`."""
 _ONE_BUCKET_MB = 10_000
+R = TypeVar("R")
 ADAM_LR = 2e-3
 SIGNED_LR = 2e-3
 """Where every element moves by the learning rate in every step."""
@@ -165,7 +166,9 @@ def prepare(
     model = module
     if elastic is None:
         model = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
-    run = pliant.relax(model, optimizer, _what(name, total_steps), timeout_s=timeout_s, elastic=elastic)
+    bare, settings = settings_of(name)
+    what = _called(name, pliant.Auto, settings) if bare == AUTO else _what(name, total_steps)
+    run = pliant.relax(model, optimizer, what, timeout_s=timeout_s, elastic=elastic)
     return Arm(name=name, model=model, optimizer=optimizer, run=run)
 
 
@@ -223,13 +226,17 @@ def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
     else:
         if bare == "late":
             settings.setdefault("algorithm", "allreduce")
-        try:
-            algorithm = getattr(pliant, bare)(**{key: _setting(key, value) for key, value in settings.items()})
-        except TypeError as error:
-            raise ValueError(f"{bare} does not take the settings of {name!r}: {error}") from error
+        algorithm = _called(name, getattr(pliant, bare), {key: _setting(key, value) for key, value in settings.items()})
     if warmup_steps:
         algorithm = pliant.after(warmup_steps, pliant.bf16(), then=algorithm)
     return recommended(algorithm, name)
+
+
+def _called(name: str, make: Callable[..., R], settings: Mapping[str, Any]) -> R:
+    try:
+        return make(**settings)
+    except TypeError as error:
+        raise ValueError(f"{settings_of(name)[0]} does not take the settings of {name!r}: {error}") from error
 
 
 def _setting(key: str, value: float | str) -> Any:

@@ -10,6 +10,7 @@ from pliant.spec.units import parse_time
 
 __all__ = [
     "ARMS",
+    "AUTO",
     "DEMO_ARMS",
     "GRID_ARMS",
     "MARK",
@@ -69,11 +70,13 @@ PLIANT_ARMS = (
     "owner",
     "stale",
 )
-ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam", *PLIANT_ARMS)
+AUTO = "auto"
+"""Chooses while it trains; its settings are those of `pliant.Auto`."""
+ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam", *PLIANT_ARMS, AUTO)
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""
 
 _FIXED = ("qsgd4", "topk_dgc", "onebit_adam", "post_local_sgd")
-_SETTABLE = tuple(name for name in PLIANT_ARMS if name not in _FIXED)
+_SETTABLE = tuple(name for name in (*PLIANT_ARMS, AUTO) if name not in _FIXED)
 """Arms that are called with their settings; the others are settings already, or belong to an optimizer or to torch."""
 
 _WORDS = ("algorithm", "averaging", "codec", "graph")
@@ -204,6 +207,8 @@ def check(setup: Setup) -> None:
         raise ValueError("compute alone does not train; name an algorithm that communicates.")
     for arm in setup.arms:
         bare, settings = settings_of(arm)
+        if bare == AUTO and setup.mode != "train":
+            raise ValueError(f"{arm} takes its time to choose, which only a whole training shows; add --train.")
         if settings and bare not in _SETTABLE:
             raise ValueError(f"{arm!r} has settings, but {bare} takes none here; {', '.join(_SETTABLE)} do.")
     _check_numbers(setup)
