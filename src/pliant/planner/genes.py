@@ -47,6 +47,8 @@ class Genes:
         if FAMILIES[self.base.family].between_steps:  # DDP's buckets and their order do not matter there
             object.__setattr__(self, "bucket_bytes", 0)
             object.__setattr__(self, "at_end", False)
+        if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
+            object.__setattr__(self, "by_hosts", False)
 
     @property
     def genes(self) -> tuple[Gene, ...]:

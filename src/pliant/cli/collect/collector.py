@@ -169,7 +169,8 @@ class Collector:
             text = f"{step_s:.4g} s a step ({len(found['samples'])} samples, {found['took_s']:.1f} s)"
             if entry.kind == "control":
                 self._control_s.append(step_s)
-                if abs(step_s / self._control_s[0] - 1) > _DRIFT:
+                settled_s = self._control_s[1:] or self._control_s  # the first finds connections cold
+                if abs(step_s / settled_s[0] - 1) > _DRIFT:
                     text += "; the control has moved since the session began"
         else:
             text = f"{found['status']}: {found['reason']}"

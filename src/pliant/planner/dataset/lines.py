@@ -137,8 +137,9 @@ class _Session:
 
     @property
     def _spread(self) -> float:
-        """How far controls are from their median, as a share of it."""
+        """How far controls are from their median, as a share of it; the first of several finds connections cold."""
         controls = [t for t in self.trials if t["entry"] == "control" and t["status"] == "ok"]
+        controls = controls[1:] or controls
         steps_s = [statistics.median(mean for mean, _, _ in t["samples"]) for t in controls]
         middle = statistics.median(steps_s) if steps_s else 0.0
         return max((abs(s / middle - 1) for s in steps_s), default=0.0)
