@@ -1,6 +1,8 @@
 """Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
 
+from pliant.planner.budgeted import MENUS, Budgeted, allot, budgeted, budgeted_seeds
 from pliant.planner.builders import BUILDERS
+from pliant.planner.errors import Errors, lossy_codecs
 from pliant.planner.families import FAMILIES, Family
 from pliant.planner.genes import Gene, Genes
 from pliant.planner.quality import Quality
@@ -12,7 +14,10 @@ from pliant.planner.workloads import WORKLOADS, shrunk
 __all__ = [
     "BUILDERS",
     "FAMILIES",
+    "MENUS",
     "WORKLOADS",
+    "Budgeted",
+    "Errors",
     "Family",
     "Found",
     "Gene",
@@ -23,6 +28,10 @@ __all__ = [
     "Quality",
     "Space",
     "Trial",
+    "allot",
+    "budgeted",
+    "budgeted_seeds",
+    "lossy_codecs",
     "search",
     "searching",
     "shrunk",

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from pliant.planner.families import FAMILIES, Settings
 from pliant.spec import Choice, Match, Rule, SyncPlan
 
-__all__ = ["SMALL_NUMEL", "Gene", "Genes"]
+__all__ = ["SMALL_NUMEL", "Gene", "Genes", "all_of"]
 
 SMALL_NUMEL = 8192
 """Parameters of at most so many elements are never coded with a loss: they hardly weigh on the network."""
@@ -30,6 +30,19 @@ class Gene:
         """The choice, ready to be changed in order, hierarchy and chunk."""
         return FAMILIES[self.family](self.settings)
 
+    @property
+    def lossy(self) -> bool:
+        """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
+        return not FAMILIES[self.family].exact and not FAMILIES[self.family].between_steps
+
+
+def all_of(family: str) -> list[Gene]:
+    """Return every setting of a family, the mildest first."""
+    combinations: list[dict[str, float | str]] = [{}]
+    for key, values in FAMILIES[family].grids.items():
+        combinations = [{**settings, key: value} for settings in combinations for value in values]
+    return [Gene(family, settings) for settings in combinations]
+
 
 @dataclass(frozen=True)
 class Genes:
@@ -42,6 +55,8 @@ class Genes:
     chunk_bytes: int = 1 << 20
     at_end: bool = False
     by_hosts: bool = False
+    names: tuple[tuple[str, Gene], ...] = ()
+    """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
 
     def __post_init__(self) -> None:
         if FAMILIES[self.base.family].between_steps:  # DDP's buckets and their order do not matter there
@@ -53,7 +68,7 @@ class Genes:
     @property
     def genes(self) -> tuple[Gene, ...]:
         """All of them, the base first."""
-        return (self.base, *(gene for _, gene in self.layers))
+        return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
 
     def plan(self, name: str = "") -> SyncPlan:
         """Return the plan. Raises ValueError, from the validity table, for what does not go together."""
@@ -62,9 +77,10 @@ class Genes:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
         if len({gene.family == "owner" for gene in genes}) > 1:
             raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
-        rules = [Rule(match=Match(layer=layer), choice=self._finished(gene)) for layer, gene in self.layers]
+        rules = [Rule(match=Match(pattern=name), choice=self._finished(gene)) for name, gene in self.names]
+        rules += [Rule(match=Match(layer=layer), choice=self._finished(gene)) for layer, gene in self.layers]
         rules.append(Rule(choice=self._finished(self.base)))
-        if any(not FAMILIES[g.family].exact and not FAMILIES[g.family].between_steps for g in genes):
+        if any(gene.lossy for gene in genes):
             spared = self._finished(Gene("exact", {"bits": 32}))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), choice=spared))
         return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, name=name)

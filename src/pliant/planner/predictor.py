@@ -200,7 +200,7 @@ def _features(parts_s: Floats, candidates: Sequence[Genes]) -> tuple[Floats, Flo
             math.log2(genes.chunk_bytes),
             float(genes.at_end),
             float(genes.by_hosts),
-            float(len(genes.layers)),
+            float(len(genes.layers) + len(genes.names)),
             *(float(genes.base.family == family) for family in _FAMILIES),
         ]
         for genes in candidates

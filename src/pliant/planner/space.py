@@ -5,8 +5,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from pliant.planner.errors import Errors
 from pliant.planner.families import FAMILIES
-from pliant.planner.genes import SMALL_NUMEL, Gene, Genes
+from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
 from pliant.planner.quality import Quality
 from pliant.spec import Topology, Workload
 
@@ -29,11 +30,21 @@ class Space:
         workload: The classes of its layers are told apart.
         topology: Hierarchy is offered where a host has several ranks and there are several hosts.
         quality: What a plan may cost in steps.
+        error_budget: How much of the gradient a plan may lose, as `Errors.of` says; None for no such bound. With one,
+            only what the workload was measured under is inside.
+
+    Raises:
+        ValueError: There is a budget of errors, but no codec was measured on the workload.
 
     """
 
-    def __init__(self, workload: Workload, topology: Topology, quality: Quality) -> None:
+    def __init__(
+        self, workload: Workload, topology: Topology, quality: Quality, error_budget: float | None = None
+    ) -> None:
         self.quality = quality
+        self._error_budget, self._errors = error_budget, Errors(workload)
+        if error_budget is not None:
+            self._errors.require_some()
         total = workload.numel
         self._buckets, self._chunks = _useful(_BUCKETS, 4 * total), _useful(_CHUNKS, 4 * total)
         numels: dict[str, int] = {}
@@ -44,16 +55,25 @@ class Space:
         self.layers = tuple(layer for layer in ordered if numels[layer] > 0.01 * total)[:8]
         """Classes of layers that hold more than 1 % of the elements, largest first."""
         self._with_hosts = len(topology.hosts) > 1 and any(host.num_ranks > 1 for host in topology.hosts)
-        self._genes = [gene for name in FAMILIES for gene in _all_of(name) if quality.admits(gene)]
+        self._genes = [
+            gene
+            for name in FAMILIES
+            for gene in all_of(name)
+            if quality.admits(gene) and (error_budget is None or self._errors.of(Genes(gene).plan()) is not None)
+        ]
 
     def __contains__(self, genes: Genes) -> bool:
         """Say whether a plan is valid, within the budget, and possible on this topology."""
         if genes.by_hosts and not self._with_hosts:
             return False
         try:
-            genes.plan()
+            plan = genes.plan()
         except ValueError:
             return False
+        if self._error_budget is not None:
+            error = self._errors.of(plan)
+            if error is None or error > self._error_budget:
+                return False
         return all(self.quality.admits(gene) for gene in genes.genes)
 
     def sample(self, rng: random.Random) -> Genes:
@@ -72,6 +92,7 @@ class Space:
             return Genes(
                 base=pick[0].base,
                 layers=pick[1].layers,
+                names=pick[1].names,
                 bucket_bytes=pick[2].bucket_bytes,
                 chunk_bytes=pick[3].chunk_bytes,
                 at_end=pick[4].at_end,
@@ -145,13 +166,6 @@ class Space:
 def _useful(grid: tuple[int, ...], total: int) -> tuple[int, ...]:
     """Return the sizes up to the first that holds all: larger ones give the same plan."""
     return grid[: 1 + next((i for i, size in enumerate(grid) if size >= total), len(grid) - 1)]
-
-
-def _all_of(family: str) -> list[Gene]:
-    combinations: list[dict[str, float | str]] = [{}]
-    for key, values in FAMILIES[family].grids.items():
-        combinations = [{**settings, key: value} for settings in combinations for value in values]
-    return [Gene(family, settings) for settings in combinations]
 
 
 def _distance(one: Gene, other: Gene) -> int:

@@ -1,0 +1,77 @@
+"""How much of the gradient a plan loses, as it was measured on this model: for budgets of errors."""
+
+import re
+
+from pliant.planner.families import FAMILIES
+from pliant.planner.genes import all_of
+from pliant.spec import Choice, CodecSpec, SyncPlan, TensorSpec, Workload
+
+__all__ = ["Errors", "lossy_codecs"]
+
+
+def lossy_codecs() -> tuple[CodecSpec, ...]:
+    """Return what the search may code gradients with: for `observe` to measure, but for 'rank', which is no codec.
+
+    `pliant.codecs.codec_from` makes a codec of each; of 'rank', the settings are the low ranks to look at.
+    """
+    found = [gene.choice.codec for name in FAMILIES for gene in all_of(name) if gene.lossy]
+    return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.name != "bf16"))
+
+
+class Errors:
+    """What each codec does to each tensor of a workload: |C(g) - g|^2 over the squared norm of the whole gradient.
+
+    The sum over tensors is the relative squared error of the whole gradient, and so what a budget bounds: for an
+    unbiased codec omega, for a biased one 1 - delta, of one rank's gradient coded once. What error feedback brings
+    back later, and what an owner adds by coding the mean, is not in it. Rounding to 16 bits counts for nothing.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._weighed = [_weighed(tensor) for tensor in workload.tensors]
+
+    @property
+    def measured(self) -> frozenset[CodecSpec]:
+        """Codecs that were measured on every tensor that has a gradient."""
+        seen = [set(row) for t, row in zip(self._workload.tensors, self._weighed, strict=True) if t.gradient_share]
+        return frozenset(set.intersection(*seen)) if seen else frozenset()
+
+    def require_some(self) -> None:
+        """Raise ValueError if no codec was measured."""
+        if not self.measured:
+            raise ValueError(
+                f"a budget of errors needs errors that were measured, but the workload {self._workload.name!r} has "
+                "none; name codecs in pliant.observe(codecs=...), such as those of pliant.planner.lossy_codecs()."
+            )
+
+    def of_tensor(self, place: int, choice: Choice) -> float | None:
+        """Return the error of workload.tensors[place] under a choice, as a share of the whole gradient's square.
+
+        None where nobody knows: the codec was not measured on it, or weights are exchanged instead of gradients.
+        """
+        if choice.apart:
+            return None
+        if choice.codec is None or choice.codec.name == "bf16" or not self._workload.tensors[place].gradient_share:
+            return 0.0
+        return self._weighed[place].get(choice.codec)
+
+    def of(self, plan: SyncPlan) -> float | None:
+        """Return the relative squared error of the whole gradient under a plan, or None where nobody knows."""
+        total = 0.0
+        for place, tensor in enumerate(self._workload.tensors):
+            error = self.of_tensor(place, plan.choice_for(tensor.name, tensor.layer, tensor.numel))
+            if error is None:
+                return None
+            total += error
+        return total
+
+
+def _weighed(tensor: TensorSpec) -> dict[CodecSpec, float]:
+    return {_parsed(text): tensor.gradient_share * error for text, error in tensor.gradient_error.items()}
+
+
+def _parsed(text: str) -> CodecSpec:
+    """Read a codec back from its string, 'qsgd(block=512, bits=4)': equal to a plan's, in whatever order it is."""
+    name, _, settings = text.partition("(")
+    pairs = re.findall(r"(\w+)=([^,)]+)", settings)
+    return CodecSpec(name=name, settings={key: float(value) for key, value in pairs})
