@@ -1,11 +1,14 @@
 """`pliant plan` finds what pays on a network that is not there, and writes it for relax()."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pliant.cli.plan import plan as plan_command
-from pliant.spec import SyncPlan, load
+from pliant.planner import Errors, lossy_codecs
+from pliant.simulator import workload_named
+from pliant.spec import SyncPlan, load, save
 
 
 def call(rate: str, **options) -> None:
@@ -43,3 +46,39 @@ def test_the_same_seed_finds_the_same_plan(tmp_path):
 def test_a_budget_below_exact_is_refused():
     with pytest.raises(ValueError, match="fewer steps than exact"):
         call("1gbit", quality=0.9)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """VGG16 whose linear layers, most of the elements, hold a tenth of the gradient."""
+    bare = workload_named("vgg16", 0.14)
+    num = len(bare.tensors)
+    errors = {str(codec): 0.6 for codec in lossy_codecs()}
+    tensors = tuple(
+        replace(t, gradient_share=0.9 / (num - 6) if k >= 6 else 0.1 / 6, gradient_error=errors)
+        for k, t in enumerate(bare.tensors)
+    )
+    work = replace(bare, tensors=tensors, batch_size=32, noise_scale=64.0)
+    save(work, tmp_path / "work.json")
+    return work, tmp_path / "work.json"
+
+
+def test_within_a_budget_of_errors(tmp_path, capsys, measured):
+    work, file = measured
+    out, rows = tmp_path / "plan.json", tmp_path / "all.json"
+    plan_command(str(file), hosts=4, rate="1gbit", candidates=40, error_budget=0.1, optimizer="AdamW", out=out)
+    plan = load(SyncPlan, out)
+    assert 0 < Errors(work).of(plan) <= 0.1
+    assert "errors 0.1" in plan.provenance
+    said = " ".join(capsys.readouterr().out.split())
+    assert "within 0.1" in said
+    assert "relative squared error of the gradient, as measured: 0.0" in said
+    assert "consider Lamb" in said
+    plan_command(str(file), hosts=4, rate="1gbit", candidates=40, error_budget=0.1, quality=1.0, json_file=rows)
+    exact = json.loads(rows.read_text())[0]
+    assert all((rule["choice"]["codec"] or {"name": "bf16"})["name"] == "bf16" for rule in exact["plan"]["rules"])
+
+
+def test_a_budget_of_errors_needs_errors():
+    with pytest.raises(ValueError, match="name codecs in"):
+        call("1gbit", error_budget=0.3)

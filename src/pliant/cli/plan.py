@@ -1,8 +1,9 @@
 """`pliant plan`: the plan that is predicted to pay on a network, without trying it."""
 
 import json
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +23,9 @@ from pliant.cli.given import (
     topology_given,
     workload_given,
 )
-from pliant.planner import BUILDERS, Genes, Quality, Space
-from pliant.simulator import Costs, simulate, simulate_many, write_trace
-from pliant.spec import load, save, to_json
+from pliant.planner import BUILDERS, Advice, Errors, Genes, Quality, Space, advise, budgeted_seeds
+from pliant.simulator import Costs, Simulated, simulate, simulate_many, write_trace
+from pliant.spec import SyncPlan, Workload, load, save, to_json
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time
 
@@ -43,10 +44,22 @@ def plan(
     delay: DelayOption = "0ms",
     compute: ComputeOption = "",
     quality: Annotated[
-        float, typer.Option(help="How many times the steps to the same accuracy a plan may need; 1: exact ones alone.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="How many times the steps to the same accuracy a plan may need; 1: exact ones alone. By default 1, "
+            "or, with --error-budget, any."
+        ),
+    ] = None,
+    error_budget: Annotated[
+        float | None,
+        typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+    ] = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
+    optimizer: Annotated[str, typer.Option(help="The training's, by its class, for the advice: SGD, AdamW.")] = "SGD",
+    tuned_for: Annotated[
+        int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
+    ] = 0,
     costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: Annotated[
@@ -57,26 +70,26 @@ def plan(
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
     given, network = workload_given(workload, compute), topology_given(topology, hosts, ranks, rate, delay)
     known = Costs() if costs is None else load(Costs, costs)
-    space = Space(given, network, Quality(budget=quality))
+    within = quality if quality is not None else 1.0 if error_budget is None else math.inf
+    space = Space(given, network, Quality(budget=within), error_budget)
+
+    def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
+        return simulate_many(plans, workload, network, costs=known).tolist()
 
     def to_accuracy_s(plans: list[Genes]) -> list[float]:
-        steps_s = simulate_many([genes.plan() for genes in plans], given, network, costs=known)
-        return [s * (space.quality.ratio(genes) or 1.0) for s, genes in zip(steps_s.tolist(), plans, strict=True)]
+        steps_s = step_s(given, [genes.plan() for genes in plans])
+        return [s * (space.quality.ratio(genes) or 1.0) for s, genes in zip(steps_s, plans, strict=True)]
 
-    found = _searched(space, to_accuracy_s, candidates, seed)
+    seeds = {**BUILDERS, **budgeted_seeds(given, space.quality, step_s, budget=error_budget)}
+    found = _searched(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, given, network, costs=known)
-    _show(found, space)
-    console = Console()
-    console.print(f"\n{best}", markup=False, highlight=False)
-    console.print(
-        f"predicted: a step of {format_time(predicted.step_s)}, {format_time(predicted.exposed_s)} of it exposed; "
-        f"{format_bytes(max(predicted.sent_bytes))} sent; bottleneck: {predicted.bottleneck}",
-        markup=False,
-        highlight=False,
-    )
+    _show(found, space, seeds)
+    advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
+    _tell(best, predicted, Errors(given).of(best), advice)
     if out is not None:
-        save(replace(best, provenance=f"pliant plan, simulated, quality {quality:g}, seed {seed}"), out)
+        budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
+        save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
@@ -84,8 +97,23 @@ def plan(
         write_atomically(json_file, json.dumps(rows, indent=1) + "\n")
 
 
+def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:
+    lost = "" if not error else f"; relative squared error of the gradient, as measured: {error:.3g}"
+    for line in (
+        f"\n{plan}",
+        f"predicted: a step of {format_time(predicted.step_s)}, {format_time(predicted.exposed_s)} of it exposed; "
+        f"{format_bytes(max(predicted.sent_bytes))} sent; bottleneck: {predicted.bottleneck}{lost}",
+        f"\n{advice.paragraph}",
+    ):
+        Console().print(line, markup=False, highlight=False)
+
+
 def _searched(
-    space: Space, to_accuracy_s: Callable[[list[Genes]], list[float]], number: int, seed: int
+    space: Space,
+    to_accuracy_s: Callable[[list[Genes]], list[float]],
+    seeds: Mapping[str, Genes],
+    number: int,
+    seed: int,
 ) -> list[tuple[Genes, float]]:
     """Return plans and their predicted times per exact step, best first: drawn, then bred from the best."""
     rng = random.Random(seed)  # noqa: S311  not for secrets
@@ -95,7 +123,7 @@ def _searched(
         new = [genes for genes in dict.fromkeys(plans) if genes not in known]
         known.update(zip(new, to_accuracy_s(new), strict=True) if new else ())
 
-    ask([genes for genes in BUILDERS.values() if genes in space])
+    ask([genes for genes in seeds.values() if genes in space])
     each = max(1, number // (1 + _ROUNDS))
     ask([space.sample(rng) for _ in range(each)])
     for _ in range(_ROUNDS):
@@ -104,8 +132,8 @@ def _searched(
     return sorted(known.items(), key=lambda item: item[1])
 
 
-def _show(found: list[tuple[Genes, float]], space: Space) -> None:
-    names = {genes: name for name, genes in BUILDERS.items()}
+def _show(found: list[tuple[Genes, float]], space: Space, seeds: Mapping[str, Genes]) -> None:
+    names = {genes: name for name, genes in seeds.items()}
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
     rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in names]
     for k, (genes, seconds) in enumerate(rows):
@@ -125,6 +153,7 @@ def _brief(genes: Genes) -> str:
     settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in genes.base.settings.items())
     parts = [f"{genes.base.family}({settings})", f"buckets {(genes.bucket_bytes or 25 << 20) / 2**20:.3g} MiB"]
     parts += [f"{layer}: {gene.family}" for layer, gene in genes.layers]
+    parts += [f"{len(genes.names)} parameters apart"] if genes.names else []
     parts += ["at the end"] if genes.at_end else []
     parts += ["between hosts"] if genes.by_hosts else []
     return ", ".join(parts)

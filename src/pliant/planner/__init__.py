@@ -1,5 +1,6 @@
 """Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
 
+from pliant.planner.advice import Advice, Applied, advise, apply
 from pliant.planner.budgeted import MENUS, Budgeted, allot, budgeted, budgeted_seeds
 from pliant.planner.builders import BUILDERS
 from pliant.planner.errors import Errors, lossy_codecs
@@ -16,6 +17,8 @@ __all__ = [
     "FAMILIES",
     "MENUS",
     "WORKLOADS",
+    "Advice",
+    "Applied",
     "Budgeted",
     "Errors",
     "Family",
@@ -28,7 +31,9 @@ __all__ = [
     "Quality",
     "Space",
     "Trial",
+    "advise",
     "allot",
+    "apply",
     "budgeted",
     "budgeted_seeds",
     "lossy_codecs",

@@ -29,6 +29,7 @@ _DDP_BYTES = 25 << 20
 _WHOLE = 1 << 40
 """Bytes of a bucket that nothing fills."""
 _EXACT = all_of("exact")
+_DDP = Genes(_EXACT[0], bucket_bytes=_DDP_BYTES)
 
 MENUS: Mapping[str, tuple[Gene, ...]] = {
     **{
@@ -107,7 +108,7 @@ def budgeted(
     menu: Sequence[Gene],
     step_s: StepTimes,
     *,
-    like: Genes = Genes(_EXACT[0], bucket_bytes=_DDP_BYTES),
+    like: Genes = _DDP,
 ) -> Budgeted:
     """Find the fastest plan whose gradient errs by at most the budget: one setting for all, or one for each part.
 
@@ -137,7 +138,7 @@ def budgeted_seeds(
     step_s: StepTimes,
     *,
     budget: float | None = None,
-    like: Genes = Genes(_EXACT[0], bucket_bytes=_DDP_BYTES),
+    like: Genes = _DDP,
 ) -> dict[str, Genes]:
     """Return divided plans for a search to begin with, by name; none where the workload was not measured.
 

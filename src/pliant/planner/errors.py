@@ -28,6 +28,7 @@ class Errors:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
+        self._looked_at = any(tensor.gradient_share for tensor in workload.tensors)
         self._weighed = [_weighed(tensor) for tensor in workload.tensors]
 
     @property
@@ -51,8 +52,10 @@ class Errors:
         """
         if choice.apart:
             return None
-        if choice.codec is None or choice.codec.name == "bf16" or not self._workload.tensors[place].gradient_share:
+        if choice.codec is None or choice.codec.name == "bf16":
             return 0.0
+        if self._looked_at and not self._workload.tensors[place].gradient_share:
+            return 0.0  # its gradient was zero
         return self._weighed[place].get(choice.codec)
 
     def of(self, plan: SyncPlan) -> float | None:
