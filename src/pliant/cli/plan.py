@@ -135,7 +135,7 @@ def _searched(
 def _show(found: list[tuple[Genes, float]], space: Space, seeds: Mapping[str, Genes]) -> None:
     names = {genes: name for name, genes in seeds.items()}
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
-    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in names]
+    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BUILDERS.values()]
     for k, (genes, seconds) in enumerate(rows):
         ratio = space.quality.ratio(genes) or 1.0
         of = f"{seconds / found[0][1]:.2f}x"
