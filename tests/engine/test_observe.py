@@ -269,3 +269,22 @@ def test_what_cannot_be_observed_is_said():
     seen.close()
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         pliant.observe(model.requires_grad_(False), optimizer)
+
+
+def test_what_a_matrix_has_beyond_a_low_rank():
+    model = nn.Linear(64, 48)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    left, right = torch.linalg.qr(torch.randn(48, 4)).Q, torch.linalg.qr(torch.randn(64, 4)).Q
+    gradient = left @ torch.diag(torch.tensor([8.0, 4.0, 2.0, 1.0])) @ right.T  # (48, 64), of known singular values
+    with pliant.observe(model, optimizer, steps=1, warmup_steps=0, gradient_steps=1, ranks=(8, 4, 2, 1, 40)) as seen:
+        while not seen.done:
+            optimizer.zero_grad()
+            out = model(torch.zeros(1, 64))
+            ((model.weight * gradient).sum() + out.sum()).backward()
+            optimizer.step()
+    weight, bias = sorted(seen.workload().tensors, key=lambda t: -t.numel)
+    for rank, beyond in {8: 0, 4: 0, 2: 5, 1: 21, 40: 0}.items():
+        assert weight.gradient_error[f"rank(rank={rank})"] == pytest.approx(beyond / 85, rel=0.1, abs=1e-6)
+        assert bias.gradient_error[f"rank(rank={rank})"] == 0
+    with pytest.raises(ValueError, match="ranks must be at least 1"):
+        pliant.observe(model, optimizer, ranks=(0,))

@@ -10,10 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pliant.planner import MENUS, Errors, Gene, Genes, Quality, Space, allot, budgeted, budgeted_seeds, lossy_codecs
+from pliant.planner import (
+    LOW_RANKS,
+    MENUS,
+    Errors,
+    Gene,
+    Genes,
+    Quality,
+    Space,
+    allot,
+    budgeted,
+    budgeted_seeds,
+    lossy_codecs,
+)
 from pliant.simulator import simulate_many
-from pliant.spec import Host, TensorSpec, Topology, Workload, from_json, to_json
+from pliant.spec import CodecSpec, Host, TensorSpec, Topology, Workload, from_json, to_json
 
+CODECS = (*lossy_codecs(), *(CodecSpec(name="rank", settings={"rank": rank}) for rank in LOW_RANKS))
 SLOW = Topology(hosts=tuple(Host(name=f"h{i}", send_bytes_per_s=12.5e6, receive_bytes_per_s=12.5e6) for i in range(4)))
 EXACT16 = Gene("exact", {"bits": 16})
 
@@ -26,7 +39,7 @@ def measured(shares, errors, *, layers=("Linear",), rows=1000) -> Workload:
     """A workload of square matrices; errors: per tensor, of every lossy codec, the mildest to the strongest."""
     tensors = []
     for k, (share, worst) in enumerate(zip(shares, errors, strict=True)):
-        strengths = {str(c): worst * strength(c) for c in lossy_codecs()}
+        strengths = {str(c): worst * strength(c) for c in CODECS}
         layer = layers[k % len(layers)]
         tensors += [
             TensorSpec(
@@ -159,7 +172,7 @@ def test_seeds_divide_each_single_settings_error():
 def test_errors_of_plans():
     work = measured([0.75, 0.25], [1.0, 0.5])
     errors = Errors(work)
-    assert errors.measured == frozenset(lossy_codecs())
+    assert errors.measured == frozenset(CODECS)
     topk = Gene("sparse", {"choice": "topk", "ratio": 0.01})
     whole = errors.of(Genes(topk).plan())
     assert whole == pytest.approx(work.gradient_error("topk(ratio=0.01, sampled=0)"))

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from pliant.codecs import Codec, spec_of
 from pliant.comm import Comm
+from pliant.spec import CodecSpec
+from pliant.spec.division import factor_shape
 
 __all__ = ["GradientShadow", "Seen", "noise_scale"]
 
@@ -39,8 +41,9 @@ class GradientShadow:
     for models of up to 8192 elements, exactly. So ranks send 64 KB for each step, and not a gradient.
     """
 
-    def __init__(self, numels: Mapping[str, int], codecs: Sequence[Codec]) -> None:
+    def __init__(self, numels: Mapping[str, int], codecs: Sequence[Codec], ranks: Sequence[int] = ()) -> None:
         self._codecs = {str(spec_of(codec)): codec for codec in codecs}
+        self._ranks = {str(CodecSpec(name="rank", settings={"rank": rank})): rank for rank in ranks}
         self._names = list(numels)
         starts = torch.tensor([0, *numels.values()]).cumsum(0).tolist()
         self._starts: dict[str, int] = dict(zip(self._names, starts, strict=False))
@@ -60,12 +63,13 @@ class GradientShadow:
             codec.encode(x, payload, self._seed(name))
             codec.decode(payload, decoded)
             row.append(_square(decoded.sub_(x)))
+        row += [_beyond_rank(x.view(dense.shape), rank, self._seed(name)) for rank in self._ranks.values()]
         self._step[name] = torch.stack(row).cpu()
         self._sketch_of[name] = self._sketch(name, x)
 
     def end_step(self) -> None:
         """Count what was taken."""
-        rows = torch.zeros(len(self._names), 1 + len(self._codecs), dtype=torch.float64)
+        rows = torch.zeros(len(self._names), 1 + len(self._codecs) + len(self._ranks), dtype=torch.float64)
         for name, row in self._step.items():
             rows[self._names.index(name)] = row
         self._rows.append(rows)
@@ -83,7 +87,7 @@ class GradientShadow:
         kept = [k for k, sound in enumerate(finite.tolist()) if sound]
         if not kept:
             return Seen(steps=0, shares={}, errors={}, own=0.0, together=0.0)
-        sums = torch.stack([self._rows[k] for k in kept]).sum(0).to(device)  # (tensors, 1 + codecs)
+        sums = torch.stack([self._rows[k] for k in kept]).sum(0).to(device)  # (tensors, 1 + codecs + ranks)
         comm.all_reduce(sums).wait()
         sketches = torch.stack([self._sketches[k] for k in kept]).to(device)  # (steps, _SKETCH)
         comm.all_reduce(sketches).wait()
@@ -93,7 +97,9 @@ class GradientShadow:
             steps=len(kept),
             shares={name: row[0] / total if total else 0.0 for name, row in rows.items()},
             errors={
-                name: {codec: error / row[0] for codec, error in zip(self._codecs, row[1:], strict=True)}
+                name: {
+                    codec: error / row[0] for codec, error in zip((*self._codecs, *self._ranks), row[1:], strict=True)
+                }
                 for name, row in rows.items()
                 if row[0]
             },
@@ -137,3 +143,20 @@ def noise_scale(own: float, together: float, size: int, batch_size: int) -> floa
 
 def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64).square()
+
+
+def _beyond_rank(x: Tensor, rank: int, seed: int) -> Tensor:
+    """Return the squared norm of what a parameter's gradient has beyond a low rank; 0 if it would be sent whole.
+
+    M - P P^T M, with P from four rounds of subspace iteration: PowerSGD (arXiv:1905.13727) makes one in each step, and
+    goes on from the step before, so that it comes near the best P of its rank.
+    """
+    factor = factor_shape(tuple(x.shape), rank)
+    if factor is None or not x.isfinite().all():  # a step that is not finite counts for nothing anyway
+        return torch.zeros((), dtype=torch.float64, device=x.device)
+    matrix = x.reshape(x.shape[0], -1)  # (n, m)
+    q = torch.randn(factor[1], factor[0], generator=torch.Generator().manual_seed(seed)).to(x.device)  # (m, r)
+    for _ in range(4):
+        p = torch.linalg.qr(matrix @ q).Q  # (n, r)
+        q = matrix.T @ p
+    return _square(torch.addmm(matrix, p, q.T, alpha=-1))

@@ -37,6 +37,7 @@ class Observation:
         steps: int,
         warmup_steps: int,
         codecs: Sequence[Codec],
+        ranks: Sequence[int],
         gradient_steps: int,
         batch_size: int,
         timeout_s: float,
@@ -49,7 +50,7 @@ class Observation:
         self._device = next(iter(self._parameters.values())).device
         self._timed_until, self._warmup_steps = warmup_steps + steps, warmup_steps
         self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
-        self._shadow = GradientShadow({name: p.numel() for name, p in self._parameters.items()}, codecs)
+        self._shadow = GradientShadow({name: p.numel() for name, p in self._parameters.items()}, codecs, ranks)
         self._taken = 0
         self._times = StepTimes(self._parameters, self._device)
         self._hooks = [
@@ -196,6 +197,7 @@ def observe(
     steps: int = 10,
     warmup_steps: int = 2,
     codecs: Sequence[Codec] = (),
+    ranks: Sequence[int] = (),
     gradient_steps: int = 5,
     batch_size: int = 1,
     group: ProcessGroup | None = None,
@@ -217,6 +219,8 @@ def observe(
         steps: Steps to time; medians are kept.
         warmup_steps: Steps before those.
         codecs: Codecs whose error on each tensor's gradient is wanted, such as ``pliant.codecs.Qsgd(bits=4)``.
+        ranks: Low ranks whose error on each matrix's gradient is wanted, as `powersgd` sends them: (4, 1). The error
+            is entered as that of 'rank(rank=4)'.
         gradient_steps: Steps whose gradients are looked at; 0 for none.
         batch_size: Samples that one rank takes in a step, for the noise scale.
         group: For a plain module: whose ranks observe; the default process group, if there is one, if None.
@@ -226,10 +230,11 @@ def observe(
         ValueError: A number of steps or the batch is not possible, or the model has nothing to train.
 
     """
-    if steps < 1 or warmup_steps < 0 or gradient_steps < 0 or batch_size < 1:
+    if steps < 1 or warmup_steps < 0 or gradient_steps < 0 or min((batch_size, *ranks)) < 1:
         raise ValueError(
-            f"observe() got {steps} steps, {warmup_steps} warmup_steps, {gradient_steps} gradient_steps and batch_size "
-            f"{batch_size}; steps and batch_size must be at least 1, the others at least 0."
+            f"observe() got {steps} steps, {warmup_steps} warmup_steps, {gradient_steps} gradient_steps, batch_size "
+            f"{batch_size} and ranks {tuple(ranks)}; steps, batch_size and ranks must be at least 1, the others at "
+            "least 0."
         )
     return Observation(
         model,
@@ -238,6 +243,7 @@ def observe(
         steps=steps,
         warmup_steps=warmup_steps,
         codecs=codecs,
+        ranks=ranks,
         gradient_steps=gradient_steps,
         batch_size=batch_size,
         timeout_s=timeout_s,

@@ -3,7 +3,7 @@
 from pliant.planner.advice import Advice, Applied, advise, apply
 from pliant.planner.budgeted import MENUS, Budgeted, allot, budgeted, budgeted_seeds
 from pliant.planner.builders import BUILDERS
-from pliant.planner.errors import Errors, lossy_codecs
+from pliant.planner.errors import LOW_RANKS, Errors, lossy_codecs
 from pliant.planner.families import FAMILIES, Family
 from pliant.planner.genes import Gene, Genes
 from pliant.planner.quality import Quality
@@ -15,6 +15,7 @@ from pliant.planner.workloads import WORKLOADS, shrunk
 __all__ = [
     "BUILDERS",
     "FAMILIES",
+    "LOW_RANKS",
     "MENUS",
     "WORKLOADS",
     "Advice",

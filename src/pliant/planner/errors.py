@@ -6,16 +6,17 @@ from pliant.planner.families import FAMILIES
 from pliant.planner.genes import all_of
 from pliant.spec import Choice, CodecSpec, SyncPlan, TensorSpec, Workload
 
-__all__ = ["Errors", "lossy_codecs"]
+__all__ = ["LOW_RANKS", "Errors", "lossy_codecs"]
+
+
+LOW_RANKS = tuple(int(rank) for rank in FAMILIES["low_rank"].grids["rank"])
+"""What the search may choose among for PowerSGD: for `pliant.observe(ranks=...)`."""
 
 
 def lossy_codecs() -> tuple[CodecSpec, ...]:
-    """Return what the search may code gradients with: for `observe` to measure, but for 'rank', which is no codec.
-
-    `pliant.codecs.codec_from` makes a codec of each; of 'rank', the settings are the low ranks to look at.
-    """
+    """Return the codecs that the search may choose among: for `pliant.observe(codecs=...)`, through `codec_from`."""
     found = [gene.choice.codec for name in FAMILIES for gene in all_of(name) if gene.lossy]
-    return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.name != "bf16"))
+    return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.name not in ("bf16", "rank")))
 
 
 class Errors:
@@ -42,7 +43,7 @@ class Errors:
         if not self.measured:
             raise ValueError(
                 f"a budget of errors needs errors that were measured, but the workload {self._workload.name!r} has "
-                "none; name codecs in pliant.observe(codecs=...), such as those of pliant.planner.lossy_codecs()."
+                "none; name codecs in pliant.observe(codecs=...), such as pliant.planner.lossy_codecs(), or ranks."
             )
 
     def of_tensor(self, place: int, choice: Choice) -> float | None:
