@@ -84,10 +84,13 @@ def test_a_paragraph_says_all_and_why():
     )
     assert said.paragraph.startswith(said.sentence)
     assert "arXiv:1706.02677" in said.paragraph
-    assert "1e+03 samples as measured" in said.paragraph
+    assert "1000 samples as measured" in said.paragraph
     assert "1.08 times the steps" in said.paragraph
     kept = advise(WORK, 4, DDP, tuned_for=128)
     assert kept.sentence.startswith("Keep the learning rate (tuned for 128 samples a step);")
+    unsaid = advise(replace(WORK, batch_size=1), 4, DDP).paragraph
+    assert "(tuned for one rank's batch a step)" in unsaid
+    assert "An update takes 4 ranks' batches instead of one rank's batch" in unsaid
     with pytest.raises(ValueError, match="give at least one rank"):
         advise(WORK, 0, DDP)
 

@@ -1,7 +1,8 @@
 """Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, Applied, advise, apply
-from pliant.planner.budgeted import MENUS, Budgeted, allot, budgeted, budgeted_seeds
+from pliant.planner.allot import allot
+from pliant.planner.budgeted import MENUS, Budgeted, budgeted, budgeted_seeds
 from pliant.planner.builders import BUILDERS
 from pliant.planner.errors import LOW_RANKS, Errors, lossy_codecs
 from pliant.planner.families import FAMILIES, Family

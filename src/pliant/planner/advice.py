@@ -24,6 +24,8 @@ class Advice:
     lr_scale: float
     """Factor for the learning rate that was tuned for `tuned_for` samples a step."""
     tuned_for: int
+    batch_size: int
+    """Samples of one rank; 1 where the workload does not say, and then all figures are in batches of a rank."""
     lr_reason: str
     warm_up: bool
     """Whether to rise to the new rate from the old one, over the first epochs."""
@@ -41,7 +43,7 @@ class Advice:
         rise = ", after a warm-up" if self.warm_up else ""
         other = f"; consider {self.optimizer}" if self.optimizer else ""
         wait = "let ranks wait for each other" if self.pace == "lockstep" else "let no rank wait"
-        return f"{rate} (tuned for {self.tuned_for} samples a step){rise}{other}; {wait}."
+        return f"{rate} (tuned for {_amount(self.tuned_for, self.batch_size)} a step){rise}{other}; {wait}."
 
     @property
     def paragraph(self) -> str:
@@ -80,12 +82,13 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
     before = tuned_for or workload.batch_size
     own, together = workload.batch_size, workload.batch_size * num_ranks
     batch = max(own, min(before, together)) if choice.between_steps else together * choice.every
-    scale, why = _rate(before, batch, choice, rule, workload.noise_scale, optimizer)
-    other, other_why = _other_optimizer(batch, choice, rule, workload.noise_scale, optimizer)
+    scale, why = _rate(before, batch, choice, rule, workload, optimizer)
+    other, other_why = _other_optimizer(batch, choice, rule, workload, optimizer)
     pace, pace_why = _pace(workload.rank_factors, num_ranks, choice, rule)
     return Advice(
         lr_scale=scale,
         tuned_for=before,
+        batch_size=own,
         lr_reason=why,
         warm_up=scale > 1,
         optimizer=other,
@@ -164,27 +167,31 @@ def _rule(optimizer: str) -> Rule:
     return "linear" if any(word in name for word in _PLAIN) else "none"
 
 
-def _rate(
-    before: int, batch: int, choice: Choice, rule: Rule, noise: float | None, optimizer: str
-) -> tuple[float, str]:
+def _amount(count: float, batch_size: int) -> str:
+    if batch_size > 1:
+        return f"{count:.4g} samples"
+    return "one rank's batch" if count == 1 else f"{count:.4g} ranks' batches"
+
+
+def _rate(before: int, batch: int, choice: Choice, rule: Rule, workload: Workload, optimizer: str) -> tuple[float, str]:
     """Return the factor of the learning rate, and why."""
+    noise, now, then = (workload.noise_scale, *(_amount(b, workload.batch_size) for b in (batch, before)))
     if rule == "none":
-        return 1.0, f"No rule is known for {optimizer} when the batch changes; try its rate at {batch} samples."
+        return 1.0, f"No rule is known for {optimizer} when the batch changes; try its rate at {now}."
     gain = batch / before if noise is None else (1 + noise / before) / (1 + noise / batch)
     scale = gain if rule == "linear" else math.sqrt(gain)
     law = "in proportion to" if rule == "linear" else "with the root of"
     paper = "Goyal et al., arXiv:1706.02677" if rule == "linear" else "Malladi et al., arXiv:2205.10287"
-    why = f"An update takes {batch} samples instead of {before}; {optimizer}'s rate rises {law} the batch ({paper})"
+    why = f"An update takes {now} instead of {then}; {optimizer}'s rate changes {law} the batch ({paper})"
     if batch == before:
-        why = (
-            f"The rate was tuned for {batch} samples, as many as there are" if not choice.between_steps else "It stays"
-        )
+        why = "The rate stays" if choice.between_steps else f"The rate was tuned for {now}, as many as there are"
     elif noise is None:
         why += ", as far as that goes: the noise scale, which bounds it, was not measured"
     else:
         why += (
-            f", but hardly beyond the noise scale, {noise:.3g} samples as measured, and it grows as the loss falls: "
-            f"eps_max / (1 + B_noise / B) rises {gain:.3g} times (McCandlish et al., arXiv:1812.06162)"
+            f", but hardly beyond the noise scale, {_amount(noise, workload.batch_size)} as measured, which grows as "
+            f"the loss falls: eps_max / (1 + B_noise / B) becomes {gain:.3g} times what it was (McCandlish et al., "
+            "arXiv:1812.06162)"
         )
     late = choice.staleness if choice.served else 0 if choice.between_steps else choice.delay_steps
     if late:
@@ -212,12 +219,13 @@ def _of_weights(choice: Choice, rule: Rule) -> str:
     return why
 
 
-def _other_optimizer(batch: int, choice: Choice, rule: Rule, noise: float | None, optimizer: str) -> tuple[str, str]:
+def _other_optimizer(batch: int, choice: Choice, rule: Rule, workload: Workload, optimizer: str) -> tuple[str, str]:
     """Return the optimizer that a batch beyond the noise scale asks for, and why."""
+    noise = workload.noise_scale
     if noise is None or rule == "none" or choice.between_steps or batch <= noise:
         return "", ""
     name, paper = _LARGE[rule]
-    few = f"{batch} samples are beyond the noise scale: more of them hardly save steps"
+    few = f"{_amount(batch, workload.batch_size)} are beyond the noise scale: more of them hardly save steps"
     if name.lower() in optimizer.lower():
         return "", f"{few}."
     return name, (

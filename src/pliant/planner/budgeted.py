@@ -3,7 +3,7 @@
 L-GreCo (Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient and Accurate Deep Learning",
 arXiv:2210.17357): choose for each layer l one setting c_l so that the exchange takes least, subject to
 sum_l error_l(c_l) <= E. The sum is over disjoint parts of one vector, so it is the whole gradient's squared error. As
-there, a knapsack with one choice per layer, solved by dynamic programming over an error that is cut into levels.
+there, a knapsack with one choice per layer, solved by dynamic programming (`allot`).
 """
 
 import glob
@@ -13,19 +13,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.planner.allot import allot
 from pliant.planner.errors import Errors
 from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
 from pliant.planner.quality import Quality
 from pliant.spec import SyncPlan, Workload
 
-__all__ = ["MENUS", "Budgeted", "StepTimes", "allot", "budgeted", "budgeted_seeds"]
+__all__ = ["MENUS", "Budgeted", "StepTimes", "budgeted", "budgeted_seeds"]
 
 Floats = NDArray[np.float64]
 StepTimes = Callable[[Workload, Sequence[SyncPlan]], Sequence[float] | Floats]
 """A simulator, bound to a topology and to costs: step times in s, (num_plans,), of plans on a workload."""
 
-_LEVELS = 10_000
 _DDP_BYTES = 25 << 20
+_MOST_TENSORS = 256
+"""Large tensors up to which each may be a part of its own: a plan has a rule for each that differs."""
 _WHOLE = 1 << 40
 """Bytes of a bucket that nothing fills."""
 _EXACT = all_of("exact")
@@ -46,7 +48,7 @@ class Budgeted:
     """What a budget of errors is best spent on, by simulation."""
 
     genes: Genes
-    """The fastest: divided by classes of layers or by buckets, or one setting for all if nothing beats that."""
+    """The fastest: divided by layer classes, buckets or tensors, or one setting for all if nothing beats that."""
     error: float
     """Relative squared error of the whole gradient: at most the budget."""
     step_s: float
@@ -54,52 +56,6 @@ class Budgeted:
     """The fastest with one setting for all within the budget; None if every single setting exceeds it."""
     uniform_s: float
     """Its simulated step; infinite if there is none."""
-
-
-def allot(errors: Floats, costs: Floats, budget: float, levels: int = _LEVELS) -> list[int]:
-    """Return for each group the setting with which all together cost least and err at most by the budget.
-
-    Each group's error above its least is rounded up to whole levels, of budget / levels each (what is left of the
-    budget after everybody's least). So a result is never above the budget; it is the least costly one of the problem in
-    levels, and of those the one with the least error. Rounding gives away at most num_groups / levels of the budget.
-
-    Args:
-        errors: (num_groups, num_settings), at least 0.
-        costs: (num_groups, num_settings), at least 0.
-        budget: On the sum over groups of the errors.
-        levels: Finer is nearer to the best, and takes longer: num_groups * num_settings * levels additions.
-
-    Raises:
-        ValueError: Even the least errors exceed the budget.
-
-    """
-    least = errors.min(1)
-    room = budget - float(least.sum())
-    if not room >= 0:  # so is NaN
-        raise ValueError(
-            f"a budget of {budget:g} for the relative squared error cannot be kept: the least that these settings "
-            f"reach is {least.sum():.4g}; raise the budget, or offer milder settings or exact exchange."
-        )
-    above = errors - least[:, None]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        steps = np.where(above == 0, 0.0, np.ceil(above * levels / room))  # infinite if there is no room
-    spent = np.minimum(steps, levels + 1).astype(int)  # (num_groups, num_settings), in levels
-    best = np.full(levels + 1, np.inf)  # cost of the groups so far, if they spend exactly so many levels
-    best[0] = 0.0
-    taken: list[NDArray[np.int64]] = []
-    for group in range(len(errors)):
-        paths = np.full((errors.shape[1], levels + 1), np.inf)  # (num_settings, levels + 1)
-        for setting, spend in enumerate(spent[group]):
-            if spend <= levels:
-                paths[setting, spend:] = best[: levels + 1 - spend] + costs[group, setting]
-        taken.append(paths.argmin(0))
-        best = paths.min(0)
-    level = int(best.argmin())
-    picked: list[int] = []
-    for group in reversed(range(len(errors))):
-        picked.append(int(taken[group][level]))
-        level -= int(spent[group, picked[-1]])
-    return picked[::-1]
 
 
 def budgeted(
@@ -112,11 +68,11 @@ def budgeted(
 ) -> Budgeted:
     """Find the fastest plan whose gradient errs by at most the budget: one setting for all, or one for each part.
 
-    Parts are classes of layers, or buckets; both divisions are tried. A part costs what it adds to an exchange: a step
-    that does nothing but exchange the part twice takes that much longer than one that exchanges it once. So costs are
-    taken to be linear in what is exchanged; latency, messages and overlap with backward are in none of them. Therefore
-    the plans that come of it, and every single setting within the budget, are simulated whole, and the fastest is
-    returned: never a slower one than the best single setting.
+    Parts are classes of layers, buckets, or tensors; each division is tried. A part costs what it adds to an exchange:
+    a step that does nothing but exchange the part twice takes that much longer than one that exchanges it once. So
+    costs are taken to be linear in what is exchanged; latency, messages and overlap with backward are in none of them.
+    Therefore the plans that come of it, and every single setting within the budget, are simulated whole, and the
+    fastest is returned: never a slower one than the best single setting.
 
     Args:
         workload: With gradient_share and gradient_error, as `pliant.observe(codecs=...)` measures them.
@@ -175,7 +131,9 @@ class _Divider:
                 f"{', '.join(sorted(map(str, self._errors.measured)))}; name their codecs in "
                 "pliant.observe(codecs=...)."
             )
-        kinds = ((_by_class(workload), _as_classes), (_by_bucket(workload, like.bucket_bytes), _as_buckets))
+        tensors = [[place] for place, tensor in enumerate(workload.tensors) if tensor.numel > SMALL_NUMEL]
+        kinds = [(_by_class(workload), _as_classes), (_by_bucket(workload, like.bucket_bytes), _as_names)]
+        kinds += [(tensors, _as_names)] if len(tensors) <= _MOST_TENSORS else []
         self._divisions = [
             (groups, self._table(groups), _marginal_s(groups, self._offered, workload, step_s, like), written)
             for groups, written in kinds
@@ -244,12 +202,16 @@ def _marginal_s(
 ) -> Floats:
     """Return what each group adds to an exchange under each setting, (num_groups, num_settings)."""
     plans = [replace(_all(gene, like), bucket_bytes=_WHOLE).plan() for gene in menu]
+    idle = replace(workload, forward_s=0.0, backward_s=0.0, step_s=0.0)
+    known: dict[tuple[tuple[tuple[int, ...], str], ...], Floats] = {}  # parts of equal shapes cost the same
     rows: list[Floats] = []
     for group in groups:
         tensors = tuple(replace(workload.tensors[place], ready_s=0.0) for place in group)
-        idle = replace(workload, tensors=tensors, forward_s=0.0, backward_s=0.0, step_s=0.0)
-        once, twice = (np.array(step_s(replace(idle, tensors=held), plans)) for held in (tensors, tensors * 2))
-        rows.append(np.maximum(twice - once, 0.0))
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key not in known:
+            once, twice = (np.array(step_s(replace(idle, tensors=held), plans)) for held in (tensors, tensors * 2))
+            known[key] = np.maximum(twice - once, 0.0)
+        rows.append(known[key])
     return np.array(rows)
 
 
@@ -260,7 +222,7 @@ def _as_classes(workload: Workload, groups: Sequence[Sequence[int]], picked: Seq
     return replace(_all(base, like), layers=tuple((layer, gene) for layer, gene in named if gene != base))
 
 
-def _as_buckets(workload: Workload, groups: Sequence[Sequence[int]], picked: Sequence[Gene], like: Genes) -> Genes:
+def _as_names(workload: Workload, groups: Sequence[Sequence[int]], picked: Sequence[Gene], like: Genes) -> Genes:
     """Return genes by parameter; what most elements have is the base."""
     base = _commonest(workload, groups, picked)
     named = [
