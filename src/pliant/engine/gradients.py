@@ -156,7 +156,7 @@ def _beyond_rank(x: Tensor, rank: int, seed: int) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=x.device)
     matrix = x.reshape(x.shape[0], -1)  # (n, m)
     q = torch.randn(factor[1], factor[0], generator=torch.Generator().manual_seed(seed)).to(x.device)  # (m, r)
-    for _ in range(4):
-        p = torch.linalg.qr(matrix @ q).Q  # (n, r)
-        q = matrix.T @ p
-    return _square(torch.addmm(matrix, p, q.T, alpha=-1))
+    for _ in range(3):
+        q = matrix.T @ torch.linalg.qr(matrix @ q).Q
+    p = torch.linalg.qr(matrix @ q).Q  # (n, r)
+    return _square(torch.addmm(matrix, p, p.T @ matrix, alpha=-1))
