@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -161,6 +162,8 @@ def test_seeds_divide_each_single_settings_error():
     assert any(name.startswith("topk within") for name in seeds)
     space = Space(work, SLOW, quality)
     assert all(genes in space and len(set(genes.genes)) > 1 for genes in seeds.values())
+    rng = random.Random(0)
+    assert all(space.mutate(genes, rng) in space for genes in seeds.values())
     assert budgeted_seeds(work, Quality(), step_s) == {}  # what is exact has no error to divide
     bounded = budgeted_seeds(work, quality, step_s, budget=0.2)
     narrow = Space(work, SLOW, quality, error_budget=0.2)
