@@ -153,7 +153,7 @@ def _brief(genes: Genes) -> str:
     settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in genes.base.settings.items())
     parts = [f"{genes.base.family}({settings})", f"buckets {(genes.bucket_bytes or 25 << 20) / 2**20:.3g} MiB"]
     parts += [f"{layer}: {gene.family}" for layer, gene in genes.layers]
-    parts += [f"{len(genes.names)} parameters apart"] if genes.names else []
+    parts += [f"parameters apart: {len(genes.names)}"] if genes.names else []
     parts += ["at the end"] if genes.at_end else []
     parts += ["between hosts"] if genes.by_hosts else []
     return ", ".join(parts)
