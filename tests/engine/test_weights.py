@@ -461,3 +461,23 @@ def test_a_stalled_rank_does_not_stall_the_others(what):
 )
 def test_the_plan_names_the_algorithm(what):
     assert build(what.choice) == what
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam", "counted apart"])
+def test_what_the_optimizer_has_gathered_apart_is_joined_by_a_switch_to_gradients(kind):
+    def body(place):
+        ddp = new_ddp(place)
+        kept = ddp.parameters()
+        optimizer = torch.optim.SGD(kept, lr=0.05, momentum=0.9) if kind == "momentum" else torch.optim.Adam(kept)
+        with pliant.relax(ddp, optimizer, "local_sgd", agreement_every=2) as run:
+            train(ddp, optimizer, place.rank, range(5))
+            if kind == "counted apart":
+                first = next(iter(optimizer.state.values()))
+                first["step"] += place.rank
+            run.switch("allreduce")
+            train(ddp, optimizer, place.rank, range(5, 12))
+            return weights(ddp), run.stats()["last_agreement_step"]
+
+    (first, agreed), (second, _) = pliant.run_world(2, body)
+    assert torch.equal(first, second)
+    assert agreed >= 10

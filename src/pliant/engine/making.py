@@ -12,7 +12,7 @@ from pliant.collectives import place
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import by_hosts
 from pliant.engine.exchange import Exchanger, NonFinite
-from pliant.engine.means import average_weights
+from pliant.engine.means import average_states, average_weights
 from pliant.engine.owned import Owned
 from pliant.engine.served import Served
 from pliant.engine.store import Store
@@ -150,6 +150,8 @@ class Maker:
             old.weights.finish(step)
             apart = [n for n, c in before.items() if c.between_steps and c != store.choices[n]]
             average_weights([self._parameters[n] for n in apart], self._comms[False])
+            joined = [self._parameters[n] for n in apart if not store.choices[n].between_steps]
+            average_states(self._optimizer, joined, self._comms[False])
             old.weights.close()
         if not any(choice.between_steps for choice in store.choices.values()):
             return None

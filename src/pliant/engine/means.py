@@ -1,13 +1,16 @@
 """One model out of ranks that differ."""
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
+from pliant.engine.start import broadcast_optimizer
 
-__all__ = ["average_weights", "mean_model"]
+__all__ = ["average_states", "average_weights", "mean_model"]
 
 
 @torch.no_grad()
@@ -17,6 +20,31 @@ def average_weights(tensors: Iterable[Tensor], comm: Comm) -> None:
         mean = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
         comm.all_reduce(mean).wait()
         tensor.copy_(mean.mul_(1 / comm.size))
+
+
+@torch.no_grad()
+def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Comm) -> None:
+    """Replace what an optimizer has gathered for parameters by its mean over ranks, in place. Collective.
+
+    Ranks whose weights are equal, but not their momenta, are apart again one step later. Where ranks have gathered
+    different things, or counted different steps, as at a free pace, all get rank 0's optimizer state instead.
+    """
+    if comm.size == 1 or not parameters:
+        return
+    device = parameters[0].device
+    found = [(key, value) for p in parameters for key, value in sorted(optimizer.state.get(p, {}).items())]
+    kinds = [(key, tuple(value.shape) if _is_array(value) else str(value)) for key, value in found]
+    mine = torch.tensor([zlib.crc32(str(kinds).encode())], dtype=torch.int64, device=device)
+    all_kinds = torch.empty(comm.size, dtype=torch.int64, device=device)
+    comm.all_gather(all_kinds, mine).wait()
+    if bool((all_kinds != all_kinds[0]).any()):
+        broadcast_optimizer(optimizer, comm, device)
+        return
+    for value in [value for _, value in found if _is_array(value)]:
+        if value.is_floating_point():
+            average_weights([value], comm)
+        else:
+            comm.broadcast(value, 0).wait()  # such as momenta in 8 bits, whose codes have no mean
 
 
 def mean_model(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:
@@ -30,3 +58,8 @@ def mean_model(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tens
             comm.broadcast(flat, 0).wait()
             value.copy_(flat)
     return state
+
+
+def _is_array(value: object) -> bool:
+    """Say whether a part of an optimizer's state is one number for each of many, and no counter."""
+    return isinstance(value, Tensor) and value.dim() > 0

@@ -18,7 +18,7 @@ from pliant.engine.exchange import NonFinite
 from pliant.engine.front import Arrival, attach, finish
 from pliant.engine.lane import Lane, Ticket
 from pliant.engine.making import InForce, Maker
-from pliant.engine.means import average_weights, mean_model
+from pliant.engine.means import average_states, average_weights, mean_model
 from pliant.engine.resume import LaidOutAsSaved, read_state, write_state
 from pliant.engine.start import steps_taken
 from pliant.engine.stats import Stats
@@ -236,7 +236,8 @@ class Run:
         """Put another plan in force, on all ranks between the same two steps.
 
         Gradients that the old plan still owes pass to the new one: into its residual, or into its next exchange.
-        Weights that the old plan let differ, and the new one treats otherwise, become their mean over ranks.
+        Weights that the old plan let differ, and the new one treats otherwise, become their mean over ranks; so do
+        momenta where gradients are what is exchanged from then on.
 
         Raises:
             ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
@@ -256,7 +257,7 @@ class Run:
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
-        Weights that differ between ranks become their mean, and optimizer state divided among owners becomes whole,
+        Weights and momenta that differ between ranks become their mean, and optimizer state divided among owners whole,
         which is collective: a `with` block that ends in an error leaves both as they are. Raises what nothing has
         raised yet. A second call does nothing.
         """
@@ -266,8 +267,10 @@ class Run:
             self._lane.drain()
             if self._weights is not None:
                 self._weights.finish(self._step)
-                names = [n for n, choice in self._exchanger.store.choices.items() if choice.between_steps]
-                average_weights([self._parameters[n] for n in names], self._comm)
+                choices = self._exchanger.store.choices
+                apart = [self._parameters[n] for n, choice in choices.items() if choice.between_steps]
+                average_weights(apart, self._comm)
+                average_states(self.optimizer, apart, self._comm)
             self._made.hand_back()
         finally:
             self._let_go()
