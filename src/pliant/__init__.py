@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pliant.comm import CommError, run_world
     from pliant.engine import (
         Auto,
+        Bounds,
         Elastic,
         IncompleteBackwardError,
         NonFiniteGradientError,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Auto",
+    "Bounds",
     "CommError",
     "Costs",
     "Elastic",
@@ -114,6 +116,7 @@ _ROOMS = {
     "pliant.comm": ("CommError", "run_world"),
     "pliant.engine": (
         "Auto",
+        "Bounds",
         "Elastic",
         "IncompleteBackwardError",
         "NonFiniteGradientError",

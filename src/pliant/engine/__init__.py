@@ -2,6 +2,7 @@
 
 from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.auto import Auto
+from pliant.engine.bounds import Bounds
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.observe import Observation, observe
@@ -12,6 +13,7 @@ from pliant.engine.watch import IncompleteBackwardError
 
 __all__ = [
     "Auto",
+    "Bounds",
     "Elastic",
     "IncompleteBackwardError",
     "NonFiniteGradientError",

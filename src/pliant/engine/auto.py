@@ -1,7 +1,8 @@
 """What "auto" may do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pliant.engine.bounds import Bounds
 from pliant.planner.quality import Quality
 
 __all__ = ["Auto"]
@@ -14,19 +15,21 @@ class Auto:
     The first steps are made with DDP's own exchange, and watched. Then the links are measured, and some plans, the most
     promising first, are each in force for some steps of the training. The best is held against the exact one, turn
     about, and kept if it is faster. From then on step times are watched: if they change for good, links are measured
-    and plans are tried again.
+    and plans are tried again. A plan that is not exact is watched as well, and given up at a bound.
     """
 
     quality: float = 1.0
     """How many times the steps to the same accuracy a plan may need: 1 for exact ones alone, in 32 or 16 bits."""
     max_trials: int = 12
-    """Plans to try."""
+    """Plans to try at first; when something has changed, three more each time."""
     max_seconds: float = 45.0
     """No trial begins later than so long after the first."""
     probe_s: float = 4.0
     """Time to measure the links."""
     watch: bool = True
     """Whether to search again when the network or a host has changed."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """Where a plan that is not exact is given up for DDP's own exchange, also if `watch` is False."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -84,7 +84,7 @@ class ElasticRun(Run):
         """Return this rank's state; ``rank<i>`` counts among the members. At a free pace the call is collective."""
         return self._enduring(super().state_dict)
 
-    def switch(self, what: What) -> None:
+    def switch(self, what: What, *, pay: bool = True) -> None:
         """Refuse: ranks that come later would not know of the new plan.
 
         Raises:

@@ -98,6 +98,10 @@ class Exchanger:
             part.save(buffer)
         return rests
 
+    def forgive(self) -> None:
+        """Forget the gradients that an earlier plan left."""
+        self._owed.clear()
+
     def refuse(self, bucket: LaidOut, bad: int) -> None:
         """Raise NonFiniteGradientError for a gradient that stays here and is not finite; bad as `inspect` says."""
         if bad >= 0 and self._nonfinite == "raise":

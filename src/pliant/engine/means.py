@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from pliant.comm.base import Comm
 from pliant.engine.start import broadcast_optimizer
 
-__all__ = ["average_states", "average_weights", "mean_model"]
+__all__ = ["average_states", "average_weights", "join", "mean_model"]
 
 
 @torch.no_grad()
@@ -45,6 +45,12 @@ def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Com
             average_weights([value], comm)
         else:
             comm.broadcast(value, 0).wait()  # such as momenta in 8 bits, whose codes have no mean
+
+
+def join(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) -> None:
+    """Let ranks that were apart go on as one: means of parameters, and of what the optimizer has gathered for them."""
+    average_weights(parameters, comm)
+    average_states(optimizer, parameters, comm)
 
 
 def mean_model(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:

@@ -1,61 +1,45 @@
 """What "auto" does: the first steps of a training find out which plan it goes on with, and later ones watch over it."""
 
+import itertools
 import json
+import logging
 import math
 import random
 import statistics
-import time
-from collections.abc import Generator, Sequence
-from typing import Protocol, TypeVar
-
-import torch
-from torch import nn
-from torch.optim import Optimizer
+from collections.abc import Generator, Iterable
 
 from pliant.comm.base import Comm
 from pliant.engine.auto import Auto
+from pliant.engine.bounds import Verdict
+from pliant.engine.cruise import Cruise, Landed
+from pliant.engine.explain import explain
 from pliant.engine.observe import Observation, observe
+from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo, share_text
-from pliant.planner import BUILDERS, Found, Gene, Genes, Limits, Quality, Space, Trial, searching
+from pliant.planner import BUILDERS, FAMILIES, Found, Gene, Genes, Limits, Quality, Space, Trial, searching
 from pliant.planner.predictor import Predictor
 from pliant.simulator import Physics
 from pliant.spec import SyncPlan, Topology, Workload, from_json, to_json
 
-__all__ = ["Flown", "Pilot", "take_off"]
+__all__ = ["Pilot", "take_off"]
 
-R = TypeVar("R")
-Steps = Generator[None, None, R]
-"""Goes on by one `yield` after each optimizer step."""
+_log = logging.getLogger("pliant")
 
 _EXACT = Genes(Gene("exact", {"bits": 32}))
 """DDP's own exchange, in its own buckets."""
 _WATCHED = 5
 """Steps at the beginning whose times are taken, after two that are not."""
-_UNCOUNTED = 2
-"""Steps after a switch that are not timed: buckets are provisional in the first, and connections wake up."""
-_LEAST_BLOCKS, _MOST_BLOCKS, _ENOUGH_S = 3, 16, 0.6
-"""A trial is timed in blocks of a whole period: as many as begin within so much time."""
+_ENOUGH_S, _TURNS = 0.6, 3
 _BATCH, _SAMPLES = 4, 100
-_TURNS = 3
+_AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 3, 0.06, 2
+"""Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
+change, it is answered within 50 steps."""
 _ADOPT_ABOVE = 1.01
-_WATCHED_STEPS = 10
-_CHANGED = 1.3
-"""A window of steps is odd if their median is so many times longer, or shorter, than when the plan was adopted."""
-_ODD_WINDOWS = 2
+_LEAVE_ABOVE = 1.03
+"""After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
 _HOLD_STEPS = 100
-"""After a search that kept the plan, nothing is searched for so many steps; twice as many after the next such one."""
-
-
-class Flown(Protocol):
-    """What a pilot needs of a run."""
-
-    plan: SyncPlan
-    model: nn.Module
-    optimizer: Optimizer
-
-    def switch(self, what: SyncPlan) -> None:
-        """Put another plan in force. Collective."""
-        ...
+"""After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
+next change came soon."""
 
 
 class Pilot:
@@ -72,7 +56,13 @@ class Pilot:
     def __init__(self, run: Flown, auto: Auto, observation: Observation, comm: Comm) -> None:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
         self.explanation = "auto is still watching the first steps."
-        """Which plan was chosen and why, in one paragraph; the same on all ranks."""
+        """Which plan was chosen and why, or was given up and why, in one paragraph; the same on all ranks."""
+        self._genes = _EXACT
+        """Of the plan in force, on the first rank."""
+        self._is_exact = True
+        self._refused: set[Gene] = set()
+        self._predictor: Predictor | None = None
+        """What the last search has learned, on the first rank."""
         self._flight = self._fly()
         next(self._flight)
 
@@ -90,23 +80,35 @@ class Pilot:
         while not self._observation.done:  # its hooks go by themselves
             yield
         workload = self._observation.workload()
-        hold_steps = _HOLD_STEPS
+        hold_steps, landed = _HOLD_STEPS, None
         while True:
             before = self._run.plan.hash
             topology = probe(self._comm, budget_s=self._auto.probe_s)
-            yield from self._choose(workload, topology)
-            hold_steps = 2 * hold_steps if self._run.plan.hash == before else _HOLD_STEPS
-            yield from self._cruise(hold_steps)
+            yield from self._choose(workload, topology, landed)
+            if landed is not None:
+                restless = self._run.plan.hash == before or landed.steps < 2 * hold_steps
+                hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
+            landed = yield from self._cruise(hold_steps)
+            while landed.crossed is not None:
+                self._give_up(landed.crossed)
+                landed = yield from self._cruise(hold_steps)
+
+    def _cruise(self, hold_steps: int) -> Steps[Landed]:
+        bounds = None if self._is_exact else self._auto.bounds
+        cruise = Cruise(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
+        return (yield from cruise.flown(hold_steps))
 
     # - Choosing
 
-    def _choose(self, workload: Workload, topology: Topology) -> Steps[None]:
+    def _choose(self, workload: Workload, topology: Topology, landed: Landed | None) -> Steps[None]:
         """Try plans, then hold the best against exact training, turn about, and keep the faster one."""
-        quality = Quality(budget=self._auto.quality)
-        asking = self._search(workload, topology, quality) if self._comm.rank == 0 else None
+        quality = Quality(budget=self._auto.quality, ratios=dict.fromkeys(self._refused, math.inf))
+        tryout = TryOut(self._run, self._comm, _ENOUGH_S if landed is None else _AGAIN_S)
+        in_force = Trial(genes=self._genes, steps_s=(landed.step_s,)) if landed is not None else None
+        asking = self._search(workload, topology, quality, in_force) if self._comm.rank == 0 else None
         asked, found = (next(asking), None) if asking is not None else (None, None)
         while (told := self._tell(asked)) is not None:
-            blocks_s, reason = yield from self._try(*told)
+            blocks_s, reason = yield from tryout.tried(*told)
             if asking is None or asked is None:
                 continue
             status = "failed" if reason else "aborted" if len(blocks_s) == 1 else "ok"
@@ -114,33 +116,37 @@ class Pilot:
                 asked = asking.send(Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=reason))
             except StopIteration as end:
                 asked, found = None, end.value
-        best = found.best if found is not None else _EXACT
-        ratio = quality.ratio(best) or 1.0
-        best_plan, ratio = self._share(best.plan("auto"), ratio)
-        gains = yield from self._compare(best_plan, ratio)
+        best = _best(found, in_force, quality) if found is not None else _EXACT
+        plan, ratio, is_exact = self._share(best, quality.ratio(best) or 1.0)
+        turns, exact = _TURNS if landed is None else _AGAIN_TURNS, _EXACT.plan("auto")
+        gains = yield from tryout.compared(plan, exact, ratio, turns)
         adopted = min(gains) > 1 and statistics.median(gains) > _ADOPT_ABOVE
-        self._run.switch(best_plan if adopted else _EXACT.plan("auto"))
-        why = _explanation(workload, topology, best_plan, ratio, gains, adopted=adopted, found=found)
+        self._run.switch(plan if adopted else exact)
+        self._genes, self._is_exact = (best, is_exact) if adopted else (_EXACT, True)
+        why = explain(workload, topology, plan, exact, ratio, gains, adopted=adopted, found=found)
         self.explanation = share_text(why, self._comm)
 
     def _search(
-        self, workload: Workload, topology: Topology, quality: Quality
+        self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None
     ) -> Generator[tuple[Genes, float], Trial, Found]:
         space = Space(workload, topology, quality)
         rng = random.Random(self._auto.seed)  # noqa: S311  not for secrets
         drawn = {f"sample {k}": space.sample(rng) for k in range(_SAMPLES)}
+        fitted = self._predictor.coefficients if self._predictor is not None else None
+        physics = Physics(workload, topology, slowdown=workload.rank_factors)
+        self._predictor = Predictor(physics, self._auto.seed, fitted)
+        again = min(_AGAIN_TRIALS, self._auto.max_trials)
         limits = Limits(
-            max_trials=self._auto.max_trials,
+            max_trials=self._auto.max_trials if in_force is None else again,
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
-            seeds={"exact": _EXACT, **BUILDERS, **drawn},
-            num_seeds=_BATCH,
+            seeds={"in force": self._genes, "exact": _EXACT, **BUILDERS, **drawn},
+            num_seeds=_BATCH if in_force is None else again,
+            known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
-        return searching(
-            space, Predictor(Physics(workload, topology, slowdown=workload.rank_factors), self._auto.seed), limits
-        )
+        return searching(space, self._predictor, limits)
 
     def _tell(self, asked: tuple[Genes, float] | None) -> tuple[SyncPlan, float] | None:
         """Share what the first rank wants to have tried: a plan, and the step time above which it is given up."""
@@ -151,86 +157,46 @@ class Pilot:
         plan, limit_s = json.loads(text)
         return from_json(SyncPlan, plan), limit_s
 
-    def _share(self, plan: SyncPlan, ratio: float) -> tuple[SyncPlan, float]:
-        text, ratio = json.loads(share_text(json.dumps([to_json(plan), ratio]), self._comm))
-        return from_json(SyncPlan, text), ratio
+    def _share(self, genes: Genes, ratio: float) -> tuple[SyncPlan, float, bool]:
+        """Share the first rank's choice: its plan, the ratio of steps it is taken to need, and whether it is exact."""
+        is_exact = all(FAMILIES[gene.family].exact for gene in genes.genes)
+        text, ratio, is_exact = json.loads(
+            share_text(json.dumps([to_json(genes.plan("auto")), ratio, is_exact]), self._comm)
+        )
+        return from_json(SyncPlan, text), ratio, is_exact
 
-    # - Trying
+    # - Giving up
 
-    def _try(self, plan: SyncPlan, limit_s: float) -> Steps[tuple[list[float], str]]:
-        """Train under a plan for a while; return its step times, one a block, or why it cannot be in force."""
-        try:
-            self._run.switch(plan)
-        except ValueError as error:  # on all ranks alike, and nothing has changed
-            return [], str(error)
-        return (yield from self._timed(plan, limit_s)), ""
-
-    def _timed(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
-        """Return step times, the means of whole periods, the slowest rank's; only one if it is above the limit."""
-        period = max(rule.choice.every for rule in plan.rules)
-        for _ in range(_UNCOUNTED):
-            yield
-        blocks_s = [(yield from self._block(period))]
-        if blocks_s[0] > limit_s:
-            return blocks_s
-        wanted = _ENOUGH_S / (blocks_s[0] * period)
-        num_blocks = max(2, math.ceil(_LEAST_BLOCKS / period), min(_MOST_BLOCKS, math.ceil(wanted)))
-        for _ in range(num_blocks - 1):
-            blocks_s.append((yield from self._block(period)))
-        return blocks_s
-
-    def _block(self, num_steps: int) -> Steps[float]:
-        """Return the mean time of some steps, the slowest rank's."""
-        return self._slowest((yield from _passed(num_steps)) / num_steps)
-
-    def _slowest(self, mine_s: float) -> float:
-        shared = torch.tensor([mine_s], dtype=torch.float64)
-        self._comm.all_reduce(shared, "max").wait()
-        return float(shared)
-
-    def _compare(self, plan: SyncPlan, ratio: float) -> Steps[list[float]]:
-        """Return how many times faster a plan is to the same accuracy than exact training, turn by turn."""
-        exact = _EXACT.plan("auto")
-        gains: list[float] = []
-        for _ in range(_TURNS if plan.hash != exact.hash else 0):
-            times_s: list[float] = []
-            for each in (exact, plan):
-                self._run.switch(each)
-                times_s.append(statistics.median((yield from self._timed(each))))
-            gains.append(times_s[0] / (times_s[1] * ratio))
-        return gains or [1.0]
-
-    # - Watching
-
-    def _cruise(self, hold_steps: int) -> Steps[None]:
-        """Go on until steps have been longer, or shorter, for a while than they were."""
-        while not self._auto.watch:
-            yield
-        period = max(rule.choice.every for rule in self._run.plan.rules)
-        window = math.ceil(_WATCHED_STEPS / period) * period
-        for _ in range(_UNCOUNTED):
-            yield
-        usual_s = yield from self._window(window, period)
-        made, odd = window, 0
-        while odd < _ODD_WINDOWS or made < hold_steps:
-            now_s = yield from self._window(window, period)
-            made += window
-            odd = odd + 1 if max(now_s / usual_s, usual_s / now_s) > _CHANGED else 0
-
-    def _window(self, num_steps: int, period: int) -> Steps[float]:
-        """Return the median over periods of some steps, the slowest rank's."""
-        took_s: list[float] = []
-        for _ in range(num_steps // period):
-            took_s.append((yield from _passed(period)))
-        return self._slowest(statistics.median(took_s))
+    def _give_up(self, verdict: Verdict) -> None:
+        """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
+        lossy = {gene for gene in self._genes.genes if not FAMILIES[gene.family].exact}
+        self._refused.update(itertools.chain.from_iterable(_as_strong(gene) for gene in lossy))
+        why = (
+            f"After step {self._run.steps} a plan was given up for DDP's own exchange: {verdict.why}. What it relaxed "
+            f"is not tried again in this run. It was {self._run.plan}"
+        )
+        # A residual beyond its bound would come down on the weights in one step; smaller ones are paid.
+        self._run.switch(_EXACT.plan("auto"), pay=verdict.bound != "residual")
+        self._genes, self._is_exact = _EXACT, True
+        if self._comm.rank == 0:
+            _log.warning(why)
+        self.explanation = f"{why} Before: {self.explanation}"
 
 
-def _passed(num_steps: int) -> Steps[float]:
-    """Let some steps be made, and return how long they took this rank."""
-    start_s = time.perf_counter()
-    for _ in range(num_steps):
-        yield
-    return time.perf_counter() - start_s
+def _best(found: Found, in_force: Trial | None, quality: Quality) -> Genes:
+    """Return the best of a search, or what is in force if that is about as good."""
+    if in_force is None:
+        return found.best
+    least_s = min(t.step_s * (quality.ratio(t.genes) or 1.0) for t in found.trials if t.status == "ok")
+    now_s = in_force.step_s * (quality.ratio(in_force.genes) or 1.0)
+    return in_force.genes if now_s <= _LEAVE_ABOVE * least_s else found.best
+
+
+def _as_strong(gene: Gene) -> Iterable[Gene]:
+    """Return a gene and all of its family that are at least as strong in every setting."""
+    grids = FAMILIES[gene.family].grids
+    values = [grid[grid.index(gene.settings[key]) :] for key, grid in grids.items()]
+    return (Gene(gene.family, dict(zip(grids, each, strict=True))) for each in itertools.product(*values))
 
 
 def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:
@@ -245,32 +211,3 @@ def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:
     if own is None:
         raise RuntimeError("a group of all ranks was made without this one.")
     return Pilot(run, auto, observe(run.model, run.optimizer, steps=_WATCHED, gradient_steps=0), own)
-
-
-def _explanation(
-    workload: Workload,
-    topology: Topology,
-    plan: SyncPlan,
-    ratio: float,
-    gains: Sequence[float],
-    *,
-    adopted: bool,
-    found: Found | None,
-) -> str:
-    num_bytes = sum(tensor.numel for tensor in workload.tensors) * 4
-    rates = [rate for host in topology.hosts if (rate := min(host.send_bytes_per_s, host.receive_bytes_per_s)) > 0]
-    rate = f"{min(rates) * 8e-6:.3g} Mbit/s" if rates and len(topology.hosts) > 1 else "no limit that was found"
-    tried = found.trials if found is not None else ()
-    compute_s = workload.forward_s + workload.backward_s + workload.step_s
-    chosen = plan if adopted else _EXACT.plan("auto")
-    verdict = (
-        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as DDP's own exchange in "
-        f"{len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
-        if adopted
-        else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"
-    )
-    return (
-        f"A step computes for {compute_s:.3g} s and has {num_bytes / 1e6:.3g} MB of gradients; the slowest host of "
-        f"{len(topology.hosts)} carries {rate}. Of {len(tried)} plans that were tried "
-        f"({sum(t.status == 'ok' for t in tried)} to the end), this one was kept: {verdict}. {chosen}"
-    )

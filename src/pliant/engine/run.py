@@ -18,7 +18,7 @@ from pliant.engine.exchange import NonFinite
 from pliant.engine.front import Arrival, attach, finish
 from pliant.engine.lane import Lane, Ticket
 from pliant.engine.making import InForce, Maker
-from pliant.engine.means import average_states, average_weights, mean_model
+from pliant.engine.means import join, mean_model
 from pliant.engine.resume import LaidOutAsSaved, read_state, write_state
 from pliant.engine.start import steps_taken
 from pliant.engine.stats import Stats
@@ -232,12 +232,12 @@ class Run:
         if self._weights is not None:
             self._weights.count(work)
 
-    def switch(self, what: What) -> None:
+    def switch(self, what: What, *, pay: bool = True) -> None:
         """Put another plan in force, on all ranks between the same two steps.
 
-        Gradients that the old plan still owes pass to the new one: into its residual, or into its next exchange.
-        Weights that the old plan let differ, and the new one treats otherwise, become their mean over ranks; so do
-        momenta where gradients are what is exchanged from then on.
+        Gradients that the old plan still owes pass to the new one: into its residual, or, unless they are not to be
+        paid, into its next exchange. Weights that the old plan let differ, and the new one treats otherwise, become
+        their mean over ranks; so do momenta where gradients are exchanged from then on.
 
         Raises:
             ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
@@ -252,6 +252,8 @@ class Run:
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
         self._put_in_force(plan, self._made)
+        if not pay:
+            self._exchanger.forgive()
         self._as_saved = None
 
     def close(self) -> None:
@@ -267,10 +269,8 @@ class Run:
             self._lane.drain()
             if self._weights is not None:
                 self._weights.finish(self._step)
-                choices = self._exchanger.store.choices
-                apart = [self._parameters[n] for n, choice in choices.items() if choice.between_steps]
-                average_weights(apart, self._comm)
-                average_states(self.optimizer, apart, self._comm)
+                choices = self._exchanger.store.choices.items()
+                join([self._parameters[n] for n, own in choices if own.between_steps], self.optimizer, self._comm)
             self._made.hand_back()
         finally:
             self._let_go()

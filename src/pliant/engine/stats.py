@@ -21,7 +21,7 @@ class Stats(TypedDict):
     codec_s: float
     """The part of exchange_s that was not spent waiting for the network."""
     consensus_distance: float
-    """Euclidean norm of what the last late exchange has changed in this rank's weights; 0 without such."""
+    """Euclidean norm of what the last exchange of weights has changed in this rank's; 0 without such."""
     residual_norm: float
     """Euclidean norm of what this rank's error feedback still owes."""
     last_agreement_step: int

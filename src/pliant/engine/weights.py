@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -42,7 +42,9 @@ class _Part:
     work: float = 0.0
     """What this rank had done by the last exchange."""
     distance: float = 0.0
-    """Euclidean norm of what the last late exchange has changed."""
+    """Euclidean norm of what the last exchange has changed."""
+    changed: list[Tensor] = field(default_factory=list[Tensor])
+    """The same, parameter by parameter, of an exchange whose result replaces the weights."""
     ticket: Ticket | None = None
     """An exchange whose result has not been taken."""
 
@@ -74,8 +76,13 @@ class _Part:
         """Take the result: it replaces the weights, or, if it comes late, what it has changed is added to them."""
         if self.late:
             self.bucket.flat.copy_(self.state.flat[CORRECTION])
+        self.changed.clear()
         for view, weight in zip(self.views, self.bucket.weights, strict=True):
-            weight.add_(view) if self.late else weight.copy_(view)
+            if self.late:
+                weight.add_(view)
+            else:
+                self.changed.append(weight.sub_(view).norm())  # in place: it is replaced in any case
+                weight.copy_(view)
 
 
 class Weights:
@@ -180,9 +187,11 @@ class Weights:
 
     @property
     def distance(self) -> float:
-        """Euclidean norm of what late exchanges have last changed in this rank's weights; waits for nobody."""
+        """Euclidean norm of what exchanges have last changed in this rank's weights; waits for nobody."""
         for part in self._parts:
-            if part.late and (part.ticket is None or part.ticket.done):
+            if part.changed:
+                part.distance = float(torch.stack(part.changed).norm())
+            elif part.late and (part.ticket is None or part.ticket.done):
                 part.distance = float(part.state.flat[CORRECTION].norm())
         return sum(part.distance**2 for part in self._parts) ** 0.5
 

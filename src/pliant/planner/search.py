@@ -61,6 +61,8 @@ class Limits:
     """Plans to run first, the best predicted first; those outside the space are left out."""
     num_seeds: int = 0
     """Run only so many of them; 0 for all."""
+    known: Sequence[Trial] = ()
+    """Trials that were made before, under the same conditions: they are learned from and compared, and cost nothing."""
     seed: int = 0
     """Of everything random."""
 
@@ -118,13 +120,17 @@ def searching(space: Space, model: Model, limits: Limits) -> Generator[tuple[Gen
     rng = random.Random(limits.seed)  # noqa: S311  not for secrets
     book = _Book(space)
     end_s = time.monotonic() + limits.max_seconds
-    inside = [genes for genes in dict.fromkeys(limits.seeds.values()) if genes in space]
+    for trial in limits.known:
+        book.enter(trial)
+    if limits.known:
+        model.fit(book.trials)
+    inside = [genes for genes in dict.fromkeys(limits.seeds.values()) if genes in space and genes not in book.known]
     best_first = np.argsort(_costs(model, space, inside)[0])[: limits.num_seeds or None] if inside else []
     chosen = [inside[i] for i in best_first]
     poor_batches = 0
     while True:
         for genes in chosen:
-            if len(book.trials) >= limits.max_trials:
+            if len(book.trials) >= limits.max_trials + len(limits.known):
                 return book.close(f"{limits.max_trials} trials were run")
             if time.monotonic() > end_s:
                 return book.close(f"{limits.max_seconds:g} s were over")

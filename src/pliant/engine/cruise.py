@@ -1,0 +1,109 @@
+"""The steps between two searches: do they take as long as they did, and is the plan still what was measured of it?"""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pliant.comm.base import Comm
+from pliant.engine.bounds import Bounds, Judge, Verdict
+from pliant.engine.figures import Figures, Lookout
+from pliant.engine.tryout import UNCOUNTED, Flown, Steps, passed, period_of
+
+__all__ = ["Cruise", "Landed"]
+
+_WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 5, 50, 0.1
+"""A window has 5 steps, or, where those are short, as many as 0.1 s has: medians of less are noise."""
+_CHANGED = 1.3
+"""A window of steps is odd if their median is so many times longer, or shorter, than when the plan was adopted."""
+_ODD_WINDOWS = 2
+_LOOK_EVERY = 5
+"""Steps between two looks at a plan that is not exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landed:
+    """Why a cruise came to an end; the same on all ranks."""
+
+    steps: int
+    """That it lasted."""
+    step_s: float
+    """What a step took at last."""
+    crossed: Verdict | None
+    """Which figure was beyond which bound; None if step times have changed."""
+
+
+class Cruise:
+    """Goes on under the plan in force until steps take another time, or the plan does not do what was expected.
+
+    Each window of steps ends in one all-reduce of five numbers, so that all ranks decide alike.
+
+    Args:
+        run: Whose plan it is.
+        comm: Over a group that nobody else uses.
+        bounds: For a plan that is not exact; None for one that is.
+        watches_times: Whether to end when step times change.
+
+    """
+
+    def __init__(self, run: Flown, comm: Comm, *, bounds: Bounds | None, watches_times: bool) -> None:
+        self._run, self._comm, self._watches_times = run, comm, watches_times
+        self._lookout = Lookout(run) if bounds is not None else None
+        self._judge = Judge(bounds) if bounds is not None else None
+        self._period = period_of(run.plan)
+
+    def flown(self, hold_steps: int) -> Steps[Landed]:
+        """Go on; for so many steps, whatever they take."""
+        try:
+            return (yield from self._flown(hold_steps))
+        finally:
+            if self._lookout is not None:
+                self._lookout.close()
+
+    def _flown(self, hold_steps: int) -> Steps[Landed]:
+        while not self._watches_times and self._judge is None:
+            yield
+        yield from passed(UNCOUNTED)
+        size = self._in_periods(2 * _WINDOW_STEPS)
+        usual_s, crossed = yield from self._window(size)
+        made, odd, now_s = size, 0, usual_s
+        size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / usual_s))))
+        while crossed is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
+            now_s, crossed = yield from self._window(size)
+            made += size
+            odd = odd + 1 if max(now_s / usual_s, usual_s / now_s) > _CHANGED else 0
+        return Landed(steps=made, step_s=now_s, crossed=crossed)
+
+    def _in_periods(self, num_steps: int) -> int:
+        return math.ceil(num_steps / self._period) * self._period
+
+    def _window(self, num_steps: int) -> Steps[tuple[float, Verdict | None]]:
+        """Return the median time of a step over periods, the slowest rank's, and what was beyond a bound, if any."""
+        took_s: list[float] = []
+        for first in range(0, num_steps, self._period):
+            start_s = time.perf_counter()
+            for step in range(first, first + self._period):
+                if self._lookout is not None and step % _LOOK_EVERY == 0:
+                    self._lookout.begin()
+                    yield
+                    self._lookout.end()
+                else:
+                    yield
+            took_s.append((time.perf_counter() - start_s) / self._period)
+        mine_s = statistics.median(took_s)
+        if self._lookout is None or self._judge is None:
+            return self._worst([mine_s])[0], None
+        seen = self._lookout.figures()
+        now_s, *worst = self._worst([mine_s, seen.gradient, seen.residual, seen.error, seen.distance])
+        gradient, residual, error, distance = worst
+        figures = Figures(gradient=gradient, residual=residual, error=error, distance=distance)
+        return now_s, self._judge.verdict(figures)
+
+    def _worst(self, mine: Sequence[float]) -> list[float]:
+        """Return the largest of all ranks for each number."""
+        shared = torch.tensor(mine, dtype=torch.float64)
+        self._comm.all_reduce(shared, "max").wait()
+        return shared.tolist()

@@ -1,0 +1,52 @@
+"""What "auto" says of what it did."""
+
+import statistics
+from collections.abc import Sequence
+
+from pliant.planner import Found
+from pliant.spec import SyncPlan, Topology, Workload
+
+__all__ = ["explain"]
+
+
+def explain(
+    workload: Workload,
+    topology: Topology,
+    plan: SyncPlan,
+    exact: SyncPlan,
+    ratio: float,
+    gains: Sequence[float],
+    *,
+    adopted: bool,
+    found: Found | None,
+) -> str:
+    """Say which plan was kept, in one paragraph, and why.
+
+    Args:
+        workload: What a step computes and exchanges.
+        topology: As it was measured.
+        plan: The best of those that were tried.
+        exact: DDP's own exchange.
+        ratio: How many times the steps of exact training the plan is taken to need.
+        gains: How many times faster it was to the same accuracy, turn by turn.
+        adopted: Whether it was kept.
+        found: What the search has come to.
+
+    """
+    num_bytes = sum(tensor.numel for tensor in workload.tensors) * 4
+    rates = [rate for host in topology.hosts if (rate := min(host.send_bytes_per_s, host.receive_bytes_per_s)) > 0]
+    rate = f"{min(rates) * 8e-6:.3g} Mbit/s" if rates and len(topology.hosts) > 1 else "no limit that was found"
+    tried = found.trials if found is not None else ()
+    compute_s = workload.forward_s + workload.backward_s + workload.step_s
+    chosen = plan if adopted else exact
+    verdict = (
+        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as DDP's own exchange in "
+        f"{len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
+        if adopted
+        else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"
+    )
+    return (
+        f"A step computes for {compute_s:.3g} s and has {num_bytes / 1e6:.3g} MB of gradients; the slowest host of "
+        f"{len(topology.hosts)} carries {rate}. Of {len(tried)} plans that were tried "
+        f"({sum(t.status == 'ok' for t in tried)} to the end), this one was kept: {verdict}. {chosen}"
+    )

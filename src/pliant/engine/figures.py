@@ -1,0 +1,135 @@
+"""What a relaxation does to a training, looked at in few of its steps: no step waits for it, and nobody is asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pliant.codecs import Codec, codec_from
+from pliant.codecs.registry import CODECS
+from pliant.engine.making import owner_classes
+from pliant.engine.tryout import Flown
+
+__all__ = ["Figures", "Lookout"]
+
+_SAMPLE = 16384
+"""Elements of a parameter's gradient on which its codec is tried: a multiple of every codec's block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was seen in a window of steps; inf stands for whatever is not finite."""
+
+    gradient: float
+    """Norm of a rank's own gradient, root of the mean square over steps."""
+    residual: float
+    """Norm of what error feedback owes over that of the gradient; 0 without feedback."""
+    error: float
+    """Squared error of the codecs of gradients over their squared norm (vNMSE), on a sample; 0 without codecs."""
+    distance: float
+    """Norm of what the last exchange has changed in the weights over theirs; 0 where no weights are exchanged."""
+
+
+class Lookout:
+    """Looks at what the plan in force does on this rank.
+
+    A look costs one read of the gradient, beside backward, and codecs on at most 16384 elements of each parameter; what
+    a window costs beyond that is one read of the residual, or of the weights. No communication.
+
+    Args:
+        run: Whose plan is in force; another switch needs another lookout.
+
+    """
+
+    def __init__(self, run: Flown) -> None:
+        self._run = run
+        module = run.model.module if isinstance(run.model, DistributedDataParallel) else run.model
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        layers = owner_classes(module)
+        self._codecs: dict[str, Codec] = {}
+        for name, parameter in self._parameters.items():
+            choice = run.plan.choice_for(name, layers[name], parameter.numel())
+            if choice.codec is not None and choice.codec.name in CODECS and choice.what == "gradient":
+                self._codecs[name] = codec_from(choice.codec)
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._step: dict[str, Tensor] = {}
+        self._looks: list[tuple[float, float, float]] = []
+        """Squared norm of the gradient, and of the sample and of the error on it, step by step."""
+
+    def begin(self) -> None:
+        """Look at the next step's gradients."""
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(n)) for n, p in self._parameters.items()]
+
+    def end(self) -> None:
+        """Count what was seen since `begin`; a step without gradients counts for nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._step:
+            square, sampled, error = torch.stack(list(self._step.values())).sum(0).tolist()
+            self._looks.append((square, sampled, error))
+        self._step = {}
+
+    def figures(self) -> Figures:
+        """Return what was seen since the last call; steps whose gradient was not finite are left out if others were."""
+        looks, self._looks = self._looks, []
+        sound = [look for look in looks if isfinite(look[0])]
+        gradient = (sum(square for square, _, _ in sound) / len(sound)) ** 0.5 if sound else inf if looks else 0.0
+        sampled, error = sum(look[1] for look in sound), sum(look[2] for look in sound)
+        stats, apart = self._run.stats(), self._run.plan.between_steps
+        owed = stats["residual_norm"]
+        return Figures(
+            gradient=gradient,
+            residual=_ratio(owed, gradient) if isfinite(gradient) else 0.0,
+            error=_ratio(error, sampled),
+            distance=_ratio(stats["consensus_distance"], self._weight_norm()) if apart else 0.0,
+        )
+
+    def close(self) -> None:
+        """Stop looking."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _weight_norm(self) -> float:
+        return float(torch.stack([_square(p.detach()) for p in self._parameters.values()]).sum().sqrt())
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        codec = self._codecs.get(name)
+
+        def look(parameter: Tensor) -> None:
+            """Replace what an earlier micro-batch of the step has left."""
+            if parameter.grad is None:
+                return
+            gradient = parameter.grad.detach()
+            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
+            row = torch.zeros(3, dtype=torch.float64, device=gradient.device)
+            row[0] = _square(gradient)
+            if codec is not None:
+                x = gradient.reshape(-1)[:_SAMPLE].float()  # (numel,)
+                row[1], row[2] = _square(x), _error(codec, x)
+            self._step[name] = row
+
+        return look
+
+
+def _error(codec: Codec, x: Tensor) -> Tensor:
+    """Return the squared error of a codec on x, float32 (numel,)."""
+    payload = torch.empty(codec.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
+    decoded = torch.empty_like(x)
+    codec.encode(x, payload, 1)
+    codec.decode(payload, decoded)
+    return _square(decoded.sub_(x))
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.float32).double().square()  # 16 bits overflow early
+
+
+def _ratio(above: float, below: float) -> float:
+    """Return a ratio of norms, 0 where there is nothing to compare with, and inf where one is not finite."""
+    if not isfinite(above) or not isfinite(below):
+        return inf
+    return above / below if below else 0.0
