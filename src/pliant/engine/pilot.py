@@ -1,12 +1,10 @@
 """What "auto" does: the first steps of a training find out which plan it goes on with, and later ones watch over it."""
 
-import itertools
 import json
 import logging
-import math
 import random
 import statistics
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 
 from pliant.comm.base import Comm
 from pliant.engine.auto import Auto
@@ -14,6 +12,7 @@ from pliant.engine.bounds import Verdict
 from pliant.engine.cruise import Cruise, Landed
 from pliant.engine.explain import explain
 from pliant.engine.observe import Observation, observe
+from pliant.engine.refused import Wary, as_strong
 from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo, share_text
 from pliant.planner import BUILDERS, FAMILIES, Found, Gene, Genes, Limits, Quality, Space, Trial, searching
@@ -102,7 +101,7 @@ class Pilot:
 
     def _choose(self, workload: Workload, topology: Topology, landed: Landed | None) -> Steps[None]:
         """Try plans, then hold the best against exact training, turn about, and keep the faster one."""
-        quality = Quality(budget=self._auto.quality, ratios=dict.fromkeys(self._refused, math.inf))
+        quality = Wary(budget=self._auto.quality, refused=frozenset(self._refused))
         tryout = TryOut(self._run, self._comm, _ENOUGH_S if landed is None else _AGAIN_S)
         in_force = Trial(genes=self._genes, steps_s=(landed.step_s,)) if landed is not None else None
         asking = self._search(workload, topology, quality, in_force) if self._comm.rank == 0 else None
@@ -170,7 +169,7 @@ class Pilot:
     def _give_up(self, verdict: Verdict) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
         lossy = {gene for gene in self._genes.genes if not FAMILIES[gene.family].exact}
-        self._refused.update(itertools.chain.from_iterable(_as_strong(gene) for gene in lossy))
+        self._refused.update(*(as_strong(gene) for gene in lossy))
         why = (
             f"After step {self._run.steps} a plan was given up for DDP's own exchange: {verdict.why}. What it relaxed "
             f"is not tried again in this run. It was {self._run.plan}"
@@ -190,13 +189,6 @@ def _best(found: Found, in_force: Trial | None, quality: Quality) -> Genes:
     least_s = min(t.step_s * (quality.ratio(t.genes) or 1.0) for t in found.trials if t.status == "ok")
     now_s = in_force.step_s * (quality.ratio(in_force.genes) or 1.0)
     return in_force.genes if now_s <= _LEAVE_ABOVE * least_s else found.best
-
-
-def _as_strong(gene: Gene) -> Iterable[Gene]:
-    """Return a gene and all of its family that are at least as strong in every setting."""
-    grids = FAMILIES[gene.family].grids
-    values = [grid[grid.index(gene.settings[key]) :] for key, grid in grids.items()]
-    return (Gene(gene.family, dict(zip(grids, each, strict=True))) for each in itertools.product(*values))
 
 
 def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:

@@ -1,5 +1,6 @@
 """The state of algorithms, kept per parameter: it survives another bucketing, a switch of plan, and a restart."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -125,5 +126,5 @@ class Store:
 
     def norm(self, slot: str) -> float:
         """Return the Euclidean norm of a slot over all parameters of this rank."""
-        squares = [float(t.square().sum()) for slots in self.tensors.values() for s, t in slots.items() if s == slot]
-        return sum(squares) ** 0.5
+        norms = [float(t.norm()) for slots in self.tensors.values() for s, t in slots.items() if s == slot]
+        return math.hypot(*norms)

@@ -1,0 +1,183 @@
+""" "auto" looks at what a relaxation does, and gives it up, on all ranks alike, when that is not what was expected."""
+
+import logging
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from models import new_ddp, train, weights
+
+import pliant
+from pliant.algorithms.partition import plan_of
+from pliant.engine import pilot
+from pliant.engine.bounds import Bounds, Judge
+from pliant.engine.figures import Figures
+from pliant.engine.refused import Wary, as_strong
+from pliant.planner import BUILDERS, Gene, Genes, Quality, Space
+from pliant.spec import Choice, OwnSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overshoot:
+    """Averages exactly, and claims to owe ever more: rank 1 alone, if it is asked to."""
+
+    growth: float = 1.2
+    endless_after: float = 1e9
+
+    @property
+    def choice(self):
+        settings = {"growth": self.growth, "endless_after": self.endless_after}
+        return Choice(own=OwnSpec(name="overshoot", settings=settings))
+
+    def slots(self, shape, comm):
+        return {"residual": None}
+
+    def prepare(self, bucket, comm):
+        return None
+
+    def on_ready(self, bucket, state, comm, moment):
+        residual = state.flat["residual"]
+        residual.add_(bucket.flat).mul_(-self.growth)
+        if moment.step > self.endless_after and comm.rank == 1:
+            residual.fill_(math.inf)
+        comm.all_reduce(bucket.flat).wait()
+        bucket.flat.div_(comm.size)
+
+
+pliant.register("overshoot", Overshoot)
+
+
+def taking(monkeypatch, plan):
+    """Let pilots take a plan without a search."""
+
+    def choose(self, workload, topology, landed):
+        self._run.switch(plan)
+        self._is_exact = False
+        return
+        yield
+
+    monkeypatch.setattr(pilot.Pilot, "_choose", choose)
+    monkeypatch.setattr(pilot, "probe", lambda comm, budget_s: None)
+    return plan
+
+
+def flown(place, num_steps=120, bounds=None, lr=0.05, loud_from=10**9):
+    """Train with a pilot; return the plan that was in force at last, the explanation, and the weights."""
+    ddp = new_ddp(place)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
+    auto = pliant.Auto(quality=2.0, watch=False, bounds=bounds or Bounds())
+    with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+        train(ddp, optimizer, place.rank, range(min(num_steps, loud_from)))
+        if num_steps > loud_from:
+            ddp.module.head.weight.register_hook(lambda g: g * 1000)
+            train(ddp, optimizer, place.rank, range(loud_from, num_steps))
+        found = run.plan, run.pilot.explanation
+    return *found, weights(ddp)
+
+
+def plain(place, num_steps):
+    ddp = new_ddp(place)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), place.rank, range(num_steps))
+    return weights(ddp)
+
+
+@pytest.mark.parametrize("endless_after", [1e9, 30.0])
+def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, endless_after):
+    caplog.set_level(logging.WARNING, "pliant")
+    taking(monkeypatch, plan_of(Overshoot(endless_after=endless_after)))
+    (first, why, chosen), (second, other, also) = pliant.run_world(2, flown)
+    assert first.hash == second.hash == pilot._EXACT.plan("auto").hash
+    assert why == other
+    assert "given up" in why
+    assert ("not finite" if endless_after == 30 else "the bound residual is 100") in why
+    assert "overshoot" in why
+    assert "After step" in why
+    assert torch.equal(chosen, also)
+    exact, _ = pliant.run_world(2, lambda place: plain(place, 120))
+    assert torch.allclose(chosen, exact, atol=1e-3)  # nothing of what it owed has come down on the weights
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.records[0].message in why
+
+
+def test_a_gradient_that_jumps_ends_a_relaxation(monkeypatch):
+    taking(monkeypatch, BUILDERS["powersgd"].plan())
+    found = pliant.run_world(2, lambda place: flown(place, 200, loud_from=70, lr=1e-4))
+    assert {plan.hash for plan, *_ in found} == {pilot._EXACT.plan("auto").hash}
+    assert all("the bound gradient_jump is 4" in why for _, why, _ in found)
+
+
+def test_weights_that_drift_apart_end_a_relaxation(monkeypatch):
+    bounds = Bounds(distance=1e-4, gradient_jump=math.inf)
+    taking(monkeypatch, BUILDERS["local_sgd"].plan())
+    found = pliant.run_world(2, lambda place: flown(place, 150, bounds=bounds))
+    assert all("the bound distance is 0.0001" in why for _, why, _ in found)
+    assert torch.equal(found[0][2], found[1][2])
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("bytegrad", "onebit", "powersgd", "topk", "local_sgd", "gossip"),
+        Genes(Gene("quantized", {"bits": 4})),
+        Genes(Gene("fed_back", {"bits": 4})),
+        Genes(Gene("choco", {"bits": 8, "graph": "exponential"})),
+        Genes(Gene("diloco", {"bits": 4, "delay_steps": 2, "every": 8, "fragments": 4})),
+    ],
+)
+def test_healthy_relaxations_stay(monkeypatch, what):
+    plan = taking(monkeypatch, (BUILDERS[what] if isinstance(what, str) else what).plan())
+    for found, why, _ in pliant.run_world(2, lambda place: flown(place, 200)):
+        assert found.hash == plan.hash, why
+
+
+def figures(**settings) -> Figures:
+    return Figures(**({"gradient": 1.0, "residual": 0.0, "error": 0.01, "distance": 0.0} | settings))
+
+
+def test_a_bound_is_crossed_in_two_windows_running():
+    judge = Judge(Bounds())
+    assert judge.verdict(figures()) is None
+    assert judge.verdict(figures(error=0.03)) is None
+    assert judge.verdict(figures(residual=1000.0)) is None  # another one
+    assert judge.verdict(figures()) is None
+    assert judge.verdict(figures(error=0.03)) is None
+    assert judge.verdict(figures(error=0.03)).why == (
+        "the error of the codecs was 3 times what it was when the plan was adopted, twice running, and the bound "
+        "error_growth is 2"
+    )
+
+
+def test_what_is_not_finite_counts_at_once_but_a_gradient_that_a_scaler_skips_does_not():
+    for name in ("residual", "error", "distance"):
+        verdict = Judge(Bounds(residual=math.inf)).verdict(figures(**{name: math.inf}))
+        assert "not finite" in verdict.why
+    judge = Judge(Bounds())
+    for gradient in (math.inf, 1.0, math.inf, 1.0, 1.1):
+        assert judge.verdict(figures(gradient=gradient)) is None
+    assert judge.verdict(figures(gradient=math.inf)) is None
+    assert judge.verdict(figures(gradient=math.inf)).bound == "gradient_jump"
+
+
+def test_a_gradient_that_grows_or_falls_slowly_is_no_jump():
+    for factor in (1.3, 0.5):
+        judge = Judge(Bounds())
+        assert all(judge.verdict(figures(gradient=factor**k)) is None for k in range(40))
+
+
+def test_bounds_are_above_0():
+    with pytest.raises(ValueError, match="the bound residual is 0, but what it bounds is never negative"):
+        Bounds(residual=0)
+    with pytest.raises(ValueError, match="the bound distance is nan"):
+        Bounds(distance=math.nan)
+
+
+def test_what_was_given_up_and_what_is_stronger_is_not_admitted_again():
+    from planner.examples import FLAT, WORKLOAD
+
+    quality = Wary(budget=3.0, refused=frozenset(as_strong(Gene("sparse", {"choice": "topk", "ratio": 0.02}))))
+    assert Genes(Gene("sparse", {"choice": "topk", "ratio": 0.05})) in Space(WORKLOAD, FLAT, quality)
+    for choice, ratio in (("topk", 0.02), ("topk", 0.01), ("randomk", 0.01)):
+        gene = Gene("sparse", {"choice": choice, "ratio": ratio})
+        assert Genes(gene) not in Space(WORKLOAD, FLAT, quality)
+        assert Genes(gene) in Space(WORKLOAD, FLAT, Quality(budget=3.0))
