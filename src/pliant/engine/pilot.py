@@ -4,7 +4,10 @@ import json
 import logging
 import random
 import statistics
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from pliant.comm.base import Comm
 from pliant.engine.auto import Auto
@@ -16,7 +19,7 @@ from pliant.engine.refused import Wary, as_strong
 from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo, share_text
 from pliant.planner import BUILDERS, FAMILIES, Found, Gene, Genes, Limits, Quality, Space, Trial, searching
-from pliant.planner.predictor import Predictor
+from pliant.planner.predictor import Experience, Predictor
 from pliant.simulator import Physics
 from pliant.spec import SyncPlan, Topology, Workload, from_json, to_json
 
@@ -36,6 +39,8 @@ change, it is answered within 50 steps."""
 _ADOPT_ABOVE = 1.01
 _LEAVE_ABOVE = 1.03
 """After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
+_CELLS, _TRUSTED = 3, 4.0
+"""Searches that the next one learns from, and how many times a coefficient may be what it was given as."""
 _HOLD_STEPS = 100
 """After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
 next change came soon."""
@@ -60,8 +65,8 @@ class Pilot:
         """Of the plan in force, on the first rank."""
         self._is_exact = True
         self._refused: set[Gene] = set()
-        self._predictor: Predictor | None = None
-        """What the last search has learned, on the first rank."""
+        self._cells: list[tuple[Physics, Sequence[Trial]]] = []
+        """What the last searches have tried, on the first rank."""
         self._flight = self._fly()
         next(self._flight)
 
@@ -131,9 +136,6 @@ class Pilot:
         space = Space(workload, topology, quality)
         rng = random.Random(self._auto.seed)  # noqa: S311  not for secrets
         drawn = {f"sample {k}": space.sample(rng) for k in range(_SAMPLES)}
-        fitted = self._predictor.coefficients if self._predictor is not None else None
-        physics = Physics(workload, topology, slowdown=workload.rank_factors)
-        self._predictor = Predictor(physics, self._auto.seed, fitted)
         again = min(_AGAIN_TRIALS, self._auto.max_trials)
         limits = Limits(
             max_trials=self._auto.max_trials if in_force is None else again,
@@ -145,7 +147,11 @@ class Pilot:
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
-        return searching(space, self._predictor, limits)
+        physics = Physics(workload, topology, slowdown=workload.rank_factors)
+        asking = searching(space, Predictor(physics, self._auto.seed, _learned(self._cells)), limits)
+        found = yield from asking
+        self._cells = [*self._cells[1 - _CELLS :], (physics, found.trials)]
+        return found
 
     def _tell(self, asked: tuple[Genes, float] | None) -> tuple[SyncPlan, float] | None:
         """Share what the first rank wants to have tried: a plan, and the step time above which it is given up."""
@@ -180,6 +186,17 @@ class Pilot:
         if self._comm.rank == 0:
             _log.warning(why)
         self.explanation = f"{why} Before: {self.explanation}"
+
+
+def _learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | None:
+    """Return what earlier searches have taught; no coefficient far from what it is elsewhere.
+
+    One that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
+    """
+    if not cells:
+        return None
+    given, found = cells[0][0].coefficients, Experience.of(cells)
+    return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))
 
 
 def _best(found: Found, in_force: Trial | None, quality: Quality) -> Genes:
