@@ -12,6 +12,7 @@ from pliant.codecs import Codec, codec_from
 from pliant.codecs.registry import CODECS
 from pliant.engine.making import owner_classes
 from pliant.engine.tryout import Flown
+from pliant.spec import Choice
 
 __all__ = ["Figures", "Lookout"]
 
@@ -28,7 +29,7 @@ class Figures:
     residual: float
     """Norm of what error feedback owes over that of the gradient; 0 without feedback."""
     error: float
-    """Squared error of the codecs of gradients over their squared norm (vNMSE), on a sample; 0 without codecs."""
+    """Squared error of codecs without feedback over the gradient's squared norm (vNMSE), on a sample; 0 without."""
     distance: float
     """Norm of what the last exchange has changed in the weights over theirs; 0 where no weights are exchanged."""
 
@@ -52,7 +53,7 @@ class Lookout:
         self._codecs: dict[str, Codec] = {}
         for name, parameter in self._parameters.items():
             choice = run.plan.choice_for(name, layers[name], parameter.numel())
-            if choice.codec is not None and choice.codec.name in CODECS and choice.what == "gradient":
+            if choice.codec is not None and choice.codec.name in CODECS and _loses(choice):
                 self._codecs[name] = codec_from(choice.codec)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._step: dict[str, Tensor] = {}
@@ -113,6 +114,11 @@ class Lookout:
             self._step[name] = row
 
         return look
+
+
+def _loses(choice: Choice) -> bool:
+    """Say whether what a codec does not carry of a gradient is gone; with feedback it is in the residual."""
+    return choice.what == "gradient" and choice.feedback == "none"
 
 
 def _error(codec: Codec, x: Tensor) -> Tensor:
