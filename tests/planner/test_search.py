@@ -39,6 +39,23 @@ def test_builders_are_run_first_and_nothing_twice():
     assert len({t.genes for t in found.trials}) == len(found.trials)
 
 
+def test_what_is_known_is_learned_from_and_not_run_again():
+    fast = Trial(genes=BUILDERS["onebit"], steps_s=(1e-3,))
+    model, asked = Rough(), []
+
+    def measure(genes: Genes, *, give_up_above_s: float) -> Trial:
+        asked.append((genes, give_up_above_s))
+        return exactly(genes, give_up_above_s=give_up_above_s)
+
+    found = search(space(), model, measure, Limits(max_trials=6, known=[fast], num_seeds=3, batch=3))
+    assert model.fits[0] == 1
+    assert len(asked) == 6
+    assert found.trials[0] == fast
+    assert found.best == fast.genes
+    assert fast.genes not in [genes for genes, _ in asked]
+    assert all(limit_s <= 2e-3 for _, limit_s in asked)
+
+
 def test_the_model_learns_after_each_batch():
     model = Rough()
     search(space(), model, exactly, Limits(max_trials=30, batch=5, num_candidates=60))
