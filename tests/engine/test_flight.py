@@ -108,7 +108,7 @@ EXACT_ONES = ("ddp", "ddp-bf16", "one-bucket", "per-tensor", "zero-owner")
 AUTO = pliant.Auto(max_trials=8)
 
 
-@pytest.mark.parametrize("change_at", range(300, 305))
+@pytest.mark.parametrize("change_at", [*range(300, 305), 170])
 @pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST)])
 def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
     def body(place):

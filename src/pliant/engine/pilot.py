@@ -41,7 +41,7 @@ _LEAVE_ABOVE = 1.03
 """After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
 _CELLS, _TRUSTED = 3, 4.0
 """Searches that the next one learns from, and how many times a coefficient may be what it was given as."""
-_HOLD_STEPS = 100
+_HOLD_STEPS = 50
 """After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
 next change came soon."""
 
