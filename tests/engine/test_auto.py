@@ -30,7 +30,9 @@ def test_all_ranks_choose_one_plan_and_say_why(quality):
     found = pliant.run_world(2, lambda place: flown(place, auto, 900))
     plans, texts = {plan.hash for plan, *_ in found}, {text for _, text, *_ in found}
     assert len(plans) == len(texts) == 1
-    assert "plans that were tried" in texts.pop()
+    text = texts.pop()
+    assert "plans that were tried" in text
+    assert "Keep the learning rate (tuned for 2 ranks' batches a step)" in text
     first, second = (w for _, _, w, _ in found)
     assert torch.isfinite(first).all()
     if not found[0][0].between_steps:
@@ -72,6 +74,8 @@ def test_it_tries_again_when_steps_have_become_longer(monkeypatch):
 def test_what_auto_may_do_is_checked():
     with pytest.raises(ValueError, match="at least one plan"):
         pliant.Auto(max_trials=0)
+    with pytest.raises(ValueError, match="tuned for -1 ranks"):
+        pliant.Auto(tuned_for_ranks=-1)
     with pytest.raises(ValueError, match="fewer steps than exact"):
         pliant.Auto(quality=0.5)
 

@@ -30,6 +30,8 @@ class Auto:
     """Whether to search again when the network or a host has changed."""
     bounds: Bounds = field(default_factory=Bounds)
     """Where a plan that is not exact is given up for DDP's own exchange, also if `watch` is False."""
+    tuned_for_ranks: int = 0
+    """Ranks whose batches together the learning rate was tuned for; 0: all. `run.pilot.advice` goes by it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -38,4 +40,6 @@ class Auto:
                 f"auto may try {self.max_trials} plans within {self.max_seconds:g} s, after a probe of "
                 f"{self.probe_s:g} s; give it at least one plan, and times above 0."
             )
+        if self.tuned_for_ranks < 0:
+            raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")
         Quality(budget=self.quality)  # which refuses what is no budget

@@ -18,7 +18,20 @@ from pliant.engine.observe import Observation, observe
 from pliant.engine.refused import Wary, as_strong
 from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo, share_text
-from pliant.planner import BUILDERS, FAMILIES, Found, Gene, Genes, Limits, Quality, Space, Trial, searching
+from pliant.planner import (
+    BUILDERS,
+    FAMILIES,
+    Advice,
+    Found,
+    Gene,
+    Genes,
+    Limits,
+    Quality,
+    Space,
+    Trial,
+    advise,
+    searching,
+)
 from pliant.planner.predictor import Experience, Predictor
 from pliant.simulator import Physics
 from pliant.spec import SyncPlan, Topology, Workload, from_json, to_json
@@ -61,6 +74,8 @@ class Pilot:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
         self.explanation = "auto is still watching the first steps."
         """Which plan was chosen and why, or was given up and why, in one paragraph; the same on all ranks."""
+        self.advice: Advice | None = None
+        """What the plan in force asks of the optimizer; `pliant.planner.apply` does it. None until one was chosen."""
         self._genes = _EXACT
         """Of the plan in force, on the first rank."""
         self._is_exact = True
@@ -94,7 +109,7 @@ class Pilot:
                 hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
             landed = yield from self._cruise(hold_steps)
             while landed.crossed is not None:
-                self._give_up(landed.crossed)
+                self._give_up(landed.crossed, workload)
                 landed = yield from self._cruise(hold_steps)
 
     def _cruise(self, hold_steps: int) -> Steps[Landed]:
@@ -128,7 +143,19 @@ class Pilot:
         self._run.switch(plan if adopted else exact)
         self._genes, self._is_exact = (best, is_exact) if adopted else (_EXACT, True)
         why = explain(workload, topology, plan, exact, ratio, gains, adopted=adopted, found=found)
-        self.explanation = share_text(why, self._comm)
+        self.explanation = f"{share_text(why, self._comm)} {self._advise(workload)}"
+
+    def _advise(self, workload: Workload) -> str:
+        """Say what the plan in force asks of the optimizer; the same on all ranks."""
+        ranks = self._comm.size
+        self.advice = advise(
+            workload,
+            ranks,
+            self._run.plan,
+            optimizer=type(self._run.optimizer).__name__,
+            tuned_for=(self._auto.tuned_for_ranks or ranks) * workload.batch_size,
+        )
+        return self.advice.paragraph
 
     def _search(
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None
@@ -172,7 +199,7 @@ class Pilot:
 
     # - Giving up
 
-    def _give_up(self, verdict: Verdict) -> None:
+    def _give_up(self, verdict: Verdict, workload: Workload) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
         lossy = {gene for gene in self._genes.genes if not FAMILIES[gene.family].exact}
         self._refused.update(*(as_strong(gene) for gene in lossy))
@@ -185,7 +212,7 @@ class Pilot:
         self._genes, self._is_exact = _EXACT, True
         if self._comm.rank == 0:
             _log.warning(why)
-        self.explanation = f"{why} Before: {self.explanation}"
+        self.explanation = f"{why} {self._advise(workload)} Before: {self.explanation}"
 
 
 def _learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | None:
