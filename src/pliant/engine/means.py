@@ -1,7 +1,7 @@
 """One model out of ranks that differ."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,21 @@ from pliant.engine.start import broadcast_optimizer
 
 __all__ = ["average_states", "average_weights", "join", "mean_model"]
 
+_FUSED_NUMEL = 1 << 24
+
 
 @torch.no_grad()
 def average_weights(tensors: Iterable[Tensor], comm: Comm) -> None:
-    """Replace each tensor by its mean over ranks, computed in float32, in place. Collective; the same on all ranks."""
-    for tensor in tensors:
-        mean = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    """Replace each tensor by its mean over ranks, computed in float32, in place. Collective; the same on all ranks.
+
+    Many tensors travel at once, since each exchange takes as long as messages are under way.
+    """
+    for fused in _fused(tensors):
+        mean = torch.cat([tensor.detach().to(torch.float32).reshape(-1) for tensor in fused])
         comm.all_reduce(mean).wait()
-        tensor.copy_(mean.mul_(1 / comm.size))
+        mean.mul_(1 / comm.size)
+        for tensor, part in zip(fused, mean.split([tensor.numel() for tensor in fused]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 @torch.no_grad()
@@ -40,10 +47,10 @@ def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Com
     if bool((all_kinds != all_kinds[0]).any()):
         broadcast_optimizer(optimizer, comm, device)
         return
-    for value in [value for _, value in found if _is_array(value)]:
-        if value.is_floating_point():
-            average_weights([value], comm)
-        else:
+    arrays = [value for _, value in found if _is_array(value)]
+    average_weights([value for value in arrays if value.is_floating_point()], comm)
+    for value in arrays:
+        if not value.is_floating_point():
             comm.broadcast(value, 0).wait()  # such as momenta in 8 bits, whose codes have no mean
 
 
@@ -56,14 +63,26 @@ def join(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) -> None
 def mean_model(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:
     """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective."""
     state = {name: value.detach().clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    means = [value for value in state.values() if differ and value.is_floating_point()]
+    average_weights(means, comm)
     for value in state.values():
-        if differ and value.is_floating_point():
-            average_weights([value], comm)
-        else:
+        if not (differ and value.is_floating_point()):
             flat = value.contiguous()
             comm.broadcast(flat, 0).wait()
             value.copy_(flat)
     return state
+
+
+def _fused(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors in order, together as long as they are not too much to copy."""
+    together: list[Tensor] = []
+    for tensor in tensors:
+        if together and sum(t.numel() for t in together) + tensor.numel() > _FUSED_NUMEL:
+            yield together
+            together = []
+        together.append(tensor)
+    if together:
+        yield together
 
 
 def _is_array(value: object) -> bool:
