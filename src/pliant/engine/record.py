@@ -72,8 +72,8 @@ class Recording:
         """
         if self._timeline is None:
             raise ValueError(
-                f"the recording is of {self._steps} steps after {self._first}, but {self._taken} were made; go on until "
-                "done is True, or close() it for what there is."
+                f"the recording is of {self._steps} steps after {self._first}, but {self._taken} were made; go on "
+                "until done is True, or close() it for what there is."
             )
         return self._timeline
 
