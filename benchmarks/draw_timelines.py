@@ -49,11 +49,15 @@ def main(folder: Path, target: str) -> None:
             panels.append((f"{own.name}, {what}", events_in(line, [0], step.start_s, step.end_s)))
     draw(panels, target)
     for name, rows in tables:
-        print(f"| {name} | " + " | ".join(f"{found} / {said} ({error or '0'})" for _, found, said, error in rows) + " |")
+        print(
+            f"| {name} | " + " | ".join(f"{found} / {said} ({error or '0'})" for _, found, said, error in rows) + " |"
+        )
 
 
 def draw(panels: Sequence[tuple[str, Sequence[Event]]], target: str) -> None:
-    figure, rows = plt.subplots(len(panels), 1, figsize=(9, 1.35 * len(panels) + 0.8), sharex=True, layout="constrained")
+    figure, rows = plt.subplots(
+        len(panels), 1, figsize=(9, 1.35 * len(panels) + 0.8), sharex=True, layout="constrained"
+    )
     seen = {}
     for row, (title, events) in zip(rows, panels, strict=True):
         for event in events:

@@ -28,7 +28,9 @@ PLANS = ("allreduce", "bytegrad")
 def main(folder: Path, hosts: str, rate: str, plans: list[str]) -> None:
     pliant_command = [sys.executable, "-m", "pliant.cli.main"]
     emulate = ["emulate", "--hosts", hosts, "--rate", rate, "--timeout", "5min"]
-    subprocess.run([*pliant_command, *emulate, "--", sys.executable, __file__, str(folder), hosts, rate, *plans], check=True)
+    subprocess.run(
+        [*pliant_command, *emulate, "--", sys.executable, __file__, str(folder), hosts, rate, *plans], check=True
+    )
 
 
 def rank(folder: Path, plans: list[str]) -> None:
@@ -59,7 +61,9 @@ def rank(folder: Path, plans: list[str]) -> None:
     for name in plans:
         ddp, optimizer = made()
         with pliant.relax(ddp, optimizer, name, agreement_every=0) as run, tempfile.TemporaryDirectory() as scratch:
-            recording = pliant.record(run, folder / name if me == 0 else scratch, steps=STEPS, warmup_steps=WARMUP_STEPS)
+            recording = pliant.record(
+                run, folder / name if me == 0 else scratch, steps=STEPS, warmup_steps=WARMUP_STEPS
+            )
             while recording.open:
                 optimizer.zero_grad()
                 task.loss(ddp, batch).backward()

@@ -80,7 +80,7 @@ def test_more_computing_is_never_faster(name, topology, factor):
 @settings(max_examples=100, deadline=None)
 @given(some_plan, topologies())
 def test_accounts_balance(name, topology):
-    """What is waited for is part of what is exchanged, a step is what it consists of, and what is counted says the same."""
+    """What is waited for is part of what is exchanged, and a step is what it consists of, also by what is counted."""
     found = simulate(PLANS[name], even(), topology)
     assert found.step_s == pytest.approx(found.compute_s + found.exposed_s)
     assert found.exposed_s <= found.exchange_s * 1.1 + 1e-9
