@@ -41,6 +41,7 @@ class Recording:
         """Notes there were before the optimizer's step."""
         self._origin: Any = None
         self._began_unix_s = 0.0
+        self._over = False
         self._timeline: Timeline | None = None
         parameters = [p for p in run.model.parameters() if p.requires_grad]
         self._hooks: list[Any] = [
@@ -56,7 +57,7 @@ class Recording:
     @property
     def open(self) -> bool:
         """Whether steps are still to come."""
-        return bool(self._hooks) and not self.done
+        return not self._over
 
     @property
     def done(self) -> bool:
@@ -73,15 +74,25 @@ class Recording:
         if self._timeline is None:
             raise ValueError(
                 f"the recording is of {self._steps} steps after {self._first}, but {self._taken} were made; go on "
-                "until done is True, or close() it for what there is."
+                "while open is True, or end() it for what there is."
             )
         return self._timeline
 
+    def end(self) -> None:
+        """End now, and write down the whole steps there are, if any; a second call does nothing.
+
+        The hooks go with the next forward pass: torch walks through the optimizer's while it calls them, and that is
+        where plans may be switched.
+        """
+        if self._over:
+            return
+        self._over, self._run.tape.on = True, False
+        if self._taken > self._first:
+            self._write()
+
     def close(self) -> None:
-        """End now, and write down the whole steps there are, if any; a second call does nothing."""
-        if self._timeline is None and self._run.tape.on and self._taken > self._first:
-            self._end()
-        self._run.tape.on = False
+        """End now, and remove the hooks at once: not within a step."""
+        self.end()
         self._remove_hooks()
 
     def __enter__(self) -> Self:
@@ -98,8 +109,8 @@ class Recording:
         self._origin, self._began_unix_s = tape.now(), time.time()
 
     def _before_forward(self) -> None:
-        if self.done:
-            self._remove_hooks()  # only here: torch walks through the optimizer's hooks while it calls them
+        if self._over:
+            self._remove_hooks()
         elif torch.is_grad_enabled():
             self._note_backward()
             self._forward_from = self._run.tape.now()
@@ -137,7 +148,7 @@ class Recording:
     def _after_step(self) -> None:
         """Comes after the run's own hook, in which weights are exchanged: the first wait there ends the optimizer."""
         tape = self._run.tape
-        if self.done:
+        if self._over:
             return
         waits = [note for note in tape.notes[self._noted :] if note.kind == "wait"]
         tape.note("optimize", "optimize", self._optimizer_from, waits[0].start if waits else None)
@@ -146,13 +157,12 @@ class Recording:
         if self._taken == self._first:
             self._begin()
         elif self._taken == self._first + self._steps:
-            self._end()
+            self.end()
 
     # - The result
 
-    def _end(self) -> None:
+    def _write(self) -> None:
         tape = self._run.tape
-        tape.on = False
         tape.clock.settle()
         events = (event for event in _events(tape, self._origin) if event.step < tape.step)
         self._timeline = Timeline(

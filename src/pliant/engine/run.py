@@ -253,7 +253,7 @@ class Run:
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
         if self.recording is not None:
-            self.recording.close()
+            self.recording.end()
         self._put_in_force(plan, self._made)
         if not pay:
             self._exchanger.forgive()
