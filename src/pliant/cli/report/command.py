@@ -123,7 +123,7 @@ def _page(measured: Measured, predicted: Simulated | None) -> str:
     said = None if predicted is None else predicted_buckets(predicted)
     buckets = measured.buckets()
     parts = [table(*comparison(measured, predicted)), f'<p class="note">{_NOTE}</p>', "<h2>One step</h2>"]
-    title = f"A step of rank {measured.timelines[0].events[0].rank}"
+    title = f"A step of rank {measured.ranks[0]}"
     if predicted is not None:
         title += ": measured above, predicted below"
     parts.append(plot(lanes_figure(title, _panels(measured, predicted))))
@@ -138,7 +138,7 @@ def _page(measured: Measured, predicted: Simulated | None) -> str:
 
 def _panels(measured: Measured, predicted: Simulated | None) -> list[tuple[str, list[Event]]]:
     """Return one step of the first rank, and the same step predicted."""
-    step, rank = shown(measured.steps[0]), measured.steps[0][0].rank
+    step, rank = shown(measured.steps[0]), measured.ranks[0]
     events = events_in(measured.timelines[0], [rank], step.start_s, step.end_s)
     panels = [(f"measured: {format_time(step.seconds)}, step {step.step}", events)]
     if predicted is not None:
@@ -154,13 +154,12 @@ def _all_ranks(measured: Measured) -> list[tuple[str, list[Event]]]:
     together, first = merged(measured.timelines), measured.timelines[0]
     shift_s = first.began_unix_s - together.began_unix_s
     step = shown(measured.steps[0])
-    ranks = [steps[0].rank for steps in measured.steps[:_MOST_LANES]]
     window = step.start_s + shift_s, step.end_s + shift_s
-    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in ranks]
+    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in measured.ranks[:_MOST_LANES]]
 
 
 def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:
-    first, ranks = measured.timelines[0], [str(steps[0].rank) for steps in measured.steps]
+    first, ranks = measured.timelines[0], map(str, measured.ranks)
     facts = {
         "recorded": first.provenance,
         "plan": first.plan or "not known",
@@ -177,5 +176,5 @@ def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:
 def _json(measured: Measured, predicted: Simulated | None) -> str:
     body = {"measured": measured.means()}
     if predicted is not None:
-        body["predicted"] = {q.key: predicted_value(predicted, q.key) for q in QUANTITIES}
+        body["predicted"] = {q.key: predicted_value(predicted, q.key, measured.ranks) for q in QUANTITIES}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"

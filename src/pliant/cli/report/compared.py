@@ -61,6 +61,11 @@ class Measured:
     steps: tuple[tuple[Step, ...], ...]
     """Of each: whole periods of the plan."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Whose timelines these are."""
+        return tuple(steps[0].rank for steps in self.steps)
+
     def means(self) -> dict[str, float]:
         """Return each of QUANTITIES of a step: means over steps and ranks, and the bytes of the busiest rank."""
         everything = [step for mine in self.steps for step in mine]
@@ -134,15 +139,15 @@ def comparison(measured: Measured, predicted: Simulated | None) -> Table:
         return ("of a step", "measured"), [(q.name, q.text(means[q.key])) for q in QUANTITIES]
     rows: list[tuple[str, ...]] = []
     for quantity in QUANTITIES:
-        found, said = means[quantity.key], predicted_value(predicted, quantity.key)
+        found, said = means[quantity.key], predicted_value(predicted, quantity.key, measured.ranks)
         error = f"{said / found - 1:+.0%}" if found > 0 else ""
         rows.append((quantity.name, quantity.text(found), quantity.text(said), error))
     return ("of a step", "measured", "predicted", "error"), rows
 
 
-def predicted_value(predicted: Simulated, key: str) -> float:
-    """Return one of QUANTITIES of a simulated step."""
-    return max(predicted.sent_bytes) if key == "sent_bytes" else float(getattr(predicted, key))
+def predicted_value(predicted: Simulated, key: str, ranks: Sequence[int]) -> float:
+    """Return one of QUANTITIES of a simulated step; bytes are those of the busiest of these ranks."""
+    return max(predicted.sent_bytes[rank] for rank in ranks) if key == "sent_bytes" else float(getattr(predicted, key))
 
 
 def predicted_buckets(predicted: Simulated) -> list[BucketTimes]:

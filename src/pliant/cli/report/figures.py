@@ -43,6 +43,9 @@ _COLOURS: Mapping[str, str] = MappingProxyType(
     }
 )
 _PREDICTED = "#9aa5b1"
+_RANKS = ("#0b6e4f", "#2e86ab", "#b08d57", "#6b4e9b", "#3fa7a0", "#c06fa4", "#587b1f", "#8c564b")
+_MOST_NUMBERS = 20
+"""Steps that are few enough for each to have its number."""
 
 
 def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> Any:
@@ -76,7 +79,10 @@ def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> A
                 col=1,
             )
             named.add(kind)
-    figure.update_layout(layout(title, "", ""), barmode="overlay", bargap=0.25, height=190 + 175 * len(panels))
+    height = 210 + 175 * len(panels)
+    figure.update_layout(layout(title, "", ""), barmode="overlay", bargap=0.25, height=height)
+    figure.update_layout(margin_t=130, legend_y=1 + 28 / (height - 180))  # above the name of the first panel
+    figure.update_annotations(x=0, xanchor="left", font_size=13)
     figure.update_yaxes(categoryorder="array", categoryarray=_ORDER)
     figure.update_xaxes(gridcolor="#e8ecf0", rangemode="tozero")
     figure.update_xaxes(title_text="ms from the start of the step", row=len(panels), col=1)
@@ -103,22 +109,25 @@ def steps_figure(measured: Measured, predicted: Simulated | None) -> Any:
     if predicted is not None:
         _line(figure, 1e3 * predicted.step_s, f"predicted: {format_time(predicted.step_s)}")
     figure.update_layout(layout("Time of each step, mean over ranks", "step", "ms"), barmode="stack", height=380)
+    _number(figure, len(numbers))
     return figure
 
 
 def bytes_figure(measured: Measured, predicted: Simulated | None) -> Any:
     """Return the bytes that each rank has sent in each step."""
     figure = go.Figure()
-    for steps in measured.steps:
+    for number, steps in enumerate(measured.steps):
         figure.add_bar(
             x=[step.step for step in steps],
             y=[1e-6 * step.sent_bytes for step in steps],
             name=f"rank {steps[0].rank}",
+            marker_color=_RANKS[number % len(_RANKS)],
         )
     if predicted is not None:
-        sent = predicted_value(predicted, "sent_bytes")
+        sent = predicted_value(predicted, "sent_bytes", measured.ranks)
         _line(figure, 1e-6 * sent, f"predicted, the busiest rank: {format_bytes(sent)}")
     figure.update_layout(layout("Bytes sent in each step", "step", "MB"), barmode="group", height=380)
+    _number(figure, len(measured.steps[0]))
     return figure
 
 
@@ -143,4 +152,9 @@ def bucket_figure(measured: Sequence[BucketTimes], predicted: Sequence[BucketTim
 
 def _line(figure: Any, y: float, note: str) -> None:
     line = {"color": "#1d2733", "dash": "dash", "width": 1.5}
-    figure.add_hline(y=y, line=line, annotation_text=note, annotation_position="top left")
+    figure.add_hline(y=y, line=line, annotation_text=note, annotation_position="top right")
+
+
+def _number(figure: Any, num_steps: int) -> None:
+    if num_steps <= _MOST_NUMBERS:
+        figure.update_xaxes(dtick=1)
