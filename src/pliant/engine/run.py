@@ -55,8 +55,7 @@ class Run:
         self._agreement_every = agreement_every
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         self._device = next(iter(self._parameters.values())).device
-        self._step = steps_taken(optimizer)
-        self._turn = 0
+        self._step, self._turn = steps_taken(optimizer), 0
         self._last_agreement_step = -1
         self._held: list[Arrival] = []
         self._rests: list[tuple[str, Rest]] = []
@@ -119,8 +118,7 @@ class Run:
             return
 
         def task() -> None:
-            left = self._exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn)
-            rests.extend((bucket.name, rest) for rest in left)
+            rests.extend(self._exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn))
 
         self._handed_over = self._lane.submit(task, done=arrival.finish, name=bucket.name, step=step)
 
@@ -128,8 +126,7 @@ class Run:
         step, turn, rests = self._step, self._turn, self._rests
 
         def task() -> None:
-            left = as_saved.run(arrivals, self._exchanger, step=step, turn=turn)
-            rests.extend(("as saved", rest) for rest in left)
+            rests.extend(as_saved.run(arrivals, self._exchanger, step=step, turn=turn))
 
         self._handed_over = self._lane.submit(task, lambda: finish(arrivals), name="as saved", step=step)
 
