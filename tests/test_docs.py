@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pliant.cli.report.compared import comparison, measured_of
 from pliant.codecs import BlockTopK, Int4, MinMax8, Natural, Qsgd, RandomK, Sign, Ternary, TopK
-from pliant.spec import Graph
+from pliant.spec import Graph, SyncPlan, Timeline, load
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "algorithms"
@@ -143,3 +144,14 @@ def test_measured_accuracies_are_those_of_the_results(page):
     text = (PAGES / page).read_text()
     for arm in PLACES[page]:
         assert any(points in text for points in rows[arm]), f"{arm} has {rows[arm]}, which is not on {page}"
+
+
+def test_measured_timelines_are_those_of_the_results():
+    text = (ROOT / "docs" / "timelines.md").read_text()
+    folder = next((ROOT / "benchmarks" / "results").glob("timelines_*"))
+    for plan in ("allreduce", "bytegrad"):
+        timeline = load(Timeline, folder / plan / "rank0.json")
+        assert timeline.plan == load(SyncPlan, folder / plan / "plan.json").hash
+        cells = next(line for line in text.splitlines() if line.startswith(f"| {plan} |")).strip("|").split("|")[1:]
+        measured = [cell.partition("/")[0].strip() for cell in cells]
+        assert measured == [value for _, value in comparison(measured_of([timeline], 1), None)[1]]

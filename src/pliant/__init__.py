@@ -46,13 +46,15 @@ if TYPE_CHECKING:
         IncompleteBackwardError,
         NonFiniteGradientError,
         Observation,
+        Recording,
         ReplicasDisagreeError,
         Run,
         observe,
+        record,
         relax,
     )
     from pliant.simulator import Costs, simulate
-    from pliant.spec import Graph, Machine, Match, SyncPlan, Topology, Workload, load, save
+    from pliant.spec import Graph, Machine, Match, SyncPlan, Timeline, Topology, Workload, load, save
 
 __all__ = [
     "Auto",
@@ -67,9 +69,11 @@ __all__ = [
     "NonFiniteGradientError",
     "Observation",
     "OneBitAdam",
+    "Recording",
     "ReplicasDisagreeError",
     "Run",
     "SyncPlan",
+    "Timeline",
     "Topology",
     "Workload",
     "after",
@@ -99,6 +103,7 @@ __all__ = [
     "powersgd",
     "qsgd",
     "randomk",
+    "record",
     "register",
     "relax",
     "run_world",
@@ -121,13 +126,15 @@ _ROOMS = {
         "IncompleteBackwardError",
         "NonFiniteGradientError",
         "Observation",
+        "Recording",
         "ReplicasDisagreeError",
         "Run",
         "observe",
+        "record",
         "relax",
     ),
     "pliant.simulator": ("Costs", "simulate"),
-    "pliant.spec": ("Graph", "Machine", "Match", "SyncPlan", "Topology", "Workload", "load", "save"),
+    "pliant.spec": ("Graph", "Machine", "Match", "SyncPlan", "Timeline", "Topology", "Workload", "load", "save"),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 

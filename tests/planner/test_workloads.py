@@ -1,8 +1,14 @@
-"""Shapes by formula are those of the published models."""
+"""Shapes by formula are those of the published models, and stay what the data set holds."""
+
+from pathlib import Path
 
 import pytest
 
 from pliant.planner import WORKLOADS, shrunk
+from pliant.planner.dataset import load
+from pliant.planner.dataset.records import Model
+
+DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "dataset_2core_2026-11-21"
 
 
 @pytest.mark.parametrize(
@@ -43,3 +49,30 @@ def test_shrunk_models_fit_and_keep_their_tensors(name):
 def test_what_cannot_fit_is_refused():
     with pytest.raises(ValueError, match="even with one element each"):
         shrunk(WORKLOADS["resnet50"](), 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "small"),
+    [
+        ("vgg16", "187d8d89", "5fba2acb"),
+        ("resnet50", "66cd0d28", "a4afe789"),
+        ("bert", "f9db054c", "c1dc8b7b"),
+        ("gpt2", "552aa57f", "f1970d02"),
+        ("vit", "4d9af35e", "362cc464"),
+        ("lstm", "d5291265", "c0e6cdc4"),
+        ("ncf", "266701a7", "fad10fc5"),
+        ("cnn", "3b77a459", "3b77a459"),
+    ],
+)
+def test_models_keep_the_ids_that_trials_are_kept_under(name, whole, small):
+    for workload, mark in ((WORKLOADS[name](), whole), (shrunk(WORKLOADS[name](), 4e6)[0], small)):
+        assert Model(family=name, workload=workload).id == f"{name}-{mark}"
+
+
+def test_models_of_the_published_trials_are_made_as_they_were():
+    models = load(DATASET).models
+    assert models
+    for model_id, model in models.items():
+        small, share = shrunk(WORKLOADS[model.family](), 4e6)
+        assert model_id == model.id == Model(family=model.family, workload=small).id
+        assert share == model.size_share

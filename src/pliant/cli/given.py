@@ -1,4 +1,4 @@
-"""The workload and the topology that a user gives, by files or flags: for the commands that need no network."""
+"""The plan, the workload and the topology that a user gives, by files or flags."""
 
 import dataclasses
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pliant.simulator import MODELS, workload_named
-from pliant.spec import Host, Topology, Workload, load
+from pliant.spec import Host, SyncPlan, Topology, Workload, load
 from pliant.spec.units import parse_rate, parse_time
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "RateOption",
     "TopologyOption",
     "WorkloadOption",
+    "plan_given",
     "topology_given",
     "workload_given",
 ]
@@ -31,6 +32,15 @@ RanksOption = Annotated[int, typer.Option(help="Ranks on each host.")]
 RateOption = Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")]
 DelayOption = Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")]
 ComputeOption = Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")]
+
+
+def plan_given(text: str) -> SyncPlan:
+    """Return a plan from its file, or that of an algorithm with settings, as in 'diloco(period=64)'."""
+    if text.endswith(".json") or Path(text).exists():
+        return load(SyncPlan, text)
+    from pliant.cli.bench.arms import plan_named  # here, since it needs torch, which takes seconds to start
+
+    return plan_named(text)
 
 
 def workload_given(text: str, compute: str) -> Workload:

@@ -17,6 +17,7 @@ COMMANDS = {
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
     "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),
     "probe": ("pliant.cli.probe:probe", "Measure the links between ranks, and what their machine can do."),
+    "report": ("pliant.cli.report.command:report", "Draw what happened in the steps of a run, and what was predicted."),
     "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }
 """Subcommand -> (where it is, what it does)."""

@@ -16,12 +16,13 @@ from pliant.cli.given import (
     RateOption,
     TopologyOption,
     WorkloadOption,
+    plan_given,
     topology_given,
     workload_given,
 )
 from pliant.simulator import BUCKET_BYTES, Costs, Simulated, write_trace
 from pliant.simulator import simulate as simulate_plan
-from pliant.spec import SyncPlan, load
+from pliant.spec import load
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time, parse_bytes
 
@@ -48,7 +49,7 @@ def simulate(
 ) -> None:
     """Predict the time of a training step, what it waits for and what it sends. Needs no network and no model."""
     found = simulate_plan(
-        _plan(plan),
+        plan_given(plan),
         workload_given(workload, compute),
         topology_given(topology, hosts, ranks, rate, delay),
         costs=Costs() if costs is None else load(Costs, costs),
@@ -60,14 +61,6 @@ def simulate(
         write_trace(found.timeline, trace)
     if json_file is not None:
         write_atomically(json_file, json.dumps(_plain(found), indent=1, allow_nan=False) + "\n")
-
-
-def _plan(text: str) -> SyncPlan:
-    if text.endswith(".json") or Path(text).exists():
-        return load(SyncPlan, text)
-    from pliant.cli.bench.arms import plan_named  # here, since it needs torch, which takes seconds to start
-
-    return plan_named(text)
 
 
 def _show(name: str, found: Simulated) -> None:

@@ -4,13 +4,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from pliant.comm.base import Comm, ReduceOp, Work
-from pliant.spec import Event
 
-__all__ = ["RecordedComm"]
+__all__ = ["Listener", "RecordedComm"]
+
+
+class Listener(Protocol):
+    """Who wants to know of each communication, and takes the time in its own way."""
+
+    def now(self) -> Any:
+        """Return a mark in time."""
+        ...
+
+    def moved(self, name: str, start: Any, wait_from: Any, sent_bytes: int, received_bytes: int) -> None:
+        """Hear of a communication that has just ended, in the thread that waited for it; marks are those of `now`."""
+        ...
 
 
 class _Timed:
@@ -19,18 +31,19 @@ class _Timed:
     ) -> None:
         self._recorder, self._work, self._noted, self._idle = recorder, work, False, idle
         self._name, self._sent, self._received = name, sent, received
-        self._start_s = time.perf_counter()
+        self._start = recorder.now()
 
     def wait(self) -> None:
-        wait_from_s = time.perf_counter()
+        wait_from_s, wait_from = time.perf_counter(), self._recorder.now()
         self._work.wait()
         if not self._noted:
-            self._recorder.note(self._name, self._start_s, wait_from_s, self._sent, self._received, idle=self._idle)
+            self._recorder.note(wait_from_s, self._received, idle=self._idle)
+            self._recorder.tell(self._name, self._start, wait_from, self._sent, self._received)
         self._noted = True
 
 
 class RecordedComm:
-    """Counts calls, bytes and waiting time of another comm, and keeps events for a timeline if asked to.
+    """Counts calls, bytes and waiting time of another comm, and tells a listener of each communication.
 
     Bytes are those that the operation must move for this rank, n ranks and N bytes in the full tensor:
     all_reduce 2 (n-1)/n N out and in (ring); all_gather (n-1) parts out and in; reduce_scatter and all_to_all
@@ -38,9 +51,9 @@ class RecordedComm:
     reduce N sent by all but the root. What `split` returns is counted here as well.
     """
 
-    def __init__(self, comm: Comm, *, keep_events: bool = False) -> None:
+    def __init__(self, comm: Comm, listener: Listener | None = None) -> None:
         self._comm = comm
-        self._keep_events = keep_events
+        self._listener = listener
         self._parts: list[RecordedComm] = []
         self._lock = threading.Lock()  # servers of shards talk from threads of their own
         self.reset()
@@ -50,7 +63,6 @@ class RecordedComm:
         self._sent_bytes = self._received_bytes = 0
         self._wait_s = 0.0
         self._calls: Counter[str] = Counter()
-        self.events: list[Event] = []
         for part in self._parts:
             part.reset()
 
@@ -86,27 +98,27 @@ class RecordedComm:
     def size(self) -> int:
         return self._comm.size
 
-    def note(
-        self, name: str, start_s: float, wait_from_s: float, sent: int, received: int, *, idle: bool = False
-    ) -> None:
+    def listen(self, listener: Listener) -> None:
+        """Tell this listener of every communication from now on, also of parts."""
+        self._listener = listener
+        for part in self._parts:
+            part.listen(listener)
+
+    def now(self) -> Any:
+        """Return the listener's mark in time."""
+        return None if self._listener is None else self._listener.now()
+
+    def tell(self, name: str, start: Any, wait_from: Any, sent: int, received: int) -> None:
+        """Tell the listener of one finished communication."""
+        if self._listener is not None:
+            self._listener.moved(name, start, wait_from, sent, received)
+
+    def note(self, wait_from_s: float, received: int, *, idle: bool = False) -> None:
         """Account for one finished communication; an idle one may never have come, and nobody has waited for it."""
         now_s = time.perf_counter()
         with self._lock:
             self._wait_s += 0.0 if idle else now_s - wait_from_s
             self._received_bytes += received if idle else 0
-        if self._keep_events:
-            self.events.append(
-                Event(
-                    rank=self.rank,
-                    step=-1,
-                    kind="communicate",
-                    name=name,
-                    start_s=start_s,
-                    end_s=now_s,
-                    sent_bytes=sent,
-                    received_bytes=received,
-                )
-            )
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         moved = 2 * (self.size - 1) * x.nbytes // self.size
@@ -151,7 +163,7 @@ class RecordedComm:
         part = self._comm.split(groups)
         if part is None:
             return None
-        self._parts.append(RecordedComm(part, keep_events=self._keep_events))
+        self._parts.append(RecordedComm(part, self._listener))
         return self._parts[-1]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from pliant.engine.bounds import Bounds
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.observe import Observation, observe
+from pliant.engine.record import Recording, record
 from pliant.engine.relax import relax
 from pliant.engine.run import Run
 from pliant.engine.stats import Stats
@@ -18,9 +19,11 @@ __all__ = [
     "IncompleteBackwardError",
     "NonFiniteGradientError",
     "Observation",
+    "Recording",
     "ReplicasDisagreeError",
     "Run",
     "Stats",
     "observe",
+    "record",
     "relax",
 ]

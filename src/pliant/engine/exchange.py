@@ -74,12 +74,12 @@ class Exchanger:
             finite = self._nonfinite == "propagate" or all_finite(buffer)
         return -1 if finite or self._nonfinite == "propagate" else first_nonfinite(buffer)
 
-    def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> list[Rest]:
+    def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> list[tuple[str, Rest]]:
         """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says.
 
-        Returns what is left to do when all buckets have been handed over.
+        Returns what is left to do when all buckets have been handed over, under the bucket's name.
         """
-        rests: list[Rest] = []
+        rests: list[tuple[str, Rest]] = []
         if bad >= 0:
             buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
         if any(part.choice.delay_steps for part in bucket.parts):
@@ -92,7 +92,7 @@ class Exchanger:
             if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 rest = self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
-                rests += [rest] if rest is not None else []
+                rests += [(bucket.name, rest)] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
                     self._blame(bucket, bad)
             part.save(buffer)

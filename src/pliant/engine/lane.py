@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pliant.engine.tape import Tape
+
 __all__ = ["Lane", "Ticket"]
 
 Task = Callable[[], None]
@@ -48,11 +50,18 @@ class Lane:
 
     After a task fails, later ones are dropped, so that nothing waits for a peer that will not answer; whoever waits
     next raises the first error.
+
+    Args:
+        device: Where the tensors are.
+        name: Of the thread.
+        tape: Where tasks that have a name are noted.
+
     """
 
-    def __init__(self, device: torch.device, name: str) -> None:
+    def __init__(self, device: torch.device, name: str, tape: Tape) -> None:
+        self._tape = tape
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._tasks: queue.SimpleQueue[tuple[Task, Task, Ticket] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Task, Task, Ticket, str, int] | None] = queue.SimpleQueue()
         self._last: Ticket | None = None
         self._error: BaseException | None = None
         self.busy_s = 0.0
@@ -62,23 +71,32 @@ class Lane:
             self._thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._thread.start()
 
-    def submit(self, task: Task, done: Task = lambda: None) -> Ticket:
-        """Queue a task; `done` follows it in any case, also when the task failed or was dropped."""
+    def submit(self, task: Task, done: Task = lambda: None, *, name: str = "", step: int = 0) -> Ticket:
+        """Queue a task; `done` follows it in any case, also when the task failed or was dropped.
+
+        Args:
+            task: What to do.
+            done: What to do then.
+            name: Of the bucket that it exchanges, if it does: for timelines.
+            step: In which that bucket was ready.
+
+        """
         ticket = self._last = Ticket(self)
         if self._stream is not None:
             with self._on_stream(self._stream):
-                self._run(task, done)
+                self._run(task, done, name, step)
                 ticket.punch(self._stream.record_event())
         else:
-            self._tasks.put((task, done, ticket))
+            self._tasks.put((task, done, ticket, name, step))
         return ticket
 
-    def submit_all(self, tasks: list[Task]) -> Ticket:
-        """Queue all tasks that are in the list by the time when those before have ended."""
+    def submit_all(self, tasks: list[tuple[str, Task]], *, step: int) -> Ticket:
+        """Queue all tasks, each under its bucket's name, that are in the list when those before have ended."""
 
         def run() -> None:
-            for task in tasks:
-                task()
+            for name, task in tasks:
+                with self._tape.task(name, step):
+                    task()
 
         return self.submit(run)
 
@@ -106,15 +124,16 @@ class Lane:
 
     def _work(self) -> None:
         while (item := self._tasks.get()) is not None:
-            task, done, ticket = item
-            self._run(task, done)
+            task, done, ticket, name, step = item
+            self._run(task, done, name, step)
             ticket.punch(None)
 
-    def _run(self, task: Task, done: Task) -> None:
+    def _run(self, task: Task, done: Task, name: str, step: int) -> None:
         start_s = time.perf_counter()
         try:
             if self._error is None:
-                task()
+                with self._tape.task(name, step):
+                    task()
         except BaseException as error:  # noqa: BLE001  whatever it is, who waits raises it where the user can see it
             self._error = error
         finally:

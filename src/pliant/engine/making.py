@@ -16,6 +16,7 @@ from pliant.engine.means import average_states, average_weights
 from pliant.engine.owned import Owned
 from pliant.engine.served import Served
 from pliant.engine.store import Store
+from pliant.engine.tape import Tape
 from pliant.engine.torchrun import hosts_from_torchrun
 from pliant.engine.weights import Weights
 from pliant.spec import Choice, SyncPlan
@@ -64,7 +65,7 @@ class Maker:
         module: The model without its DDP.
         optimizer: The optimizer of its parameters.
         parameters: Name -> parameter, of those that are trained.
-        comm: Who talks.
+        tape: Where exchanges of weights are noted, and who talks.
         hosts: Ranks of each host; torchrun's placement if None.
         nonfinite: What to do about gradients that are not finite.
 
@@ -75,8 +76,8 @@ class Maker:
         module: nn.Module,
         optimizer: Optimizer,
         parameters: Mapping[str, Tensor],
+        tape: Tape,
         *,
-        comm: Comm,
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
     ) -> None:
@@ -84,9 +85,10 @@ class Maker:
         self._optimizer = optimizer
         self._parameters = parameters
         self._device = next(iter(parameters.values())).device
-        self._comms: dict[bool, Comm] = {False: comm}
+        self._comms: dict[bool, Comm] = {False: tape.comm}
         self._hosts = hosts
         self._nonfinite: NonFinite = nonfinite
+        self._tape = tape
 
     def make(self, plan: SyncPlan, old: InForce | None, step: int) -> InForce:
         """Put a plan in the place of an old one that is drained, or of none. Collective."""
@@ -136,7 +138,7 @@ class Maker:
         """
         store = Store(self._parameters, old.exchanger.store.choices, self._comms)
         store.keep(old.exchanger.store)
-        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step)
+        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step, self._tape)
         if old.weights is not None:
             counters = weights.counters
             counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
@@ -155,7 +157,7 @@ class Maker:
             old.weights.close()
         if not any(choice.between_steps for choice in store.choices.values()):
             return None
-        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step)
+        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step, self._tape)
         weights.follow(lambda name: before.get(name) != store.choices[name])
         return weights
 

@@ -27,9 +27,9 @@ class LaidOutAsSaved:
 
     buckets: Mapping[int, tuple[str, ...]]
 
-    def run(self, arrivals: Sequence[Arrival], exchanger: Exchanger, *, step: int, turn: int) -> list[Rest]:
+    def run(self, arrivals: Sequence[Arrival], exchanger: Exchanger, *, step: int, turn: int) -> list[tuple[str, Rest]]:
         """Exchange what arrived, bucket by saved bucket; return what is left to do when it is handed over."""
-        rests: list[Rest] = []
+        rests: list[tuple[str, Rest]] = []
         pieces: dict[str, Tensor] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for arrival in arrivals:

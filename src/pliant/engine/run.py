@@ -1,6 +1,5 @@
 """A run: one model, one optimizer, one plan in force."""
 
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,11 +21,13 @@ from pliant.engine.means import join, mean_model
 from pliant.engine.resume import LaidOutAsSaved, read_state, write_state
 from pliant.engine.start import steps_taken
 from pliant.engine.stats import Stats
+from pliant.engine.tape import Tape
 from pliant.engine.watch import BackwardWatch
 from pliant.spec import SyncPlan
 
 if TYPE_CHECKING:
     from pliant.engine.pilot import Pilot
+    from pliant.engine.record import Recording
 
 __all__ = ["Run"]
 
@@ -54,18 +55,18 @@ class Run:
         self._agreement_every = agreement_every
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         self._device = next(iter(self._parameters.values())).device
-        self._step = steps_taken(optimizer)
-        self._turn = 0
-        self._exposed_s = 0.0
+        self._step, self._turn = steps_taken(optimizer), 0
         self._last_agreement_step = -1
         self._held: list[Arrival] = []
-        self._rests: list[Rest] = []
+        self._rests: list[tuple[str, Rest]] = []
         self._handed_over: Ticket | None = None
         self._as_saved: LaidOutAsSaved | None = None
-        self._maker = Maker(self._module, optimizer, self._parameters, comm=comm, hosts=hosts, nonfinite=nonfinite)
+        self.tape = Tape(self._device, comm)
+        self.recording: Recording | None = None  # writes down what happens, if somebody wants to know
+        self._maker = Maker(self._module, optimizer, self._parameters, self.tape, hosts=hosts, nonfinite=nonfinite)
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
         self._put_in_force(plan, None)
-        self._lane = Lane(self._device, "pliant-lane")
+        self._lane = Lane(self._device, "pliant-lane", self.tape)
         self._watch = BackwardWatch(self._ddp, self._parameters) if self._ddp is not None else None
         if self._front is not None:
             self._front.receive = self._receive
@@ -101,7 +102,7 @@ class Run:
                 self._watch.complete = True
             self._turn += 1
             rests, self._rests = self._rests, []
-            self._lane.submit_all(rests)
+            self._lane.submit_all(rests, step=self._step)
             # Runs when the whole backward is done, before DDP hands the buckets over: errors surface in backward().
             torch.autograd.Variable._execution_engine.queue_callback(self._wait_for_exchange)  # pyright: ignore
 
@@ -119,7 +120,7 @@ class Run:
         def task() -> None:
             rests.extend(self._exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn))
 
-        self._handed_over = self._lane.submit(task, done=arrival.finish)
+        self._handed_over = self._lane.submit(task, done=arrival.finish, name=bucket.name, step=step)
 
     def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
         step, turn, rests = self._step, self._turn, self._rests
@@ -127,34 +128,31 @@ class Run:
         def task() -> None:
             rests.extend(as_saved.run(arrivals, self._exchanger, step=step, turn=turn))
 
-        self._handed_over = self._lane.submit(task, done=lambda: finish(arrivals))
+        self._handed_over = self._lane.submit(task, lambda: finish(arrivals), name="as saved", step=step)
 
     def _wait_for_exchange(self) -> None:
-        start_s = time.perf_counter()
-        if self._handed_over is not None:
-            self._handed_over.wait()
-        self._exposed_s += time.perf_counter() - start_s
+        with self.tape.waiting():
+            if self._handed_over is not None:
+                self._handed_over.wait()
 
     def _before_step(self) -> None:
         self._lane.raise_error()
         if self._watch is not None:
             self._watch.demand_complete()
         if self._served is not None:
-            start_s = time.perf_counter()
-            self._served.step(self._step)
-            self._exposed_s += time.perf_counter() - start_s
+            with self.tape.waiting():
+                self._served.step(self._step)
         elif self._owned is not None:
             self._owned.before_step()
 
     def _after_step(self) -> None:
         self._step += 1
-        start_s = time.perf_counter()
-        if self._owned is not None and self._served is None:
-            share, made = self._owned.share, self._step
-            self._lane.submit(lambda: share(made)).wait()
-        if self._weights is not None:
-            self._weights.after_step(self._step)
-        self._exposed_s += time.perf_counter() - start_s
+        with self.tape.waiting():
+            if self._owned is not None and self._served is None:
+                share, made = self._owned.share, self._step
+                self._lane.submit(lambda: share(made), name="new weights", step=made - 1).wait()
+            if self._weights is not None:
+                self._weights.after_step(self._step)
         equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
         if equal and self._agreement_every and self._step % self._agreement_every == 0 and self._comm.size > 1:
             mine, step = fingerprints(equal), self._step
@@ -187,7 +185,7 @@ class Run:
             exchanges=self._turn,
             sent_bytes=self._comm.sent_bytes,
             received_bytes=self._comm.received_bytes,
-            exposed_s=self._exposed_s,
+            exposed_s=self.tape.exposed_s,
             exchange_s=busy_s,
             codec_s=max(0.0, busy_s - self._comm.wait_s),
             consensus_distance=self._weights.distance if self._weights is not None else 0.0,
@@ -251,6 +249,8 @@ class Run:
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
+        if self.recording is not None:
+            self.recording.end()
         self._put_in_force(plan, self._made)
         if not pay:
             self._exchanger.forgive()
@@ -285,7 +285,7 @@ class Run:
             self._front.receive = None
         if self._ddp is not None:
             self._ddp.broadcast_buffers = self._shares_buffers
-        for each in (self.pilot, self._watch, self._weights):
+        for each in (self.pilot, self.recording, self._watch, self._weights):
             if each is not None:
                 each.close()
         if self._served is not None:

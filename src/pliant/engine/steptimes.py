@@ -1,12 +1,13 @@
 """When things happen in a training step: marks taken by hooks, and the times between them."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from pliant.engine.clock import Clock
 
 __all__ = ["StepTimes", "tensors_in"]
 
@@ -35,7 +36,7 @@ class StepTimes:
     """
 
     def __init__(self, names: Iterable[str], device: torch.device) -> None:
-        self._device = device
+        self._clock = Clock(device)
         self._now = _Step()
         self.steps: list[tuple[float, float, float]] = []
         """Seconds of forward (with earlier backward passes of the step), last backward, and optimizer."""
@@ -50,18 +51,18 @@ class StepTimes:
         if now.ready:  # that backward was not the last
             now.earlier.append((now.backward_from, list(now.ready.values())[-1]))
             now.backward_from, now.ready = None, {}
-        now.forwards.append((self._mark(), None))
+        now.forwards.append((self._clock.now(), None))
 
     def after_forward(self, output: Any) -> None:
         """Mark the end of a forward pass, and wait for the gradient of its output."""
         now = self._now
         if not now.forwards:  # the observation began within this pass
             return
-        now.forwards[-1] = (now.forwards[-1][0], self._mark())
+        now.forwards[-1] = (now.forwards[-1][0], self._clock.now())
 
         def begin(_: Tensor) -> None:
             if now.backward_from is None:
-                now.backward_from = self._mark()
+                now.backward_from = self._clock.now()
 
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -69,15 +70,15 @@ class StepTimes:
 
     def on_ready(self, name: str) -> None:
         """Mark that a gradient is complete."""
-        self._now.ready[name] = self._mark()
+        self._now.ready[name] = self._clock.now()
 
     def before_step(self) -> None:
         """Mark the start of the optimizer's step."""
-        self._now.optimizer_from = self._mark()
+        self._now.optimizer_from = self._clock.now()
 
     def after_step(self, *, keep: bool) -> bool:
         """Mark the end of the step, and work its times out if they are to be kept; say if there was a backward."""
-        now, end, self._now = self._now, self._mark(), _Step()
+        now, end, self._now = self._now, self._clock.now(), _Step()
         if now.ready and keep:
             self._note(now, end)
         return bool(now.ready)
@@ -86,24 +87,13 @@ class StepTimes:
         if now.backward_from is None or any(start is None for start, _ in now.earlier):
             self.blind = True
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        ready_s = {name: max(0.0, self._seconds(now.backward_from, mark)) for name, mark in now.ready.items()}
-        before_s = sum(self._seconds(*marks) for marks in (*now.forwards, *now.earlier))
+        self._clock.settle()
+        ready_s = {name: max(0.0, self._clock.seconds(now.backward_from, mark)) for name, mark in now.ready.items()}
+        before_s = sum(self._clock.seconds(*marks) for marks in (*now.forwards, *now.earlier))
         backward_s = max(ready_s.values())
-        self.steps.append((before_s, backward_s, self._seconds(now.optimizer_from, end)))
+        self.steps.append((before_s, backward_s, self._clock.seconds(now.optimizer_from, end)))
         for name, times_s in self.ready_s.items():
             times_s.append(ready_s.get(name, backward_s))
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, start: Any, end: Any) -> float:
-        return end - start if isinstance(start, float) else start.elapsed_time(end) * 1e-3
 
 
 def tensors_in(output: Any) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Weights exchanged between optimizer steps, in buckets of our own: however DDP lays out its own, replicas stay."""
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from pliant.comm.base import Comm, CommError
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.lane import Lane, Ticket
 from pliant.engine.store import CORRECTION, Store
+from pliant.engine.tape import Tape
 from pliant.spec import Choice, Outer
 from pliant.spec.division import weight_buckets
 
@@ -94,14 +96,15 @@ class Weights:
             uses them.
         optimizer: Whose learning rate stretches periods.
         step: Steps made so far.
+        tape: Where exchanges are noted.
 
     """
 
-    def __init__(self, store: Store, comms: Mapping[bool, Comm], optimizer: Optimizer, step: int) -> None:
+    def __init__(self, store: Store, comms: Mapping[bool, Comm], optimizer: Optimizer, step: int, tape: Tape) -> None:
         self._comms = comms
         self._optimizer = optimizer
         device = next(iter(store.parameters.values())).device
-        self._lane = Lane(device, "pliant-weights")
+        self._lane = Lane(device, "pliant-weights", tape)
         self._parts = [
             _lay_out(f"weights {k}", fragment, names, store, comms, step)
             for k, (fragment, names) in enumerate(_buckets_of(store))
@@ -205,16 +208,17 @@ class Weights:
         share = [1.0]
         if any(part.choice.weighted or part.choice.pace == "free" for part in parts) and self._comms[False].size > 1:
             work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
-            self._lane.submit(lambda: self._meet(work, leaving, share))
-        rests: list[Rest] = []
+            self._lane.submit(lambda: self._meet(work, leaving, share), name="meet", step=step - 1)
+        rests: list[tuple[str, Rest]] = []
         for part in parts:
             part.load()
             if part.late:
                 torch.neg(part.bucket.flat, out=part.state.flat[CORRECTION])
-            part.ticket = self._lane.submit(lambda part=part: self._mix(part, step, share[0], rests))
+            mix = functools.partial(self._mix, part, step, share, rests)
+            part.ticket = self._lane.submit(mix, name=part.bucket.name, step=step - 1)
             part.work = self._counted or step - self._begun
             part.last = step + part.offset if step == part.choice.until_step else step
-        self._lane.submit_all(rests)
+        self._lane.submit_all(rests, step=step - 1)
 
     def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
         """Learn which part of all work is this rank's, and whether all ranks are leaving."""
@@ -225,7 +229,7 @@ class Weights:
         share[0] = work * comm.size / total if total > 0 else 1.0
         self._all_leave = leavers == comm.size
 
-    def _mix(self, part: "_Part", step: int, share: float, rests: list[Rest]) -> None:
+    def _mix(self, part: "_Part", step: int, share: list[float], rests: list[tuple[str, Rest]]) -> None:
         bucket, names = part.bucket, [span.name for span in part.bucket.spans]
         if (bad := first_nonfinite(bucket.flat)) >= 0:
             name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
@@ -234,7 +238,7 @@ class Weights:
                 "them. Lower the learning rate or clip."
             )
         seed = part.round << 32 | zlib.crc32(bucket.name.encode())
-        moment = Moment(step=step, seed=seed, round=part.round, share=share if part.choice.weighted else 1.0)
+        moment = Moment(step=step, seed=seed, round=part.round, share=share[0] if part.choice.weighted else 1.0)
         part.round += 1
         try:
             alone = part.comm.size == 1 and not part.acts_alone
@@ -243,7 +247,7 @@ class Weights:
             what = f"{bucket.name} ({names[0]} .. {names[-1]})"
             text = f"while exchanging {what} after step {step}: {error}"
             raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
-        rests += [rest] if rest is not None else []
+        rests += [(bucket.name, rest)] if rest is not None else []
         if part.late:
             part.state.flat[CORRECTION].add_(bucket.flat)
 

@@ -3,7 +3,7 @@
 from pliant.simulator.costs import IDEAL, KEYS, Costs
 from pliant.simulator.models import MODELS, bert_large, equal_layers, vgg16, workload_named
 from pliant.simulator.physics import Physics
-from pliant.simulator.simulate import BUCKET_BYTES, Simulated, simulate, simulate_many, terms
+from pliant.simulator.simulate import BUCKET_BYTES, Simulated, simulate, simulate_many
 from pliant.simulator.trace import to_trace, write_trace
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "equal_layers",
     "simulate",
     "simulate_many",
-    "terms",
     "to_trace",
     "vgg16",
     "workload_named",

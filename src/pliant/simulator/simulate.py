@@ -16,7 +16,7 @@ from pliant.simulator.prepared import Ground, Prepared, prepare
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 
-__all__ = ["BUCKET_BYTES", "Simulated", "ground_of", "run", "simulate", "simulate_many", "terms"]
+__all__ = ["BUCKET_BYTES", "Simulated", "ground_of", "run", "simulate", "simulate_many"]
 
 BUCKET_BYTES = 25 << 20
 """Of DDP, by default."""
@@ -49,7 +49,10 @@ class Simulated:
     critical_path: tuple[tuple[str, float], ...]
     """What took the time of one period, in order, with its seconds; what follows itself is put together."""
     counted: dict[str, float]
-    """Quantities on the critical path of a step, by the names of `KEYS`."""
+    """Quantities on the critical path of a step, by the names of `KEYS`; what is 0 is left out.
+
+    step_s is the sum of each times its coefficient in `costs`, to rounding: so coefficients can be fitted to measured
+    steps by non-negative least squares, and learners can start from the same numbers."""
     prepared: Prepared = field(repr=False)
     stepper: Stepper = field(repr=False)
 
@@ -113,23 +116,6 @@ def simulate_many(
     """Return the step_s of many plans, (num_plans,); what they have in common is found out once. As `simulate`."""
     ground = ground_of(workload, topology, costs, slowdown)
     return np.array([run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
-
-
-def terms(
-    plan: SyncPlan,
-    workload: Workload,
-    topology: Topology,
-    *,
-    costs: Costs | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
-    slowdown: Sequence[float] = (),
-) -> dict[str, float]:
-    """Return the quantities on the critical path of a step, by the names of `KEYS`; what is 0 is left out.
-
-    The predicted step_s is the sum of each times its coefficient in `costs`, to rounding: so coefficients can be
-    fitted to measured steps by non-negative least squares, and learners can start from the same numbers.
-    """
-    return simulate(plan, workload, topology, costs=costs, bucket_bytes=bucket_bytes, slowdown=slowdown).counted
 
 
 def ground_of(workload: Workload, topology: Topology, costs: Costs | None, slowdown: Sequence[float]) -> Ground:

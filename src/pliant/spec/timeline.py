@@ -15,7 +15,7 @@ class Event:
     kind: Literal["forward", "backward", "exchange", "communicate", "encode", "decode", "optimize", "wait"]
     name: str
     start_s: float
-    """Counted from the timeline's origin."""
+    """Counted from the start of the timeline's first step."""
     end_s: float
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -26,4 +26,11 @@ class Timeline:
     """Events of a run, in the order in which they ended."""
 
     events: tuple[Event, ...]
+    """Time 0 is the start of the first step."""
+    plan: str = ""
+    """Hash of the plan that was in force; nothing where that is not known."""
+    num_ranks: int = 0
+    """Ranks that took part, though this may be the timeline of one alone; 0 where that is not known."""
+    began_unix_s: float = 0.0
+    """When time 0 was, by the clock of the rank's machine; 0 for what never happened."""
     provenance: str = ""

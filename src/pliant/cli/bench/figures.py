@@ -9,8 +9,9 @@ from plotly import graph_objects as go
 from pliant.cli.bench.crossing import is_ours
 from pliant.cli.bench.metric import Metric
 from pliant.cli.bench.results import TimeRow, TrainRow
+from pliant.cli.page import layout
 
-__all__ = ["COLOURS", "layout", "step_figures", "train_figures"]
+__all__ = ["COLOURS", "step_figures", "train_figures"]
 
 _EXPOSED = "#d1495b"
 _OURS, _THEIRS = "#0b6e4f", "#9aa5b1"
@@ -109,18 +110,3 @@ def _bars(rows: Sequence[tuple[str, float, float | None]], title: str) -> Any:
     figure.update_layout(layout(title, "ms a step", ""))
     figure.update_layout(barmode="stack", bargap=0.3, height=150 + 34 * len(rows), xaxis_range=[0, 1.12 * max(steps)])
     return figure
-
-
-def layout(title: str, x_title: str, y_title: str) -> dict[str, Any]:
-    """Return what all plots have in common."""
-    axis = {"gridcolor": "#e8ecf0", "zerolinecolor": "#c9d1d9", "automargin": True}
-    return {
-        "title": {"text": title, "font": {"size": 17}, "x": 0, "xref": "paper", "yref": "container", "y": 0.97},
-        "template": "plotly_white",
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1d2733"},
-        "height": 500,
-        "xaxis": {"title": {"text": x_title}, **axis},
-        "yaxis": {"title": {"text": y_title}, **axis},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "margin": {"l": 20, "r": 30, "t": 110, "b": 50},
-    }

@@ -6,7 +6,8 @@ from typing import Any
 from plotly import graph_objects as go
 
 from pliant.cli.bench.crossing import CellRow, is_ours
-from pliant.cli.bench.figures import COLOURS, layout
+from pliant.cli.bench.figures import COLOURS
+from pliant.cli.page import layout
 from pliant.spec.units import parse_rate
 
 __all__ = ["grid_figures"]

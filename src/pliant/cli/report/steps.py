@@ -1,0 +1,143 @@
+"""Figures of a timeline: what each step and each bucket took, waited for and sent. Pure."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pliant.spec import Event, Timeline
+
+__all__ = ["BucketTimes", "Step", "buckets_of", "clipped", "events_in", "merged", "shown", "steps_of"]
+
+_COMPUTING = ("forward", "backward", "optimize", "wait")
+"""What the thread that trains does, one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of one rank, from the end of the one before."""
+
+    rank: int
+    step: int
+    start_s: float
+    end_s: float
+    exposed_s: float
+    """What it waited for exchanges."""
+    exchange_s: float
+    """What its exchanges took, hidden or not."""
+    codec_s: float
+    """What was computed for its exchanges: encoding, adding up, decoding."""
+    sent_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """From one step to the next."""
+        return self.end_s - self.start_s
+
+    @property
+    def compute_s(self) -> float:
+        """What is left without waits."""
+        return self.seconds - self.exposed_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketTimes:
+    """What the exchanges of one bucket come to in a step, as a mean over steps."""
+
+    name: str
+    exchange_s: float
+    codec_s: float
+    exposed_s: float
+    """The part of exchange_s in which the rank did nothing else than wait."""
+    sent_bytes: float
+
+
+def steps_of(timeline: Timeline, rank: int) -> list[Step]:
+    """Return the steps of a rank, in order. Step k ends with the last thing that the thread that trains did in it."""
+    mine = [event for event in timeline.events if event.rank == rank]
+    ends_s: dict[int, float] = {}
+    for event in mine:
+        if event.kind in _COMPUTING:
+            ends_s[event.step] = max(event.end_s, ends_s.get(event.step, 0.0))
+    steps: list[Step] = []
+    start_s = 0.0
+    for step, end_s in sorted(ends_s.items()):
+        own = [event for event in mine if event.step == step]
+        steps.append(
+            Step(
+                rank=rank,
+                step=step,
+                start_s=start_s,
+                end_s=end_s,
+                exposed_s=_seconds(own, "wait"),
+                exchange_s=_seconds(own, "exchange"),
+                codec_s=_seconds(own, "encode", "decode"),
+                sent_bytes=sum(event.sent_bytes for event in own),
+            )
+        )
+        start_s = end_s
+    return steps
+
+
+def buckets_of(timeline: Timeline, steps: Sequence[Step]) -> list[BucketTimes]:
+    """Return what each bucket's exchanges come to in these steps of one rank, in the order in which they first end."""
+    wanted, rank = {step.step for step in steps}, steps[0].rank
+    mine = [event for event in timeline.events if event.rank == rank and event.step in wanted]
+    waits = [event for event in timeline.events if event.rank == rank and event.kind == "wait"]
+    found: list[BucketTimes] = []
+    for name in dict.fromkeys(event.name for event in mine if event.kind == "exchange"):
+        own = [event for event in mine if event.name == name]
+        exchanges = [event for event in own if event.kind == "exchange"]
+        exposed_s = sum(_overlap_s(exchange, wait) for exchange in exchanges for wait in waits)
+        found.append(
+            BucketTimes(
+                name=name,
+                exchange_s=_seconds(exchanges, "exchange") / len(steps),
+                codec_s=_seconds(own, "encode", "decode") / len(steps),
+                exposed_s=exposed_s / len(steps),
+                sent_bytes=sum(event.sent_bytes for event in own) / len(steps),
+            )
+        )
+    return found
+
+
+def shown(steps: Sequence[Step]) -> Step:
+    """Return the step that stands for all: of those that exchange, or else of all, the one of median length."""
+    median_s = statistics.median_low(step.seconds for step in _that_exchange(steps))
+    return next(step for step in _that_exchange(steps) if step.seconds == median_s)
+
+
+def events_in(timeline: Timeline, ranks: Sequence[int], start_s: float, end_s: float) -> list[Event]:
+    """Return what happened between two moments, cut to them, with times from the first."""
+    return [
+        clipped(event, start_s, end_s)
+        for event in timeline.events
+        if event.rank in ranks and event.start_s < end_s and event.end_s > start_s
+    ]
+
+
+def clipped(event: Event, start_s: float, end_s: float) -> Event:
+    """Return an event cut to two moments, with times from the first."""
+    return replace(event, start_s=max(0.0, event.start_s - start_s), end_s=min(event.end_s, end_s) - start_s)
+
+
+def merged(timelines: Sequence[Timeline]) -> Timeline:
+    """Return the timelines of a run's ranks as one, with times from the earliest start, by the clocks of machines."""
+    first_s = min(timeline.began_unix_s for timeline in timelines)
+    events: list[Event] = []
+    for timeline in timelines:
+        shift_s = timeline.began_unix_s - first_s
+        events += [replace(e, start_s=e.start_s + shift_s, end_s=e.end_s + shift_s) for e in timeline.events]
+    events.sort(key=lambda event: event.end_s)
+    return replace(timelines[0], events=tuple(events), began_unix_s=first_s)
+
+
+def _that_exchange(steps: Sequence[Step]) -> Sequence[Step]:
+    return [step for step in steps if step.exchange_s or step.sent_bytes] or steps
+
+
+def _seconds(events: Sequence[Event], *kinds: str) -> float:
+    return sum(event.end_s - event.start_s for event in events if event.kind in kinds)
+
+
+def _overlap_s(one: Event, other: Event) -> float:
+    return max(0.0, min(one.end_s, other.end_s) - max(one.start_s, other.start_s))

@@ -1,0 +1,119 @@
+"""Published models as layers: shapes and arithmetic by formula, written once for whoever predicts or measures."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from pliant.spec.layers import Layer, conv, linear, norm, table, transformer_blocks
+
+__all__ = ["LAYERS"]
+
+
+def _vgg16() -> list[Layer]:
+    """VGG16 of 224 x 224 images (Simonyan and Zisserman, arXiv:1409.1556): 138 M parameters, most in one matrix."""
+    layers: list[Layer] = []
+    cin, size = 3, 224
+    for block in ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)):
+        for cout in block:
+            layers.append(conv(f"features.{len(layers)}", cin, cout, 3, size, bias=True))
+            cin = cout
+        size //= 2
+    widths = (512 * 7 * 7, 4096, 4096, 1000)
+    return [*layers, *(linear(f"classifier.{k}", widths[k], widths[k + 1]) for k in range(3))]
+
+
+def _resnet50() -> list[Layer]:
+    """ResNet-50 of 224 x 224 images (He et al., arXiv:1512.03385): 25.6 M parameters in 161 tensors."""
+    layers = [conv("conv1", 3, 64, 7, 112), norm("bn1", "BatchNorm2d", 64)]
+    cin = 64
+    for stage, (blocks, width, size) in enumerate(((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7)), 1):
+        for block in range(blocks):
+            at = f"layer{stage}.{block}"
+            for k, (a, b, kernel) in enumerate(((cin, width, 1), (width, width, 3), (width, 4 * width, 1)), 1):
+                layers += [conv(f"{at}.conv{k}", a, b, kernel, size), norm(f"{at}.bn{k}", "BatchNorm2d", b)]
+            if block == 0:
+                layers.append(conv(f"{at}.downsample.0", cin, 4 * width, 1, size))
+                layers.append(norm(f"{at}.downsample.1", "BatchNorm2d", 4 * width))
+            cin = 4 * width
+    return [*layers, linear("fc", 2048, 1000)]
+
+
+def _bert(depth: int, width: int, length: int, head: Layer) -> list[Layer]:
+    """BERT (Devlin et al., arXiv:1810.04805), its word embedding a fifth of the smaller one."""
+    tables = [table("words", 30522, width), table("positions", 512, width), table("types", 2, width)]
+    blocks = transformer_blocks(depth, width, length, fused=False)
+    return [*tables, norm("norm", "LayerNorm", width), *blocks, head]
+
+
+def _bert_base() -> list[Layer]:
+    """BERT-Base over 128 tokens: 109 M parameters."""
+    return _bert(12, 768, 128, linear("pooler", 768, 768))
+
+
+def _bert_large() -> list[Layer]:
+    """BERT-Large with the head for SQuAD, over 384 tokens: 334 M parameters."""
+    return _bert(24, 1024, 384, linear("answers", 1024, 2, times=384))
+
+
+def _gpt2() -> list[Layer]:
+    """GPT-2 small over 512 tokens (Radford et al., 2019): 124 M parameters; the output is tied to the embedding."""
+    length, width, words = 512, 768, 50257
+    # A tied weight's gradient is complete only when backward reaches the embedding; its arithmetic is at the output.
+    tables = [table("words", words, width), table("positions", 1024, width)]
+    output = Layer("norm", "LayerNorm", (("weight", (width,)), ("bias", (width,))), 2.0 * width * words * length)
+    return [*tables, *transformer_blocks(12, width, length, fused=True), output]
+
+
+def _vit() -> list[Layer]:
+    """ViT-B/16 of 224 x 224 images (Dosovitskiy et al., arXiv:2010.11929): 87 M parameters, hardly any embedding."""
+    first = [conv("patches", 3, 768, 16, 14, bias=True)]
+    first.append(Layer("places", "Positions", (("first", (1, 768)), ("weight", (197, 768)))))
+    last = [norm("norm", "LayerNorm", 768), linear("head", 768, 1000)]
+    return [*first, *transformer_blocks(12, 768, 197, fused=True), *last]
+
+
+def _lstm() -> list[Layer]:
+    """The language model of `pliant bench`: an embedding, two LSTM layers, a linear layer over 10,000 words; 17 M."""
+    words, inner, width, length = 10_000, 400, 650, 35
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    for k, cin in enumerate((inner, width)):
+        tensors += [(f"weight_ih_l{k}", (4 * width, cin)), (f"weight_hh_l{k}", (4 * width, width))]
+        tensors += [(f"bias_ih_l{k}", (4 * width,)), (f"bias_hh_l{k}", (4 * width,))]
+    operations = 8.0 * width * (inner + 3 * width) * length
+    recurrent = Layer("recurrent", "LSTM", tuple(tensors), operations)
+    return [table("tokens", words, inner), recurrent, linear("head", width, words, times=length)]
+
+
+def _ncf() -> list[Layer]:
+    """NeuMF on MovieLens-20M (He et al., arXiv:1708.05031): 32 M parameters, nearly all in four embeddings.
+
+    Their gradients are dense here, as DistributedDataParallel sends them.
+    """
+    users, items, factors, inner = 138_493, 26_744, 64, 128
+    tables = [table("mf.users", users, factors), table("mf.items", items, factors)]
+    tables += [table("mlp.users", users, inner), table("mlp.items", items, inner)]
+    widths = (2 * inner, 256, 128, 64)
+    layers = [linear(f"layers.{k}", widths[k], widths[k + 1]) for k in range(3)]
+    return [*tables, *layers, linear("predict", factors + widths[-1], 1)]
+
+
+def _cnn() -> list[Layer]:
+    """The network of `pliant bench` for 28 x 28 images: 0.41 M parameters."""
+    layers = [conv("features.0", 1, 16, 3, 28), norm("features.1", "BatchNorm2d", 16)]
+    layers += [conv("features.4", 16, 32, 3, 14), norm("features.5", "BatchNorm2d", 32)]
+    return [*layers, linear("hidden", 1568, 256), linear("head", 256, 10)]
+
+
+LAYERS: Mapping[str, Callable[[], list[Layer]]] = MappingProxyType(
+    {
+        "vgg16": _vgg16,
+        "resnet50": _resnet50,
+        "bert": _bert_base,
+        "bert-large": _bert_large,
+        "gpt2": _gpt2,
+        "vit": _vit,
+        "lstm": _lstm,
+        "ncf": _ncf,
+        "cnn": _cnn,
+    }
+)
+"""Name -> layers at full size, with the published models' shapes, in the order of the forward pass."""
