@@ -22,7 +22,7 @@ from pliant.network import emulated
 from pliant.spec.files import write_atomically
 
 MARK = "auto: "
-ALONE, ROUNDS, TURN = 20, 8, 24
+ALONE, ROUNDS, TURN = 20, 12, 24
 AFTER, LAST_TURNS, LAST_TURN = 300, 5, 12
 
 
@@ -68,7 +68,11 @@ def worker(quality: float, changed: str) -> None:
             made += 1
         spent_s = time.perf_counter() - start_s
         before = run.plan
-        turns = [[turn(arm, TURN) for arm in (plain, ours)] for _ in range(ROUNDS)]
+        turns = []
+        for k in range(ROUNDS):
+            first, second = (plain, ours) if k % 2 else (ours, plain)
+            times_s = {id(arm): turn(arm, TURN) for arm in (first, second)}
+            turns.append([times_s[id(plain)], times_s[id(ours)]])
         say(ddp_s=ddp_s, steps=made, spent_s=spent_s, turns=turns, plan=str(before), explanation=run.pilot.explanation)
         if not changed:
             return

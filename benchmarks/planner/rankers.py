@@ -9,6 +9,8 @@ from torch import nn
 
 _STEPS, _PAIRS = 400, 256
 
+torch.set_num_threads(1)
+
 
 class Ranker:
     """Scores plans; the lower, the faster. Learns from pairs: softplus(score of the faster - score of the slower)."""

@@ -126,6 +126,18 @@ def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
     assert first.step_s(new) < 1.1 * best_s
 
 
+@pytest.mark.parametrize("change_at", [3, 9, 17, 26, 33, 40])
+@pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST)])
+def test_a_change_in_the_midst_of_a_search_is_found_out(clock, before, after, change_at):
+    def body(place):
+        sky = Sky(clock, lambda step: before if step < change_at else after)
+        return sky.fly(AUTO, place.comm, 400)
+
+    first, _ = run_world(2, body)
+    best_s = min(first.step_s(genes.plan()) for name, genes in BUILDERS.items() if name in EXACT_ONES)
+    assert first.step_s(first.plan) < 1.1 * best_s
+
+
 def test_a_rate_that_comes_and_goes_leads_to_few_searches(clock):
     def body(place):
         sky = Sky(clock, lambda step: SLOW if step // 30 % 2 else FAST)

@@ -22,8 +22,9 @@ from pliant.planner import BUILDERS
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300)))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+layers = torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300)
+model = DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 generator = torch.Generator().manual_seed(dist.get_rank())
 losses = []
 
@@ -31,7 +32,7 @@ def step():
     start_s = time.perf_counter()
     optimizer.zero_grad()
     x = torch.randn(16, 300, generator=generator)
-    loss = (model(x) - x).square().mean()
+    loss = (model(x) - x).square().sum(1).mean()
     loss.backward()
     optimizer.step()
     losses.append(float(loss))
@@ -65,7 +66,7 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_s
             run.switch(plan)
             step()
             turns[name].append(statistics.median(step() for _ in range(4)))
-    say(plans=plans, turns=turns, losses=[losses[0], losses[-1]])
+    say(plans=plans, turns=turns, losses=[statistics.mean(losses[:10]), statistics.mean(losses[-10:])])
 """
 
 
@@ -96,4 +97,4 @@ def test_a_rate_that_falls_is_answered_within_50_steps_and_with_a_gain(tmp_path)
     assert len(set(settled)) == 1, "it still goes to and fro after 100 steps"
     gains = [a / b for a, b in zip(end["turns"]["exact"], end["turns"]["chosen"], strict=True)]
     assert statistics.median(gains) > 1.3, end["turns"]
-    assert end["losses"][1] < end["losses"][0]
+    assert end["losses"][1] < 0.8 * end["losses"][0]

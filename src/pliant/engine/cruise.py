@@ -32,6 +32,8 @@ class Landed:
     """That it lasted."""
     step_s: float
     """What a step took at last."""
+    at_once: bool
+    """Whether steps never took what they did when the plan was chosen: the search was of two networks."""
     crossed: Verdict | None
     """Which figure was beyond which bound; None if step times have changed."""
 
@@ -55,27 +57,36 @@ class Cruise:
         self._judge = Judge(bounds) if bounds is not None else None
         self._period = period_of(run.plan)
 
-    def flown(self, hold_steps: int) -> Steps[Landed]:
-        """Go on; for so many steps, whatever they take."""
+    def flown(self, hold_steps: int, expected_s: float = math.nan) -> Steps[Landed]:
+        """Go on; for so many steps, whatever they take.
+
+        Args:
+            hold_steps: No search before them.
+            expected_s: What a step took when the plan was chosen: the network may have changed since. NaN if nobody
+                knows, and then what the first ones take is what is usual.
+
+        """
         try:
-            return (yield from self._flown(hold_steps))
+            return (yield from self._flown(hold_steps, expected_s))
         finally:
             if self._lookout is not None:
                 self._lookout.close()
 
-    def _flown(self, hold_steps: int) -> Steps[Landed]:
+    def _flown(self, hold_steps: int, expected_s: float) -> Steps[Landed]:
         while not self._watches_times and self._judge is None:
             yield
         yield from passed(UNCOUNTED)
         size = self._in_periods(2 * _WINDOW_STEPS)
-        usual_s, crossed = yield from self._window(size)
-        made, odd, now_s = size, 0, usual_s
+        now_s, crossed = yield from self._window(size)
+        at_once = not math.isnan(expected_s) and _apart(now_s, expected_s)
+        usual_s = expected_s if at_once else now_s
+        made, odd = size, 0
         size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / usual_s))))
         while crossed is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
             now_s, crossed = yield from self._window(size)
             made += size
-            odd = odd + 1 if max(now_s / usual_s, usual_s / now_s) > _CHANGED else 0
-        return Landed(steps=made, step_s=now_s, crossed=crossed)
+            odd = odd + 1 if _apart(now_s, usual_s) else 0
+        return Landed(steps=made, step_s=now_s, at_once=at_once, crossed=crossed)
 
     def _in_periods(self, num_steps: int) -> int:
         return math.ceil(num_steps / self._period) * self._period
@@ -107,3 +118,7 @@ class Cruise:
         shared = torch.tensor(mine, dtype=torch.float64)
         self._comm.all_reduce(shared, "max").wait()
         return shared.tolist()
+
+
+def _apart(one_s: float, other_s: float) -> bool:
+    return max(one_s / other_s, other_s / one_s) > _CHANGED

@@ -2,8 +2,8 @@
 
 import json
 import logging
+import math
 import random
-import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
@@ -49,7 +49,6 @@ _BATCH, _SAMPLES = 4, 100
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 3, 0.06, 2
 """Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
 change, it is answered within 50 steps."""
-_ADOPT_ABOVE = 1.01
 _LEAVE_ABOVE = 1.03
 """After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
 _CELLS, _TRUSTED = 3, 4.0
@@ -103,28 +102,37 @@ class Pilot:
         while True:
             before = self._run.plan.hash
             topology = probe(self._comm, budget_s=self._auto.probe_s)
-            yield from self._choose(workload, topology, landed)
+            expected_s = yield from self._choose(workload, topology, landed)
             if landed is not None:
                 restless = self._run.plan.hash == before or landed.steps < 2 * hold_steps
                 hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
-            landed = yield from self._cruise(hold_steps)
+            landed = yield from self._cruise(hold_steps, expected_s)
+            if landed.at_once:
+                self._cells = self._cells[:-1]
             while landed.crossed is not None:
                 self._give_up(landed.crossed, workload)
                 landed = yield from self._cruise(hold_steps)
 
-    def _cruise(self, hold_steps: int) -> Steps[Landed]:
+    def _cruise(self, hold_steps: int, expected_s: float = math.nan) -> Steps[Landed]:
         bounds = None if self._is_exact else self._auto.bounds
         cruise = Cruise(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
-        return (yield from cruise.flown(hold_steps))
+        return (yield from cruise.flown(hold_steps, expected_s))
 
     # - Choosing
 
-    def _choose(self, workload: Workload, topology: Topology, landed: Landed | None) -> Steps[None]:
-        """Try plans, then hold the best against exact training, turn about, and keep the faster one."""
+    def _choose(self, workload: Workload, topology: Topology, landed: Landed | None) -> Steps[float]:
+        """Try plans, hold the best against exact training, turn about, and keep the faster.
+
+        Returns:
+            What a step takes on the network on which the best was tried, which may have changed since; NaN: not known.
+
+        """
         quality = Wary(budget=self._auto.quality, refused=frozenset(self._refused))
-        tryout = TryOut(self._run, self._comm, _ENOUGH_S if landed is None else _AGAIN_S)
+        anew = landed is None or landed.at_once
+        tryout = TryOut(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S)
         in_force = Trial(genes=self._genes, steps_s=(landed.step_s,)) if landed is not None else None
-        asking = self._search(workload, topology, quality, in_force) if self._comm.rank == 0 else None
+        num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
+        asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
         asked, found = (next(asking), None) if asking is not None else (None, None)
         while (told := self._tell(asked)) is not None:
             blocks_s, reason = yield from tryout.tried(*told)
@@ -136,14 +144,19 @@ class Pilot:
             except StopIteration as end:
                 asked, found = None, end.value
         best = _best(found, in_force, quality) if found is not None else _EXACT
-        plan, ratio, is_exact = self._share(best, quality.ratio(best) or 1.0)
-        turns, exact = _TURNS if landed is None else _AGAIN_TURNS, _EXACT.plan("auto")
-        gains = yield from tryout.compared(plan, exact, ratio, turns)
-        adopted = min(gains) > 1 and statistics.median(gains) > _ADOPT_ABOVE
+        trials = found.trials if found is not None else ()
+        tried_s = next((t.step_s for t in reversed(trials) if t.genes == best and t.steps_s), -1.0)
+        plan, is_exact, (ratio, tried_s) = self._share(best, quality.ratio(best) or 1.0, tried_s)
+        turns, exact = _TURNS if anew else _AGAIN_TURNS, _EXACT.plan("auto")
+        compared = yield from tryout.compared(plan, exact, ratio, turns)
+        adopted = compared.pays
         self._run.switch(plan if adopted else exact)
         self._genes, self._is_exact = (best, is_exact) if adopted else (_EXACT, True)
-        why = explain(workload, topology, plan, exact, ratio, gains, adopted=adopted, found=found)
-        self.explanation = f"{share_text(why, self._comm)} {self._advise(workload)}"
+        why = explain(workload, topology, plan, exact, ratio, compared.gains, adopted=adopted, found=found)
+        self.explanation = f"{share_text(why, self._comm)}\n{self._advise(workload)}"
+        if tried_s < 0 or plan.hash == exact.hash:  # which was not held against itself
+            return tried_s if tried_s > 0 else math.nan
+        return (compared.plan_s if adopted else compared.exact_s) * tried_s / compared.plan_s
 
     def _advise(self, workload: Workload) -> str:
         """Say what the plan in force asks of the optimizer; the same on all ranks."""
@@ -158,19 +171,18 @@ class Pilot:
         return self.advice.paragraph
 
     def _search(
-        self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None
+        self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, num_trials: int
     ) -> Generator[tuple[Genes, float], Trial, Found]:
         space = Space(workload, topology, quality)
         rng = random.Random(self._auto.seed)  # noqa: S311  not for secrets
         drawn = {f"sample {k}": space.sample(rng) for k in range(_SAMPLES)}
-        again = min(_AGAIN_TRIALS, self._auto.max_trials)
         limits = Limits(
-            max_trials=self._auto.max_trials if in_force is None else again,
+            max_trials=num_trials,
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
             seeds={"in force": self._genes, "exact": _EXACT, **BUILDERS, **drawn},
-            num_seeds=_BATCH if in_force is None else again,
+            num_seeds=min(_BATCH, num_trials),
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
@@ -189,13 +201,12 @@ class Pilot:
         plan, limit_s = json.loads(text)
         return from_json(SyncPlan, plan), limit_s
 
-    def _share(self, genes: Genes, ratio: float) -> tuple[SyncPlan, float, bool]:
-        """Share the first rank's choice: its plan, the ratio of steps it is taken to need, and whether it is exact."""
+    def _share(self, genes: Genes, *figures: float) -> tuple[SyncPlan, bool, list[float]]:
+        """Share the first rank's choice: its plan, whether it is exact, and what else belongs to it."""
         is_exact = all(FAMILIES[gene.family].exact for gene in genes.genes)
-        text, ratio, is_exact = json.loads(
-            share_text(json.dumps([to_json(genes.plan("auto")), ratio, is_exact]), self._comm)
-        )
-        return from_json(SyncPlan, text), ratio, is_exact
+        said = share_text(json.dumps([to_json(genes.plan("auto")), is_exact, figures]), self._comm)
+        text, is_exact, shared = json.loads(said)
+        return from_json(SyncPlan, text), is_exact, shared
 
     # - Giving up
 
@@ -212,7 +223,7 @@ class Pilot:
         self._genes, self._is_exact = _EXACT, True
         if self._comm.rank == 0:
             _log.warning(why)
-        self.explanation = f"{why} {self._advise(workload)} Before: {self.explanation}"
+        self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
 
 
 def _learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | None:

@@ -64,6 +64,8 @@ class Genes:
             object.__setattr__(self, "at_end", False)
         if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
             object.__setattr__(self, "by_hosts", False)
+        if not self.names:  # otherwise what a layer says may be for all of it but a named part
+            object.__setattr__(self, "layers", tuple(each for each in self.layers if each[1] != self.base))
 
     @property
     def genes(self) -> tuple[Gene, ...]:

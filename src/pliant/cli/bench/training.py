@@ -151,5 +151,6 @@ def _say_trained(
             f"final_{metric.name}": curve[-1][metric.name],
             "capped": capped,
             "time_to_target_s": next(reached, None),
+            "plan": None if arm.run is None else str(arm.run.plan),
         },
     )
