@@ -4,6 +4,7 @@ from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.graph import Graph
 from pliant.spec.machine import Machine
 from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
+from pliant.spec.schedule import Move, Schedule
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
 from pliant.spec.workload import TensorSpec, Workload
@@ -17,9 +18,11 @@ __all__ = [
     "Link",
     "Machine",
     "Match",
+    "Move",
     "Outer",
     "OwnSpec",
     "Rule",
+    "Schedule",
     "SyncPlan",
     "TensorSpec",
     "Timeline",

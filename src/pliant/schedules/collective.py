@@ -1,0 +1,131 @@
+"""What a schedule has to achieve: who holds a partial sum of which block, and who needs the whole."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Collective", "Grouped", "group"]
+
+_PIECES_PER_RANK = 8
+"""So many super-blocks per rank divide work among owners to a few percent, and keep integer programs small."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A sum over ranks of vectors in blocks, as pre- and postcondition.
+
+    Before: the ranks in `holders[b]` each have a partial sum of block b; everybody else's is zero, and is not sent.
+    After: the ranks in `needers[b]` have the sum over all holders. All ranks need all blocks: a sparse all-reduce;
+    one needs each: a sparse reduce-scatter.
+    """
+
+    num_ranks: int
+    block_bytes: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
+    """Block -> ranks, ascending."""
+    needers: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or not len(self.block_bytes) == len(self.holders) == len(self.needers):
+            raise ValueError(
+                f"{self.num_ranks} ranks with sizes of {len(self.block_bytes)} blocks, holders of {len(self.holders)} "
+                f"and needers of {len(self.needers)} are no collective; give at least one rank and one of each a block."
+            )
+        for b, num_bytes in enumerate(self.block_bytes):
+            if num_bytes < 0:
+                raise ValueError(f"block {b} has {num_bytes} bytes, but a size is at least 0.")
+            for ranks in (self.holders[b], self.needers[b]):
+                if list(ranks) != sorted(set(ranks)) or (ranks and not 0 <= ranks[0] <= ranks[-1] < self.num_ranks):
+                    raise ValueError(
+                        f"block {b} names the ranks {ranks}, but they must be ascending and within 0.."
+                        f"{self.num_ranks - 1}."
+                    )
+
+    @classmethod
+    def of(cls, bitmap: Any, block_bytes: int | Sequence[int], needers: Sequence[Sequence[int]] | None = None) -> Self:
+        """Return the collective of a bitmap, (num_ranks, num_blocks): who has something else than zero where.
+
+        Args:
+            bitmap: True where a rank holds a block.
+            block_bytes: Of every block, or of each.
+            needers: Block -> ranks that need its sum; None: all ranks need all.
+
+        Raises:
+            ValueError: The bitmap has no two dimensions, or sizes or needers are not for as many blocks.
+
+        """
+        held: NDArray[np.bool_] = np.asarray(bitmap, dtype=bool)
+        if held.ndim != 2:
+            raise ValueError(f"the bitmap has the shape {held.shape}, but needs two sides: (ranks, blocks).")
+        num_ranks, num_blocks = held.shape
+        everybody = tuple(range(num_ranks))
+        return cls(
+            num_ranks=num_ranks,
+            block_bytes=(block_bytes,) * num_blocks if isinstance(block_bytes, int) else tuple(block_bytes),
+            holders=tuple(tuple(np.flatnonzero(column).tolist()) for column in held.T),
+            needers=(everybody,) * num_blocks if needers is None else tuple(tuple(sorted(n)) for n in needers),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, empty ones too."""
+        return len(self.block_bytes)
+
+    def signature(self) -> str:
+        """Return 16 hexadecimal digits that are the same for equal collectives, on every rank."""
+        text = repr((self.num_ranks, self.block_bytes, self.holders, self.needers))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """A collective over super-blocks, and of which blocks of the first one each is made."""
+
+    collective: Collective
+    members: tuple[tuple[int, ...], ...]
+    """Super-block -> blocks, ascending. Blocks that nobody holds or nobody needs are in none: they do not move."""
+
+
+def group(collective: Collective, num_pieces: int = 0) -> Grouped:
+    """Return the collective with all blocks of the same holders and needers as super-blocks of about equal size.
+
+    What every schedule does with such blocks may as well be done with a whole run of them, so programs and verifier
+    have less to look at. A class of blocks is cut into pieces of 1/num_pieces of all bytes that somebody holds, so that
+    owners can share it; `num_pieces` is 8 per rank if 0.
+    """
+    classes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for b, key in enumerate(zip(collective.holders, collective.needers, strict=True)):
+        if all(key):
+            classes.setdefault(key, []).append(b)
+    sizes = collective.block_bytes
+    total_bytes = sum(sizes[b] for blocks in classes.values() for b in blocks)
+    piece_bytes = total_bytes / (num_pieces or _PIECES_PER_RANK * collective.num_ranks)
+    pieces: list[tuple[int, ...]] = []
+    for blocks in classes.values():
+        class_bytes = sum(sizes[b] for b in blocks)
+        parts = min(len(blocks), max(1, round(class_bytes / piece_bytes))) if piece_bytes else 1
+        pieces += _cut(blocks, sizes, class_bytes / parts)
+    return Grouped(
+        collective=Collective(
+            num_ranks=collective.num_ranks,
+            block_bytes=tuple(sum(sizes[b] for b in piece) for piece in pieces),
+            holders=tuple(collective.holders[piece[0]] for piece in pieces),
+            needers=tuple(collective.needers[piece[0]] for piece in pieces),
+        ),
+        members=tuple(pieces),
+    )
+
+
+def _cut(blocks: Sequence[int], sizes: Sequence[int], part_bytes: float) -> list[tuple[int, ...]]:
+    """Cut a run of blocks where the sum of their bytes passes multiples of `part_bytes`."""
+    runs: dict[int, list[int]] = {}
+    before = 0
+    for b in blocks:
+        middle = before + sizes[b] / 2
+        runs.setdefault(int(middle / part_bytes) if part_bytes else 0, []).append(b)
+        before += sizes[b]
+    return [tuple(run) for run in runs.values()]

@@ -1,0 +1,217 @@
+"""Schedules by rule: nested groups that reduce and copy directly or along a chain, from ring to butterfly."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from pliant.schedules.collective import Collective
+from pliant.spec import Move, Schedule, Topology
+
+__all__ = ["Level", "Shape", "build", "halving", "mixed_radix", "shapes"]
+
+_MAX_LEVELS = 4
+"""More levels than these pay only as halving, which is there for itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """How groups are made of those of the level below, or of ranks: runs of neighbours."""
+
+    sizes: tuple[int, ...]
+    """Of how many each group is made."""
+    ring: bool = False
+    """Whether partial sums go along a chain of neighbours, or each directly to where they are added up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Levels from the smallest groups, whose ranks are nearest, to the one that holds everybody."""
+
+    name: str
+    levels: tuple[Level, ...]
+
+
+def mixed_radix(radices: Sequence[int], ring: Sequence[bool] | None = None) -> Shape:
+    """Return the butterfly in which rank r has the digits of r in these radices, the first one least significant.
+
+    One radix: `direct` or `ring`. All 2: recursive halving and doubling (Rabenseifner 2004). Two, the first one the
+    ranks of a host: hierarchical. Decreasing ones: Kylix (Zhao and Canny 2014), which pays with sparse data, since the
+    more is merged, the denser it is.
+    """
+    ring = ring if ring is not None else [False] * len(radices)
+    levels = tuple(
+        Level(sizes=(k,) * math.prod(radices[level + 1 :]), ring=by_ring)
+        for level, (k, by_ring) in enumerate(zip(radices, ring, strict=True))
+    )
+    if len(levels) == 1:
+        return Shape(name="ring" if ring[0] else "direct", levels=levels)
+    if len(levels) > 1 and set(radices) == {2}:
+        return Shape(name="halving", levels=levels)
+    return Shape(name=_name(radices, ring) or "direct", levels=levels)
+
+
+def halving(num_ranks: int, radix: int = 2) -> Shape:
+    """Return groups of `radix` at every level, the last one of a level smaller where it does not come out even.
+
+    With all sums formed on one rank this is a tree; with owners everywhere it is recursive halving and doubling.
+    """
+    levels: list[Level] = []
+    left = num_ranks
+    while left > 1:
+        full, rest = divmod(left, radix)
+        levels.append(Level(sizes=(radix,) * full + ((rest,) if rest else ())))
+        left = len(levels[-1].sizes)
+    return Shape(name="halving" if radix == 2 else f"radix {radix}", levels=tuple(levels))
+
+
+def shapes(topology: Topology) -> list[Shape]:
+    """Return the family for these hosts: every ordered factorization, its levels direct or ring, and what is uneven.
+
+    Hosts with different numbers of ranks are the first level of their own; above, hosts are factorized. A number of
+    ranks that has no factors has ragged groups of 2 and 4.
+    """
+    num_ranks = topology.num_ranks
+    found = [mixed_radix(radices, ring) for radices in _factorizations(num_ranks) for ring in _rings(radices)]
+    sizes = tuple(host.num_ranks for host in topology.hosts)
+    if len(sizes) > 1 and len(set(sizes)) > 1:
+        for radices in _factorizations(len(sizes)):
+            for ring in _rings(radices):
+                above = mixed_radix(radices, ring)
+                levels = (Level(sizes=sizes), *above.levels)
+                found.append(Shape(name=f"hosts.{_name(radices, ring)}", levels=levels))
+    found += [halving(num_ranks, radix) for radix in (2, 4) if num_ranks > radix]
+    unique: dict[tuple[Level, ...], Shape] = {}
+    for shape in found:
+        unique.setdefault(shape.levels, shape)
+    return list(unique.values())
+
+
+def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedule:
+    """Return the schedule in which the sum of block b is formed on rank `owners[b]`, by way of these groups.
+
+    Every group has, for every block, one rank that adds up what its members hold: the one whose place in the group is
+    the owner's in its own, so that work is spread as owners are. Level by level partial sums go there, and from the
+    owner the sum goes back the same way. Direct level: one round. Ring level of k: k - 1 rounds, in which a partial
+    goes from neighbour to neighbour, ends where it is added up, and leaves out who has nothing to add. Ranks that hold
+    nothing send nothing, and groups that need nothing are sent nothing.
+
+    Raises:
+        ValueError: There are not as many owners as blocks, or the shape is for another number of ranks.
+
+    """
+    tree = _Tree(shape, collective.num_ranks)
+    if len(owners) != collective.num_blocks or not all(0 <= owner < collective.num_ranks for owner in owners):
+        raise ValueError(
+            f"the owners are {list(owners)}, but each of the {collective.num_blocks} blocks needs one of the "
+            f"{collective.num_ranks} ranks."
+        )
+    rounds: list[list[Move]] = [[] for _ in range(2 * tree.num_rounds)]
+    for block, owner in enumerate(owners):
+        if not (collective.holders[block] and collective.needers[block]):
+            continue
+        chief = tree.chiefs(owner)
+        for at, source, target in tree.up(chief, set(collective.holders[block])):
+            rounds[at].append(Move(source=source, target=target, block=block, kind="reduce"))
+        for at, source, target in tree.down(chief, set(collective.needers[block])):
+            rounds[at].append(Move(source=source, target=target, block=block, kind="copy"))
+    return Schedule(
+        name=shape.name,
+        num_ranks=collective.num_ranks,
+        num_blocks=collective.num_blocks,
+        rounds=tuple(tuple(sorted(moves)) for moves in rounds if moves),
+    )
+
+
+class _Tree:
+    """The groups of a shape. Level 0 are the ranks; `children[l][g]` are groups of level l-1."""
+
+    def __init__(self, shape: Shape, num_ranks: int) -> None:
+        self.levels = shape.levels
+        self.children: list[list[range]] = [[]]
+        self.parent: list[list[int]] = []
+        below = num_ranks
+        for level in shape.levels:
+            if sum(level.sizes) != below:
+                raise ValueError(
+                    f"the shape {shape.name!r} joins {sum(level.sizes)} groups or ranks, but there are {below} of them."
+                )
+            firsts = [sum(level.sizes[:g]) for g in range(len(level.sizes))]
+            self.children.append([range(a, a + k) for a, k in zip(firsts, level.sizes, strict=True)])
+            self.parent.append([g for g, k in enumerate(level.sizes) for _ in range(k)])
+            below = len(level.sizes)
+        if below != 1:
+            raise ValueError(f"the shape {shape.name!r} ends in {below} groups, but has to join all in one.")
+        self.spans = [max(level.sizes) - 1 if level.ring else 1 for level in shape.levels]
+        self.num_rounds = sum(self.spans)
+        self._chiefs: dict[int, list[list[int]]] = {}
+
+    def chiefs(self, owner: int) -> list[list[int]]:
+        """Return which rank adds up for each group, by level, of blocks with this owner."""
+        if owner not in self._chiefs:
+            found, mine = [list(range(len(self.parent[0]) if self.parent else 1))], owner
+            for level, parents in enumerate(self.parent, start=1):
+                groups = self.children[level]
+                place = mine - groups[parents[mine]].start
+                found.append([found[-1][group[place % len(group)]] for group in groups])
+                mine = parents[mine]
+            self._chiefs[owner] = found
+        return self._chiefs[owner]
+
+    def up(self, chief: list[list[int]], live: set[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield (round, source, target) of the partial sums; `live` are the ranks that hold one."""
+        start = 0
+        for level, span in enumerate(self.spans, start=1):
+            for ranks in self._rows(level, chief):
+                target, others = ranks[0], [r for r in ranks[1:] if r in live]
+                steps = {r: k for k, r in enumerate(ranks[1:])}
+                for k, source in enumerate(others):
+                    chained = self.levels[level - 1].ring and k + 1 < len(others)
+                    at = start + steps[source] if self.levels[level - 1].ring else start
+                    yield at, source, others[k + 1] if chained else target
+                live.difference_update(others)
+                if others:
+                    live.add(target)
+            start += span
+
+    def down(self, chief: list[list[int]], needers: set[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield (round, source, target) of the copies of the sum."""
+        needing = [needers]
+        for parents in self.parent:
+            needing.append({parents[g] for g in needing[-1]})
+        end = 2 * self.num_rounds
+        for level, span in enumerate(self.spans, start=1):
+            end -= span
+            for group, row in zip(self.children[level], self._rows(level, chief), strict=True):
+                wanted = [chief[level - 1][g] for g in group if g in needing[level - 1]]
+                source = row[0]
+                ring = self.levels[level - 1].ring
+                for step, target in enumerate(row[1:]):
+                    if target in wanted:
+                        yield end + (step if ring else 0), source, target
+                        source = target if ring else source
+
+    def _rows(self, level: int, chief: list[list[int]]) -> Iterator[list[int]]:
+        """Yield the chiefs of each group's members, from the one that adds up around to the one before it."""
+        for g, group in enumerate(self.children[level]):
+            ranks = [chief[level - 1][member] for member in group]
+            at = ranks.index(chief[level][g])
+            yield ranks[at:] + ranks[:at]
+
+
+def _factorizations(number: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ordered factorizations into factors of at least 2, the longest no longer than a few levels."""
+    if number == 1:
+        yield ()
+    for first in range(2, number + 1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factorizations(number // first) if len(rest) < _MAX_LEVELS)
+
+
+def _rings(radices: Sequence[int]) -> Iterator[tuple[bool, ...]]:
+    """Yield for each level direct or ring; between two there is no difference."""
+    yield from product(*((False, True) if k > 2 else (False,) for k in radices))
+
+
+def _name(radices: Sequence[int], ring: Sequence[bool]) -> str:
+    return ".".join(f"{k}{'r' if by_ring else 'd'}" for k, by_ring in zip(radices, ring, strict=True))

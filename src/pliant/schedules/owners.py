@@ -1,0 +1,210 @@
+"""On which rank each block's sum is formed: by the turn, greedily, or by an integer program."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.schedules.collective import Collective
+from pliant.schedules.cost import Overheads, Prices
+from pliant.spec import Topology
+
+__all__ = ["Assignment", "greedy_owners", "one_owner", "program_owners", "spread_owners"]
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Owners, and what the two phases of a direct exchange with them are predicted to take."""
+
+    owners: tuple[int, ...]
+    """Block -> rank."""
+    predicted_s: float
+    """T1 + T2 of the model of `program_owners`."""
+
+
+class _Loads:
+    """What a choice of owner does to every host's link, in two phases: partials to the owner, sums from it.
+
+    With `merged`, ranks of one host first add up what they hold and share what they are sent, as they do in a
+    schedule whose first level is the host; so a host's partials of a block count once.
+    """
+
+    def __init__(self, collective: Collective, topology: Topology, overheads: Overheads, *, merged: bool) -> None:
+        prices = Prices(topology, overheads)
+        shape = (collective.num_blocks, prices.num_hosts)
+        self.host_of = prices.host_of
+        held, needed = np.zeros(shape), np.zeros(shape)  # (num_blocks, num_hosts) messages that hosts send and take
+        for counts, ranks_of in ((held, collective.holders), (needed, collective.needers)):
+            for b, ranks in enumerate(ranks_of):
+                for rank in ranks:
+                    counts[b, prices.host_of[rank]] += 1
+        if merged:
+            held, needed = np.minimum(held, 1), np.minimum(needed, 1)
+        size = np.array(collective.block_bytes, dtype=np.float64)[:, None]
+        self.moving = held.any(1) & needed.any(1)  # (num_blocks,)
+        held, needed = held * size * self.moving[:, None], needed * size * self.moving[:, None]
+        self.phases = [
+            (held * prices.out_s, _elsewhere(held) * prices.in_s),
+            (needed * prices.in_s, _elsewhere(needed) * prices.out_s),
+        ]
+        """Of each: seconds, (num_blocks, num_hosts), on the link of a host that is not the owner's, and of its own."""
+
+    def predicted_s(self, owners: Sequence[int]) -> float:
+        """Return T1 + T2: each phase's busiest link."""
+        hosts = np.array([self.host_of[owner] for owner in owners], dtype=np.int64)
+        mine = np.zeros(self.phases[0][0].shape)
+        mine[np.arange(len(hosts)), hosts] = 1
+        return sum(
+            float(max((other * (1 - mine)).sum(0).max(initial=0), (own * mine).sum(0).max(initial=0)))
+            for other, own in self.phases
+        )
+
+
+def one_owner(collective: Collective, rank: int) -> tuple[int, ...]:
+    """Return the same owner for all blocks: with `halving`, a tree."""
+    return (rank,) * collective.num_blocks
+
+
+def spread_owners(collective: Collective) -> tuple[int, ...]:
+    """Return owners with about equal bytes: the largest block first, to who has least; among equals, to a holder."""
+    return _ranks_for(collective, [range(collective.num_ranks)] * collective.num_blocks)
+
+
+def greedy_owners(
+    collective: Collective, topology: Topology, overheads: Overheads | None = None, *, merged: bool = False
+) -> Assignment:
+    """Return owners chosen one after another, the largest block first, so that the busiest link is done soonest.
+
+    Minimizes max(in, out) of the first phase + that of the second, with what has been assigned before: the objective
+    of `program_owners`. Then each host's blocks are spread over its ranks.
+
+    Args:
+        collective: Who holds and needs what.
+        topology: Whose rates count.
+        overheads: The wire's factor is used.
+        merged: Whether ranks of one host count as one, as in schedules whose first level is the host.
+
+    """
+    overheads = overheads if overheads is not None else Overheads()
+    loads = _Loads(collective, topology, overheads, merged=merged)
+    num_hosts = len(topology.hosts)
+    hosts = [0] * collective.num_blocks
+    done = [(np.zeros(num_hosts), np.zeros(num_hosts)) for _ in loads.phases]
+    owned = np.zeros(num_hosts)  # bytes of each host's ranks, for ties
+    num_ranks = np.array([host.num_ranks for host in topology.hosts])
+    eye = np.eye(num_hosts)
+    for b in sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b)):
+        # Row o: the links' loads if host o owned the block. (num_hosts, num_hosts)
+        tried = [
+            (apart + other[b] * (1 - eye), home + own[b] * eye)
+            for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
+        ]
+        predicted = sum(np.maximum(apart.max(1), home.max(1)) for apart, home in tried)
+        order = np.round(predicted / max(float(np.max(predicted)), 1e-300), 9)  # sums in another order are as good
+        best = min(range(num_hosts), key=lambda o: (order[o], owned[o] / num_ranks[o], o))
+        hosts[b] = best
+        owned[best] += collective.block_bytes[b]
+        done = [(apart[best], home[best]) for apart, home in tried]
+    owners = _ranks_for(collective, [topology.ranks_of(host) for host in hosts])
+    return Assignment(owners=owners, predicted_s=loads.predicted_s(owners))
+
+
+def program_owners(
+    collective: Collective,
+    topology: Topology,
+    overheads: Overheads | None = None,
+    *,
+    merged: bool = False,
+    limit_s: float = 10.0,
+) -> Assignment:
+    """Return owners by a mixed-integer program, solved by HiGHS within a time limit; never worse than greedy ones.
+
+        min T1 + T2,  x[b, h] in {0, 1},  sum_h x[b, h] = 1
+        T1 >= sum_b out_h [b held on h] (1 - x[b, h])        T1 >= sum_b in_h (holders of b elsewhere) x[b, h]
+        T2 >= sum_b in_h [b needed on h] (1 - x[b, h])       T2 >= sum_b out_h (needers of b elsewhere) x[b, h]
+
+    with in_h and out_h the time of b's bytes on the link of host h. The result depends on how fast the solver is:
+    let one rank solve it, and broadcast what it finds.
+
+    Raises:
+        RuntimeError: SciPy is not installed.
+
+    """
+    overheads = overheads if overheads is not None else Overheads()
+    greedy = greedy_owners(collective, topology, overheads, merged=merged)
+    loads = _Loads(collective, topology, overheads, merged=merged)
+    blocks = np.flatnonzero(loads.moving)
+    if greedy.predicted_s == 0 or not len(blocks) or limit_s <= 0:
+        return greedy
+    hosts = _solve([(other[blocks], own[blocks]) for other, own in loads.phases], limit_s)
+    if hosts is None:
+        return greedy
+    allowed = [topology.ranks_of(loads.host_of[owner]) for owner in greedy.owners]
+    for b, host in zip(blocks, hosts, strict=True):
+        allowed[int(b)] = topology.ranks_of(int(host))
+    owners = _ranks_for(collective, allowed)
+    predicted_s = loads.predicted_s(owners)
+    return Assignment(owners=owners, predicted_s=predicted_s) if predicted_s < greedy.predicted_s else greedy
+
+
+def _solve(phases: Sequence[tuple[_Floats, _Floats]], limit_s: float) -> NDArray[np.int64] | None:
+    """Return the host of each block, (num_blocks,), or None if no solution was found in time.
+
+    Args:
+        phases: For each, seconds of every block on every host, (num_blocks, num_hosts), where it is not the owner's,
+            and where it is.
+        limit_s: Of the solver.
+
+    """
+    try:
+        from scipy import optimize, sparse
+    except ImportError as error:
+        raise RuntimeError(
+            "owners by an integer program need SciPy, which is not installed; run `pip install 'pliant[schedules]'`, "
+            "or use greedy owners."
+        ) from error
+    num_blocks, num_hosts = phases[0][0].shape
+    scale = max(float(side.sum()) for phase in phases for side in phase) or 1.0
+    rows: list[Any] = []
+    most: list[float] = []
+    for k, (other, own) in enumerate(phases):
+        for h in range(num_hosts):
+            for per_block, fixed in ((-other[:, h], other[:, h].sum()), (own[:, h], 0.0)):
+                row = np.zeros((num_blocks, num_hosts))
+                row[:, h] = per_block / scale
+                rows.append(np.concatenate([row.ravel(), [-1.0 if k == j else 0.0 for j in range(2)]]))
+                most.append(-fixed / scale)
+    one = sparse.hstack([sparse.kron(sparse.eye(num_blocks), np.ones((1, num_hosts))), np.zeros((num_blocks, 2))])
+    num_binaries = num_blocks * num_hosts
+    found: Any = optimize.milp(
+        np.concatenate([np.zeros(num_binaries), np.ones(2)]),
+        integrality=np.concatenate([np.ones(num_binaries), np.zeros(2)]),
+        bounds=optimize.Bounds(0, np.concatenate([np.ones(num_binaries), np.full(2, np.inf)])),
+        constraints=[
+            optimize.LinearConstraint(sparse.csr_array(np.array(rows)), -np.inf, most),
+            optimize.LinearConstraint(one, 1, 1),
+        ],
+        options={"time_limit": limit_s, "mip_rel_gap": 1e-3},
+    )
+    if found.x is None:
+        return None
+    return np.argmax(found.x[:num_binaries].reshape(num_blocks, num_hosts), axis=1)
+
+
+def _elsewhere(counts: _Floats) -> _Floats:
+    return counts.sum(1, keepdims=True) - counts
+
+
+def _ranks_for(collective: Collective, allowed: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return an owner among the allowed ranks of each block, so that ranks own about equal bytes."""
+    owned = [0] * collective.num_ranks
+    owners = [0] * collective.num_blocks
+    for b in sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b)):
+        holders = set(collective.holders[b])
+        owners[b] = min(allowed[b], key=lambda r: (owned[r], r not in holders, r))
+        owned[owners[b]] += collective.block_bytes[b]
+    return tuple(owners)

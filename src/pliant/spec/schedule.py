@@ -1,0 +1,51 @@
+"""In which order a collective's blocks move."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Move", "Schedule"]
+
+
+@dataclass(frozen=True, kw_only=True, order=True, slots=True)
+class Move:
+    """One block on its way from a rank to another.
+
+    `reduce`: the source hands over its partial sum and keeps nothing; the target adds it to what it has. `copy`: the
+    source has the complete sum, keeps it, and the target has it from then on as well.
+    """
+
+    source: int
+    target: int
+    block: int
+    kind: Literal["reduce", "copy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Rounds of moves. What a round sends is what its sender had when the round began; rounds follow one another.
+
+    Since a partial sum is moved, never copied, every contribution is somewhere exactly once, and whoever is the only
+    one left with a partial has the sum.
+    """
+
+    name: str
+    num_ranks: int
+    num_blocks: int
+    rounds: tuple[tuple[Move, ...], ...]
+
+    @property
+    def num_moves(self) -> int:
+        """Moves of all rounds."""
+        return sum(len(moves) for moves in self.rounds)
+
+    def messages(self, index: int) -> Mapping[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the messages of a round: (source, target) -> (blocks to reduce, blocks to copy), both ascending.
+
+        Between two ranks there is at most one message per round and direction; pairs are in ascending order.
+        """
+        found: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for move in self.rounds[index]:
+            found[move.source, move.target][move.kind == "copy"].append(move.block)
+        return {pair: (tuple(sorted(found[pair][0])), tuple(sorted(found[pair][1]))) for pair in sorted(found)}

@@ -1,0 +1,79 @@
+"""Topologies, bitmaps and shapes for the tests of schedules: drawn by hypothesis, or listed."""
+
+import random
+
+from hypothesis import strategies as st
+
+from pliant.schedules.collective import Collective
+from pliant.schedules.family import shapes
+from pliant.spec import Host, Link, Topology
+
+DENSITIES = (0.001, 0.01, 0.1, 0.5, 1.0)
+
+
+def hosts(sizes, rate=12.5e6, delay_s=1e-3, links=()):
+    return Topology(
+        hosts=tuple(
+            Host(name=f"h{k}", num_ranks=n, send_bytes_per_s=rate, receive_bytes_per_s=rate, delay_s=delay_s)
+            for k, n in enumerate(sizes)
+        ),
+        links=links,
+    )
+
+
+def topologies_of(num_ranks):
+    """Every rank a host; all on one; two levels; uneven hosts, one slow; a ring of fast links in a slow mesh."""
+    found = {"full": hosts([1] * num_ranks), "one host": hosts([num_ranks])}
+    if num_ranks % 2 == 0:
+        found["two racks"] = hosts([num_ranks // 2] * 2, rate=3e6)
+    if num_ranks > 2:
+        found["uneven"] = Topology(
+            hosts=(
+                Host(name="slow", send_bytes_per_s=1e6, receive_bytes_per_s=2e6, delay_s=0.01),
+                Host(name="large", num_ranks=num_ranks - 1, send_bytes_per_s=1e7, receive_bytes_per_s=1e7),
+            )
+        )
+        others = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if b not in (a, (a + 1) % num_ranks)]
+        found["ring"] = hosts(
+            [1] * num_ranks,
+            links=tuple(Link(source=f"h{a}", target=f"h{b}", bytes_per_s=1e6, latency_s=5e-3) for a, b in others),
+        )
+    return found
+
+
+def random_collective(num_ranks, num_blocks, density, seed, *, all_need=True):
+    """Blocks that chance gives holders, and one each that nobody, one and everybody holds."""
+    rng = random.Random(seed)
+    bitmap = [[rng.random() < density for _ in range(num_blocks)] for _ in range(num_ranks)]
+    for rank in range(num_ranks):
+        bitmap[rank] += [False, rank == seed % num_ranks, True]
+    needers = None
+    if not all_need:
+        needers = [rng.sample(range(num_ranks), rng.randint(0, num_ranks)) for _ in range(num_blocks + 3)]
+    sizes = [rng.choice([4, 100, 4096]) for _ in range(num_blocks + 3)]
+    return Collective.of(bitmap, sizes, needers)
+
+
+@st.composite
+def problems(draw, max_ranks=9):
+    """Return (collective, topology, shape, owners), all at random."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda s: sum(s) <= max_ranks))
+    rates = st.sampled_from([0.0, 1e6, 1e8])
+    topology = Topology(
+        hosts=tuple(
+            Host(
+                name=f"h{k}",
+                num_ranks=n,
+                send_bytes_per_s=draw(rates),
+                receive_bytes_per_s=draw(rates),
+                delay_s=draw(st.sampled_from([0.0, 1e-3])),
+            )
+            for k, n in enumerate(sizes)
+        )
+    )
+    seed, density = draw(st.integers(0, 999)), draw(st.sampled_from(DENSITIES))
+    all_need = draw(st.booleans())
+    collective = random_collective(sum(sizes), draw(st.integers(0, 12)), density, seed, all_need=all_need)
+    shape = draw(st.sampled_from(shapes(topology)))
+    owners = random.Random(seed).choices(range(sum(sizes)), k=collective.num_blocks)
+    return collective, topology, shape, owners

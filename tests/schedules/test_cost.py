@@ -1,0 +1,159 @@
+"""Predicted times: by hand, beside the simulator's own, and never below the bound."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from pliant.schedules.collective import Collective
+from pliant.schedules.cost import Overheads, cost, lower_bound_s
+from pliant.schedules.family import build, halving, mixed_radix
+from pliant.schedules.owners import greedy_owners, one_owner, program_owners, spread_owners
+from pliant.simulator.links import Links
+from pliant.simulator.messages import Pairs
+from pliant.spec import Host, Link, Topology
+from schedules.cases import hosts, problems, random_collective
+
+FREE = Overheads(message_s=0.0, wire_factor=1.0, memory_bytes_per_s=1e30, reduce_bytes_per_s=1e30)
+
+
+def dense(num_ranks, block_bytes):
+    return Collective.of([[True] * num_ranks] * num_ranks, block_bytes)
+
+
+def test_dense_ones_by_hand():
+    """4 hosts at 12.5 MB/s and 1 ms: 2 (n-1)/n N / rate, and a delay for each round."""
+    topology, full = hosts([1] * 4), dense(4, 1_000_000)
+    owners = spread_owners(full)
+    assert sorted(owners) == [0, 1, 2, 3]
+    wire_s = 2 * 3 * 1e6 / 12.5e6
+    for shape, num_rounds in ((mixed_radix((4,)), 2), (mixed_radix((4,), (True,)), 6), (halving(4), 4)):
+        found = cost(build(full, owners, shape), full, topology, FREE)
+        assert found.total_s == pytest.approx(wire_s + num_rounds * 1e-3)
+        assert found.sent_bytes == (6_000_000,) * 4
+    assert lower_bound_s(full, topology, FREE) == pytest.approx(wire_s + 2e-3)
+    tree = cost(build(full, one_owner(full, 0), halving(4)), full, topology, FREE)
+    assert tree.total_s == pytest.approx(4 * 4e6 / 12.5e6 + 4e-3)
+
+
+def test_overheads_by_hand():
+    topology, full = hosts([2], rate=0.0, delay_s=0.0), dense(2, 3000)
+    some = Overheads(message_s=1e-3, memory_bytes_per_s=3e6, reduce_bytes_per_s=3e5)
+    first, second = cost(build(full, [0, 1], mixed_radix((2,))), full, topology, some).rounds
+    assert (first.message_s, first.memory_s, first.reduce_s) == (2e-3, 2e-3, 1e-2)
+    assert (second.message_s, second.memory_s, second.reduce_s) == (2e-3, 2e-3, 0)
+    assert first.wire_s == first.latency_s == 0
+    with pytest.raises(ValueError, match="for 2 ranks, but the topology has 3"):
+        cost(build(full, [0, 1], mixed_radix((2,))), full, hosts([3]))
+    with pytest.raises(ValueError, match="the factor at least 1"):
+        Overheads(wire_factor=0.9)
+
+
+def test_two_racks_reward_two_levels():
+    """A slow interface that the ranks of a rack share: two levels send 1/4 of what direct sends over it."""
+    topology, full = hosts([4, 4], rate=3e6), dense(8, 100_000)
+    owners = spread_owners(full)
+    direct, two = (cost(build(full, owners, mixed_radix(r)), full, topology) for r in ((8,), (4, 2)))
+    assert direct.total_s > 3.5 * two.total_s
+    assert two.total_s < 1.1 * lower_bound_s(full, topology)
+
+
+@given(problems())
+def test_rounds_cost_what_the_simulator_says(problem):
+    collective, topology, shape, owners = problem
+    names = [host.name for host in topology.hosts]
+    if len(names) > 1:
+        link = Link(source=names[0], target=names[1], bytes_per_s=3e5, latency_s=7e-3)
+        topology = Topology(hosts=topology.hosts, links=(link,))
+    schedule = build(collective, owners, shape)
+    found = cost(schedule, collective, topology, FREE)
+    for moves, ours in zip(schedule.rounds, found.rounds, strict=True):
+        pairs = Pairs(
+            source=np.array([m.source for m in moves]),
+            target=np.array([m.target for m in moves]),
+            share=np.array([float(collective.block_bytes[m.block]) for m in moves]),
+            num_bytes=np.ones(1),
+        )
+        wire_s, _, latency_s = Links(topology).load(pairs)
+        assert ours.wire_s == pytest.approx(wire_s[0])
+        assert ours.latency_s == pytest.approx(latency_s[0])
+
+
+@given(problems())
+def test_nothing_is_below_the_bound(problem):
+    collective, topology, shape, owners = problem
+    for overheads in (Overheads(), FREE):
+        found = cost(build(collective, owners, shape), collective, topology, overheads)
+        assert found.total_s >= lower_bound_s(collective, topology, overheads) * (1 - 1e-9)
+
+
+@given(problems())
+def test_greedy_owners_predict_what_direct_rounds_cost(problem):
+    """One rank per host: the model of owners and the cost of the direct schedule are the same."""
+    collective, topology, _, _ = problem
+    alone = Topology(hosts=tuple(Host(**{**_fields(h), "num_ranks": 1}) for h in topology.hosts))
+    num_ranks = alone.num_ranks
+    collective = random_collective(num_ranks, 10, 0.3, collective.num_blocks)
+    found = greedy_owners(collective, alone, FREE)
+    shape = mixed_radix((num_ranks,) if num_ranks > 1 else ())
+    rounds = cost(build(collective, found.owners, shape), collective, alone, FREE).rounds
+    assert sum(r.wire_s for r in rounds) == pytest.approx(found.predicted_s)
+
+
+def _fields(host):
+    return {
+        "name": host.name,
+        "send_bytes_per_s": host.send_bytes_per_s,
+        "receive_bytes_per_s": host.receive_bytes_per_s,
+        "delay_s": host.delay_s,
+    }
+
+
+def test_greedy_owners_spare_a_slow_host():
+    slow = Topology(
+        hosts=(
+            Host(name="slow", send_bytes_per_s=1e8, receive_bytes_per_s=1e6),
+            *(Host(name=f"h{k}", send_bytes_per_s=1e8, receive_bytes_per_s=1e8) for k in range(3)),
+        )
+    )
+    full = Collective.of([[True] * 24] * 4, 1000)
+    owners = greedy_owners(full, slow).owners
+    assert owners.count(0) == 0
+    assert {owners.count(rank) for rank in (1, 2, 3)} == {8}
+    even = greedy_owners(full, hosts([1] * 4)).owners
+    assert {even.count(rank) for rank in range(4)} == {6}
+
+
+@settings(max_examples=6)
+@given(problems(max_ranks=8))
+def test_the_program_is_never_worse_than_greedy(problem):
+    collective, topology, _, _ = problem
+    for merged in (False, True):
+        greedy = greedy_owners(collective, topology, merged=merged)
+        found = program_owners(collective, topology, merged=merged, limit_s=2)
+        assert found.predicted_s <= greedy.predicted_s
+        assert all(0 <= owner < collective.num_ranks for owner in found.owners)
+
+
+def test_the_program_finds_the_optimum_of_a_small_one():
+    """Against all assignments, one by one."""
+    from itertools import product
+
+    topology = hosts([1] * 3, rate=1000.0, delay_s=0.0)
+    collective = random_collective(3, 3, 0.5, 5)
+    shape = mixed_radix((3,))
+
+    def wire_s(owners):
+        return sum(r.wire_s for r in cost(build(collective, owners, shape), collective, topology, FREE).rounds)
+
+    best_s = min(wire_s(owners) for owners in product(range(3), repeat=collective.num_blocks))
+    found = program_owners(collective, topology, FREE, limit_s=10)
+    assert wire_s(found.owners) == pytest.approx(found.predicted_s)
+    assert found.predicted_s <= best_s * 1.002
+
+
+def test_without_scipy_the_program_says_what_is_missing(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(RuntimeError, match=r"need SciPy.*pliant\[schedules\]"):
+        program_owners(dense(2, 10), hosts([1, 1]))
