@@ -73,8 +73,10 @@ def in_fresh_python(code: str) -> str:
         "pliant.spec",
         "pliant.cli.main",
         "pliant.cli.emulate",
+        "pliant.cli.schedule",
         "pliant.cli.simulate",
         "pliant.network",
+        "pliant.schedules",
         "pliant.simulator",
     ],
 )

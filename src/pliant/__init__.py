@@ -53,8 +53,9 @@ if TYPE_CHECKING:
         record,
         relax,
     )
+    from pliant.schedules import ScheduledSum, ScheduleError, SparseSum
     from pliant.simulator import Costs, simulate
-    from pliant.spec import Graph, Machine, Match, SyncPlan, Timeline, Topology, Workload, load, save
+    from pliant.spec import Graph, Machine, Match, Schedule, SyncPlan, Timeline, Topology, Workload, load, save
 
 __all__ = [
     "Auto",
@@ -72,6 +73,10 @@ __all__ = [
     "Recording",
     "ReplicasDisagreeError",
     "Run",
+    "Schedule",
+    "ScheduleError",
+    "ScheduledSum",
+    "SparseSum",
     "SyncPlan",
     "Timeline",
     "Topology",
@@ -133,8 +138,20 @@ _ROOMS = {
         "record",
         "relax",
     ),
+    "pliant.schedules": ("ScheduleError", "ScheduledSum", "SparseSum"),
     "pliant.simulator": ("Costs", "simulate"),
-    "pliant.spec": ("Graph", "Machine", "Match", "SyncPlan", "Timeline", "Topology", "Workload", "load", "save"),
+    "pliant.spec": (
+        "Graph",
+        "Machine",
+        "Match",
+        "Schedule",
+        "SyncPlan",
+        "Timeline",
+        "Topology",
+        "Workload",
+        "load",
+        "save",
+    ),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 

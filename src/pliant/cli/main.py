@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),
     "probe": ("pliant.cli.probe:probe", "Measure the links between ranks, and what their machine can do."),
     "report": ("pliant.cli.report.command:report", "Draw what happened in the steps of a run, and what was predicted."),
+    "schedule": ("pliant.cli.schedule:schedule", "Find and verify the order in which blocks should move."),
     "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }
 """Subcommand -> (where it is, what it does)."""

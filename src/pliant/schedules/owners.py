@@ -13,6 +13,7 @@ from pliant.spec import Topology
 
 __all__ = ["Assignment", "greedy_owners", "one_owner", "program_owners", "spread_owners"]
 
+_NUM_PASSES = 4
 _Floats = NDArray[np.float64]
 
 
@@ -91,24 +92,7 @@ def greedy_owners(
     """
     overheads = overheads if overheads is not None else Overheads()
     loads = _Loads(collective, topology, overheads, merged=merged)
-    num_hosts = len(topology.hosts)
-    hosts = [0] * collective.num_blocks
-    done = [(np.zeros(num_hosts), np.zeros(num_hosts)) for _ in loads.phases]
-    owned = np.zeros(num_hosts)  # bytes of each host's ranks, for ties
-    num_ranks = np.array([host.num_ranks for host in topology.hosts])
-    eye = np.eye(num_hosts)
-    for b in sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b)):
-        # Row o: the links' loads if host o owned the block. (num_hosts, num_hosts)
-        tried = [
-            (apart + other[b] * (1 - eye), home + own[b] * eye)
-            for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
-        ]
-        predicted = sum(np.maximum(apart.max(1), home.max(1)) for apart, home in tried)
-        order = np.round(predicted / max(float(np.max(predicted)), 1e-300), 9)  # sums in another order are as good
-        best = min(range(num_hosts), key=lambda o: (order[o], owned[o] / num_ranks[o], o))
-        hosts[b] = best
-        owned[best] += collective.block_bytes[b]
-        done = [(apart[best], home[best]) for apart, home in tried]
+    hosts = _place(collective, loads, [host.num_ranks for host in topology.hosts])
     owners = _ranks_for(collective, [topology.ranks_of(host) for host in hosts])
     return Assignment(owners=owners, predicted_s=loads.predicted_s(owners))
 
@@ -197,6 +181,42 @@ def _solve(phases: Sequence[tuple[_Floats, _Floats]], limit_s: float) -> NDArray
 
 def _elsewhere(counts: _Floats) -> _Floats:
     return counts.sum(1, keepdims=True) - counts
+
+
+def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int]) -> list[int]:
+    """Return the host of each block's owner: placed once, then a few times each taken out and placed again."""
+    num_hosts = len(num_ranks)
+    hosts = [-1] * collective.num_blocks
+    done = [(np.zeros(num_hosts), np.zeros(num_hosts)) for _ in loads.phases]
+    owned = np.zeros(num_hosts)  # bytes of each host's ranks, for ties
+    eye = np.eye(num_hosts)
+    largest_first = sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b))
+    for b in largest_first * _NUM_PASSES:
+        if hosts[b] >= 0:
+            mine = eye[hosts[b]]
+            owned[hosts[b]] -= collective.block_bytes[b]
+            done = [
+                (apart - other[b] * (1 - mine), home - own[b] * mine)
+                for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
+            ]
+        # Row o: the links' loads if host o owned the block. (num_hosts, num_hosts)
+        tried = [
+            (apart + other[b] * (1 - eye), home + own[b] * eye)
+            for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
+        ]
+        busiest = sum(np.maximum(apart.max(1), home.max(1)) for apart, home in tried)
+        all_links = sum(np.square(apart).sum(1) + np.square(home).sum(1) for apart, home in tried)
+        keys = np.stack([_rounded(busiest), _rounded(all_links), owned / num_ranks])
+        best = int(np.lexsort(keys[::-1])[0])
+        hosts[b] = best
+        owned[best] += collective.block_bytes[b]
+        done = [(apart[best], home[best]) for apart, home in tried]
+    return hosts
+
+
+def _rounded(x: _Floats) -> _Floats:
+    """Return x relative to its largest, so that sums in another order count as equal."""
+    return np.round(x / max(float(np.max(x)), 1e-300), 9)
 
 
 def _ranks_for(collective: Collective, allowed: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -1,0 +1,61 @@
+"""`pliant schedule`: the table, the picture, the files, and mistakes."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+from pliant.spec import Schedule, load
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "pliant.cli.main", "schedule", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_schedule_with_picture_and_files(tmp_path):
+    draw, out, found = tmp_path / "s.svg", tmp_path / "s.json", tmp_path / "found.json"
+    done = run(
+        *("--hosts", "2", "--ranks", "2", "--rate", "100mbit", "--delay", "1ms", "--density", "5%", "--blocks", "64"),
+        *("--draw", str(draw), "--out", str(out), "--json", str(found), "--improve", "0s"),
+    )
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "all verified; the best:" in text
+    assert "4 ranks, 64 blocks, 4.19MB; a rank holds up to 197KB" in text
+    results = json.loads(found.read_text())
+    times = [each["predicted_s"] for each in results["candidates"]]
+    assert times == sorted(times)
+    assert 0 < results["lower_bound_s"] <= times[0]
+    assert {"ring", "direct", "tree"} <= {each["name"] for each in results["candidates"]}
+    schedule = load(Schedule, out)
+    assert len(schedule.rounds) == results["candidates"][0]["rounds"]
+    assert len(results["members"]) == schedule.num_blocks
+    picture = ET.parse(draw).getroot()
+    titles = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == results["candidates"][0]["messages"]
+    assert titles[0].startswith("rank ")
+    assert "href" not in draw.read_text(), "self-contained"
+
+
+def test_a_bitmap_from_a_file(tmp_path):
+    path = tmp_path / "who.txt"
+    path.write_text("1 0 1 0\n0,1,1,0\n\n1110\n")
+    done = run("--hosts", "3", "--rate", "1gbit", "--bitmap", str(path), "--size", "4KiB")
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks, 4 blocks, 4.1KB; a rank holds up to 3.07KB, all together 3.07KB" in " ".join(done.stdout.split())
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    path = tmp_path / "who.txt"
+    path.write_text("10\n012\n")
+    for arguments, sentence in (
+        (("--density", "5"), "say who there is, once"),
+        (("--hosts", "2", "--density", "5"), "--density is 5, but is a part of all blocks"),
+        (("--hosts", "2", "--bitmap", str(path)), "has 2 lines, but needs one for each of the 2 ranks"),
+        (("--hosts", "2", "--blocks", "0"), "4194304 bytes in 0 blocks cannot be"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert sentence in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr

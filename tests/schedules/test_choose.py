@@ -1,0 +1,96 @@
+"""Choosing: the fastest by prediction, again for what was there before, another one only where it pays."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schedules import (
+    Chooser,
+    Choosing,
+    Collective,
+    Overheads,
+    candidates,
+    cost,
+    group,
+    lower_bound_s,
+    verify,
+)
+from pliant.spec import Host, Topology
+from schedules.cases import DENSITIES, hosts, random_collective, topologies_of
+
+
+@settings(max_examples=15)
+@given(num_ranks=st.integers(1, 8), density=st.sampled_from(DENSITIES), seed=st.integers(0, 99))
+def test_all_candidates_are_right_and_in_order(num_ranks, density, seed):
+    collective = random_collective(num_ranks, 20, density, seed)
+    for topology in topologies_of(num_ranks).values():
+        grouped = group(collective)
+        found = candidates(grouped, topology)
+        times = [each.cost.total_s for each in found]
+        assert times == sorted(times)
+        assert times[0] >= lower_bound_s(collective, topology) * (1 - 1e-9)
+        for each in found:
+            verify(each.schedule, grouped.collective)
+            assert cost(each.schedule, grouped.collective, topology) == each.cost
+        names = {each.name for each in found}
+        assert {"direct", "tree"} <= names
+        assert candidates(grouped, topology) == found, "alike on every rank"
+
+
+def test_what_pays_depends_on_the_network():
+    dense = group(Collective.of([[True] * 64] * 8, 65536))
+    small = group(Collective.of([[True] * 64] * 8, 4))
+    racks = hosts([4, 4], rate=3e6)
+    assert candidates(dense, racks)[0].name.split(" ")[0] in ("4d.2d", "halving", "4r.2d")
+    far = hosts([1] * 8, rate=125e6, delay_s=20e-3)
+    assert len(candidates(small, far)[0].schedule.rounds) == 2, "a long way to go: as few rounds as possible"
+    # Many messages at once cost more than some rounds more.
+    assert candidates(small, hosts([1] * 8, delay_s=0.0), Overheads(message_s=0.01))[0].name in ("tree", "halving")
+
+
+def test_what_was_there_before_is_not_planned_again():
+    chooser = Chooser(hosts([1] * 4))
+    one, other = (random_collective(4, 30, 0.2, seed) for seed in (1, 2))
+    first = chooser.choose(one)
+    assert chooser.choose(one) is first
+    chooser.choose(other)
+    assert chooser.choose(one) is first
+    assert chooser.num_searches == 1
+    verify(first.best.schedule, first.best.grouped.collective)
+    assert first.bound_s == lower_bound_s(one, chooser.topology)
+
+
+def test_another_recipe_only_where_it_pays():
+    """From what one message holds to what takes a second: rounds matter first, and then bytes."""
+    topology = hosts([4, 4], rate=3e6, delay_s=20e-3)
+    tiny, large = (Collective.of([[True] * 64] * 8, size) for size in (4, 1 << 16))
+    best = candidates(group(large), topology)[0]
+    at_once = Chooser(topology, choosing=Choosing(period=1))
+    before = at_once.choose(tiny).best
+    assert before.name != best.name
+    assert at_once.choose(large).best.name == best.name
+    never = Chooser(topology, choosing=Choosing(period=1, gain=0.99))
+    never.choose(tiny)
+    assert never.choose(large).best.name == before.name
+    later = Chooser(topology, choosing=Choosing(period=3))
+    later.choose(tiny)
+    assert later.choose(large).best.name == before.name, "carried on until it is time to look"
+    later.choose(Collective.of([[True] * 64] * 8, (1 << 16) + 4))
+    assert later.choose(Collective.of([[True] * 64] * 8, (1 << 16) + 8)).best.name == best.name
+    assert later.num_searches == 2
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="over 3 ranks, but the topology has 4"):
+        candidates(group(random_collective(3, 5, 0.5, 0)), hosts([2, 2]))
+    with pytest.raises(ValueError, match="a gain of 1"):
+        Choosing(gain=1)
+
+
+def test_unlimited_and_single():
+    alone = Topology(hosts=(Host(name="a"),))
+    found = Chooser(alone).choose(Collective.of([[True, False]], 4))
+    assert found.best.schedule.rounds == ()
+    assert found.bound_s == 0
+    nobody = Chooser(hosts([1, 1])).choose(Collective.of([[False], [False]], 4))
+    assert nobody.best.schedule.rounds == ()

@@ -1,0 +1,77 @@
+"""Integer programs: verified, never worse, better where a better one is known. Needs OR-Tools for the last part."""
+
+import sys
+
+import pytest
+from hypothesis import given, settings
+
+from pliant.schedules import (
+    Collective,
+    better_owners,
+    better_rounds,
+    build,
+    candidates,
+    cost,
+    group,
+    improve,
+    mixed_radix,
+    verify,
+)
+from schedules.cases import hosts, problems, random_collective
+
+RACKS = hosts([2, 2], rate=3e6)
+
+
+def test_without_ortools_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    full = Collective.of([[True] * 2] * 2, 1000)
+    with pytest.raises(RuntimeError, match=r"need OR-Tools.*pliant\[schedules\]"):
+        improve(build(full, [0, 1], mixed_radix((2,))), full, hosts([1, 1]))
+
+
+def test_what_is_too_large_is_refused():
+    full = Collective.of([[True] * 200] * 8, 1000)
+    schedule = build(full, [0] * 200, mixed_radix((8,)))
+    with pytest.raises(ValueError, match="44800 possible moves, but the program takes 40000; group blocks"):
+        improve(schedule, full, hosts([1] * 8))
+
+
+def test_owners_by_program_are_not_worse():
+    for seed in range(3):
+        collective = random_collective(4, 40, 0.3, seed)
+        best = candidates(group(collective), RACKS)[0]
+        found = better_owners(best, RACKS, limit_s=2)
+        assert found.cost.total_s <= best.cost.total_s
+        verify(found.schedule, found.grouped.collective)
+
+
+@settings(max_examples=5)
+@given(problems(max_ranks=4))
+def test_any_small_problem(problem):
+    pytest.importorskip("ortools")
+    collective, topology, shape, owners = problem
+    schedule = build(collective, owners, shape)
+    found = improve(schedule, collective, topology, limit_s=1)
+    assert found.predicted_s <= found.before_s
+    assert cost(found.schedule, collective, topology).total_s == found.predicted_s
+    verify(found.schedule, collective)
+
+
+def test_a_bad_schedule_is_improved():
+    pytest.importorskip("ortools")
+    full = Collective.of([[True] * 4] * 4, 100_000)
+    start = build(full, [0] * 4, mixed_radix((4,)))  # all on rank 0
+    found = improve(start, full, hosts([1] * 4), limit_s=10)
+    assert found.gain > 0.5
+    assert len(found.schedule.rounds) <= 2
+    assert 0 <= found.bound_s <= found.predicted_s * 1.001
+    assert found.schedule.name == "program from direct"
+
+
+def test_programs_beside_the_family():
+    pytest.importorskip("ortools")
+    collective = random_collective(4, 12, 0.3, 7)
+    best = candidates(group(collective), RACKS)[0]
+    found = better_rounds(best, collective, RACKS, limit_s=4)
+    assert found.cost.total_s <= best.cost.total_s
+    verify(found.schedule, found.grouped.collective)
