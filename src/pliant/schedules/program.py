@@ -108,7 +108,7 @@ def _cp_model() -> Any:
 
 
 class _Program:
-    """The model. `moves` has (block, source, target, round) -> (y, v), `a` and `f` have (block, rank, round)."""
+    """The model. `y` and `v` are by (block, source, target, round), `a` and `f` by (block, rank, round)."""
 
     def __init__(self, schedule: Schedule, collective: Collective, cp_model: Any) -> None:
         self.cp_model, self.model = cp_model, cp_model.CpModel()
