@@ -5,6 +5,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from pliant.spec import Schedule, load
 
 
@@ -36,6 +38,18 @@ def test_a_schedule_with_picture_and_files(tmp_path):
     assert len(titles) == results["candidates"][0]["messages"]
     assert titles[0].startswith("rank ")
     assert "href" not in draw.read_text(), "self-contained"
+
+
+def test_programs_beside_the_family(tmp_path):
+    pytest.importorskip("ortools")
+    found = tmp_path / "found.json"
+    done = run("--hosts", "3", "--rate", "100mbit", "--density", "0.3", "--improve", "2s", "--json", str(found))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(found.read_text())
+    names = {each["name"].split(" from ")[0] for each in results["candidates"]}
+    text = " ".join(done.stdout.split())
+    assert "program" in names or any("(program)" in name for name in names) or "found nothing faster" in text
+    assert results["best"] == results["candidates"][0]["name"]
 
 
 def test_a_bitmap_from_a_file(tmp_path):

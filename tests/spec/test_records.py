@@ -18,7 +18,9 @@ from pliant.spec import (
     Link,
     Machine,
     Match,
+    Move,
     Rule,
+    Schedule,
     SyncPlan,
     TensorSpec,
     Timeline,
@@ -49,6 +51,12 @@ TOPOLOGY = Topology(
 RECORDS = [
     PLAN,
     TOPOLOGY,
+    Schedule(
+        name="s",
+        num_ranks=2,
+        num_blocks=1,
+        rounds=((Move(source=0, target=1, block=0, kind="reduce"),), (Move(source=1, target=0, block=0, kind="copy"),)),
+    ),
     Workload(
         name="w",
         tensors=(TensorSpec(name="x", shape=(3, 4), dtype="float32", layer="Linear", ready_s=0.5),),

@@ -46,8 +46,9 @@ class _Loads:
         if merged:
             held, needed = np.minimum(held, 1), np.minimum(needed, 1)
         size = np.array(collective.block_bytes, dtype=np.float64)[:, None]
-        self.moving = held.any(1) & needed.any(1)  # (num_blocks,)
-        held, needed = held * size * self.moving[:, None], needed * size * self.moving[:, None]
+        self.moving: NDArray[np.bool_] = held.any(axis=1) & needed.any(axis=1)  # (num_blocks,)
+        size[~self.moving] = 0
+        held, needed = held * size, needed * size
         self.phases = [
             (held * prices.out_s, _elsewhere(held) * prices.in_s),
             (needed * prices.in_s, _elsewhere(needed) * prices.out_s),
@@ -145,13 +146,15 @@ def _solve(phases: Sequence[tuple[_Floats, _Floats]], limit_s: float) -> NDArray
 
     """
     try:
-        from scipy import optimize, sparse
+        from scipy import optimize as untyped
+        from scipy import sparse
     except ImportError as error:
         raise RuntimeError(
             "owners by an integer program need SciPy, which is not installed; run `pip install 'pliant[schedules]'`, "
             "or use greedy owners."
         ) from error
     num_blocks, num_hosts = phases[0][0].shape
+    optimize: Any = untyped
     scale = max(float(side.sum()) for phase in phases for side in phase) or 1.0
     rows: list[Any] = []
     most: list[float] = []
@@ -204,8 +207,8 @@ def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int]) -> l
             (apart + other[b] * (1 - eye), home + own[b] * eye)
             for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
         ]
-        busiest = sum(np.maximum(apart.max(1), home.max(1)) for apart, home in tried)
-        all_links = sum(np.square(apart).sum(1) + np.square(home).sum(1) for apart, home in tried)
+        busiest = np.sum([np.maximum(apart.max(1), home.max(1)) for apart, home in tried], axis=0)
+        all_links = np.sum([np.square(apart).sum(1) + np.square(home).sum(1) for apart, home in tried], axis=0)
         keys = np.stack([_rounded(busiest), _rounded(all_links), owned / num_ranks])
         best = int(np.lexsort(keys[::-1])[0])
         hosts[b] = best

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pliant.schedules.collective import Collective
 from pliant.schedules.cost import Overheads, Prices, cost
@@ -254,7 +254,8 @@ class _Program:
         if status not in (self.cp_model.OPTIMAL, self.cp_model.FEASIBLE):
             return None, bound
         rounds: list[list[Move]] = [[] for _ in self.rounds]
-        for variables, kind in ((self.y, "reduce"), (self.v, "copy")):
+        kinds: tuple[tuple[dict[Any, Any], Literal["reduce", "copy"]], ...] = ((self.y, "reduce"), (self.v, "copy"))
+        for variables, kind in kinds:
             for (b, r, s, k), variable in variables.items():
                 if solver.boolean_value(variable):
                     rounds[k].append(Move(source=r, target=s, block=b, kind=kind))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from pliant.schedules.collective import Collective
 from pliant.spec import Move, Schedule
@@ -134,7 +135,7 @@ def _require_sense(index: int, move: Move, collective: Collective) -> None:
         _refuse(index, move, "but nobody needs it")
 
 
-def _refuse(index: int, move: Move, why: str) -> None:
+def _refuse(index: int, move: Move, why: str) -> NoReturn:
     raise ScheduleError(
         f"in round {index}, block {move.block} is to move from rank {move.source} to rank {move.target} "
         f"({move.kind}), {why}."
