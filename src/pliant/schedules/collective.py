@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 __all__ = ["Collective", "Grouped", "group"]
 
 _PIECES_PER_RANK = 8
-"""So many super-blocks per rank divide work among owners to a few percent, and keep integer programs small."""
+"""So many super-blocks per rank divide work among owners to a few percent."""
+_PIECES = 128
+"""Of many ranks: in all, or one per rank, so that schedules stay short enough to be tried by the dozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ def group(collective: Collective, num_pieces: int = 0) -> Grouped:
 
     What every schedule does with such blocks may as well be done with a whole run of them, so programs and verifier
     have less to look at. A class of blocks is cut into pieces of 1/num_pieces of all bytes that somebody holds, so that
-    owners can share it; `num_pieces` is 8 per rank if 0.
+    owners can share it; `num_pieces` is 8 per rank if 0, for more than 16 ranks fewer.
     """
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for b, key in enumerate(zip(collective.holders, collective.needers, strict=True)):
@@ -103,7 +105,8 @@ def group(collective: Collective, num_pieces: int = 0) -> Grouped:
             classes.setdefault(key, []).append(b)
     sizes = collective.block_bytes
     total_bytes = sum(sizes[b] for blocks in classes.values() for b in blocks)
-    piece_bytes = total_bytes / (num_pieces or _PIECES_PER_RANK * collective.num_ranks)
+    num_ranks = collective.num_ranks
+    piece_bytes = total_bytes / (num_pieces or max(num_ranks, min(_PIECES_PER_RANK * num_ranks, _PIECES)))
     pieces: list[tuple[int, ...]] = []
     for blocks in classes.values():
         class_bytes = sum(sizes[b] for b in blocks)
@@ -111,7 +114,7 @@ def group(collective: Collective, num_pieces: int = 0) -> Grouped:
         pieces += _cut(blocks, sizes, class_bytes / parts)
     return Grouped(
         collective=Collective(
-            num_ranks=collective.num_ranks,
+            num_ranks=num_ranks,
             block_bytes=tuple(sum(sizes[b] for b in piece) for piece in pieces),
             holders=tuple(collective.holders[piece[0]] for piece in pieces),
             needers=tuple(collective.needers[piece[0]] for piece in pieces),

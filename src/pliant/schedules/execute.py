@@ -11,7 +11,7 @@ from pliant.comm.base import Comm, require_contiguous
 from pliant.schedules.agreement import require_agreement
 from pliant.schedules.collective import Collective, Grouped
 from pliant.schedules.verify import ScheduleError, verify
-from pliant.spec import Schedule, to_json
+from pliant.spec import Schedule
 
 __all__ = ["ScheduledSum"]
 
@@ -36,11 +36,11 @@ class _Round:
 class ScheduledSum:
     """The sums over ranks of a vector's blocks, by a schedule.
 
-    Before the first use the schedule is verified, and compared with those of the other ranks. Phases, per round: pack
-    what goes to each peer in one buffer; post all receives, then all sends (one `Comm.exchange`); wait; add what came
-    in ascending order of sources. Lengths follow from the schedule on both sides, so none are sent. A sum is formed
-    on one rank and copied: results are equal to the bit on all that need them. Bytes: those of the moves, no more.
-    Every rank calls it at the same point of its program, and nobody else uses the comm meanwhile.
+    When it is made, the schedule is verified, and compared with those of the other ranks (8 bytes each). Phases, per
+    round: pack what goes to each peer in one buffer; post all receives, then all sends (one `Comm.exchange`); wait; add
+    what came in ascending order of sources. Lengths follow from the schedule on both sides, so none are sent. A sum is
+    formed on one rank and copied: results are equal to the bit on all that need them. Bytes: those of the moves, no
+    more. Every rank calls it at the same point of its program, and nobody else uses the comm meanwhile.
 
     Args:
         schedule: Over the super-blocks of `grouped`.
@@ -49,7 +49,6 @@ class ScheduledSum:
         numels: Elements of each block, in the order in which they lie in the vector.
         comm: Who adds up; best one of its own, as `own_group` makes.
         like: The vectors to come, for their dtype and device.
-        agree: Whether to compare with the other ranks, one round more; False if that all have the same is known.
 
     Raises:
         ScheduleError: The schedule is not right, or not for these blocks, or other ranks have another one.
@@ -65,7 +64,6 @@ class ScheduledSum:
         comm: Comm,
         *,
         like: Tensor,
-        agree: bool = True,
     ) -> None:
         verify(schedule, grouped.collective)
         _require_members(grouped, collective)
@@ -76,9 +74,8 @@ class ScheduledSum:
                 f"a vector of {like.numel()}."
             )
         self._comm, self._numel, self._dtype = comm, like.numel(), like.dtype
-        if agree:
-            told = f"{to_json(schedule)} {grouped.members} {tuple(numels)} {like.dtype}"
-            require_agreement(told, f"other schedules than {schedule.name!r}, or other blocks", comm, like.device)
+        told = f"{schedule} {grouped.members} {tuple(numels)} {like.dtype}"
+        require_agreement(told, f"other schedules than {schedule.name!r}, or other blocks", comm, like.device)
         self._unit = math.gcd(*numels) or 1
         starts = [0]
         for numel in numels:

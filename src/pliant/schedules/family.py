@@ -10,7 +10,7 @@ from pliant.spec import Move, Schedule, Topology
 
 __all__ = ["Level", "Shape", "build", "halving", "mixed_radix", "shapes"]
 
-_MAX_LEVELS = 4
+_MAX_LEVELS = 3
 """More levels than these pay only as halving, which is there for itself."""
 
 

@@ -23,9 +23,9 @@ _NUM_CACHED = 8
 class SparseSum:
     """The sums over ranks of the blocks that each rank has chosen, on all ranks.
 
-    Phases: all-gather of who holds what, a bit for each block; every rank chooses the same schedule (`Chooser`); it is
-    verified and carried out (`ScheduledSum`). Bytes beside the schedule's: (size - 1) blocks/8 in and out. Once, when
-    it is made, all ranks compare what they were given.
+    Phases: all-gather of who holds what, a bit for each block; every rank chooses the same schedule (`Chooser`), which,
+    if it is new, is verified and compared, and carried out (`ScheduledSum`). Bytes beside the schedule's:
+    (size - 1) (blocks/8 + 8) in and out. Once, when it is made, all ranks compare what they were given.
 
     Args:
         numels: Elements of each block, in the order in which they lie in the vector.
@@ -69,12 +69,9 @@ class SparseSum:
         if key not in self._sums:
             planned = self._chooser.choose(collective)
             best = planned.best
-            self._sums[key] = (
-                planned,
-                ScheduledSum(
-                    best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like, agree=False
-                ),
-            )
+            # Compared with the others even so: a machine that rounds another way might have chosen another one.
+            summed = ScheduledSum(best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like)
+            self._sums[key] = planned, summed
             if len(self._sums) > _NUM_CACHED:
                 self._sums.popitem(last=False)
         self._sums.move_to_end(key)
