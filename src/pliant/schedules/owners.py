@@ -46,7 +46,7 @@ class _Loads:
         if merged:
             held, needed = np.minimum(held, 1), np.minimum(needed, 1)
         size = np.array(collective.block_bytes, dtype=np.float64)[:, None]
-        self.moving: NDArray[np.bool_] = held.any(axis=1) & needed.any(axis=1)  # (num_blocks,)
+        self.moving = np.minimum(held.max(1, initial=0), needed.max(1, initial=0)) > 0  # (num_blocks,)
         size[~self.moving] = 0
         held, needed = held * size, needed * size
         self.phases = [
