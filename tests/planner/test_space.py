@@ -34,7 +34,10 @@ def test_a_mutant_differs_from_its_parent_in_one_thing():
         if FAMILIES[child.base.family].between_steps != FAMILIES[parent.base.family].between_steps:
             continue  # then buckets lose, or get back, their meaning
         fields = ("base", "layers", "bucket_bytes", "chunk_bytes", "at_end", "by_hosts")
-        assert sum(getattr(parent, f) != getattr(child, f) for f in fields) <= 1
+        changed = {f for f in fields if getattr(parent, f) != getattr(child, f)}
+        if "base" in changed:  # what a layer says or a switch does may then go without saying
+            changed -= {"layers", "by_hosts"}
+        assert len(changed) <= 1
 
 
 @given(st.integers(0, 10**6))
