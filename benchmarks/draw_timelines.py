@@ -12,20 +12,11 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from pliant.cli.report.compared import check_prediction, comparison, measured_of
+from pliant.cli.report.figures import COLOURS
 from pliant.cli.report.steps import events_in, shown, steps_of
 from pliant.simulator import simulate
 from pliant.spec import Event, SyncPlan, Timeline, Topology, Workload, load
 
-COLOURS = {
-    "forward": "#8fb8de",
-    "backward": "#2e6f9e",
-    "optimize": "#4a5560",
-    "wait": "#d1495b",
-    "exchange": "#b9c4cf",
-    "encode": "#e8a33d",
-    "communicate": "#0b6e4f",
-    "decode": "#6b4e9b",
-}
 LANES = {"exchange": 1, "encode": 2, "communicate": 3, "decode": 4}
 NAMES = ("compute", "exchange", "encode", "network", "decode")
 

@@ -63,7 +63,7 @@ def worker(quality: float, changed: str) -> None:
     ddp_s = turn(plain, ALONE)
     with pliant.relax(*ours, pliant.Auto(quality=quality)) as run:
         start_s, made = time.perf_counter(), 0
-        while run.pilot.explanation == "auto is still watching the first steps.":
+        while run.pilot.advice is None:  # which comes with the choice
             step(*ours)
             made += 1
         spent_s = time.perf_counter() - start_s

@@ -195,21 +195,25 @@ def curve(table: Table, arm: Arm, seed: int) -> list[float]:
     return regrets + [regrets[-1]] * (TRIALS - len(regrets))
 
 
+def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Genes]) -> Table:
+    """Return what was run of these plans."""
+    workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
+    space = Listed(workload, network.topology, Quality(budget=budget))
+    kept = {t.genes: t for t in cell.trials if t.genes in plans}
+    space.known = frozenset(kept)
+    cost_s = {g: t.step_s * (space.quality.ratio(g) or 1.0) for g, t in kept.items()}
+    return Table(cell=cell, space=space, cost_s=cost_s, trials=kept)
+
+
 def tables(dataset: Dataset, budget: float) -> list[Table]:
     """Return the cells of which every plan that exchanges all layers alike was run."""
     found = []
     for cell in measured_cells(dataset):
         workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
-        space = Listed(workload, network.topology, Quality(budget=budget))
         whole = set(Space(workload, network.topology, Quality(budget=budget)).enumerate())
-        trials = {t.genes: t for t in cell.trials}
-        missing = whole - set(trials)
-        if len(missing) > 0.02 * len(whole):
-            continue
-        kept = {g: t for g, t in trials.items() if g in whole or g in BUILDERS.values()}
-        space.known = frozenset(kept)
-        cost_s = {g: t.step_s * (space.quality.ratio(g) or 1.0) for g, t in kept.items()}
-        found.append(Table(cell=cell, space=space, cost_s=cost_s, trials=kept))
+        missing = whole - {t.genes for t in cell.trials}
+        if len(missing) <= 0.02 * len(whole):
+            found.append(table_of(dataset, cell, budget, whole | set(BUILDERS.values())))
     if not found:
         raise ValueError(f"no cell has every plan within the budget of {budget}; collect one with --plans 0.")
     return found
@@ -258,18 +262,15 @@ def text_of(found: list[Table], rows: list[dict]) -> str:
 def fixed(dataset: Dataset, budget: float) -> str:
     """Return what each builder costs in its worst cell, over what 40 trials of a search find among all that was run."""
     slower: dict[str, dict[str, float]] = {}
+    quality = Quality(budget=budget)
     for cell in measured_cells(dataset):
-        workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
-        space = Listed(workload, network.topology, Quality(budget=budget))
-        kept = {t.genes: t for t in cell.trials if all(space.quality.admits(gene) for gene in t.genes.genes)}
-        space.known = frozenset(kept)
-        cost_s = {g: t.step_s * (space.quality.ratio(g) or 1.0) for g, t in kept.items()}
-        table = Table(cell=cell, space=space, cost_s=cost_s, trials=kept)
+        within = {t.genes for t in cell.trials if all(quality.admits(gene) for gene in t.genes.genes)}
+        table = table_of(dataset, cell, budget, within)
         chosen_s = statistics.median(
             (1 + curve(table, ARMS["our search, best predicted first"], seed)[-1]) * table.best_s
             for seed in range(SEEDS)
         )
-        slower[cell.name] = {name: cost_s[g] / chosen_s for name, g in BUILDERS.items() if g in cost_s}
+        slower[cell.name] = {name: table.cost_s[g] / chosen_s for name, g in BUILDERS.items() if g in table.cost_s}
     names = [name for name in BUILDERS if all(name in found for found in slower.values())]
     lines = ["| builder | mean over cells | worst cell | |", "|---|---|---|---|"]
     for name in sorted(names, key=lambda n: max(found[n] for found in slower.values())):

@@ -1,4 +1,4 @@
-"""The plan, the workload and the topology that a user gives, by files or flags."""
+"""The plan, the workload, the topology and the costs that a user gives, by files or flags."""
 
 import dataclasses
 from pathlib import Path
@@ -6,18 +6,22 @@ from typing import Annotated
 
 import typer
 
-from pliant.simulator import MODELS, workload_named
+from pliant.simulator import BUCKET_BYTES, MODELS, Costs, workload_named
 from pliant.spec import Host, SyncPlan, Topology, Workload, load
 from pliant.spec.units import parse_rate, parse_time
 
 __all__ = [
+    "BUCKET",
+    "BucketOption",
     "ComputeOption",
+    "CostsOption",
     "DelayOption",
     "HostsOption",
     "RanksOption",
     "RateOption",
     "TopologyOption",
     "WorkloadOption",
+    "costs_given",
     "plan_given",
     "topology_given",
     "workload_given",
@@ -32,6 +36,10 @@ RanksOption = Annotated[int, typer.Option(help="Ranks on each host.")]
 RateOption = Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")]
 DelayOption = Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")]
 ComputeOption = Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")]
+CostsOption = Annotated[Path | None, typer.Option(help="What everything but the links costs.")]
+BucketOption = Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")]
+BUCKET = f"{BUCKET_BYTES}"
+"""Default of BucketOption."""
 
 
 def plan_given(text: str) -> SyncPlan:
@@ -41,6 +49,11 @@ def plan_given(text: str) -> SyncPlan:
     from pliant.cli.bench.arms import plan_named  # here, since it needs torch, which takes seconds to start
 
     return plan_named(text)
+
+
+def costs_given(path: Path | None) -> Costs:
+    """Return costs from their file, or the defaults."""
+    return Costs() if path is None else load(Costs, path)
 
 
 def workload_given(text: str, compute: str) -> Workload:

@@ -14,18 +14,20 @@ from rich.table import Table
 
 from pliant.cli.given import (
     ComputeOption,
+    CostsOption,
     DelayOption,
     HostsOption,
     RanksOption,
     RateOption,
     TopologyOption,
     WorkloadOption,
+    costs_given,
     topology_given,
     workload_given,
 )
 from pliant.planner import BUILDERS, Advice, Errors, Genes, Quality, Space, advise, budgeted_seeds
-from pliant.simulator import Costs, Simulated, simulate, simulate_many, write_trace
-from pliant.spec import SyncPlan, Workload, load, save, to_json
+from pliant.simulator import Simulated, simulate, simulate_many, write_trace
+from pliant.spec import SyncPlan, Workload, save, to_json
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time
 
@@ -60,7 +62,7 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
-    costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
+    costs: CostsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")
@@ -69,7 +71,7 @@ def plan(
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
     given, network = workload_given(workload, compute), topology_given(topology, hosts, ranks, rate, delay)
-    known = Costs() if costs is None else load(Costs, costs)
+    known = costs_given(costs)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     space = Space(given, network, Quality(budget=within), error_budget)
 

@@ -9,20 +9,23 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli.given import (
+    BUCKET,
+    BucketOption,
     ComputeOption,
+    CostsOption,
     DelayOption,
     HostsOption,
     RanksOption,
     RateOption,
     TopologyOption,
     WorkloadOption,
+    costs_given,
     plan_given,
     topology_given,
     workload_given,
 )
-from pliant.simulator import BUCKET_BYTES, Costs, Simulated, write_trace
+from pliant.simulator import Simulated, write_trace
 from pliant.simulator import simulate as simulate_plan
-from pliant.spec import load
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time, parse_bytes
 
@@ -41,8 +44,8 @@ def simulate(
     rate: RateOption = "none",
     delay: DelayOption = "0ms",
     compute: ComputeOption = "",
-    costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
-    bucket: Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")] = f"{BUCKET_BYTES}",
+    costs: CostsOption = None,
+    bucket: BucketOption = BUCKET,
     steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Chrome or Perfetto there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
@@ -52,7 +55,7 @@ def simulate(
         plan_given(plan),
         workload_given(workload, compute),
         topology_given(topology, hosts, ranks, rate, delay),
-        costs=Costs() if costs is None else load(Costs, costs),
+        costs=costs_given(costs),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
     )

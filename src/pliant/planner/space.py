@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from pliant.planner.builders import BUILDERS
 from pliant.planner.errors import Errors
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
@@ -79,6 +80,33 @@ class Space:
     def sample(self, rng: random.Random) -> Genes:
         """Draw a plan: families alike, then settings alike, then, rarely, a class of layers of its own."""
         return self._first_inside(lambda: self._draw(rng))
+
+    def distinct(
+        self, rng: random.Random, tries: int, wanted: Callable[[Genes], bool] = lambda _: True
+    ) -> Iterator[tuple[str, Genes]]:
+        """Yield the builders that are inside, by name, and then samples, 'sample', no plan twice.
+
+        Args:
+            rng: Of the samples.
+            tries: Samples in a row that bring nothing new, after which the space counts as exhausted.
+            wanted: Others are left out.
+
+        """
+        known: set[str] = set()
+
+        def is_new(genes: Genes) -> bool:
+            if not wanted(genes) or (key := genes.plan().hash) in known:
+                return False
+            known.add(key)
+            return True
+
+        yield from ((name, genes) for name, genes in BUILDERS.items() if genes in self and is_new(genes))
+        in_vain = 0
+        while in_vain < tries:
+            genes = self.sample(rng)
+            in_vain = 0 if is_new(genes) else in_vain + 1
+            if in_vain == 0:
+                yield "sample", genes
 
     def mutate(self, genes: Genes, rng: random.Random) -> Genes:
         """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""

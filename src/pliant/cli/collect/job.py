@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from pliant.cli.bench.setup import Cell
@@ -74,23 +75,18 @@ def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, bud
     """
     rng = random.Random(f"{seed} {cell}")  # noqa: S311  an order, not a secret
     space = Space(workload, topology, Quality(budget=budget))
-    chosen = {genes.plan().hash: (name, genes) for name, genes in BUILDERS.items() if genes in space}
     if num == 0:
-        for genes in space.enumerate():
-            chosen.setdefault(genes.plan().hash, ("sample", genes))
+        builders = {genes: name for name, genes in BUILDERS.items() if genes in space}
+        chosen = [(builders.get(genes, "sample"), genes) for genes in dict.fromkeys([*builders, *space.enumerate()])]
         num = len(chosen)
-    in_vain = 0
-    while len(chosen) < num and in_vain < _TRIES:
-        genes = space.sample(rng)
-        before = len(chosen)
-        chosen.setdefault(genes.plan().hash, ("sample", genes))
-        in_vain = in_vain + 1 if len(chosen) == before else 0
+    else:
+        chosen = list(islice(space.distinct(rng, _TRIES), num))
     if len(chosen) < num:
         raise ValueError(
             f"--plans is {num}, but only {len(chosen)} different plans were found within the budget of {budget:g}; "
             "lower --plans or raise --budget."
         )
-    plans: list[tuple[Kind, str, Genes]] = [("plan", name, genes) for name, genes in list(chosen.values())[:num]]
+    plans: list[tuple[Kind, str, Genes]] = [("plan", name, genes) for name, genes in chosen]
     rng.shuffle(plans)
     for _, name, genes in rng.sample(plans, round(_REPEATED_SHARE * num)):
         plans.insert(rng.randrange(len(plans) + 1), ("repeat", name, genes))

@@ -1,11 +1,11 @@
 """Cells that nobody measured: whole models on networks at random, and plans for them, simulated."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pliant.cli.dataset.measured import slowdown_of
-from pliant.planner import BUILDERS, WORKLOADS, Genes, Quality, Space
+from pliant.planner import WORKLOADS, Quality, Space
 from pliant.planner.dataset import Model, Network, Planned, SimulatedRun
 from pliant.simulator import Costs, simulate
 from pliant.spec import Host, Topology
@@ -42,7 +42,9 @@ def _endless(rng: random.Random, families: frozenset[str], costs: Costs, simulat
             continue
         seen.add((model.id, network.id))
         space = Space(model.workload, network.topology, Quality(budget=_BUDGET))
-        for planned in islice(_plans(space, rng, lambda g: families >= {x.family for x in g.genes}), _PLANS_A_CELL):
+        plans = space.distinct(rng, _TRIES, lambda g: families >= {gene.family for gene in g.genes})
+        for name, genes in islice(plans, _PLANS_A_CELL):
+            planned = Planned(genes=genes, generator=name)
             found = simulate(planned.plan, model.workload, network.topology, costs=costs, slowdown=slowdown_of(network))
             yield SimulatedRun(
                 model=model,
@@ -55,24 +57,6 @@ def _endless(rng: random.Random, families: frozenset[str], costs: Costs, simulat
                 sent_bytes=max(found.sent_bytes),
                 simulator=simulator,
             )
-
-
-def _plans(space: Space, rng: random.Random, wanted: Callable[[Genes], bool]) -> Iterator[Planned]:
-    """Yield builders, then samples, no plan twice; ends when samples bring nothing new."""
-    known = {
-        genes.plan().hash: Planned(genes=genes, generator=name) for name, genes in BUILDERS.items() if genes in space
-    }
-    known = {key: planned for key, planned in known.items() if wanted(planned.genes)}
-    yield from known.values()
-    in_vain = 0
-    while in_vain < _TRIES:
-        genes = space.sample(rng)
-        if not wanted(genes) or genes.plan().hash in known:
-            in_vain += 1
-            continue
-        in_vain = 0
-        known[genes.plan().hash] = planned = Planned(genes=genes, generator="sample")
-        yield planned
 
 
 def _network(rng: random.Random) -> Network:

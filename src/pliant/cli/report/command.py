@@ -11,12 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli.given import (
+    BUCKET,
+    BucketOption,
     ComputeOption,
+    CostsOption,
     DelayOption,
     HostsOption,
     RanksOption,
     RateOption,
     TopologyOption,
+    costs_given,
     plan_given,
     topology_given,
     workload_given,
@@ -34,7 +38,7 @@ from pliant.cli.report.compared import (
     predicted_value,
 )
 from pliant.cli.report.steps import events_in, merged, shown, steps_of
-from pliant.simulator import BUCKET_BYTES, Costs, Simulated, simulate, write_trace
+from pliant.simulator import Simulated, simulate, write_trace
 from pliant.spec import Event, Timeline, load
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_time, parse_bytes
@@ -61,8 +65,8 @@ def report(
     rate: RateOption = "none",
     delay: DelayOption = "0ms",
     compute: ComputeOption = "",
-    costs: Annotated[Path | None, typer.Option(help="What everything but the links costs.")] = None,
-    bucket: Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")] = f"{BUCKET_BYTES}",
+    costs: CostsOption = None,
+    bucket: BucketOption = BUCKET,
     trace: Annotated[Path | None, typer.Option(help="Write all ranks as a trace for Chrome or Perfetto.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
@@ -79,7 +83,7 @@ def report(
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
         given, network = plan_given(plan), topology_given(topology, hosts, ranks, rate, delay)
         check_prediction(timelines[0], str(paths[0]), given, network)
-        known = Costs() if costs is None else load(Costs, costs)
+        known = costs_given(costs)
         work = workload_given(workload, compute)
         predicted = simulate(given, work, network, costs=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)

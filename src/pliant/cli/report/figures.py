@@ -14,7 +14,7 @@ from pliant.simulator import Simulated
 from pliant.spec import Event
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["bucket_figure", "bytes_figure", "lanes_figure", "steps_figure"]
+__all__ = ["COLOURS", "bucket_figure", "bytes_figure", "lanes_figure", "steps_figure"]
 
 _LANES: Mapping[str, str] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ _LANES: Mapping[str, str] = MappingProxyType(
 )
 _ORDER = ("decode", "network", "encode", "exchange", "compute")
 """From the bottom."""
-_COLOURS: Mapping[str, str] = MappingProxyType(
+COLOURS: Mapping[str, str] = MappingProxyType(
     {
         "forward": "#8fb8de",
         "backward": "#2e6f9e",
@@ -42,6 +42,7 @@ _COLOURS: Mapping[str, str] = MappingProxyType(
         "decode": "#6b4e9b",
     }
 )
+"""Kind of event -> its colour in every drawing."""
 _PREDICTED = "#9aa5b1"
 _RANKS = ("#0b6e4f", "#2e86ab", "#b08d57", "#6b4e9b", "#3fa7a0", "#c06fa4", "#587b1f", "#8c564b")
 _MOST_NUMBERS = 20
@@ -72,7 +73,7 @@ def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> A
                 legendgroup=kind,
                 showlegend=kind not in named,
                 opacity=0.75 if kind in ("exchange", "communicate") else 1.0,
-                marker={"color": _COLOURS[kind], "line": {"width": 0.6, "color": "#ffffff"}},
+                marker={"color": COLOURS[kind], "line": {"width": 0.6, "color": "#ffffff"}},
                 customdata=[_said(event) for event in own],
                 hovertemplate="%{customdata}<extra></extra>",
                 row=row,
@@ -101,8 +102,8 @@ def steps_figure(measured: Measured, predicted: Simulated | None) -> Any:
     num_ranks = len(measured.steps)
     figure = go.Figure()
     for name, key, colour in (
-        ("computing, and what hides behind it", "compute_s", _COLOURS["backward"]),
-        ("exposed communication", "exposed_s", _COLOURS["wait"]),
+        ("computing, and what hides behind it", "compute_s", COLOURS["backward"]),
+        ("exposed communication", "exposed_s", COLOURS["wait"]),
     ):
         means_ms = [1e3 * sum(getattr(s, key) for s in same) / num_ranks for same in zip(*measured.steps, strict=True)]
         figure.add_bar(x=numbers, y=means_ms, name=name, marker_color=colour)
@@ -135,7 +136,7 @@ def bucket_figure(measured: Sequence[BucketTimes], predicted: Sequence[BucketTim
     """Return the exposed time of each bucket's exchange, and if there is a prediction, beside it."""
     figure = go.Figure()
     for name, buckets, colour in (
-        ("measured", measured, _COLOURS["wait"]),
+        ("measured", measured, COLOURS["wait"]),
         ("predicted", predicted or (), _PREDICTED),
     ):
         if buckets:
