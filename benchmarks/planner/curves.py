@@ -82,10 +82,12 @@ def of_model(model: Callable[[Table, int], object], *, begin: str) -> Arm:
     predicted of builders and samples."""
 
     def arm(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
-        rng = random.Random(seed)
-        drawn = {f"sample {k}": table.space.sample(rng) for k in range(100)}
-        seeds = {"random": {}, "builders": BUILDERS, "best": {**BUILDERS, **drawn}}[begin]
-        limits = Limits(seed=seed, max_trials=TRIALS, seeds=seeds, num_seeds=4 if begin == "best" else 0)
+        first = {
+            "random": {"seeds": {}, "num_drawn": 0},
+            "builders": {"num_drawn": 0, "num_seeds": 0},
+            "best": {},
+        }[begin]
+        limits = Limits(seed=seed, max_trials=TRIALS, **first)
         asking = searching(table.space, model(table, seed), limits)
         try:
             genes, _limit = next(asking)

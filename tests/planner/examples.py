@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pliant.planner import Genes, Trial
+from pliant.planner import FAMILIES, Genes, Trial
 from pliant.spec import Host, TensorSpec, Topology, Workload
 
 WORKLOAD = Workload(
@@ -45,7 +45,12 @@ class Rough:
     def features(self, candidates):
         return np.array(
             [
-                [hash(g.base.family) % 7, math.log2(g.bucket_bytes or 25 << 20), g.at_end, math.log2(g.chunk_bytes)]
+                [
+                    *(g.base.family == family for family in FAMILIES),
+                    math.log2(g.bucket_bytes or 25 << 20),
+                    g.at_end,
+                    math.log2(g.chunk_bytes),
+                ]
                 for g in candidates
             ],
             dtype=float,

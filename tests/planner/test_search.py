@@ -4,6 +4,7 @@ import random
 import statistics
 import time
 
+import numpy as np
 import pytest
 
 from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
@@ -32,11 +33,35 @@ def test_it_comes_within_two_percent_of_the_best_of_all_plans_and_beats_random_s
     assert statistics.median(regrets) < statistics.median(blind)
 
 
-def test_builders_are_run_first_and_nothing_twice():
-    found = search(space(), Rough(), exactly, Limits(max_trials=40, num_candidates=60))
+def test_the_best_predicted_of_builders_and_samples_are_run_first_and_nothing_twice():
+    where, model = space(), Rough()
+    found = search(where, model, exactly, Limits(max_trials=40, num_candidates=60, num_drawn=50, num_seeds=6))
+    builders = [genes for genes in BUILDERS.values() if genes in where]
+    of_builders = model.predict(builders)[0] + np.log([where.quality.ratio(g) for g in builders])
+    first = [t.genes for t in found.trials[:6]]
+    said = Rough().predict(first)[0] + np.log([where.quality.ratio(g) for g in first])
+    assert said.min() <= of_builders.min()
+    assert len({t.genes for t in found.trials}) == len(found.trials)
+
+
+def test_those_run_first_differ():
+    class NearlyEven(Rough):
+        def predict(self, candidates):
+            return np.array([0.0 if g.base.family == "quantized" else 0.05 for g in candidates]), np.zeros(
+                len(candidates)
+            )
+
+    found = search(space(), NearlyEven(), exactly, Limits(max_trials=4, num_seeds=4))
+    first, *others = [t.genes.base.family for t in found.trials]
+    assert first == "quantized"
+    assert set(others) != {"quantized"}
+
+
+def test_all_builders_can_be_run_first():
+    limits = Limits(max_trials=40, num_candidates=60, num_drawn=0, num_seeds=0)
+    found = search(space(), Rough(), exactly, limits)
     inside = [genes for genes in BUILDERS.values() if genes in space()]
     assert {t.genes for t in found.trials[: len(inside)]} == set(inside)
-    assert len({t.genes for t in found.trials}) == len(found.trials)
 
 
 def test_what_is_known_is_learned_from_and_not_run_again():

@@ -24,7 +24,7 @@ class Auto:
     """Plans to try at first; when something has changed, three more each time."""
     max_seconds: float = 45.0
     """No trial begins later than so long after the first."""
-    probe_s: float = 4.0
+    probe_s: float = 2.5
     """Time to measure the links."""
     watch: bool = True
     """Whether to search again when the network or a host has changed."""

@@ -3,9 +3,10 @@
 import json
 import logging
 import math
-import random
+import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,8 @@ _BATCH, _SAMPLES = 4, 100
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 3, 0.06, 2
 """Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
 change, it is answered within 50 steps."""
+_FINALISTS, _NEAR = 3, 1.25
+"""So many of the best are held against exact training, and each other, if they took at most so many times the least."""
 _LEAVE_ABOVE = 1.03
 """After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
 _CELLS, _TRUSTED = 3, 4.0
@@ -56,6 +59,17 @@ _CELLS, _TRUSTED = 3, 4.0
 _HOLD_STEPS = 50
 """After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
 next change came soon."""
+
+
+class _Finalist(NamedTuple):
+    """A plan to be held against exact training."""
+
+    plan: SyncPlan
+    is_exact: bool
+    ratio: float
+    """How many times the steps of exact training it needs."""
+    tried_s: float
+    """What a step took in its trial."""
 
 
 class Pilot:
@@ -143,20 +157,30 @@ class Pilot:
                 asked = asking.send(Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=reason))
             except StopIteration as end:
                 asked, found = None, end.value
-        best = _best(found, in_force, quality) if found is not None else _EXACT
-        trials = found.trials if found is not None else ()
-        tried_s = next((t.step_s for t in reversed(trials) if t.genes == best and t.steps_s), -1.0)
-        plan, is_exact, (ratio, tried_s) = self._share(best, quality.ratio(best) or 1.0, tried_s)
-        turns, exact = _TURNS if anew else _AGAIN_TURNS, _EXACT.plan("auto")
-        compared = yield from tryout.compared(plan, exact, ratio, turns)
-        adopted = compared.pays
-        self._run.switch(plan if adopted else exact)
-        self._genes, self._is_exact = (best, is_exact) if adopted else (_EXACT, True)
-        why = explain(workload, topology, plan, exact, ratio, compared.gains, adopted=adopted, found=found)
+            except RuntimeError as error:  # not one could be in force
+                _log.warning("auto keeps DDP's own exchange: %s.", error)
+                asked = None
+        finalists = _finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
+        shared = self._share(finalists, quality)
+        exact = _EXACT.plan("auto")
+        rivals = [each for each in shared if each.plan.hash != exact.hash]
+        if rivals:
+            turns = _TURNS if anew else _AGAIN_TURNS
+            compared = yield from tryout.compared([r.plan for r in rivals], [r.ratio for r in rivals], exact, turns)
+            best, gains, adopted = rivals[compared.best], compared.gains, compared.pays
+            # Of several plans, since one alone may have had to wait for a core in its trial.
+            since = statistics.median(r.tried_s / now_s for r, now_s in zip(rivals, compared.plans_s, strict=True))
+            expected_s = since * (compared.plans_s[compared.best] if adopted else compared.exact_s)
+        else:
+            best = shared[0] if shared else _Finalist(exact, True, 1.0, math.nan)
+            gains, adopted, expected_s = (1.0,), False, best.tried_s
+        self._run.switch(best.plan if adopted else exact)
+        self._is_exact = best.is_exact or not adopted
+        in_force_now = best.plan if adopted else exact
+        self._genes = next((t.genes for t in finalists if t.genes.plan().hash == in_force_now.hash), _EXACT)
+        why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         self.explanation = f"{share_text(why, self._comm)}\n{self._advise(workload)}"
-        if tried_s < 0 or plan.hash == exact.hash:  # which was not held against itself
-            return tried_s if tried_s > 0 else math.nan
-        return (compared.plan_s if adopted else compared.exact_s) * tried_s / compared.plan_s
+        return expected_s
 
     def _advise(self, workload: Workload) -> str:
         """Say what the plan in force asks of the optimizer; the same on all ranks."""
@@ -174,14 +198,13 @@ class Pilot:
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, num_trials: int
     ) -> Generator[tuple[Genes, float], Trial, Found]:
         space = Space(workload, topology, quality)
-        rng = random.Random(self._auto.seed)  # noqa: S311  not for secrets
-        drawn = {f"sample {k}": space.sample(rng) for k in range(_SAMPLES)}
         limits = Limits(
             max_trials=num_trials,
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
-            seeds={"in force": self._genes, "exact": _EXACT, **BUILDERS, **drawn},
+            seeds={"in force": self._genes, "exact": _EXACT, **BUILDERS},
+            num_drawn=_SAMPLES,
             num_seeds=min(_BATCH, num_trials),
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
@@ -201,12 +224,21 @@ class Pilot:
         plan, limit_s = json.loads(text)
         return from_json(SyncPlan, plan), limit_s
 
-    def _share(self, genes: Genes, *figures: float) -> tuple[SyncPlan, bool, list[float]]:
-        """Share the first rank's choice: its plan, whether it is exact, and what else belongs to it."""
-        is_exact = all(FAMILIES[gene.family].exact for gene in genes.genes)
-        said = share_text(json.dumps([to_json(genes.plan("auto")), is_exact, figures]), self._comm)
-        text, is_exact, shared = json.loads(said)
-        return from_json(SyncPlan, text), is_exact, shared
+    def _share(self, finalists: Sequence[Trial], quality: Quality) -> list[_Finalist]:
+        """Share the first rank's best plans."""
+        mine = [
+            (
+                to_json(trial.genes.plan("auto")),
+                all(FAMILIES[gene.family].exact for gene in trial.genes.genes),
+                quality.ratio(trial.genes) or 1.0,
+                trial.step_s,
+            )
+            for trial in finalists
+        ]
+        return [
+            _Finalist(from_json(SyncPlan, text), *figures)
+            for text, *figures in json.loads(share_text(json.dumps(mine), self._comm))
+        ]
 
     # - Giving up
 
@@ -237,13 +269,15 @@ def _learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | N
     return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))
 
 
-def _best(found: Found, in_force: Trial | None, quality: Quality) -> Genes:
-    """Return the best of a search, or what is in force if that is about as good."""
-    if in_force is None:
-        return found.best
-    least_s = min(t.step_s * (quality.ratio(t.genes) or 1.0) for t in found.trials if t.status == "ok")
-    now_s = in_force.step_s * (quality.ratio(in_force.genes) or 1.0)
-    return in_force.genes if now_s <= _LEAVE_ABOVE * least_s else found.best
+def _finalists(found: Found, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
+    """Return the best of a search, best first, or what is in force if that is about as good."""
+    sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
+    cost_s = {t.genes: t.step_s * (quality.ratio(t.genes) or 1.0) for t in sound}
+    least_s = min(cost_s.values())
+    if in_force is not None and cost_s[in_force.genes] <= _LEAVE_ABOVE * least_s:
+        return [in_force]
+    best_first = sorted(sound, key=lambda t: cost_s[t.genes])
+    return [t for t in best_first if cost_s[t.genes] <= _NEAR * least_s][:most]
 
 
 def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -23,8 +23,10 @@ Steps = Generator[None, None, R]
 
 UNCOUNTED = 2
 """Steps after a switch that are not timed: buckets are provisional in the first, and connections wake up."""
-_LEAST_BLOCKS, _MOST_BLOCKS = 3, 16
+_LEAST_BLOCKS, _MOST_BLOCKS, _SLOW_BLOCKS = 3, 16, 3
 _MOST, _PAYS_ABOVE = 0.75, 1.01
+_LEAST_TURNS, _SURELY = 2, 1.1
+"""A plan drops out whose best turn took so many times what the worst turn of another did."""
 
 
 class Flown(Protocol):
@@ -50,14 +52,16 @@ class Flown(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What became of a plan and exact training, turn about."""
+    """What became of plans and exact training, turn about."""
 
+    best: int
+    """Which of the plans was the fastest to the same accuracy."""
     gains: tuple[float, ...]
-    """How many times faster the plan was to the same accuracy, turn by turn; 1 for exact training itself."""
+    """How many times faster it was than exact training, turn by turn."""
     exact_s: float
-    """A step of exact training in the last turn; NaN without turns."""
-    plan_s: float
-    """Likewise of the plan."""
+    """A step of exact training, median over its turns."""
+    plans_s: tuple[float, ...]
+    """Likewise of each plan."""
 
     @property
     def pays(self) -> bool:
@@ -87,30 +91,49 @@ class TryOut:
             return [], str(error)
         return (yield from self._timed(plan, limit_s)), ""
 
-    def compared(self, plan: SyncPlan, exact: SyncPlan, ratio: float, num_turns: int) -> Steps[Compared]:
-        """Hold a plan against exact training, turn about; longer, up to twice as often, while turns disagree."""
-        gains: list[float] = []
-        last_s = (math.nan, math.nan)
-        while plan.hash != exact.hash and len(gains) < 2 * num_turns:
-            if len(gains) >= num_turns and (min(gains) > 1 or max(gains) <= 1):
+    def compared(
+        self, plans: Sequence[SyncPlan], ratios: Sequence[float], exact: SyncPlan, num_turns: int
+    ) -> Steps[Compared]:
+        """Hold plans and exact training against each other, turn about.
+
+        Who is surely slower drops out after the second turn. Turns go on, up to twice as many, while they disagree on
+        whether the best is faster than exact training.
+
+        Args:
+            plans: At least one; none of them is the exact one.
+            ratios: For each, how many times the steps it needs to the same accuracy.
+            exact: DDP's own exchange.
+            num_turns: At least two.
+
+        """
+        arms, factors = (exact, *plans), (1.0, *ratios)
+        steps_s: list[list[float]] = [[] for _ in arms]
+        left = list(range(len(arms)))
+        best, gains = 1, list[float]()
+        for turn in range(1, 2 * num_turns + 1):
+            for k in left:
+                self._run.switch(arms[k])
+                steps_s[k].append(statistics.median((yield from self._timed(arms[k]))))
+            costs_s = [[step_s * factor for step_s in each] for each, factor in zip(steps_s, factors, strict=True)]
+            best = min(range(1, len(arms)), key=lambda k: statistics.median(costs_s[k]))
+            gains = [e / b for e, b in zip(costs_s[0], costs_s[best], strict=False)]
+            if turn >= _LEAST_TURNS:
+                least_s = min(max(costs_s[k]) for k in left)
+                left = [k for k in left if min(costs_s[k]) <= _SURELY * least_s]
+            if len(left) == 1 or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):
                 break
-            times_s: list[float] = []
-            for each in (exact, plan):
-                self._run.switch(each)
-                times_s.append(statistics.median((yield from self._timed(each))))
-            last_s = (times_s[0], times_s[1])
-            gains.append(times_s[0] / (times_s[1] * ratio))
-        return Compared(gains=tuple(gains) or (1.0,), exact_s=last_s[0], plan_s=last_s[1])
+        exact_s, *plans_s = map(statistics.median, steps_s)
+        return Compared(best=best - 1, gains=tuple(gains), exact_s=exact_s, plans_s=tuple(plans_s))
 
     def _timed(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
-        """Return step times, the means of whole periods, the slowest rank's; only one if two are above the limit."""
+        """Return step times, the means of whole periods, the slowest rank's; only one if three are above the limit."""
         period = period_of(plan)
         yield from passed(UNCOUNTED)
         blocks_s = [(yield from self._block(period))]
-        if blocks_s[0] > limit_s:
-            blocks_s.append((yield from self._block(period)))  # one alone may have had to wait for a core
-            if min(blocks_s) > limit_s:
+        while min(blocks_s) > limit_s:  # codecs and connections warm up, and ranks wait for cores
+            if len(blocks_s) == _SLOW_BLOCKS:
                 return [min(blocks_s)]
+            blocks_s.append((yield from self._block(period)))
         wanted = self._enough_s / (blocks_s[0] * period)
         num_blocks = max(2, math.ceil(_LEAST_BLOCKS / period), min(_MOST_BLOCKS, math.ceil(wanted)))
         for _ in range(num_blocks - len(blocks_s)):

@@ -17,7 +17,7 @@ from pliant.planner.trials import Measure, Trial
 __all__ = ["Found", "Limits", "Model", "search", "searching"]
 
 _RANDOM_SHARE = 0.2
-"""Of a batch that is drawn without asking the model, so that it is proved wrong where it is."""
+"""Of a later batch that is drawn without asking the model, so that it is proved wrong where it is."""
 _LOWER = 1.0
 """Standard deviations below the mean at which a candidate is judged."""
 _ALIKE = 0.1
@@ -58,9 +58,11 @@ class Limits:
     num_candidates: int = 500
     """Plans that the model is asked about for each batch."""
     seeds: Mapping[str, Genes] = field(default_factory=lambda: BUILDERS)
-    """Plans to run first, the best predicted first; those outside the space are left out."""
-    num_seeds: int = 0
-    """Run only so many of them; 0 for all."""
+    """Plans that are looked at before all others; those outside the space are left out."""
+    num_drawn: int = 100
+    """Plans drawn from the space that are looked at beside them."""
+    num_seeds: int = 8
+    """So many of both, the best predicted that differ from each other, are run first; 0 for all."""
     known: Sequence[Trial] = ()
     """Trials that were made before, under the same conditions: they are learned from and compared, and cost nothing."""
     seed: int = 0
@@ -113,9 +115,9 @@ def search(
 def searching(space: Space, model: Model, limits: Limits) -> Generator[tuple[Genes, float], Trial, Found]:
     """Search for whoever runs the trials: yield plans, each with the step time above which it may be given up.
 
-    Builders come first. Then, batch after batch: candidates come from the best so far by mutation and crossover, and
-    from the space at random; the batch is picked one by one, each the least in lower confidence bound plus likeness to
-    those picked; a fifth of it is random. After each batch the model learns.
+    First come the best predicted of builders and samples. Then, batch after batch: candidates come from the best so far
+    by mutation and crossover, and from the space at random. Each batch is picked one by one, the least in lower
+    confidence bound plus likeness to those picked; a fifth of a later one is random. After each batch the model learns.
     """
     rng = random.Random(limits.seed)  # noqa: S311  not for secrets
     book = _Book(space)
@@ -124,28 +126,28 @@ def searching(space: Space, model: Model, limits: Limits) -> Generator[tuple[Gen
         book.enter(trial)
     if limits.known:
         model.fit(book.trials)
-    inside = [genes for genes in dict.fromkeys(limits.seeds.values()) if genes in space and genes not in book.known]
-    best_first = np.argsort(_costs(model, space, inside)[0])[: limits.num_seeds or None] if inside else []
-    chosen = [inside[i] for i in best_first]
+    drawn = [space.sample(rng) for _ in range(limits.num_drawn)]
+    first = [g for g in dict.fromkeys([*limits.seeds.values(), *drawn]) if g in space and g not in book.known]
+    candidates = first or _candidates(space, (), book.known, limits.num_candidates, rng)
+    number, at_random = (limits.num_seeds or len(first), 0.0) if first else (limits.batch, _RANDOM_SHARE)
     poor_batches = 0
-    while True:
-        for genes in chosen:
-            if len(book.trials) >= limits.max_trials + len(limits.known):
-                return book.close(f"{limits.max_trials} trials were run")
-            if time.monotonic() > end_s:
-                return book.close(f"{limits.max_seconds:g} s were over")
-            book.enter((yield genes, book.limit_s(genes)))
-        model.fit(book.trials)
-        candidates = _candidates(space, book.elite, book.known, limits.num_candidates, rng)
-        if not candidates:
-            return book.close("every plan in the space was run")
+    while candidates:
         mean, deviation = _costs(model, space, candidates)
         bound = mean - _LOWER * deviation
         gain = np.log(book.least) - float(np.min(bound))
         poor_batches = poor_batches + 1 if gain < _LEAST_GAIN else 0
         if poor_batches == _PATIENCE:
             return book.close(f"no plan is expected to be {_LEAST_GAIN:.1%} better")
-        chosen = [candidates[i] for i in _pick(model.features(candidates), bound, limits.batch, rng)]
+        for i in _pick(model.features(candidates), bound, number, at_random, rng):
+            if len(book.trials) >= limits.max_trials + len(limits.known):
+                return book.close(f"{limits.max_trials} trials were run")
+            if time.monotonic() > end_s:
+                return book.close(f"{limits.max_seconds:g} s were over")
+            book.enter((yield candidates[i], book.limit_s(candidates[i])))
+        model.fit(book.trials)
+        candidates = _candidates(space, book.elite, book.known, limits.num_candidates, rng)
+        number, at_random = limits.batch, _RANDOM_SHARE
+    return book.close("every plan in the space was run")
 
 
 class _Book:
@@ -209,15 +211,17 @@ def _candidates(
     return list(made)
 
 
-def _pick(features: NDArray[np.float64], bound: NDArray[np.float64], number: int, rng: random.Random) -> list[int]:
-    """Pick plans that look good and differ from each other."""
+def _pick(
+    features: NDArray[np.float64], bound: NDArray[np.float64], number: int, at_random: float, rng: random.Random
+) -> list[int]:
+    """Pick plans that look good and differ from each other, a share of them at random."""
     scaled = (features - features.mean(0)) / (features.std(0) + 1e-12)
     scaled /= np.linalg.norm(scaled, axis=1, keepdims=True) + 1e-12
     alike = np.zeros(len(bound))
     left = list(range(len(bound)))
     picked: list[int] = []
     while left and len(picked) < number:
-        at = rng.choice(left) if rng.random() < _RANDOM_SHARE else min(left, key=lambda i: bound[i] + _ALIKE * alike[i])
+        at = rng.choice(left) if rng.random() < at_random else min(left, key=lambda i: bound[i] + _ALIKE * alike[i])
         left.remove(at)
         picked.append(at)
         alike = np.maximum(alike, scaled @ scaled[at])
