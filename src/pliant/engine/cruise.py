@@ -18,8 +18,10 @@ __all__ = ["Cruise", "Landed"]
 _WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 5, 50, 0.1
 """A window has 5 steps, or, where those are short, as many as 0.1 s has: medians of less are noise."""
 _CHANGED = 1.3
-"""A window of steps is odd if their median is so many times longer, or shorter, than when the plan was adopted."""
+"""A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
 _ODD_WINDOWS = 2
+_FIRST_WINDOWS = 5
+"""What is usual is the median of so many windows: one alone may have been lucky."""
 _LOOK_EVERY = 5
 """Steps between two looks at a plan that is not exact."""
 
@@ -32,6 +34,8 @@ class Landed:
     """That it lasted."""
     step_s: float
     """What a step took at last."""
+    usual_s: float
+    """What it took, or was expected to take, before."""
     at_once: bool
     """Whether steps never took what they did when the plan was chosen: the search was of two networks."""
     crossed: Verdict | None
@@ -76,17 +80,20 @@ class Cruise:
         while not self._watches_times and self._judge is None:
             yield
         yield from passed(UNCOUNTED)
-        size = self._in_periods(2 * _WINDOW_STEPS)
-        now_s, crossed = yield from self._window(size)
-        at_once = not math.isnan(expected_s) and _apart(now_s, expected_s)
-        usual_s = expected_s if at_once else now_s
-        made, odd = size, 0
-        size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / usual_s))))
+        made = self._in_periods(2 * _WINDOW_STEPS)
+        now_s, crossed = yield from self._window(made)
+        size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
+        first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
         while crossed is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
             now_s, crossed = yield from self._window(size)
             made += size
+            if len(first_s) < _FIRST_WINDOWS:
+                first_s.append(now_s)
+                usual_s = statistics.median(first_s)
+                at_once = not math.isnan(expected_s) and _apart(usual_s, expected_s)
+                usual_s = expected_s if at_once else usual_s
             odd = odd + 1 if _apart(now_s, usual_s) else 0
-        return Landed(steps=made, step_s=now_s, at_once=at_once, crossed=crossed)
+        return Landed(steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, crossed=crossed)
 
     def _in_periods(self, num_steps: int) -> int:
         return math.ceil(num_steps / self._period) * self._period

@@ -126,6 +126,9 @@ class Pilot:
             while landed.crossed is not None:
                 self._give_up(landed.crossed, workload)
                 landed = yield from self._cruise(hold_steps)
+            if self._comm.rank == 0:
+                took = f"{1e3 * landed.step_s:.4g} ms instead of {1e3 * landed.usual_s:.4g} ms"
+                _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
     def _cruise(self, hold_steps: int, expected_s: float = math.nan) -> Steps[Landed]:
         bounds = None if self._is_exact else self._auto.bounds
