@@ -3,7 +3,6 @@
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +14,15 @@ from pliant.engine.tryout import UNCOUNTED, Flown, Steps, passed, period_of
 
 __all__ = ["Cruise", "Landed"]
 
-_WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 5, 50, 0.1
-"""A window has 5 steps, or, where those are short, as many as 0.1 s has: medians of less are noise."""
+_WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 50, 0.1
+"""A window has 4 steps, or, where those are short, as many as 0.1 s has: medians of less are noise."""
 _CHANGED = 1.3
 """A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
 _ODD_WINDOWS = 2
 _FIRST_WINDOWS = 5
 """What is usual is the median of so many windows: one alone may have been lucky."""
-_LOOK_EVERY = 5
-"""Steps between two looks at a plan that is not exact."""
+_LOOK_EVERY = 4
+"""In a window, one step of so many is looked at, if the plan is not exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Landed:
 class Cruise:
     """Goes on under the plan in force until steps take another time, or the plan does not do what was expected.
 
-    Each window of steps ends in one all-reduce of five numbers, so that all ranks decide alike.
+    Each window of steps is followed by one all-reduce of five numbers, so that all ranks decide alike.
 
     Args:
         run: Whose plan it is.
@@ -80,13 +79,14 @@ class Cruise:
         while not self._watches_times and self._judge is None:
             yield
         yield from passed(UNCOUNTED)
-        made = self._in_periods(2 * _WINDOW_STEPS)
-        now_s, crossed = yield from self._window(made)
+        size = self._in_periods(2 * _WINDOW_STEPS)
+        now_s, crossed = yield from self._window(size)
+        made = size + 1
         size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
         while crossed is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
             now_s, crossed = yield from self._window(size)
-            made += size
+            made += size + 1
             if len(first_s) < _FIRST_WINDOWS:
                 first_s.append(now_s)
                 usual_s = statistics.median(first_s)
@@ -99,7 +99,10 @@ class Cruise:
         return math.ceil(num_steps / self._period) * self._period
 
     def _window(self, num_steps: int) -> Steps[tuple[float, Verdict | None]]:
-        """Return the median time of a step over periods, the slowest rank's, and what was beyond a bound, if any."""
+        """Return the median time of a step over periods, the slowest rank's, and what was beyond a bound, if any.
+
+        What ranks have seen is shared beside one more step, so that those a step apart need not wait for each other.
+        """
         took_s: list[float] = []
         for first in range(0, num_steps, self._period):
             start_s = time.perf_counter()
@@ -111,20 +114,19 @@ class Cruise:
                 else:
                     yield
             took_s.append((time.perf_counter() - start_s) / self._period)
-        mine_s = statistics.median(took_s)
-        if self._lookout is None or self._judge is None:
-            return self._worst([mine_s])[0], None
-        seen = self._lookout.figures()
-        now_s, *worst = self._worst([mine_s, seen.gradient, seen.residual, seen.error, seen.distance])
-        gradient, residual, error, distance = worst
-        figures = Figures(gradient=gradient, residual=residual, error=error, distance=distance)
-        return now_s, self._judge.verdict(figures)
-
-    def _worst(self, mine: Sequence[float]) -> list[float]:
-        """Return the largest of all ranks for each number."""
-        shared = torch.tensor(mine, dtype=torch.float64)
-        self._comm.all_reduce(shared, "max").wait()
-        return shared.tolist()
+        mine = [statistics.median(took_s)]
+        if self._lookout is not None:
+            seen = self._lookout.figures()
+            mine += [seen.gradient, seen.residual, seen.error, seen.distance]
+        worst = torch.tensor(mine, dtype=torch.float64)
+        sharing = self._comm.all_reduce(worst, "max")
+        yield
+        sharing.wait()
+        now_s, *figures = worst.tolist()
+        if self._judge is None:
+            return now_s, None
+        gradient, residual, error, distance = figures
+        return now_s, self._judge.verdict(Figures(gradient=gradient, residual=residual, error=error, distance=distance))
 
 
 def _apart(one_s: float, other_s: float) -> bool:
