@@ -19,8 +19,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
 from pliant.algorithms import ALGORITHMS, Algorithm
+from pliant.cli.bench.peers import peer_plan
 from pliant.cli.bench.rhythm import rhythm_of
-from pliant.cli.bench.setup import AUTO, PLIANT_ARMS, settings_of
+from pliant.cli.bench.setup import AUTO, PEER_ARMS, PLIANT_ARMS, settings_of
 from pliant.codecs.registry import codec_from
 from pliant.engine.choose import plan_from, recommended
 from pliant.spec import Choice, CodecSpec, Graph
@@ -33,6 +34,7 @@ POST_LOCAL_PERIOD = 8
 """Of torch's post-local SGD: that of `local_sgd`."""
 _ONE_BUCKET_MB = 10_000
 R = TypeVar("R")
+_OWN_MOMENTUM = ("topk_dgc", "dgc")
 ADAM_LR = 2e-3
 SIGNED_LR = 2e-3
 """Where every element moves by the learning rate in every step."""
@@ -182,7 +184,7 @@ def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, ada
         return AdamW(module.parameters(), lr=lr)
     if name == "ddp-adam":
         return Adam(module.parameters(), lr=ADAM_LR)
-    return SGD(module.parameters(), lr=lr, momentum=0.0 if name == "topk_dgc" else 0.9)
+    return SGD(module.parameters(), lr=lr, momentum=0.0 if settings_of(name)[0] in _OWN_MOMENTUM else 0.9)
 
 
 def _plain_sgd(name: str, module: nn.Module, lr: float, *, adam: bool) -> Optimizer:
@@ -214,6 +216,8 @@ def plan_named(name: str) -> "pliant.SyncPlan":
 def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
     """Return what to relax with; settings change the algorithm alone, small parameters are spared as by bare name."""
     bare, settings = settings_of(name)
+    if bare in PEER_ARMS:
+        return peer_plan(bare, cast(dict[str, float], settings), name)
     warmup_steps = int(settings.pop("warmup_steps", 0))
     if not settings and not warmup_steps and bare in ALGORITHMS:
         return name

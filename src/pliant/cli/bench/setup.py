@@ -16,6 +16,7 @@ __all__ = [
     "MARK",
     "MODELS",
     "OPEN",
+    "PEER_ARMS",
     "PLIANT_ARMS",
     "STOP",
     "TRAINED",
@@ -70,13 +71,15 @@ PLIANT_ARMS = (
     "owner",
     "stale",
 )
+PEER_ARMS = ("sparcml", "oktopk", "gtopk", "scalecom", "dgc", "uniform_blocks", "magnitude_blocks")
+"""Sparse algorithms of other systems, and of other rules for choosing blocks, in one bucket: see `bench.peers`."""
 AUTO = "auto"
 """Chooses while it trains; its settings are those of `pliant.Auto`."""
-ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam", *PLIANT_ARMS, AUTO)
+ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam", *PLIANT_ARMS, *PEER_ARMS, AUTO)
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""
 
 _FIXED = ("qsgd4", "topk_dgc", "onebit_adam", "post_local_sgd")
-_SETTABLE = tuple(name for name in (*PLIANT_ARMS, AUTO) if name not in _FIXED)
+_SETTABLE = tuple(name for name in (*PLIANT_ARMS, *PEER_ARMS, AUTO) if name not in _FIXED)
 """Arms that are called with their settings; the others are settings already, or belong to an optimizer or to torch."""
 
 _WORDS = ("algorithm", "averaging", "codec", "graph")

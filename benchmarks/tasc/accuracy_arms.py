@@ -1,0 +1,87 @@
+"""The arms of the accuracy job: from a name and one number, its size, to a plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import pliant
+from pliant.algorithms import Algorithm
+from pliant.cli.bench.peers import peer
+from pliant.spec import Match, Rule, SyncPlan
+
+RATIOS = (10, 30, 130, 300)
+"""Of the bytes of dense float32 to an arm's."""
+BLOCK = 64
+POWERS = (0.0, 0.5, 1.0)
+BLOCKS = (0, 16, 32, 64, 128)
+"""Elements of a block of tasc; 0: whole rows."""
+_ONE_BUCKET_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """An algorithm whose bytes follow one number."""
+
+    name: str
+    made: Callable[[float], Algorithm]
+    """From the number to the algorithm."""
+    fitted: bool = True
+    """Whether the number is to be found by measuring bytes; otherwise it is the share of bytes itself."""
+    fixed: bool = False
+    """Whether there is no such number."""
+    whole: bool = False
+    """Whether it decides by itself what is too small to be chosen from; otherwise one-dimensional tensors are exact."""
+    probe_steps: int = 3
+    """Steps after which its bytes per step are known."""
+    momentum: float = 0.9
+    """Of SGD."""
+    optimizers: tuple[str, ...] = ("sgd", "adam")
+    ratios: tuple[int, ...] = RATIOS
+
+    def plan(self, size: float, model: nn.Module) -> SyncPlan:
+        """Return the plan, in one bucket: all layers compete, or are at least in one message."""
+        rules = [Rule(choice=self.made(size).choice)]
+        if not self.whole:
+            small = [name for name, parameter in model.named_parameters() if parameter.dim() < 2]
+            rules = [*(Rule(match=Match(pattern=name)) for name in small), *rules]
+        return SyncPlan(rules=tuple(rules), bucket_bytes=_ONE_BUCKET_BYTES, name=self.name)
+
+
+def _tasc(power: float, block: int, ratios: tuple[int, ...]) -> Arm:
+    def made(size: float) -> Algorithm:
+        make: Any = getattr(pliant, "tasc")  # noqa: B009  not every state of this repository has it
+        return make(ratio=size, block=block, power=power, agreement="global")
+
+    of = f"b{block}" if block else "rows"
+    return Arm(name=f"tasc-p{power:g}-{of}", made=made, fitted=False, whole=True, ratios=ratios)
+
+
+def _peer(name: str, ratios: tuple[int, ...] = (130,), **other: Any) -> Arm:
+    return Arm(name=name, made=lambda size: peer(name, {"ratio": size}), ratios=ratios, **other)
+
+
+def arms() -> dict[str, Arm]:
+    """Return all arms by name: the main ones at every ratio, blocks of other sizes and peers at 130."""
+    listed = [
+        Arm(name="dense", made=lambda size: pliant.bf16(), fixed=True, whole=True, ratios=(2,)),
+        Arm(name="powersgd", made=lambda size: pliant.powersgd(), fixed=True, ratios=(0,)),
+        *(_tasc(p, b, RATIOS if b in (0, BLOCK) else (130,)) for b in BLOCKS for p in POWERS),
+        Arm(name="magnitude", made=lambda size: peer("magnitude_blocks", {"ratio": size, "block": BLOCK})),
+        Arm(name="uniform", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": BLOCK})),
+        Arm(name="uniform-b16", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": 16})),
+        Arm(name="random", made=pliant.randomk),
+        Arm(name="topk", made=pliant.topk),
+        _peer("sparcml"),
+        _peer("oktopk", probe_steps=70),
+        _peer("gtopk"),
+        _peer("scalecom"),
+        _peer("dgc", momentum=0.0, optimizers=("sgd",)),
+    ]
+    return {arm.name: arm for arm in listed}
+
+
+def able(arm: Arm) -> bool:
+    """Say whether this state of Pliant has what an arm needs."""
+    return not arm.name.startswith("tasc") or "tasc" in pliant.__all__

@@ -1,0 +1,55 @@
+"""Finished runs in a JSON-lines file: a line is written whole or not at all, so that a command can go on."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class Book:
+    """What has been measured. A record's kind, and what it is about, are its key; the first of a key counts.
+
+    Args:
+        path: The file; it is made with its folder if it is not there.
+
+    """
+
+    KEY = ("kind", "task", "optimizer", "arm", "ratio", "seed", "steps")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.records: dict[tuple[Any, ...], Record] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the last words of a process that was killed
+            self.records.setdefault(self.key_of(record), record)
+
+    @classmethod
+    def key_of(cls, record: Record) -> tuple[Any, ...]:
+        """Return what a record is about."""
+        return tuple(record.get(name) for name in cls.KEY)
+
+    def find(self, **about: Any) -> Record | None:
+        """Return the record of a key, if there is one."""
+        return self.records.get(self.key_of(about))
+
+    def of_kind(self, kind: str) -> list[Record]:
+        """Return all records of a kind, in the order in which they were made."""
+        return [record for record in self.records.values() if record["kind"] == kind]
+
+    def add(self, record: Record) -> Record:
+        """Append a record by one write, after a line that may have been cut off, and have it on disk on return."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(file).st_size
+            cut_off = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+            os.write(file, ("\n" * cut_off + json.dumps(record) + "\n").encode())
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return self.records.setdefault(self.key_of(record), record)
