@@ -37,7 +37,7 @@ from accuracy_runs import as_record, dense_bytes, fitted_size, trained
 from accuracy_table import table
 from accuracy_tasks import OPTIMIZERS, Task, task_named
 
-STEPS = {"images": 350, "language": 350}
+STEPS = {"images": 350, "language": 250}
 SHORT = tuple(
     f"{cell}/{arm}"
     for cell in ("images/sgd", "language/adam")
