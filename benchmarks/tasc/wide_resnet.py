@@ -9,12 +9,12 @@ computing, and exchange gradients on the CPU. DIR holds the official python arch
 is in it; nothing in it is run (a restricted unpickler reads arrays and plain values alone).
 
 The claim to be compared with names Wide ResNet-20 without a widening factor; here it is 4, 4.3 M parameters, unless
---widen says otherwise: see `wide_model.py`. Batches of 128 over all workers, SGD with momentum 0.9 and weight decay 5e-4,
-learning rate 0.1 after one epoch of warm-up, a tenth of it after half and again after three quarters of 200 epochs;
-random crops of images padded by 4, and mirroring. The stated shorter form is --epochs 20 --widen 1 (0.27 M).
+--widen says otherwise: see `wide_model.py`. Batches of 128 over all workers, SGD with momentum 0.9 and weight decay
+5e-4, learning rate 0.1 after one epoch of warm-up, a tenth of it after half and again after three quarters of 200
+epochs; random crops of images padded by 4, and mirroring. The stated shorter form is --epochs 20 --widen 2 (1.1 M).
 
-Arms are named as for `pliant bench`, peers included; each spares parameters of at most 8192 elements, if it spares
-any. After each epoch every rank saves model, optimizer and `run.state_dict()` in --out, and one line is appended to
+Arms are named as for `pliant bench`, peers included. What is one-dimensional (norms and the last bias) is exact for
+all that leave small parameters exact at all; `pliant bench` leaves those of 8192 elements, here too many. After each epoch every rank saves model, optimizer and `run.state_dict()` in --out, and one line is appended to
 results.jsonl there: accuracy on the test images, loss, bytes counted by runs in the epoch, all ranks together, without
 those of judging. The same command goes on with the epoch that was not finished. Results of other settings are kept
 apart.
@@ -29,7 +29,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,6 +46,7 @@ from pliant.cli.bench.images import Images
 from pliant.cli.bench.peers import peer_plan
 from pliant.cli.bench.setup import PEER_ARMS, PLIANT_ARMS, known, settings_of
 from pliant.comm import Comm, own_group, run_world
+from pliant.spec import Match, Rule
 from pliant.spec.files import write_atomically
 
 _JUDGED_AT_ONCE = 250
@@ -76,12 +77,17 @@ class Training:
         drops = (epoch >= self.epochs / 2) + (epoch >= 3 * self.epochs / 4)
         return 0.1 * min(1.0, epoch + 1e-2) * 0.1**drops
 
-    def plan(self) -> pliant.SyncPlan:
-        """Return the arm's plan."""
+    def plan(self, model: nn.Module) -> pliant.SyncPlan:
+        """Return the arm's plan for a model: in one bucket, so that all layers compete."""
         bare, settings = settings_of(self.arm)
         if bare in PEER_ARMS:
-            return peer_plan(bare, {key: float(value) for key, value in settings.items()}, self.arm)
-        return plan_named(self.arm)
+            named = peer_plan(bare, {key: float(value) for key, value in settings.items()}, self.arm)
+        else:
+            named = plan_named(self.arm)
+        *spared, rule = named.rules
+        small = [name for name, parameter in model.named_parameters() if parameter.dim() < 2] if spared else []
+        rules = (*(Rule(match=Match(pattern=name)) for name in small), rule)
+        return replace(named, rules=rules, bucket_bytes=1 << 40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,7 @@ def train(rank: Rank, images: Images, job: Training, out: Path, book: Book, end_
     ddp.broadcast_buffers = False
     momentum = 0.0 if settings_of(job.arm)[0] in _OWN_MOMENTUM else 0.9
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=momentum, weight_decay=5e-4)
-    with pliant.relax(ddp, optimizer, job.plan(), timeout_s=_TIMEOUT_S) as run:
+    with pliant.relax(ddp, optimizer, job.plan(inner), timeout_s=_TIMEOUT_S) as run:
         if first:
             held = torch.load(folder / f"{first}" / f"rank{rank.rank}.pt", map_location=rank.home, weights_only=True)
             inner.load_state_dict(held["model"])

@@ -64,9 +64,7 @@ def test_the_short_form_and_every_run_have_names_of_their_own(load):
     assert not [job for job in everything if job.arm == "dgc" and job.optimizer == "adam"]
     names = {job.arm for job in everything}
     assert {f"tasc-p{p}-{b}" for p in ("0", "0.5", "1") for b in ("rows", "b16", "b32", "b64", "b128")} < names
-    with pytest.raises(
-        ValueError, match=r"nothing is called images/sgd/7/\*; runs are called as in images/sgd/2/dense"
-    ):
+    with pytest.raises(ValueError, match=r"nothing is called images/sgd/7/\*; .* as in images/sgd/2/dense"):
         accuracy.jobs(1, ["images/sgd/7/*"])
 
 
@@ -227,7 +225,7 @@ def test_the_wide_job_goes_on_as_if_it_had_never_stopped(load, tmp_path, capsys)
 
     whole = run("whole")
     assert [r["steps"] for r in whole] == [1, 2, 1, 2]
-    assert whole[1]["sent_bytes"] > 5 * whole[3]["sent_bytes"] > 0
+    assert whole[1]["sent_bytes"] > 8 * whole[3]["sent_bytes"] > 0
     assert run("halted", "--time-limit", "1e-9") == []
     assert "the same command goes on" in capsys.readouterr().out
     train = wide._epoch
