@@ -14,10 +14,10 @@ The claim to be compared with names Wide ResNet-20 without a widening factor; he
 epochs; random crops of images padded by 4, and mirroring. The stated shorter form is --epochs 20 --widen 2 (1.1 M).
 
 Arms are named as for `pliant bench`, peers included. What is one-dimensional (norms and the last bias) is exact for
-all that leave small parameters exact at all; `pliant bench` leaves those of 8192 elements, here too many. After each epoch every rank saves model, optimizer and `run.state_dict()` in --out, and one line is appended to
-results.jsonl there: accuracy on the test images, loss, bytes counted by runs in the epoch, all ranks together, without
-those of judging. The same command goes on with the epoch that was not finished. Results of other settings are kept
-apart.
+all that leave small parameters exact at all; `pliant bench` leaves those of 8192 elements, here too many. After
+each epoch every rank saves model, optimizer and `run.state_dict()` in --out, and one line is appended to results.jsonl
+there: accuracy on the test images, loss, bytes counted by runs in the epoch, all ranks together, without those of
+judging. The same command goes on with the epoch that was not finished. Results of other settings are kept apart.
 """
 
 import argparse
