@@ -74,7 +74,7 @@ def arms() -> dict[str, Arm]:
         Arm(name="random", made=pliant.randomk),
         Arm(name="topk", made=pliant.topk),
         _peer("sparcml"),
-        _peer("oktopk", probe_steps=70),
+        _peer("oktopk", probe_steps=160),
         _peer("gtopk"),
         _peer("scalecom"),
         _peer("dgc", momentum=0.0, optimizers=("sgd",)),

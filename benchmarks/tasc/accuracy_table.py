@@ -58,11 +58,12 @@ def _row(
     if not ended:
         return f"{head} | | {len(runs)}{lost} | | |"
     values = list(ended.values())
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    spread = f"{100 * deviation:.2f}" if metric.higher else f"{deviation:.3f}"
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    spread = "" if deviation is None else f"{100 * deviation:.2f}" if metric.higher else f"{deviation:.3f}"
     pairs = [metric.gap(value, base[seed]) for seed, value in ended.items() if seed in base]
     against = " | |"
     if pairs and arm != "dense":
         low, high = interval(pairs)
-        against = f" {statistics.fmean(pairs):+.2f} | {low:+.2f} to {high:+.2f} |"
+        between = f"{low:+.2f} to {high:+.2f}" if len(pairs) > 1 else ""  # one pair says nothing about another
+        against = f" {statistics.fmean(pairs):+.2f} | {between} |"
     return f"{head} {metric.text(statistics.fmean(values))} | {spread} | {len(runs)}{lost} |{against}"
