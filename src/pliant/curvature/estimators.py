@@ -70,10 +70,6 @@ class Fisher:
                     f"{tuple(losses.shape)}; return it unreduced, as with cross_entropy(..., reduction='none')."
                 )
             for loss in losses:
-                found = torch.autograd.grad(
-                    loss, list(task.parameters.values()), retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-                for total, g in zip(sums.values(), found, strict=True):
-                    g = (g.to_dense() if g.is_sparse else g).float()
-                    total.addcmul_(g, g, value=1 / losses.numel())
+                for total, g in zip(sums.values(), task.derivatives([loss], retain_graph=True), strict=True):
+                    total.addcmul_(g.float(), g.float(), value=1 / losses.numel())
         return sums

@@ -55,22 +55,14 @@ def rademacher(task: Task, generator: torch.Generator) -> list[Tensor]:
 
 def _by_backward(task: Task, generator: torch.Generator) -> Product:
     loss = task.objective(generator)(task.forward()).mean()
-    parameters = list(task.parameters.values())
     gradients = task.gradients(loss, create_graph=True)
     bent = [k for k, g in enumerate(gradients) if g.requires_grad]  # others are constant: unused, or a linear loss
 
     def product(v: Sequence[Tensor]) -> list[Tensor]:
         if not bent:
             return [torch.zeros_like(x) for x in v]
-        found = torch.autograd.grad(
-            [gradients[k] for k in bent],
-            parameters,
-            [v[k].to(gradients[k].dtype) for k in bent],
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        return [x.float() for x in found]
+        weights = [v[k].to(gradients[k].dtype) for k in bent]
+        return [x.float() for x in task.derivatives([gradients[k] for k in bent], weights, retain_graph=True)]
 
     return product
 
@@ -89,8 +81,9 @@ def _by_difference(task: Task, generator: torch.Generator) -> Product:
     norm = float(torch.stack([x.norm() for x in kept]).norm())
 
     def gradients() -> list[Tensor]:
-        with untouched(task.model):  # so that each begins with the same state
-            return task.gradients(objective(task.forward(precise=True)).mean())
+        # Each begins with the same state.
+        with untouched(task.model), torch.autocast(task.device.type, enabled=False):
+            return task.gradients(objective(task.forward()).mean())
 
     def product(v: Sequence[Tensor]) -> list[Tensor]:
         length = float(torch.stack([x.norm() for x in v]).norm())
@@ -115,7 +108,7 @@ def _by_difference(task: Task, generator: torch.Generator) -> Product:
 
 def _has_double_backward(task: Task) -> bool:
     if task.model not in _twice:
-        signs = torch.Generator(next(task.model.parameters()).device).manual_seed(0)
+        signs = torch.Generator(task.device).manual_seed(0)
         try:
             with hessian(task, signs, "product") as product:
                 product(rademacher(task, signs))

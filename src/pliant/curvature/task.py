@@ -1,6 +1,6 @@
 """What is looked at: one forward pass of a model in training, and how its output becomes a loss."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -59,12 +59,16 @@ class Task:
         """Name -> parameter, of those that are trained; one that is shared appears once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
-    def forward(self, *, precise: bool = False) -> Any:
-        """Return the model's output with its graph; `precise` turns the caller's autocast off."""
-        device = next(self.model.parameters()).device.type
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def forward(self) -> Any:
+        """Return the model's output with its graph."""
+        kind = self.device.type
         # No cache: it would keep casts of weights from before, or for after, and weights move between two calls.
-        enabled = torch.is_autocast_enabled(device) and not precise
-        with torch.autocast(device, enabled=enabled, cache_enabled=False):
+        with torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
             return self.model(*self.args, **self.kwargs)
 
     def sampled(self, output: Any, generator: torch.Generator) -> Tensor:
@@ -95,9 +99,27 @@ class Task:
 
     def gradients(self, loss: Tensor, *, create_graph: bool = False) -> list[Tensor]:
         """Return d loss / d parameter in the order of `parameters`, zeros where it is unused; `.grad` stays."""
-        found = torch.autograd.grad(
-            loss, list(self.parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
-        )
+        return self.derivatives([loss], create_graph=create_graph)
+
+    def derivatives(
+        self,
+        of: Sequence[Tensor],
+        weights: Sequence[Tensor] | None = None,
+        *,
+        create_graph: bool = False,
+        retain_graph: bool = False,
+    ) -> list[Tensor]:
+        """Return sum_i weights_i d of_i / d parameter, dense, as `gradients` does."""
+        with torch.autocast(self.device.type, enabled=False):  # backward goes by what forward has chosen
+            found = torch.autograd.grad(
+                of,
+                list(self.parameters.values()),
+                weights,
+                retain_graph=retain_graph or create_graph,
+                create_graph=create_graph,
+                allow_unused=True,
+                materialize_grads=True,
+            )
         return [g.to_dense() if g.is_sparse else g for g in found]
 
     def _rows(self, output: Any) -> Tensor:

@@ -1,9 +1,11 @@
 """How a run feels the curvature of its loss, as settings that are part of a plan."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = ["CurvatureSpec"]
+
+EstimatorName = Literal["gauss_newton", "hutchinson", "fisher"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +17,7 @@ class CurvatureSpec:
 
     """
 
-    estimator: Literal["gauss_newton", "hutchinson", "fisher"] = "gauss_newton"
+    estimator: EstimatorName = "gauss_newton"
     """Gauss-Newton-Bartlett costs one forward and backward, Hutchinson two or more, Fisher one for each sample."""
     batch_share: float = 0.25
     """Part of each rank's batch that is looked at: its first samples, at least one, or two if there are as many."""
@@ -34,6 +36,7 @@ class CurvatureSpec:
 
     def __post_init__(self) -> None:
         ranges = {
+            "estimator": self.estimator in get_args(EstimatorName),
             "batch_share": 0 < self.batch_share <= 1,
             "beta": 0 <= self.beta < 1,
             "shrink": 0 <= self.shrink <= 1,
@@ -45,6 +48,7 @@ class CurvatureSpec:
         bad = [f"{name}={getattr(self, name)}" for name, holds in ranges.items() if not holds]
         if bad:
             raise ValueError(
-                f"curvature cannot be felt with {', '.join(bad)}; needed are 0 < batch_share <= 1, 0 <= beta < 1, "
-                "0 <= shrink <= 1, clip >= 1, 1 <= interval <= max_interval and 0 < time_share <= 1."
+                f"curvature cannot be felt with {', '.join(bad)}; needed are an estimator of "
+                f"{', '.join(get_args(EstimatorName))}, 0 < batch_share <= 1, 0 <= beta < 1, 0 <= shrink <= 1, "
+                "clip >= 1, 1 <= interval <= max_interval and 0 < time_share <= 1."
             )
