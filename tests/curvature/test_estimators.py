@@ -177,7 +177,7 @@ def test_under_autocast_it_is_about_the_same(estimator):
 def test_differences_refuse_coarse_weights():
     task, _, _ = tiny_task()
     task = Task(model=task.model.bfloat16(), args=(task.args[0].bfloat16(),))
-    with pytest.raises(ValueError, match="float32.*bfloat16.*GaussNewton"):
+    with pytest.raises(ValueError, match=r"float32.*bfloat16.*GaussNewton"):
         Hutchinson(by="difference").diagonal(task, seeded())
     assert flat(GaussNewton().diagonal(task, seeded())).isfinite().all()
 

@@ -44,7 +44,7 @@ def test_multiple_eigenvalues_are_all_seen():
 
 def test_refusals():
     task, _, _ = tiny_task()
-    with pytest.raises(ValueError, match="3 probes.*at least 5"):
+    with pytest.raises(ValueError, match=r"3 probes.*at least 5"):
         trace(task, seeded(), probes=3)
     with pytest.raises(ValueError, match=r"0 eigenvalues.*1 to"):
         top_eigenvalues(task, seeded(), 0)

@@ -43,7 +43,7 @@ class Curved:
             beta=self.beta,
             interval=int(self.interval),
             max_interval=int(self.interval),
-            time_share=1.0,
+            time_share=1e9,
         )
 
     def blocks(self, shape):
@@ -159,7 +159,7 @@ def test_in_every_combination():
         "after": pliant.after(2, own, then=pliant.bf16()),
         "then": pliant.after(2, pliant.bf16(), then=own),
         "hosts": pliant.between_hosts(own),
-        "local": pliant.local_sgd(2, averaging=own),
+        "local": pliant.diloco(2, averaging=own),
         "some": pliant.partition({"head.*": pliant.bytegrad(), "*": own}),
     }
 
@@ -250,9 +250,9 @@ def test_a_rank_that_sees_nothing_or_not_finite_counts_for_nothing():
 
     results = pliant.run_world(2, body, timeout_s=30)
     own, model = Curved(), results[0][2]
-    found = GaussNewton().diagonal(
-        Task(model=model, args=(batch(0, 1)[0][:2],)), torch.Generator().manual_seed(3 * 2)
-    )["head.weight"]
+    found = GaussNewton().diagonal(Task(model=model, args=(batch(0, 1)[0][:2],)), torch.Generator().manual_seed(3 * 2))[
+        "head.weight"
+    ]
     numels = own.blocks(tuple(found.shape))
     for same, values, _ in results:
         assert same

@@ -77,6 +77,9 @@ def _by_difference(task: Task, generator: torch.Generator) -> Product:
             "where they would be nothing but rounding; use GaussNewton, or keep weights in float32 under autocast."
         )
     objective = task.objective(generator)
+    if task.loss is None:
+        with untouched(task.model), torch.no_grad():
+            objective(task.forward())  # labels are drawn here, at the weights themselves
     kept = [p.detach().clone() for p in parameters]
     norm = float(torch.stack([x.norm() for x in kept]).norm())
 

@@ -76,9 +76,10 @@ class Task:
         return self.losses_of(output, self.draw(output, generator))
 
     def draw(self, output: Any, generator: torch.Generator) -> Tensor:
-        """Return labels, int64 (samples,), drawn from the softmax of the logits."""
-        logits = self._rows(output).detach()
-        return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+        """Return labels, int64 (samples,), drawn from the softmax of the logits; any where these are not finite."""
+        chances = self._rows(output).detach().softmax(-1)  # (samples, classes)
+        chances = torch.where(chances.isfinite().all(-1, keepdim=True), chances, 1.0)  # the loss then says so
+        return torch.multinomial(chances, 1, generator=generator).squeeze(-1)
 
     def losses_of(self, output: Any, labels: Tensor) -> Tensor:
         """Return the cross-entropies, float32 (samples,), of labels, (samples,)."""

@@ -62,7 +62,8 @@ class Feeler:
         self._looking = False
         self._since_s: float | None = None
         self._steps_s, self._num_steps, self._rest_s = 0.0, 0, 0.0
-        self._hook = module.register_forward_pre_hook(self._keep, with_kwargs=True)
+        # A plain function, since copies of the module, as for averaged weights, copy what hooks are bound to.
+        self._hook = module.register_forward_pre_hook(lambda *call: self._keep(*call), with_kwargs=True)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -98,7 +99,12 @@ class Feeler:
     # - One look
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._looking or self._step + 1 < self._due or not (module.training and torch.is_grad_enabled()):
+        if (
+            module is not self._module
+            or self._looking
+            or self._step + 1 < self._due
+            or not (module.training and torch.is_grad_enabled())
+        ):
             return
         num = _batch_size((args, kwargs))
         few = max(round(num * self._felt.spec.batch_share), min(num, 2))  # of one, BatchNorm knows no deviation

@@ -32,7 +32,7 @@ class CurvatureSpec:
     max_interval: int = 200
     """It does not grow beyond this, unless time_share asks for it."""
     time_share: float = 0.03
-    """Upper limit of the part of training time that goes into curvature."""
+    """Upper limit of the time that goes into curvature, as a part of that of the steps without it."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -43,12 +43,12 @@ class CurvatureSpec:
             "clip": self.clip >= 1,
             "interval": self.interval >= 1,
             "max_interval": self.max_interval >= self.interval,
-            "time_share": 0 < self.time_share <= 1,
+            "time_share": self.time_share > 0,
         }
         bad = [f"{name}={getattr(self, name)}" for name, holds in ranges.items() if not holds]
         if bad:
             raise ValueError(
                 f"curvature cannot be felt with {', '.join(bad)}; needed are an estimator of "
                 f"{', '.join(get_args(EstimatorName))}, 0 < batch_share <= 1, 0 <= beta < 1, 0 <= shrink <= 1, "
-                "clip >= 1, 1 <= interval <= max_interval and 0 < time_share <= 1."
+                "clip >= 1, 1 <= interval <= max_interval and time_share > 0."
             )
