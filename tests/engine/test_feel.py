@@ -189,6 +189,25 @@ def test_in_every_combination():
         assert ("head.weight" in kept[0]) == (name != "some")
 
 
+def test_what_was_felt_passes_to_a_plan_that_asks_for_the_same():
+    what = Curved(interval=5, beta=0.9)
+
+    def body(place):
+        ddp, optimizer, run = relax(place, what)
+        with run:
+            train(ddp, optimizer, place.rank, range(3))
+            before = felt(run, place)
+            run.switch(pliant.every(2, what))
+            same = all(torch.equal(x, before[n]) for n, x in felt(run, place).items())
+            train(ddp, optimizer, place.rank, range(3, 7))
+            run.switch(Curved(interval=5, beta=0.5))
+            fresh = not any(x.any() for x in felt(run, place).values())
+            train(ddp, optimizer, place.rank, range(7, 9))
+            return same, fresh, [look.step for look in run.curvature.history]
+
+    assert pliant.run_world(2, body, timeout_s=60) == [(True, True, [1, 6, 8])] * 2
+
+
 def test_save_load_continue_is_uninterrupted(tmp_path):
     what = Curved(interval=3, beta=0.9)
 

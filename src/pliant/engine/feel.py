@@ -78,6 +78,12 @@ class Feeler:
         spec = self._felt.spec
         self._refresh = Refresh(interval=interval, max_interval=spec.max_interval, time_share=spec.time_share)
         self._step, self._kept = self._due - 1, None  # so that inputs are kept until after_step knows better
+        if self._looks:
+            self._write(self._settled(self._averaged()))
+
+    def knows(self, felt: Felt) -> bool:
+        """Say whether what was felt so far is of use for what another plan asks for."""
+        return felt.spec == self._felt.spec and felt.numels == self._felt.numels
 
     def close(self) -> None:
         """Remove the hook."""

@@ -122,9 +122,11 @@ class Maker:
         served = None
         if owned is not None and (bounds := {choice.staleness for choice in choices.values() if choice.served}):
             served = Served(owned, self._comms[False], self._optimizer, max(bounds))
+        feeler = Feeler(self._module, felt, self._comms[False], self.curvature, step) if felt is not None else None
         if old is not None and old.feeler is not None:
             old.feeler.close()
-        feeler = Feeler(self._module, felt, self._comms[False], self.curvature, step) if felt is not None else None
+            if felt is not None and feeler is not None and old.feeler.knows(felt):
+                feeler.state = old.feeler.state
         return InForce(exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler)
 
     def _place(self, store: Store) -> None:
