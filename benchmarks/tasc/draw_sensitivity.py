@@ -1,7 +1,7 @@
 """Draw the sensitivity of each layer over time, as it was felt while training: needs matplotlib.
 
-``python benchmarks/tasc/draw_sensitivity.py benchmarks/results/ranks_2core_2026-11-21.json docs/images/sensitivity.svg``,
-of what rank_correlation.py wrote.
+``python benchmarks/tasc/draw_sensitivity.py benchmarks/results/ranks_2core_2026-11-21.json sensitivity.svg``, of what
+rank_correlation.py wrote.
 """
 
 import json

@@ -2,12 +2,13 @@
 
 ``python benchmarks/tasc/rank_correlation.py --models cnn,vgg,chars,gpt --points 10,50,200 --json out.json --md out.md``
 
-The models and the data of ``pliant bench`` train on one rank, and an algorithm asks for the curvature as any does: one
-draw of Gauss-Newton-Bartlett on a quarter of the batch every few steps, averaged over looks, shrunk and clipped. At each
-point it is held against the diagonal of the Hessian on a batch of its own, from 30 Hutchinson probes by double backward:
-Spearman's correlation over parameters, over all blocks of 64 elements, and over the blocks of one parameter (mean over
-parameters). The reference is noisy as well: "reference" is the correlation of two of 30 probes with each other, and what
-is felt is held against the mean of both. Costs are in units of the forward and backward of the whole batch.
+The models and the data of ``pliant bench`` train on one rank, and an algorithm asks for the curvature as any does:
+one draw of Gauss-Newton-Bartlett on a quarter of the batch every few steps, averaged over looks, shrunk and clipped. At
+each point it is held against the diagonal of the Hessian on a batch of its own, from 30 Hutchinson probes by double
+backward: Spearman's correlation over parameters, over all blocks of 64 elements, and over the blocks of one parameter
+(mean over parameters). The reference is noisy as well: "reference" is the correlation of two of 30 probes with each
+other, and what is felt is held against the mean of both. Costs are in units of the forward and backward of the whole
+batch.
 """
 
 import argparse
