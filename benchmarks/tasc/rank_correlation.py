@@ -113,7 +113,7 @@ def run_case(name: str, data: str, points: list[int]) -> dict[str, object]:
         return rows, history, stable
 
     ((rows, history, stable),) = pliant.run_world(1, body, timeout_s=3600)
-    return {"rows": rows, "history": history, "one_look_with_those_before": statistics.median(stable)}
+    return {"rows": rows, "history": history, "median_ranks_from_look_to_look": statistics.median(stable)}
 
 
 def compared(model: nn.Module, felt: dict, means: dict, batch: Batch, step: int) -> dict[str, float]:

@@ -178,14 +178,13 @@ class Feeler:
         cost_s, step_s = max(told[:size]), max(told[size:])
         ranks = shift = 0.0
         if looks:
-            fresh = shared[:num] / looks
             before = self._settled(self._averaged()) if self._looks else None
-            self._mean.lerp_(fresh, 1 - self._felt.spec.beta)
+            self._mean.lerp_(shared[:num] / looks, 1 - self._felt.spec.beta)
             self._looks += 1
-            self._write(self._settled(self._averaged()))
+            now = self._settled(self._averaged())
+            self._write(now)
             if before is not None:
-                alone = self._settled(fresh)
-                ranks, shift = spearman(alone, before), log_shift(alone, before)
+                ranks, shift = spearman(now, before), log_shift(now, before)
                 self._refresh = self._refresh.after(ranks, shift)
         steps = self._refresh.steps(cost_s, step_s)
         self._due = step + steps

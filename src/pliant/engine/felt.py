@@ -23,9 +23,9 @@ class Look:
     means: Mapping[str, float]
     """Parameter -> mean of the positive part of the Hessian's diagonal, over elements, ranks and earlier looks."""
     ranks: float
-    """Spearman's correlation, over all blocks, of this look alone with those before; 0 for the first."""
+    """Spearman's correlation, over all blocks, of what algorithms read from now on with what they read before."""
     shift: float
-    """Median over all blocks of the logarithm of this look over those before."""
+    """Median over all blocks of the logarithm of what they read from now on over what they read before."""
     cost_s: float
     """Time that it took on the slowest rank."""
     next_steps: int
