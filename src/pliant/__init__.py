@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         topk,
     )
     from pliant.comm import CommError, run_world
+    from pliant.curvature import Fisher, GaussNewton, Hutchinson, Task, top_eigenvalues, trace
     from pliant.engine import (
         Auto,
         Bounds,
@@ -55,15 +56,31 @@ if TYPE_CHECKING:
     )
     from pliant.schedules import ScheduledSum, ScheduleError, SparseSum
     from pliant.simulator import Costs, simulate
-    from pliant.spec import Graph, Machine, Match, Schedule, SyncPlan, Timeline, Topology, Workload, load, save
+    from pliant.spec import (
+        CurvatureSpec,
+        Graph,
+        Machine,
+        Match,
+        Schedule,
+        SyncPlan,
+        Timeline,
+        Topology,
+        Workload,
+        load,
+        save,
+    )
 
 __all__ = [
     "Auto",
     "Bounds",
     "CommError",
     "Costs",
+    "CurvatureSpec",
     "Elastic",
+    "Fisher",
+    "GaussNewton",
     "Graph",
+    "Hutchinson",
     "IncompleteBackwardError",
     "Machine",
     "Match",
@@ -78,6 +95,7 @@ __all__ = [
     "ScheduledSum",
     "SparseSum",
     "SyncPlan",
+    "Task",
     "Timeline",
     "Topology",
     "Workload",
@@ -118,12 +136,15 @@ __all__ = [
     "stale",
     "streaming_diloco",
     "terngrad",
+    "top_eigenvalues",
     "topk",
+    "trace",
 ]
 
 # Names are handed on when they are first asked for: a command that needs no torch must not wait for it.
 _ROOMS = {
     "pliant.comm": ("CommError", "run_world"),
+    "pliant.curvature": ("Fisher", "GaussNewton", "Hutchinson", "Task", "top_eigenvalues", "trace"),
     "pliant.engine": (
         "Auto",
         "Bounds",
@@ -141,6 +162,7 @@ _ROOMS = {
     "pliant.schedules": ("ScheduleError", "ScheduledSum", "SparseSum"),
     "pliant.simulator": ("Costs", "simulate"),
     "pliant.spec": (
+        "CurvatureSpec",
         "Graph",
         "Machine",
         "Match",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pliant.spec import (
     Choice,
     CodecSpec,
+    CurvatureSpec,
     Event,
     Host,
     Link,
@@ -91,6 +92,7 @@ RECORDS = [
         decode_s_per_element={"qsgd": 2e-9},
     ),
     Timeline(events=(Event(rank=0, step=1, kind="encode", name="b", start_s=0.0, end_s=1.0),)),
+    CurvatureSpec(estimator="fisher", beta=0.5, interval=5),
 ]
 
 
@@ -284,3 +286,14 @@ def test_units_as_people_write_them():
     ):
         with pytest.raises(ValueError, match=f"is not {noun}: write a number and one of"):
             parse(text)
+
+
+def test_curvature_is_refused_with_what_is_needed():
+    for wrong in ({"beta": 1.0}, {"clip": 0.5}, {"interval": 0}, {"max_interval": 5}, {"batch_share": 0}):
+        (name, value), *_ = wrong.items()
+        with pytest.raises(ValueError, match=rf"{name}={value}.*needed are"):
+            CurvatureSpec(**wrong)
+    with pytest.raises(ValueError, match="shrink=2, time_share=0"):
+        CurvatureSpec(shrink=2, time_share=0)
+    with pytest.raises(ValueError, match="estimator"):
+        CurvatureSpec(estimator="tea leaves")

@@ -1,7 +1,7 @@
 """Relaxations as values: each a short file, with combinators for when, where and for which parameters."""
 
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
-from pliant.algorithms.base import Algorithm, Moment, State
+from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, Moment, State
 from pliant.algorithms.build import ALGORITHMS, build, named, register
 from pliant.algorithms.demo import DeMo, demo
 from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
@@ -26,6 +26,7 @@ from pliant.algorithms.timing import After, Every, Late, after, every, late
 
 __all__ = [
     "ALGORITHMS",
+    "CURVATURE",
     "After",
     "Algorithm",
     "AllReduce",
@@ -33,6 +34,7 @@ __all__ = [
     "CodedNeighbours",
     "DeMo",
     "Every",
+    "FeelsCurvature",
     "Late",
     "Local",
     "Moment",

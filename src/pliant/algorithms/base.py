@@ -9,12 +9,14 @@ from torch.optim import Optimizer
 
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.spec import Choice, CurvatureSpec
 
 __all__ = [
+    "CURVATURE",
     "AddsShares",
     "Algorithm",
     "ChecksOptimizer",
+    "FeelsCurvature",
     "MixesWeights",
     "Moment",
     "Rest",
@@ -25,6 +27,9 @@ __all__ = [
 
 Slots = Mapping[str, tuple[int, ...] | None]
 """Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
+
+CURVATURE = "curvature"
+"""The slot into which the engine writes what a `FeelsCurvature` asks for."""
 
 Rest = Callable[[], None]
 """What is left to do once the result is handed over: nobody waits for it before the same bucket's next exchange."""
@@ -135,4 +140,24 @@ class StartsFromOptimizer(Protocol):
 
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Fill a parameter's slots from the optimizer's state; called when a run begins or switches to it."""
+        ...
+
+
+@runtime_checkable
+class FeelsCurvature(Protocol):
+    """An algorithm that wants to know how the loss curves along its blocks.
+
+    Its slots hold ``CURVATURE: (len(blocks(shape)),)`` for each parameter that has blocks. There the engine writes, now
+    and then and between steps, the mean of the positive part of the Hessian's diagonal over each block, in units of
+    the mean loss over squared weight: averaged over ranks and refreshes, shrunk and clipped as the settings say, the
+    same on all ranks. All zero, as slots begin, means that nobody has looked yet.
+    """
+
+    @property
+    def curvature(self) -> CurvatureSpec | None:
+        """How to look; None for not at all, and then there is no such slot."""
+        ...
+
+    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the elements of each contiguous block of a parameter of this shape; none if it is not looked at."""
         ...

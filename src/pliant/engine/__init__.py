@@ -5,6 +5,7 @@ from pliant.engine.auto import Auto
 from pliant.engine.bounds import Bounds
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
+from pliant.engine.felt import Curvature, Look
 from pliant.engine.observe import Observation, observe
 from pliant.engine.record import Recording, record
 from pliant.engine.relax import relax
@@ -15,8 +16,10 @@ from pliant.engine.watch import IncompleteBackwardError
 __all__ = [
     "Auto",
     "Bounds",
+    "Curvature",
     "Elastic",
     "IncompleteBackwardError",
+    "Look",
     "NonFiniteGradientError",
     "Observation",
     "Recording",

@@ -8,12 +8,40 @@ from torch import Tensor
 
 from pliant.codecs import tensor_hash
 from pliant.comm.base import Comm
+from pliant.engine.lane import Lane
 
-__all__ = ["ReplicasDisagreeError", "check_agreement", "fingerprints"]
+__all__ = ["Agreement", "ReplicasDisagreeError", "check_agreement", "fingerprints"]
 
 
 class ReplicasDisagreeError(RuntimeError):
     """Parameters that must be equal on all ranks are not; the message names the first one and the ranks."""
+
+
+class Agreement:
+    """Checks replicas now and then, in the lane.
+
+    Args:
+        every: Steps between two checks; 0 for never.
+        comm: Of the run.
+
+    """
+
+    def __init__(self, every: int, comm: Comm) -> None:
+        self._every, self._comm = every, comm
+        self.last_step = -1
+        """The last step after which replicas were found equal; -1 before the first check."""
+
+    def after_step(self, equal: Mapping[str, Tensor], step: int, lane: Lane) -> None:
+        """Compare what must be equal, if it is time."""
+        if not equal or not self._every or step % self._every or self._comm.size == 1:
+            return
+        mine, device = fingerprints(equal), next(iter(equal.values())).device
+
+        def check() -> None:
+            check_agreement(list(equal), mine, self._comm, device, step)
+            self.last_step = step
+
+        lane.submit(check)
 
 
 def fingerprints(parameters: Mapping[str, Tensor]) -> Tensor:

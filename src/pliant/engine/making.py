@@ -12,6 +12,8 @@ from pliant.collectives import place
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import by_hosts
 from pliant.engine.exchange import Exchanger, NonFinite
+from pliant.engine.feel import Feeler
+from pliant.engine.felt import Curvature, felt_in
 from pliant.engine.means import average_states, average_weights
 from pliant.engine.owned import Owned
 from pliant.engine.served import Served
@@ -36,6 +38,8 @@ class InForce:
     """None if every rank steps every parameter."""
     served: Served | None
     """None if ranks step together."""
+    feeler: Feeler | None = None
+    """None if no algorithm asks for the curvature."""
 
     @property
     def apart(self) -> bool:
@@ -81,7 +85,9 @@ class Maker:
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
     ) -> None:
-        self._layers = owner_classes(module)
+        self._module, self._layers = module, owner_classes(module)
+        self.curvature = Curvature()
+        """What was felt of the loss, under whichever plan."""
         self._optimizer = optimizer
         self._parameters = parameters
         self._device = next(iter(parameters.values())).device
@@ -101,6 +107,7 @@ class Maker:
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(self._optimizer)
         self._place(store)
+        felt = felt_in(store)
         if old is not None:
             old.hand_back()
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store)
@@ -115,7 +122,12 @@ class Maker:
         served = None
         if owned is not None and (bounds := {choice.staleness for choice in choices.values() if choice.served}):
             served = Served(owned, self._comms[False], self._optimizer, max(bounds))
-        return InForce(exchanger=exchanger, weights=weights, owned=owned, served=served)
+        feeler = Feeler(self._module, felt, self._comms[False], self.curvature, step) if felt is not None else None
+        if old is not None and old.feeler is not None:
+            old.feeler.close()
+            if felt is not None and feeler is not None and old.feeler.knows(felt):
+                feeler.state = old.feeler.state
+        return InForce(exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler)
 
     def _place(self, store: Store) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""
@@ -136,6 +148,11 @@ class Maker:
 
         The old one is abandoned. What belongs to this rank is kept; the caller makes the ranks alike, and follows.
         """
+        if old.feeler is not None:
+            raise ValueError(
+                "this plan has an algorithm that asks for the curvature, which is a mean over all ranks, but an "
+                "elastic run goes on with any of them; leave elastic= out, or choose another algorithm."
+            )
         store = Store(self._parameters, old.exchanger.store.choices, self._comms)
         store.keep(old.exchanger.store)
         weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step, self._tape)

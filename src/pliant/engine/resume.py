@@ -69,6 +69,8 @@ def write_state(
         own |= {"model": {name: tensor.clone() for name, tensor in _tensors_of(module).items()}}
     if made.owned is not None:
         own |= {"optimizer": made.owned.state}
+    if made.feeler is not None:
+        own |= {"curvature": made.feeler.state}
     place = {name: (b, k) for b, names in exchanger.layout.items() for k, name in enumerate(names)}
     layout = torch.tensor([place.get(name, (-1, -1)) for name in exchanger.store.tensors], dtype=torch.int64)
     return {
@@ -108,6 +110,8 @@ def read_state(state: Mapping[str, Any], made: InForce, plan: SyncPlan, comm: Co
             tensor.copy_(own["model"][name])
     if made.owned is not None:
         made.owned.state = own["optimizer"]
+    if made.feeler is not None:
+        made.feeler.state = own["curvature"]
     if made.served is not None:
         made.served.begin()
     return Resumed(step=step, turn=turn, layout=_read_layout(own["layout"], list(tensors)))

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import Rest
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.agreement import check_agreement, fingerprints
+from pliant.engine.agreement import Agreement
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.exchange import NonFinite
+from pliant.engine.felt import Curvature
 from pliant.engine.front import Arrival, attach, finish
 from pliant.engine.lane import Lane, Ticket
 from pliant.engine.making import InForce, Maker
@@ -51,18 +52,16 @@ class Run:
         self._front = attach(self._ddp) if self._ddp is not None else None
         self._module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.optimizer = optimizer
-        self._comm = comm
-        self._agreement_every = agreement_every
+        self._comm, self._agreement = comm, Agreement(agreement_every, comm)
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         self._device = next(iter(self._parameters.values())).device
         self._step, self._turn = steps_taken(optimizer), 0
-        self._last_agreement_step = -1
         self._held: list[Arrival] = []
         self._rests: list[tuple[str, Rest]] = []
         self._handed_over: Ticket | None = None
         self._as_saved: LaidOutAsSaved | None = None
         self.tape = Tape(self._device, comm)
-        self.recording: Recording | None = None  # writes down what happens, if somebody wants to know
+        self.recording: Recording | None = None  # writes down what happens
         self._maker = Maker(self._module, optimizer, self._parameters, self.tape, hosts=hosts, nonfinite=nonfinite)
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
         self._put_in_force(plan, None)
@@ -154,14 +153,9 @@ class Run:
             if self._weights is not None:
                 self._weights.after_step(self._step)
         equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
-        if equal and self._agreement_every and self._step % self._agreement_every == 0 and self._comm.size > 1:
-            mine, step = fingerprints(equal), self._step
-
-            def check() -> None:
-                check_agreement(list(equal), mine, self._comm, self._device, step)
-                self._last_agreement_step = step
-
-            self._lane.submit(check)
+        self._agreement.after_step(equal, self._step, self._lane)
+        if self._made.feeler is not None:
+            self._made.feeler.after_step(self._step, self._lane)
         if self.pilot is not None:
             self.pilot.after_step()
 
@@ -177,6 +171,11 @@ class Run:
         """The ranks that train."""
         return tuple(range(self._comm.size))
 
+    @property
+    def curvature(self) -> Curvature:
+        """What algorithms that ask for it have felt of the loss, layer by layer."""
+        return self._maker.curvature
+
     def stats(self) -> Stats:
         """Return what the run has cost on this rank. No communication."""
         busy_s = self._lane.busy_s + (self._weights.busy_s if self._weights is not None else 0.0)
@@ -190,7 +189,8 @@ class Run:
             codec_s=max(0.0, busy_s - self._comm.wait_s),
             consensus_distance=self._weights.distance if self._weights is not None else 0.0,
             residual_norm=self._exchanger.store.norm("residual"),
-            last_agreement_step=self._last_agreement_step,
+            last_agreement_step=self._agreement.last_step,
+            curvature_s=self.curvature.seconds,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class Run:
             self._front.receive = None
         if self._ddp is not None:
             self._ddp.broadcast_buffers = self._shares_buffers
-        for each in (self.pilot, self.recording, self._watch, self._weights):
+        for each in (self.pilot, self.recording, self._watch, self._weights, self._made.feeler):
             if each is not None:
                 each.close()
         if self._served is not None:

@@ -26,3 +26,5 @@ class Stats(TypedDict):
     """Euclidean norm of what this rank's error feedback still owes."""
     last_agreement_step: int
     """The last step after which replicas were found equal; -1 before the first check."""
+    curvature_s: float
+    """Time that looks at the curvature have taken, for algorithms that ask for it; 0 without such."""

@@ -1,5 +1,6 @@
 """Nouns only: frozen records that survive a round trip through JSON. No torch here."""
 
+from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.graph import Graph
 from pliant.spec.machine import Machine
@@ -12,6 +13,7 @@ from pliant.spec.workload import TensorSpec, Workload
 __all__ = [
     "Choice",
     "CodecSpec",
+    "CurvatureSpec",
     "Event",
     "Graph",
     "Host",

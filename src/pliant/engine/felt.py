@@ -1,0 +1,113 @@
+"""What algorithms ask to know of the curvature, and what was found: records between a plan and who looks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pliant.algorithms.base import CURVATURE, FeelsCurvature
+from pliant.curvature import find_logits
+from pliant.engine.store import Store
+from pliant.spec import CurvatureSpec
+
+__all__ = ["Curvature", "Felt", "Look", "felt_in"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What one look at the curvature has found, the same on all ranks."""
+
+    step: int
+    """Optimizer steps completed before it."""
+    means: Mapping[str, float]
+    """Parameter -> mean of the positive part of the Hessian's diagonal, over elements, ranks and earlier looks."""
+    ranks: float
+    """Spearman's correlation, over all blocks, of what algorithms read from now on with what they read before."""
+    shift: float
+    """Median over all blocks of the logarithm of what they read from now on over what they read before."""
+    cost_s: float
+    """Time that it took on the slowest rank."""
+    next_steps: int
+    """Steps until the next one."""
+
+
+class Curvature:
+    """What a run has felt of its loss."""
+
+    def __init__(self) -> None:
+        self.history: list[Look] = []
+        """All looks, in order, under whichever plan."""
+        self.seconds = 0.0
+        """Time that they have taken on this rank, with their sums over ranks."""
+        self.logits: Callable[[Any], Tensor] = find_logits
+        self.loss: Callable[[Any], Tensor] | None = None
+
+    def reads(
+        self, *, logits: Callable[[Any], Tensor] = find_logits, loss: Callable[[Any], Tensor] | None = None
+    ) -> None:
+        """Say how the model's output is to be read; on all ranks, before the first step.
+
+        Args:
+            logits: From the output to logits, (..., classes), where they are not found by themselves.
+            loss: From the output to the mean loss, or to losses of samples, for estimators that take one. Without it
+                they take that of labels that are drawn from the model, so that what they feel is Gauss-Newton's matrix.
+
+        """
+        self.logits, self.loss = logits, loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Felt:
+    """What a plan's algorithms ask for."""
+
+    spec: CurvatureSpec
+    numels: Mapping[str, tuple[int, ...]]
+    """Parameter -> elements of each of its blocks."""
+    slots: Mapping[str, tuple[Tensor, ...]]
+    """Parameter -> where to write, float32 (num_blocks,); nothing on ranks that do not exchange it themselves."""
+
+
+def felt_in(store: Store) -> Felt | None:
+    """Return what the algorithms of a store ask for, or None.
+
+    Raises:
+        ValueError: Two of them ask for different settings, or one has no common step at which to look.
+
+    """
+    numels: dict[str, tuple[int, ...]] = {}
+    specs: dict[CurvatureSpec, str] = {}
+    for name, parameter in store.parameters.items():
+        choice = store.choices[name]
+        for member in _feeling(store.algorithms[choice]):
+            blocks = member.blocks(tuple(parameter.shape))
+            if member.curvature is None or not blocks:
+                continue
+            if choice.pace == "free":
+                raise ValueError(
+                    f"{name!r} is exchanged by an algorithm that asks for the curvature, which all ranks feel after "
+                    f"the same step, but at a free pace, at which they have none in common: {choice}; let it keep step."
+                )
+            if numels.setdefault(name, blocks) != blocks:
+                raise ValueError(f"two algorithms of {name!r} ask for curvature over different blocks; give them one.")
+            specs.setdefault(member.curvature, name)
+    if len(specs) > 1:
+        (one, first), (other, second), *_ = specs.items()
+        raise ValueError(
+            f"{first!r} asks for the curvature as {one}, and {second!r} as {other}; it is felt once for all, so give "
+            "all rules of the plan the same settings."
+        )
+    if not specs:
+        return None
+    slots = {
+        name: tuple(t for slot, t in store.tensors[name].items() if slot.rpartition("/")[2] == CURVATURE)
+        for name in numels
+    }
+    return Felt(spec=next(iter(specs)), numels=numels, slots=slots)
+
+
+def _feeling(algorithm: object) -> list[FeelsCurvature]:
+    """Return what feels in an algorithm: itself, or the members of a combinator."""
+    members = [getattr(algorithm, part, None) for part in ("inner", "first", "then")]
+    own = [algorithm] if isinstance(algorithm, FeelsCurvature) else []
+    return own + [found for member in members if member is not None for found in _feeling(member)]

@@ -1,0 +1,357 @@
+"""Algorithms that ask for the curvature: what is written is right, and nothing else of the training changes."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from models import Net, batch, new_ddp, train, weights
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import pliant
+from pliant.algorithms import CURVATURE
+from pliant.curvature import GaussNewton, Task, block_means, settled
+from pliant.engine.feel import _batch_size, _first
+from pliant.spec import Choice, CurvatureSpec, OwnSpec
+
+ESTIMATORS = ("gauss_newton", "hutchinson", "fisher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curved:
+    """The exact mean, and blocks of 16 whose curvature is felt; 1-D parameters are not looked at."""
+
+    interval: float = 1
+    beta: float = 0
+    batch_share: float = 0.25
+    estimator: float = 0
+    asks: float = 1
+
+    @property
+    def choice(self):
+        settings = {k: getattr(self, k) for k in ("interval", "beta", "batch_share", "estimator", "asks")}
+        return Choice(own=OwnSpec(name="curved", settings=settings))
+
+    @property
+    def curvature(self):
+        if not self.asks:
+            return None
+        return CurvatureSpec(
+            estimator=ESTIMATORS[int(self.estimator)],
+            batch_share=self.batch_share,
+            beta=self.beta,
+            interval=int(self.interval),
+            max_interval=int(self.interval),
+            time_share=1e9,
+        )
+
+    def blocks(self, shape):
+        numel = torch.Size(shape).numel()
+        return tuple(min(16, numel - k) for k in range(0, numel, 16)) if len(shape) > 1 else ()
+
+    def slots(self, shape, comm):
+        num = len(self.blocks(shape)) if self.asks else 0
+        return {CURVATURE: (num,)} if num else {}
+
+    def prepare(self, bucket, comm):
+        return None
+
+    def on_ready(self, bucket, state, comm, moment):
+        comm.all_reduce(bucket.flat).wait()
+        bucket.flat.mul_(1 / comm.size)
+
+
+pliant.register("curved", Curved)
+
+
+def relax(place, what, model=Net, lr=0.05, **options):
+    ddp = new_ddp(place, model=model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=lr, momentum=0.9)
+    return ddp, optimizer, pliant.relax(ddp, optimizer, what, timeout_s=20, agreement_every=1, **options)
+
+
+def felt(run, place):
+    slots = run.state_dict()[f"rank{place.rank}"]["slots"]
+    return {name: own[CURVATURE].clone() for name, own in slots.items() if CURVATURE in own}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_it_is_the_mean_over_ranks_of_what_each_has_felt(size):
+    own = Curved()
+
+    def body(place):
+        ddp, optimizer, run = relax(place, own)
+        with run:
+            train(ddp, optimizer, place.rank, range(2))
+            return felt(run, place), copy.deepcopy(ddp.module), run.curvature.history
+
+    results = pliant.run_world(size, body, timeout_s=60)
+    _, model, history = results[0]  # weights after the second step, and a look of that moment
+    wanted = {}
+    for rank in range(size):
+        task = Task(model=model, args=(batch(rank, 1)[0][:2],))
+        found = GaussNewton().diagonal(task, torch.Generator().manual_seed(2 * size + rank))
+        for name, p in model.named_parameters():
+            if p.dim() > 1:
+                means = block_means(found[name], own.blocks(tuple(p.shape)))
+                wanted[name] = wanted.get(name, 0) + means / size
+    for slots, _, own_history in results:
+        assert set(slots) == set(wanted)
+        for name, x in slots.items():
+            numels = own.blocks(tuple(model.get_parameter(name).shape))
+            assert torch.allclose(x, settled(wanted[name], numels, shrink=0.5, clip=50), rtol=1e-4)
+            assert torch.equal(x, results[0][0][name])
+            whole = float(wanted[name] @ torch.tensor(numels, dtype=torch.float32)) / sum(numels)
+            assert own_history[-1].means[name] == pytest.approx(whole, rel=1e-4)
+        assert [look.step for look in own_history] == [1, 2]
+        assert [(k.ranks, k.next_steps) for k in own_history] == [(k.ranks, k.next_steps) for k in history]
+
+
+def test_looks_are_averaged_without_the_bias_of_the_start():
+    seen = []
+
+    def body(place):
+        ddp, optimizer, run = relax(place, Curved(beta=0.5), lr=0.0)
+        with run:
+            for step in range(3):
+                train(ddp, optimizer, place.rank, [step])
+                seen.append(felt(run, place))
+            return ddp.module
+
+    (model,) = pliant.run_world(1, body, timeout_s=60)
+    name, own, mean = "hidden.weight", Curved(), 0.0
+    for look in range(3):
+        task = Task(model=model, args=(batch(0, look)[0][:2],))
+        found = GaussNewton().diagonal(task, torch.Generator().manual_seed(look + 1))[name]
+        numels = own.blocks(tuple(found.shape))
+        mean = 0.5 * mean + 0.5 * block_means(found, numels)
+        wanted = settled(mean / (1 - 0.5 ** (look + 1)), numels, shrink=0.5, clip=50)
+        assert torch.allclose(seen[look][name], wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", range(3), ids=ESTIMATORS)
+def test_training_is_the_same_bit_for_bit(estimator):
+    def body(place):
+        ends = []
+        for what in (Curved(estimator=estimator), Curved(asks=0)):
+            ddp, optimizer, run = relax(place, what)
+            with run:
+                losses = train(ddp, optimizer, place.rank, range(5))
+                stats = run.stats()
+                assert len(run.curvature.history) == (5 if what.asks else 0)
+                assert (stats["curvature_s"] > 0) == bool(what.asks)
+                assert stats["exchanges"] == 5
+                assert all(p.grad is not None for p in ddp.parameters())
+            ends.append((weights(ddp), losses, [b.clone() for b in ddp.module.buffers()]))
+            assert not ddp.module._forward_pre_hooks
+        (w, losses, buffers), (w2, losses2, buffers2) = ends
+        return torch.equal(w, w2), losses == losses2, all(map(torch.equal, buffers, buffers2))
+
+    assert pliant.run_world(2, body, timeout_s=60) == [(True, True, True)] * 2
+
+
+def test_in_every_combination():
+    own = Curved()
+    wholes = {
+        "every": pliant.every(2, own),
+        "late": pliant.late(own),
+        "after": pliant.after(2, own, then=pliant.bf16()),
+        "then": pliant.after(2, pliant.bf16(), then=own),
+        "hosts": pliant.between_hosts(own),
+        "local": pliant.diloco(2, averaging=own),
+        "some": pliant.partition({"head.*": pliant.bytegrad(), "*": own}),
+    }
+
+    def body(place):
+        ddp, optimizer, run = relax(place, "allreduce", hosts=[[0, 1], [2]])
+        seen = {}
+        with run:
+            train(ddp, optimizer, place.rank, [0])
+            assert not run.curvature.history
+            for k, (name, what) in enumerate(wholes.items()):
+                run.switch(what)
+                train(ddp, optimizer, place.rank, range(3 * k, 3 * k + 3))
+                slots = run.state_dict()[f"rank{place.rank}"]["slots"].items()
+                found = {n: t for n, s in slots for slot, t in s.items() if slot.endswith(CURVATURE)}
+                assert all(t.gt(0).all() for t in found.values())
+                seen[name] = found
+                assert len(run.curvature.history) == 3 * (k + 1)
+            run.switch("allreduce")
+            assert not ddp.module._forward_pre_hooks
+        return {name: {n: t.sum().item() for n, t in found.items()} for name, found in seen.items()}
+
+    results = pliant.run_world(3, body, timeout_s=90)
+    for name in wholes:
+        kept = [r[name] for r in results if r[name]]
+        assert all(k == kept[0] for k in kept)
+        assert len(kept) == (2 if name == "hosts" else 3)  # there, only leaders exchange
+        assert ("head.weight" in kept[0]) == (name != "some")
+
+
+def test_what_was_felt_passes_to_a_plan_that_asks_for_the_same():
+    what = Curved(interval=5, beta=0.9)
+
+    def body(place):
+        ddp, optimizer, run = relax(place, what)
+        with run:
+            train(ddp, optimizer, place.rank, range(3))
+            before = felt(run, place)
+            run.switch(pliant.every(2, what))
+            same = all(torch.equal(x, before[n]) for n, x in felt(run, place).items())
+            train(ddp, optimizer, place.rank, range(3, 7))
+            run.switch(Curved(interval=5, beta=0.5))
+            fresh = not any(x.any() for x in felt(run, place).values())
+            train(ddp, optimizer, place.rank, range(7, 9))
+            return same, fresh, [look.step for look in run.curvature.history]
+
+    assert pliant.run_world(2, body, timeout_s=60) == [(True, True, [1, 6, 8])] * 2
+
+
+def test_save_load_continue_is_uninterrupted(tmp_path):
+    what = Curved(interval=3, beta=0.9)
+
+    def body(place):
+        ddp, optimizer, run = relax(place, what)
+        with run:
+            train(ddp, optimizer, place.rank, range(5))
+            saved = {"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(), "run": run.state_dict()}
+            torch.save(saved, tmp_path / f"{place.rank}.pt")
+            train(ddp, optimizer, place.rank, range(5, 12))
+            one = felt(run, place), [look.step for look in run.curvature.history]
+        loaded = torch.load(tmp_path / f"{place.rank}.pt", weights_only=True)
+        again, other, run = relax(place, what)
+        with run:
+            again.module.load_state_dict(loaded["model"])
+            other.load_state_dict(loaded["optimizer"])
+            run.load_state_dict(loaded["run"])
+            train(again, other, place.rank, range(5, 12))
+            two = felt(run, place), [look.step for look in run.curvature.history]
+        same = all(torch.equal(one[0][name], two[0][name]) for name in one[0])
+        return same, torch.equal(weights(ddp), weights(again)), one[1], two[1]
+
+    assert pliant.run_world(2, body, timeout_s=60) == [(True, True, [1, 4, 7, 10], [7, 10])] * 2
+
+
+def test_an_error_on_one_rank_ends_all():
+    class Moody(Net):
+        moods = None
+
+        def forward(self, x):
+            out = super().forward(x)
+            return {"loss": out} if self.moods == "bad" and len(x) == 2 else out
+
+    def body(place):
+        ddp, optimizer, run = relax(place, Curved(), model=Moody)
+        with run:
+            train(ddp, optimizer, place.rank, [0])
+            ddp.module.moods = "bad" if place.rank == 1 else None
+            wanted = ("no logits" if place.rank == 1 else "could not be felt on 1 of 3 ranks after step 2", ValueError)
+            with pytest.raises((ValueError, RuntimeError), match=wanted[0]):
+                train(ddp, optimizer, place.rank, [1])
+        return True
+
+    assert pliant.run_world(3, body, timeout_s=30) == [True] * 3
+
+
+def test_a_rank_that_sees_nothing_or_not_finite_counts_for_nothing():
+    def body(place):
+        ddp, optimizer, run = relax(place, Curved(), lr=0.0)
+        with run:
+            train(ddp, optimizer, place.rank, [0])
+            before = felt(run, place)
+            optimizer.step()  # no forward pass on any rank: what was known stays
+            same = all(torch.equal(x, before[n]) for n, x in felt(run, place).items())
+            read = run.curvature
+            read.reads(logits=lambda z: z * (torch.inf if place.rank else 1.0))
+            train(ddp, optimizer, place.rank, [1])
+            return same, felt(run, place)["head.weight"], ddp.module
+
+    results = pliant.run_world(2, body, timeout_s=30)
+    own, model = Curved(), results[0][2]
+    found = GaussNewton().diagonal(Task(model=model, args=(batch(0, 1)[0][:2],)), torch.Generator().manual_seed(3 * 2))[
+        "head.weight"
+    ]
+    numels = own.blocks(tuple(found.shape))
+    for same, values, _ in results:
+        assert same
+        assert torch.allclose(values, settled(block_means(found, numels), numels, shrink=0.5, clip=50), rtol=1e-4)
+
+
+def test_refusals():
+    both = pliant.partition({"head.*": Curved(beta=0.5), "*": Curved()})
+
+    def body(place):
+        with pytest.raises(ValueError, match=r"'conv.weight' asks.*'head.weight' as.*same settings"):
+            relax(place, both)
+        with pytest.raises(ValueError, match="free pace, at which they have none in common"):
+            relax(place, pliant.async_average(2, averaging=Curved()))
+        ddp, optimizer, run = relax(place, Curved())
+        with run:
+            train(ddp, optimizer, place.rank, [0])
+            with pytest.raises(ValueError, match="same settings"):
+                run.switch(both)
+            train(ddp, optimizer, place.rank, [1])  # nothing has changed
+            assert len(run.curvature.history) == 2
+        return True
+
+    assert pliant.run_world(2, body, timeout_s=30) == [True] * 2
+
+
+def test_under_autocast_and_with_a_loss_of_ones_own():
+    def body(place):
+        ddp, optimizer, run = relax(place, Curved(estimator=1))
+        with run:
+            dtypes = []
+            run.curvature.reads(loss=lambda z: (dtypes.append(z.dtype), z.float().square().mean())[1])
+            x, _ = batch(place.rank, 0)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = ddp(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            return set(dtypes), all(t.isfinite().all() and t.any() for t in felt(run, place).values())
+
+    assert pliant.run_world(2, body, timeout_s=30) == [({torch.bfloat16}, True)] * 2
+
+
+class Many(nn.Module):
+    """Takes nested inputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.seen = []
+
+    def forward(self, scale, *, batch):
+        self.seen.append((len(batch["x"][0]), batch["x"][1].shape, batch["name"]))
+        return (self.head(batch["x"][0]) * scale + batch["x"][1].sum(),)
+
+
+def test_inputs_may_be_nested_and_evaluation_is_not_looked_at():
+    def body(place):
+        ddp, optimizer, run = relax(place, Curved(), model=Many)
+        with run:
+            x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+            given = {"x": (x, torch.zeros(3)), "name": "text"}
+            cross_entropy(ddp(torch.tensor(2.0), batch=given)[0], y).backward()
+            ddp.eval()
+            ddp(torch.tensor(2.0), batch={**given, "x": (x[:1], torch.zeros(3))})
+            ddp.train()
+            with torch.no_grad():
+                ddp(torch.tensor(2.0), batch={**given, "x": (x[:9], torch.zeros(3))})
+            optimizer.step()
+            return [n for n, *_ in ddp.module.seen], felt(run, place)["head.weight"].any().item()
+
+    assert pliant.run_world(1, body, timeout_s=30) == [([16, 1, 9, 4], True)]
+
+
+def test_the_first_samples():
+    x, y = torch.arange(8.0).view(8, 1).requires_grad_(), torch.arange(8)
+    assert _batch_size(((), {"a": None}, [{"b": torch.tensor(1.0)}, x])) == 8
+    assert _batch_size(("text", {})) == 0
+    first, rest = _first((x, {"y": [y, torch.zeros(3)]}), 8, 2)
+    assert first.shape == (2, 1)
+    assert not first.requires_grad
+    assert first.data_ptr() == x.data_ptr()
+    assert rest["y"][0].tolist() == [0, 1]
+    assert rest["y"][1].shape == (3,)
