@@ -15,6 +15,7 @@ from pliant.spec import SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 
 LOSSLESS = ["late", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
+LOSSLESS += ["tasc", "tasc-leader", "tasc-local"]
 """What these do not send they still owe; the others round, or forget what the owner's mean loses."""
 
 rows = pytest.mark.parametrize("name", ALGORITHMS)
@@ -370,7 +371,7 @@ def test_a_bare_name_spares_small_parameters():
             continue
         plan = plan_from(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
         small, large = (plan.choice_for("x", "Linear", numel) for numel in (8192, 8193))
-        # powersgd sends small ones whole by itself; where weights are exchanged, gradients are not.
-        spared = large.feedback != "none" and name != "powersgd" and not large.between_steps
+        # powersgd and tasc send small ones whole by themselves; where weights are exchanged, gradients are not.
+        spared = large.feedback != "none" and name not in ("powersgd", "tasc") and not large.between_steps
         assert small == (pliant.allreduce().choice if spared else large)
         assert plan.name == name

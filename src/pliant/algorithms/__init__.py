@@ -22,6 +22,7 @@ from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
+from pliant.algorithms.tasc import Tasc, tasc
 from pliant.algorithms.timing import After, Every, Late, after, every, late
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "RandomSparse",
     "Sparse",
     "State",
+    "Tasc",
     "after",
     "allreduce",
     "async_average",
@@ -79,6 +81,7 @@ __all__ = [
     "sparse_loco",
     "stale",
     "streaming_diloco",
+    "tasc",
     "terngrad",
     "topk",
 ]

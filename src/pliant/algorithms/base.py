@@ -65,6 +65,8 @@ class Moment:
     """Equal on all ranks, different for each exchange of each bucket."""
     round: int = 0
     """Exchanges of the same weights before this one."""
+    lr: float = 0.0
+    """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
     share: float = 1.0
     """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
 

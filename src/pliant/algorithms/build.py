@@ -19,9 +19,10 @@ from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
+from pliant.algorithms.tasc import Tasc, tasc
 from pliant.algorithms.timing import After, Every, Late, late
 from pliant.codecs import BlockTopK, Dct, RandomK, TopK, codec_from
-from pliant.spec import Choice, CodecSpec, Outer, OwnSpec, SyncPlan
+from pliant.spec import Choice, CodecSpec, Outer, OwnSpec, Selection, SyncPlan
 
 __all__ = ["ALGORITHMS", "build", "named", "own_names", "register"]
 
@@ -57,6 +58,7 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
         "blocktopk": lambda optimizer: blocktopk(),
         "randomk": lambda optimizer: randomk(),
         "demo": lambda optimizer: demo(),
+        "tasc": lambda optimizer: tasc(),
         "owner": lambda optimizer: owner(),
         "stale": lambda optimizer: stale(),
         "late": lambda optimizer: late(allreduce(), lookahead=_momentum(optimizer)),
@@ -222,6 +224,15 @@ def _owner(choice: Choice) -> Algorithm:
     return Owner(codec=codec, bandwidths=choice.bandwidths, staleness=staleness)
 
 
+def _blocks(choice: Choice) -> Algorithm:
+    return Tasc(
+        selection=choice.selection or Selection(),
+        feedback="difference" if choice.feedback == "difference" else "worker",
+        momentum=choice.momentum,
+        ramp_steps=choice.ramp_steps,
+    )
+
+
 _CARRIERS: dict[str, Callable[[Choice], Algorithm]] = {
     "all_reduce": _all_reduce,
     "scatter_gather": _scatter_gather,
@@ -229,4 +240,5 @@ _CARRIERS: dict[str, Callable[[Choice], Algorithm]] = {
     "low_rank": _low_rank,
     "gossip": _gossip,
     "owner": _owner,
+    "blocks": _blocks,
 }

@@ -6,6 +6,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.course import ramped
 from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK, TopK, all_finite, spec_of
 from pliant.collectives.sparse import SparseAverage
@@ -13,9 +14,6 @@ from pliant.comm.base import Comm
 from pliant.spec import Choice
 
 __all__ = ["Sparse", "blocktopk", "topk"]
-
-_RAMP_FACTOR = 4
-"""DGC lets the ratio fall by this factor from one warm-up stage to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +52,7 @@ class Sparse:
 
     def ratio_at(self, step: int) -> float:
         """Return the share of elements sent in a step."""
-        stage_ratios: list[float] = []
-        ratio = 1 / _RAMP_FACTOR
-        while ratio > self.codec.ratio:
-            stage_ratios.append(ratio)
-            ratio /= _RAMP_FACTOR
-        if step >= self.ramp_steps or not stage_ratios:
-            return self.codec.ratio
-        return stage_ratios[step * len(stage_ratios) // self.ramp_steps]
+        return ramped(self.codec.ratio, step, self.ramp_steps)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Return the exchanges by ratio; each is made when its stage of the ramp begins."""

@@ -1,12 +1,23 @@
 """When: every n-th step, one step late, or something else at first. Each exists once, for all algorithms."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State
+from pliant.algorithms.base import (
+    Algorithm,
+    ChecksOptimizer,
+    MixesWeights,
+    Moment,
+    Rest,
+    Slots,
+    StartsFromOptimizer,
+    State,
+)
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
@@ -139,6 +150,21 @@ class After:
         """Both sets of slots, those of the first under a prefix."""
         first = {f"first/{k}": v for k, v in self.first.slots(shape, comm).items()}
         return {**first, **self.then.slots(shape, comm)}
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Let both look at the optimizer."""
+        for each in (self.first, self.then):
+            inner = getattr(each, "inner", each)
+            if isinstance(inner, ChecksOptimizer):
+                inner.check_optimizer(optimizer)
+
+    def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
+        """Let both begin from the optimizer's state."""
+        first = {k.removeprefix("first/"): v for k, v in slots.items() if k.startswith("first/")}
+        for each, own in ((self.first, first), (self.then, slots)):
+            inner = getattr(each, "inner", each)
+            if isinstance(inner, StartsFromOptimizer):
+                inner.start_from(optimizer, parameter, own)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare both."""

@@ -11,7 +11,7 @@ __all__ = ["CastSum", "DirectAverage", "SummedAverage"]
 
 
 class DirectAverage:
-    """The mean of float32 vectors in as few hops as their length allows.
+    """The mean of vectors in as few hops as their length allows.
 
     Short: every rank sends its own to all, and adds up what comes: (size - 1) N bytes out and in, one hop.
     Longer: rank j owns the j-th part; all send it theirs, and it sends the mean to all: 2 (size - 1)/size N, two hops.
@@ -22,18 +22,29 @@ class DirectAverage:
         numel: Elements of the vectors to come.
         comm: Who averages.
         device: Where the buffers lie.
+        dtype: Of the vectors.
+        in_parts: Never in one hop, in which more bytes go than in an all-reduce.
 
     """
 
-    def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
+    def __init__(
+        self,
+        numel: int,
+        comm: Comm,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        in_parts: bool = False,
+    ) -> None:
         self._comm, size = comm, comm.size
         hops = num_hops(numel, size)
+        hops = 2 if in_parts and hops else hops
         self._direct = hops == 1
         part = -(-numel // size)
         self._parts = [(min(j * part, numel), min((j + 1) * part, numel)) for j in range(size)]
         first, last = (0, numel) if self._direct else self._parts[comm.rank]
         rows = size if size > 1 and hops else 0
-        self._all = torch.empty(rows, last - first, device=device)
+        self._all = torch.empty(rows, last - first, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""

@@ -9,6 +9,7 @@ from pliant.engine.felt import Curvature, Look
 from pliant.engine.observe import Observation, observe
 from pliant.engine.record import Recording, record
 from pliant.engine.relax import relax
+from pliant.engine.resize import resize
 from pliant.engine.run import Run
 from pliant.engine.stats import Stats
 from pliant.engine.watch import IncompleteBackwardError
@@ -29,4 +30,5 @@ __all__ = [
     "observe",
     "record",
     "relax",
+    "resize",
 ]

@@ -6,6 +6,7 @@ from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pliant.algorithms.base import AddsShares, Moment, Rest
 from pliant.codecs import all_finite, first_nonfinite, scale
@@ -33,15 +34,24 @@ class Exchanger:
         comms: Who talks, for choices that are hierarchical (True) and for those that are not (False).
         nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks,
             as DDP does, for GradScaler to find.
+        optimizer: Whose learning rates algorithms may want to know.
         owed: Gradients per parameter that an earlier plan left; added once to the next exchange.
 
     """
 
-    def __init__(self, store: Store, comms: Mapping[bool, Comm], nonfinite: NonFinite, owed: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        comms: Mapping[bool, Comm],
+        nonfinite: NonFinite,
+        optimizer: Optimizer,
+        owed: dict[str, Tensor],
+    ) -> None:
         self.store = store
         self._comms = comms
         self._nonfinite = nonfinite
         self._owed = owed
+        self._optimizer = optimizer
         self._laid_out: dict[int, LaidOut] = {}
         self._bad_before: dict[str, int] = {}
         """Bucket -> what `inspect` has found in the gradients that are one step late."""
@@ -91,7 +101,8 @@ class Exchanger:
             choice = part.choice
             if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
-                rest = self._run_part(part, Moment(step=step, seed=seed), in_shares=bucket.in_shares)
+                lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
+                rest = self._run_part(part, Moment(step=step, seed=seed, lr=lr), in_shares=bucket.in_shares)
                 rests += [(bucket.name, rest)] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
                     self._blame(bucket, bad)

@@ -96,8 +96,7 @@ def lay_out(
         spans = [span for span in whole if store.choices[span.name] == choice]
         runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
         numel = sum(stop - start for start, stop in runs)
-        kept = choice.codec is not None or choice.own is not None or choice.every > 1 or choice.delay_steps
-        dtype = torch.float32 if kept else like.dtype
+        dtype = torch.float32 if choice.staged else like.dtype
         direct = len(runs) == 1 and dtype == like.dtype
         staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
         algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]

@@ -115,7 +115,7 @@ class Maker:
             inner = getattr(store.algorithms[choices[name]], "inner", store.algorithms[choices[name]])
             if isinstance(inner, StartsFromOptimizer):
                 inner.start_from(self._optimizer, parameter, store.tensors[name])
-        exchanger = Exchanger(store, self._comms, self._nonfinite, owed)
+        exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
         has_owners = any(choice.owned for choice in choices.values())
         owned = Owned(store, self._comms[False], self._optimizer) if has_owners else None
@@ -160,7 +160,7 @@ class Maker:
             counters = weights.counters
             counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
             weights.counters = counters
-        exchanger = Exchanger(store, self._comms, self._nonfinite, {})
+        exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, {})
         return InForce(exchanger=exchanger, weights=weights, owned=None, served=None)
 
     def _make_weights(self, store: Store, old: InForce | None, step: int) -> Weights | None:

@@ -92,7 +92,7 @@ def read_state(state: Mapping[str, Any], made: InForce, plan: SyncPlan, comm: Co
     if size != comm.size:
         raise ValueError(
             f"the state was saved by {size} ranks, this run has {comm.size}; residuals belong to ranks. "
-            "Resume with as many, or start the run without loading its state."
+            "Resume with as many, or let pliant.resize() make states for this number from those of all ranks."
         )
     if plan_hash != int(plan.hash, 16) >> 1:
         raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")

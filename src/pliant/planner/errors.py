@@ -51,7 +51,7 @@ class Errors:
 
         None where nobody knows: the codec was not measured on it, or weights are exchanged instead of gradients.
         """
-        if choice.apart:
+        if choice.apart or choice.selection is not None:
             return None
         if choice.codec is None or choice.codec.name == "bf16":
             return 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from pliant.spec import Choice, CodecSpec, Graph, Outer
+from pliant.spec import Choice, CodecSpec, Graph, Outer, Selection
 
 __all__ = ["FAMILIES", "Family", "Setting", "Settings"]
 
@@ -76,6 +76,15 @@ def _sparse(s: Settings) -> Choice:
     return Choice(collective="all_reduce" if codec.name == "randomk" else "all_gather", codec=codec, feedback="worker")
 
 
+def _tasc(s: Settings) -> Choice:
+    agreement = "leader" if s["agreement"] == "leader" else "global"
+    return Choice(
+        collective="blocks",
+        selection=Selection(ratio=_num(s, "ratio"), agreement=agreement),
+        feedback="worker",
+    )
+
+
 def _gossip(s: Settings) -> Choice:
     return Choice(
         what="weight",
@@ -129,6 +138,11 @@ FAMILIES = {
             name="sparse",
             grids={"choice": ("topk", "blocktopk", "randomk"), "ratio": (0.1, 0.05, 0.02, 0.01)},
             make=_sparse,
+        ),
+        Family(
+            name="tasc",
+            grids={"agreement": ("global", "leader"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
+            make=_tasc,
         ),
         Family(
             name="gossip",

@@ -185,9 +185,11 @@ def _choices(plan: SyncPlan, workload: Workload) -> list[Choice]:
 
 
 def _turns(choice: Choice, topology: Topology) -> int:
+    size = len(topology.hosts) if choice.hierarchical else topology.num_ranks
+    if choice.selection is not None and choice.selection.agreement == "leader":
+        return min(size, _MOST_TURNS)  # of the leader; each is counted as the mean of them
     if choice.graph is None:
         return 1
-    size = len(topology.hosts) if choice.hierarchical else topology.num_ranks
     return min(choice.graph.period(size) or _MOST_TURNS, _MOST_TURNS)
 
 
@@ -250,8 +252,7 @@ def _measured(
     if ground.num_ranks == 1:
         found = ground.measure((), (), num)
     elif stay:  # weights are exchanged between hosts, and gradients only inside
-        kept = choice.codec is not None or choice.every > 1 or choice.delay_steps > 0  # as float32
-        num_bytes = batch.numel * (4 if kept else batch.itemsize)
+        num_bytes = batch.numel * (4 if choice.staged else batch.itemsize)
         found = ground.measure(inside_hosts(num_bytes, ground.topology), (), num)
     else:
         what = moved(choice, batch, ground.topology, turn)

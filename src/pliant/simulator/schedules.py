@@ -66,23 +66,24 @@ def halving_doubling(num_bytes: Floats, num_ranks: int) -> list[Round]:
     return [*halving, *(Round(messages=r.messages) for r in reversed(halving))]
 
 
-def average(numel: Floats, num_ranks: int) -> list[Round]:
-    """What `DirectAverage` does with float32 vectors of `numel` elements, (num_buckets,): one hop, two, or a ring."""
+def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False) -> list[Round]:
+    """What `DirectAverage` does with vectors of `numel` elements, (num_buckets,): one hop, two, or a ring."""
     hops = np.array([num_hops(int(k), num_ranks) for k in numel])
+    hops = np.minimum(2 * hops, 2) if in_parts else hops
     everybody = np.ones((1, num_ranks))
     rounds: list[Round] = []
     if (hops == 1).any():
-        size = 4.0 * numel * (hops == 1)
+        size = float(value_bytes) * numel * (hops == 1)
         take = np.repeat(size[:, None], num_ranks, 1)
         added = {"reduce_bytes": size * (num_ranks - 1)}
         rounds.append(Round(messages=Product(give=everybody, take=take), after=added))
     if (hops == 2).any():
         held = numel * (hops == 2)
         edges = np.minimum(np.ceil(held / num_ranks)[:, None] * np.arange(num_ranks + 1), held[:, None])
-        part = 4 * np.diff(edges, axis=1)  # (num_buckets, num_ranks)
+        part = value_bytes * np.diff(edges, axis=1)  # (num_buckets, num_ranks)
         rounds += to_and_from(part, {"reduce_bytes": part.max(1) * (num_ranks - 1)})
     if (hops == 0).any():
-        rounds.append(ring(4.0 * numel * (hops == 0), num_ranks))
+        rounds.append(ring(float(value_bytes) * numel * (hops == 0), num_ranks))
     return rounds
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pliant.simulator.blocks import blocks
 from pliant.simulator.messages import Floats, Ints, Pairs, Product, Round
 from pliant.simulator.schedules import around_ring, average, embedded, ring
 from pliant.spec import Choice, CodecSpec, Graph, Topology
@@ -112,8 +113,7 @@ def _between_hosts(choice: Choice, batch: Batch, topology: Topology, turn: int) 
 
 def _staged(choice: Choice) -> bool:
     """Say whether gradients are brought to float32 first."""
-    kept = choice.codec is not None or choice.every > 1 or choice.delay_steps > 0
-    return kept or choice.between_steps
+    return choice.staged or choice.between_steps
 
 
 def _codec(choice: Choice) -> CodecSpec:
@@ -207,6 +207,12 @@ def _low_rank(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[R
     return [_work(_passes(batch, 1.5)), *left, _work(_passes(batch, 1)), *right, _work(_passes(batch, 2))]
 
 
+def _blocks(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    if choice.selection is None:
+        raise ValueError("blocks need a selection, but the choice has none.")
+    return [_work(_passes(batch, 2)), *blocks(choice.selection, batch.shapes, num_ranks), _work(_passes(batch, 2))]
+
+
 def _owner(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
     """Gradients to owners, who add up and tell all the norms; weights follow once, after the step."""
     codec, held = choice.codec, batch.held
@@ -273,5 +279,6 @@ _CARRIERS: dict[str, Callable[[Choice, Batch, int, int], list[Round]]] = {
     "all_gather": _all_gather,
     "low_rank": _low_rank,
     "owner": _owner,
+    "blocks": _blocks,
     "gossip": _gossip,
 }

@@ -6,11 +6,13 @@ from pliant.spec.graph import Graph
 from pliant.spec.machine import Machine
 from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule
+from pliant.spec.selection import Agreement, Selection
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
 from pliant.spec.workload import TensorSpec, Workload
 
 __all__ = [
+    "Agreement",
     "Choice",
     "CodecSpec",
     "CurvatureSpec",
@@ -25,6 +27,7 @@ __all__ = [
     "OwnSpec",
     "Rule",
     "Schedule",
+    "Selection",
     "SyncPlan",
     "TensorSpec",
     "Timeline",

@@ -8,13 +8,14 @@ from typing import Literal
 
 from pliant.spec.files import canonical_hash
 from pliant.spec.graph import Graph
+from pliant.spec.selection import Selection
 from pliant.spec.validity import check
 
 __all__ = ["Choice", "CodecSpec", "Match", "Outer", "OwnSpec", "Rule", "SyncPlan"]
 
 What = Literal["gradient", "momentum", "weight", "change"]
-Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip", "owner"]
-Feedback = Literal["none", "worker", "both"]
+Collective = Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip", "owner", "blocks"]
+Feedback = Literal["none", "worker", "both", "difference"]
 Order = Literal["ready", "at_end"]
 Pace = Literal["lockstep", "free"]
 
@@ -79,8 +80,11 @@ class Choice:
     own: OwnSpec | None = None
     """A registered algorithm: it decides by itself with whom and in how many bits."""
     codec: CodecSpec | None = None
+    selection: Selection | None = None
+    """Of blocks: which of them travel."""
     feedback: Feedback = "none"
-    """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well."""
+    """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well; or,
+    of blocks, whether the worker sends differences to an estimate that all keep (EF21)."""
     momentum: float = 0.0
     """Factor of a momentum that the algorithm keeps itself: DGC's correction, DeMo's, or beta_1 of 1-bit Adam."""
     signed: bool = False
@@ -117,6 +121,12 @@ class Choice:
         check(self)
 
     @property
+    def staged(self) -> bool:
+        """Whether gradients are brought to float32 first, since something of them is kept or coded."""
+        kept = self.codec is not None or self.selection is not None or self.own is not None
+        return kept or self.every > 1 or self.delay_steps > 0
+
+    @property
     def between_steps(self) -> bool:
         """Whether weights are exchanged between steps, and gradients stay with their rank (or its host)."""
         return self.what in ("weight", "change")
@@ -137,9 +147,14 @@ class Choice:
         return self.between_steps or self.served
 
     def __str__(self) -> str:
-        codec = f" as {self.codec}" if self.codec else ""
+        codec = f" as {self.codec}" if self.codec else f" ({self.selection})" if self.selection else ""
         signed = ", signs of the mean" if self.signed else ""
-        feedback = {"none": "", "worker": ", error feedback", "both": ", error feedback on both sides"}[self.feedback]
+        feedback = {
+            "none": "",
+            "worker": ", error feedback",
+            "both": ", error feedback on both sides",
+            "difference": ", as differences to an estimate",
+        }[self.feedback]
         when = "" if self.every == 1 else f", every {self.every} steps"
         when += f", {self.delay_steps} steps late" if self.delay_steps else ""
         when += ", whenever the network is free" if self.pace == "free" and not self.owned else ""

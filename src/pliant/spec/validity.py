@@ -56,11 +56,38 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "use dct, or unset signed.",
     ),
     (
+        lambda c: (c.collective == "blocks") != (c.selection is not None),
+        "a selection says which blocks travel, but the collective is {collective} and the selection {selection}; "
+        "give blocks a selection, and nothing else one.",
+    ),
+    (
+        lambda c: c.collective == "blocks" and (c.codec is not None or c.own is not None),
+        "blocks travel as they are, but {codec} and the algorithm {own} are given as well; use value_bits of the "
+        "selection, or another collective.",
+    ),
+    (
+        lambda c: c.collective == "blocks" and c.what != "gradient",
+        "blocks of gradients are chosen by what they do to the loss, but what is exchanged is a {what}; exchange "
+        "gradients, or use a sparsifier in an all_gather.",
+    ),
+    (
+        lambda c: c.collective == "blocks" and c.feedback not in ("worker", "difference"),
+        "blocks that are not chosen would be lost with feedback {feedback!r}; use 'worker' or 'difference'.",
+    ),
+    (
+        lambda c: c.feedback == "difference" and c.collective != "blocks",
+        "differences to an estimate are sent by blocks, not by {collective}; use feedback 'worker'.",
+    ),
+    (
+        lambda c: c.selection is not None and c.selection.topology is not None and c.hierarchical,
+        "a topology of all ranks is given for a schedule between hosts only; leave it out, or hierarchical.",
+    ),
+    (
         lambda c: (c.collective == "low_rank") != (c.codec is not None and c.codec.name == "rank"),
         "low_rank and the codec 'rank' belong together, but here {collective} meets {codec}.",
     ),
     (
-        lambda c: c.feedback != "none" and c.codec is None,
+        lambda c: c.feedback != "none" and c.codec is None and c.collective != "blocks",
         "error feedback keeps what a codec loses, but no codec is given; drop the feedback or name a codec.",
     ),
     (
@@ -84,8 +111,8 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
         "momentum is exchanged against a frozen variance, which nothing has estimated; put a warm-up before it.",
     ),
     (
-        lambda c: c.what == "gradient" and c.momentum != 0 and c.collective != "all_gather",
-        "momentum correction belongs to sparsified gradients in an all_gather, not to {collective}.",
+        lambda c: c.what == "gradient" and c.momentum != 0 and c.collective not in ("all_gather", "blocks"),
+        "momentum correction belongs to sparsified gradients in an all_gather or to blocks, not to {collective}.",
     ),
     (
         lambda c: c.what == "momentum" and c.every != 1,
@@ -94,9 +121,10 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
     (
         lambda c: (
             c.ramp_steps > 0
+            and c.collective != "blocks"
             and (c.collective != "all_gather" or (c.codec is not None and c.codec.name not in SPARSIFIERS))
         ),
-        "only a sparsifier in an all_gather has a ratio to ramp, but here {collective} meets {codec}; "
+        "only blocks, and a sparsifier in an all_gather, have a ratio to ramp, but here {collective} meets {codec}; "
         "use after() for other warm-ups.",
     ),
     (
@@ -240,6 +268,7 @@ def objections(choice: "Choice") -> list[str]:
     facts = {
         "codec": str(choice.codec) if choice.codec else "no codec",
         "own": str(choice.own),
+        "selection": str(choice.selection) if choice.selection else "none",
         "what": choice.what,
         "collective": choice.collective,
         "graph": choice.graph.kind if choice.graph else "none",

@@ -184,7 +184,9 @@ def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, ada
         return AdamW(module.parameters(), lr=lr)
     if name == "ddp-adam":
         return Adam(module.parameters(), lr=ADAM_LR)
-    return SGD(module.parameters(), lr=lr, momentum=0.0 if settings_of(name)[0] in _OWN_MOMENTUM else 0.9)
+    own, settings = settings_of(name)
+    keeps_momentum = own in _OWN_MOMENTUM or bool(settings.get("momentum"))
+    return SGD(module.parameters(), lr=lr, momentum=0.0 if keeps_momentum else 0.9)
 
 
 def _plain_sgd(name: str, module: nn.Module, lr: float, *, adam: bool) -> Optimizer:
@@ -245,7 +247,7 @@ def _called(name: str, make: Callable[..., R], settings: Mapping[str, Any]) -> R
 
 def _setting(key: str, value: float | str) -> Any:
     """Return what a setting's word stands for: an algorithm, a codec or a graph with default settings."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or key in ("agreement", "feedback"):
         return value
     if key == "codec":
         return codec_from(CodecSpec(name=value))

@@ -58,6 +58,7 @@ PLIANT_ARMS = (
     "blocktopk",
     "randomk",
     "demo",
+    "tasc",
     "late",
     "gossip",
     "choco",
@@ -82,7 +83,7 @@ _FIXED = ("qsgd4", "topk_dgc", "onebit_adam", "post_local_sgd")
 _SETTABLE = tuple(name for name in (*PLIANT_ARMS, *PEER_ARMS, AUTO) if name not in _FIXED)
 """Arms that are called with their settings; the others are settings already, or belong to an optimizer or to torch."""
 
-_WORDS = ("algorithm", "averaging", "codec", "graph")
+_WORDS = ("agreement", "algorithm", "averaging", "codec", "feedback", "graph")
 """Settings whose value is a name."""
 
 DEMO_ARMS = (

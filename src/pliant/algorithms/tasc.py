@@ -1,0 +1,290 @@
+"""Whole blocks, ranked by what they do to the loss, in an exchange that holds nothing else."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import CURVATURE, Moment, Slots, State
+from pliant.algorithms.budgets import chosen_blocks, floor_counts
+from pliant.algorithms.course import COURSE_NUMEL, Course, ramped
+from pliant.algorithms.hierarchy import BetweenHosts
+from pliant.algorithms.scheduled import ScheduledBlocks
+from pliant.buckets import Bucket
+from pliant.codecs import all_finite
+from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
+from pliant.comm.base import Comm
+from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Topology
+from pliant.spec.blocks import divided, rows_of
+
+__all__ = ["Tasc", "tasc"]
+
+
+class _Workspace:
+    """Live exchanges of one bucket; that of values is made anew when the ratio changes."""
+
+    def __init__(self, selection: Selection, bucket: Bucket, comm: Comm) -> None:
+        shapes = [span.shape for span in bucket.spans]
+        self.grid = BlockGrid(shapes, divided(shapes, selection, comm.size), bucket.flat.device)
+        self.names = tuple(bucket.spans[place].name for place in self.grid.places)
+        """Of the parameters that have blocks."""
+        self.mask = LedMask(self.grid, comm)
+        self.scores = ScoreMean(len(self.grid.starts), comm, bucket.flat.device)
+        self._comm, self._ratio = comm, 0.0
+        self._carry: Callable[..., Carried] | None = None
+
+    def carrier(self, ratio: float) -> Callable[..., Carried]:
+        """Return what moves values, made when a ratio is first asked for."""
+        if self._carry is None or ratio != self._ratio:
+            selection, whole = self.grid.parts.selection, self.grid.parts.is_whole(ratio)
+            self._ratio = ratio
+            if selection.agreement != "local" or whole:
+                self._carry = AgreedBlocks(self.grid, ratio, self._comm)
+            elif selection.topology is not None:
+                self._carry = ScheduledBlocks(self.grid, selection.topology, self._comm)
+            else:
+                self._carry = GatheredBlocks(self.grid, ratio, self._comm)
+        return self._carry
+
+    def gathered(self, slots: Mapping[str, Tensor]) -> Tensor:
+        """Return a slot of all parameters that have blocks, one after another; a copy."""
+        return torch.cat([torch.empty(0, device=self.grid.device), *(slots[name] for name in self.names)])
+
+    def spread(self, values: Tensor, slots: Mapping[str, Tensor]) -> None:
+        """Write `gathered` back."""
+        parts = values.split([len(slots[name]) for name in self.names])
+        for name, part in zip(self.names, parts, strict=True):
+            slots[name].copy_(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasc:
+    """Send the blocks that matter most for their bytes; keep the rest for later steps.
+
+    After TASC (Dong, Liu, Keutzer), with what it leaves open taken from the papers named here. Block b of u, h_b the
+    mean curvature over it, c_b its bytes, w_b for how long it has waited:
+
+        u <- m u + g;  v <- v + u                      momentum correction (DGC, arXiv:1712.01887)
+        s_b = h_b^p |v_b|^2 (1 + age ratio w_b)        what staying behind costs: L(w) - L(x) has 1/2 e'He
+        S = argmax sum s_b  with  sum c_b <= budget    densest s_b / c_b first, floors of layers before (budgets.py)
+        send v_S;  v_S <- 0,  u_S <- 0                 one mean of a compact vector where ranks agree on S
+
+    Ranks agree on S by the mean of |v_b|^2 over ranks ('global'), or take what the rank whose turn it is has chosen
+    ('leader': ScaleCom, arXiv:2104.11125), or do not agree ('local': payloads are gathered, or summed by a schedule).
+    With feedback 'difference' ranks send blocks of d = u - e, e <- e + sent, and use the mean of all e (EF21,
+    arXiv:2106.05203; with momentum arXiv:2305.15155), which needs no bound on gradients.
+    A ratio of 1 is SGD with momentum m. Bytes: the ratio's share of an all-reduce's, see `Selection.ratio`.
+    """
+
+    selection: Selection
+    feedback: Literal["worker", "difference"] = "worker"
+    momentum: float = 0.0
+    ramp_steps: int = 0
+
+    @property
+    def choice(self) -> Choice:
+        """Gradients by blocks."""
+        return Choice(
+            collective="blocks",
+            selection=self.selection,
+            feedback=self.feedback,
+            momentum=self.momentum,
+            ramp_steps=self.ramp_steps,
+        )
+
+    @property
+    def curvature(self) -> CurvatureSpec | None:
+        """How the curvature is felt; None where it does not count."""
+        return self.selection.curvature if self.selection.feels else None
+
+    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the elements of each block of a parameter."""
+        rows = rows_of(shape, self.selection.block)
+        return () if rows is None else rows.numels
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """What is kept back, or the estimates; momentum; and of each block its age, last score and curvature."""
+        kept: Slots = {"residual": None} if self.feedback == "worker" else {"estimate": None, "mean": None}
+        slots: dict[str, tuple[int, ...] | None] = {**kept, "course": (COURSE_NUMEL,), "power": (1,)}
+        if self.momentum:
+            slots["velocity"] = None
+        if num_blocks := len(self.blocks(shape)):
+            slots |= {"age": (num_blocks,), "share": (1,)}
+            slots |= {"score": (num_blocks,)} if self.selection.num_told(num_blocks) else {}
+            slots |= {CURVATURE: (num_blocks,)} if self.curvature is not None else {}
+        return slots
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> _Workspace:
+        """Lay out the blocks."""
+        return _Workspace(self.selection, bucket, comm)
+
+    def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
+        """Note the power p, which depends on the optimizer."""
+        if "power" in slots:
+            adaptive = any("betas" in group for group in optimizer.param_groups)
+            given = self.selection.power
+            slots["power"].fill_(float(not adaptive) if given is None else given)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse a second momentum in the optimizer."""
+        own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
+        if self.momentum and own:
+            raise ValueError(
+                f"the optimizer has momentum {own} and this algorithm corrects with momentum {self.momentum}, so it "
+                "would count twice; give the optimizer momentum 0, or the algorithm."
+            )
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Accumulate, choose, exchange, mask. What a poisoned exchange has sent stays here."""
+        g, work = bucket.flat, state.workspace
+        course = Course.read(state.of["course"])
+        ratio = min(1.0, ramped(self.selection.ratio, moment.step, self.ramp_steps) * course.factor(self.selection))
+        finite = all_finite(g)
+        x = self._accumulated(g, state) if finite else g
+        whole = work.grid.parts.is_whole(ratio)
+        told = g.new_empty(0)
+        if whole:
+            scores, chosen = told, torch.ones(len(work.grid.starts), dtype=torch.bool, device=g.device)
+        else:
+            scores, told = self._scores(x, state, course)
+            chosen = self._chosen(scores, state, course, comm, ratio)
+        carried: Carried = work.carrier(ratio)(x, chosen, told, poisoned=not finite)
+        if not carried.sound:
+            g.fill_(torch.nan)
+            return
+        self._take(carried, g, state)
+        if self.momentum and self.feedback == "worker" and not whole:
+            state.flat["velocity"][work.grid.elements(chosen)] = 0
+        self._note(chosen, scores, carried.told, state, course)
+        square = float(g.square().sum()) if self.selection.relief > 1 else 0.0
+        course.went_on(self.selection, square, moment.lr)
+        course.write(state.of["course"])
+
+    def _accumulated(self, g: Tensor, state: State) -> Tensor:
+        """Return the vector whose blocks are sent, (numel,)."""
+        update = g
+        if self.momentum:
+            update = state.flat["velocity"].mul_(self.momentum).add_(g)
+        if self.feedback == "worker":
+            return state.flat["residual"].add_(update)
+        return torch.sub(update, state.flat["estimate"], out=g)
+
+    def _scores(self, x: Tensor, state: State, course: Course) -> tuple[Tensor, Tensor]:
+        """Return squared norms of blocks, (num_blocks,), and those that are told behind the values, (num_told,)."""
+        work, selection = state.workspace, self.selection
+        own = work.grid.squares(x)
+        if selection.agreement != "global":
+            return _finite(own), own[:0]
+        if selection.rescore == 1:
+            return _finite(work.scores(own)), own[:0]
+        known = work.gathered(state.of["score"])
+        if not known.any():  # at the start, all are told in a message of their own
+            known = _finite(work.scores(own))
+        return known, own[int(course.count) % selection.rescore :: selection.rescore]
+
+    def _chosen(self, squares: Tensor, state: State, course: Course, comm: Comm, ratio: float) -> Tensor:
+        """Return the blocks to send, bool (num_blocks,)."""
+        work, leads = state.workspace, self.selection.agreement == "leader"
+        leader = int(course.count) % comm.size
+        if leads and comm.rank != leader:
+            return work.mask(None, leader)
+        density = self._density(squares, state, ratio)
+        grid, room = work.grid, work.grid.parts.room(ratio)
+        anew = leads or course.count % self.selection.resolve == 0 or abs(course.divided_for - ratio) > 1e-6 * ratio
+        if anew:
+            first = floor_counts(self.selection.floor, room, grid.layer_numels, grid.segments)
+        else:
+            first = work.gathered(state.of["share"]).to(torch.int64)
+        chosen = chosen_blocks(density, grid.numels, grid.layers, first, room)
+        if anew:
+            counts = torch.bincount(grid.layers[chosen], minlength=len(first))
+            work.spread(counts.to(torch.float32), state.of["share"])
+            course.divided_for = 0.0 if leads else ratio  # alike on all ranks
+        return work.mask(chosen, leader) if leads else chosen
+
+    def _density(self, squares: Tensor, state: State, ratio: float) -> Tensor:
+        """Return h^p |v_b|^2 (1 + age ratio w_b) / c_b, (num_blocks,)."""
+        work = state.workspace
+        waited = work.gathered(state.of["age"])
+        density = squares * (1 + self.selection.age * ratio * waited) / work.grid.numels
+        power = float(next(iter(state.of["power"].values())))
+        if power and self.curvature is not None:
+            h = work.gathered(state.of[CURVATURE])
+            if h.any():  # all zero: nobody has looked yet
+                density = density * (h / h.mean()).clamp_min(1e-6).pow(power)
+        return _finite(density)
+
+    def _take(self, carried: Carried, g: Tensor, state: State) -> None:
+        """Replace g by what the optimizer uses, and keep what was not sent."""
+        if self.feedback == "worker":
+            state.flat["residual"].index_add_(0, carried.index, carried.sent, alpha=-1)
+            out = g.zero_()
+        else:
+            state.flat["estimate"].index_add_(0, carried.index, carried.sent)
+            out = state.flat["mean"]
+        for index, mean in carried.got:
+            out.index_add_(0, index, mean)
+        if out is not g:
+            g.copy_(out)
+
+    def _note(self, chosen: Tensor, scores: Tensor, told: Tensor | None, state: State, course: Course) -> None:
+        """Keep how long each block has waited, and what all know of its norm."""
+        work = state.workspace
+        if not work.names:
+            return
+        waited = work.gathered(state.of["age"]) + 1
+        work.spread(waited.masked_fill_(chosen, 0), state.of["age"])
+        if told is not None:
+            scores[int(course.count) % self.selection.rescore :: self.selection.rescore] = _finite(told)
+            work.spread(scores.masked_fill_(chosen, 0), state.of["score"])
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Return x without NaN or Inf: a poisoned exchange chooses something, alike on all ranks, and comes to nothing."""
+    return torch.nan_to_num(x, nan=0.0)
+
+
+def tasc(
+    ratio: float = 0.01,
+    *,
+    block: int = 128,
+    power: float | None = None,
+    agreement: Agreement | Literal["host"] = "global",
+    topology: Topology | None = None,
+    momentum: float = 0.0,
+    feedback: Literal["worker", "difference"] = "worker",
+    ramp_steps: int = 0,
+    rescore: int = 8,
+    floor: float = 0.25,
+    age: float = 0.25,
+    dense: float = 0.25,
+    value_bits: Literal[32, 16] = 32,
+    relief: float = 1.0,
+) -> Tasc | BetweenHosts:
+    """Send `ratio` of the bytes of an all-reduce: the blocks that matter most to the loss; see `Tasc` and `Selection`.
+
+    Settings are those of `Selection`, where those that are not named here keep their defaults. The agreement 'host'
+    is `between_hosts` of 'local': ranks of one host are summed exactly, and each host chooses for itself.
+    """
+    algorithm = Tasc(
+        selection=Selection(
+            ratio=ratio,
+            block=block,
+            power=power,
+            agreement="local" if agreement == "host" else agreement,
+            topology=topology,
+            rescore=rescore,
+            floor=floor,
+            age=age,
+            dense=dense,
+            value_bits=value_bits,
+            relief=relief,
+        ),
+        feedback=feedback,
+        momentum=momentum,
+        ramp_steps=ramp_steps,
+    )
+    return BetweenHosts(inner=algorithm) if agreement == "host" else algorithm

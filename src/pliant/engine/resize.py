@@ -1,0 +1,80 @@
+"""A run that was saved by some ranks, for another number of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["resize"]
+
+_OF_WEIGHTS = ("weights", "model", "optimizer")
+"""What is saved where ranks have weights, or parts of the optimizer's state, of their own."""
+
+
+def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Return the states with which `size` ranks go on where others have stopped, in the order of ranks.
+
+    For plans that exchange gradients. Every new rank gets the mean over the old ones of each tensor that algorithms
+    keep. What a rank still owes the weights counts 1/n among n ranks, so the mean of residuals is what is owed in all,
+    and that is conserved; what ranks have alike stays as it is.
+
+    Args:
+        states: What ``run.state_dict()`` has returned on each rank, in the order of ranks.
+        size: Ranks of the run that loads them: rank k loads the k-th.
+
+    Raises:
+        ValueError: The states are not those of all ranks of one run at one step, or belong to ranks: of weights that
+            differ, of owners, or of leaders of hosts.
+
+    """
+    if size < 1:
+        raise ValueError(f"a run of {size} ranks cannot be; resize to 1 or more.")
+    own = [_own(state, rank) for rank, state in enumerate(states)]
+    if not own:
+        raise ValueError("there is no state to resize; give those of all ranks.")
+    counters: list[list[int]] = [each["counters"].tolist() for each in own]
+    if any(row != counters[0] for row in counters) or counters[0][2] != len(own):
+        raise ValueError(
+            f"a run of {counters[0][2]} ranks was saved, but {len(own)} states are given, or they are of different "
+            "steps or plans; give those of all ranks, saved after the same step."
+        )
+    found = sorted({key for each in own for key in _OF_WEIGHTS if key in each})
+    if found:
+        raise ValueError(
+            f"the states hold {', '.join(found)} of single ranks, since their plan exchanges weights or has owners; "
+            "switch() to a plan that exchanges gradients before the state is saved."
+        )
+    slots: list[Mapping[str, Mapping[str, Tensor]]] = [each["slots"] for each in own]
+    if any({n: set(s) for n, s in each.items()} != {n: set(s) for n, s in slots[0].items()} for each in slots):
+        raise ValueError(
+            "ranks hold different tensors, since only those that lead their hosts exchange with others; switch() to a "
+            "plan that is not hierarchical before the state is saved."
+        )
+    means = {
+        name: {slot: _mean([each[name][slot] for each in slots]) for slot in of_parameter}
+        for name, of_parameter in slots[0].items()
+    }
+    step, turn, _, plan = counters[0]
+    return [
+        {
+            f"rank{rank}": {
+                **{key: value for key, value in own[0].items() if key not in ("counters", "slots")},
+                "counters": torch.tensor([step, turn, size, plan], dtype=torch.int64),
+                "slots": {name: {s: tensor.clone() for s, tensor in kept.items()} for name, kept in means.items()},
+            }
+        }
+        for rank in range(size)
+    ]
+
+
+def _own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    own = state.get(f"rank{rank}")
+    if own is None:
+        raise ValueError(f"the state in place {rank} holds {', '.join(state)}, but not rank{rank}; give them in order.")
+    return own
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the mean, formed in float64, so that of equal tensors it is equal to them."""
+    return torch.stack([t.double() for t in tensors]).mean(0).to(tensors[0].dtype)

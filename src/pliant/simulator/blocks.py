@@ -1,0 +1,47 @@
+"""What an exchange of chosen blocks moves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pliant.simulator.messages import Product, Round
+from pliant.simulator.schedules import around_ring, average
+from pliant.spec import Selection
+from pliant.spec.blocks import divided
+
+__all__ = ["blocks"]
+
+
+def blocks(selection: Selection, shapes: Sequence[Sequence[tuple[int, ...]]], num_ranks: int) -> list[Round]:
+    """Return the rounds of an exchange at the final ratio: scores or a mask, values, and payloads of local choices.
+
+    A leader's mask counts as the mean of the turns of all ranks.
+
+    Args:
+        selection: After its ramp, and without relief.
+        shapes: Per bucket, of its tensors.
+        num_ranks: n.
+
+    Raises:
+        ValueError: Sums get a schedule, so that what is sent depends on what each rank has chosen.
+
+    """
+    if selection.topology is not None and selection.agreement == "local":
+        raise ValueError(
+            "what a schedule for local choices moves depends on how much the ranks' choices overlap, which nobody "
+            "knows beforehand; simulate it without the topology, as gathered payloads, or measure it."
+        )
+    ratio = selection.ratio
+    parts = [divided(of_bucket, selection, num_ranks) for of_bucket in shapes]
+    told = np.array([float(each.fresh_numel(ratio)) for each in parts])
+    masks = np.array([float(each.mask_bytes * (not each.is_whole(ratio))) for each in parts])
+    message = np.array([float(each.message_numel(ratio)) for each in parts])
+    payload = np.array([float(each.payload_bytes(ratio)) for each in parts])
+    rounds = average(told, num_ranks, value_bytes=2, in_parts=True) if told.any() else []
+    if selection.agreement == "leader":
+        give = np.repeat(masks[:, None] / num_ranks, num_ranks, 1)
+        rounds.append(Round(messages=Product(give=give, take=np.ones((1, num_ranks)))))
+    rounds += average(message, num_ranks, value_bytes=selection.value_bytes, in_parts=True)
+    if payload.any():
+        rounds.append(around_ring(payload, num_ranks))
+    return rounds

@@ -1,0 +1,127 @@
+"""Which blocks of a gradient travel: settings that are part of a plan."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pliant.spec.curvature import CurvatureSpec
+from pliant.spec.topology import Topology
+
+__all__ = ["Agreement", "Selection"]
+
+Agreement = Literal["global", "leader", "local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How many blocks are chosen, by what, and who agrees on them.
+
+    Raises:
+        ValueError: A setting is out of its range, or scores would take more than half of the bytes.
+
+    """
+
+    ratio: float = 0.01
+    """Bytes that a rank sends in a step, over those of an all-reduce of all gradients in float32: blocks, scores, masks
+    and tensors that stay dense are all counted. At 1 everything is sent."""
+    block: int = 128
+    """Most elements of a block, which is a segment of one row of a parameter; 0 for whole rows, such as the weights of
+    an output channel or a neuron."""
+    power: float | None = None
+    """p of the score h^p |u|^2, h the curvature; None for 0 under optimizers that divide by a variance (those with
+    betas, such as Adam), where the weighting cancels, and 1 under others."""
+    agreement: Agreement = "global"
+    """Whether all ranks add up scores and choose alike, or one rank's choice is for all, or each has its own."""
+    topology: Topology | None = None
+    """Of local choices: the network for which sums get a schedule; without, payloads are gathered."""
+    rescore: int = 8
+    """Of global choices: exchanges in which each block's score is told once, behind the values; 1 tells all scores
+    first, in 16 bits and a message of their own."""
+    floor: float = 0.25
+    """Each parameter gets at least this share of the mean density."""
+    resolve: int = 50
+    """Exchanges after which blocks are divided among parameters anew; between, each parameter keeps its number. A
+    leader divides in each of its turns."""
+    age: float = 0.25
+    """A block's score grows by so much with each 1 / ratio exchanges that it waits, so that none waits for ever."""
+    dense: float = 0.25
+    """Most of the bytes that go to tensors which stay dense: vectors first, then the smallest, whole ones."""
+    value_bits: Literal[32, 16] = 32
+    """Of an element on the wire: float32, or bfloat16, whose rounding stays in the residual."""
+    relief: float = 1.0
+    """Factor of the ratio for a while when gradients or the learning rate change much; 1 for never."""
+    eta: float = 0.5
+    """How much is much: relative change of the norm from one window to the next, or of the rate."""
+    window: int = 50
+    """Exchanges over which norms are compared, and for which the relief lasts."""
+    curvature: CurvatureSpec | None = field(default_factory=CurvatureSpec)
+    """How the curvature is felt, where the power is not 0; None for all blocks alike."""
+
+    def __post_init__(self) -> None:
+        for name in ("ratio", "floor", "age", "dense", "relief", "eta"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if self.power is not None:
+            object.__setattr__(self, "power", float(self.power))
+        ranges = {
+            "ratio": 0 < self.ratio <= 1,
+            "block": self.block >= 0,
+            "agreement": self.agreement in ("global", "leader", "local"),
+            "rescore": self.rescore >= 1,
+            "floor": 0 <= self.floor <= 1,
+            "resolve": self.resolve >= 1,
+            "age": self.age >= 0,
+            "dense": 0 <= self.dense < 1,
+            "value_bits": self.value_bits in (16, 32),
+            "relief": self.relief >= 1,
+            "eta": self.eta > 0,
+            "window": self.window >= 1,
+        }
+        bad = [f"{name}={getattr(self, name)}" for name, holds in ranges.items() if not holds]
+        if bad:
+            raise ValueError(
+                f"blocks cannot be selected with {', '.join(bad)}; needed are 0 < ratio <= 1, block >= 0, an agreement "
+                "of 'global', 'leader' or 'local', rescore, resolve and window >= 1, 0 <= floor <= 1, age >= 0, "
+                "0 <= dense < 1, 16 or 32 value_bits, relief >= 1 and eta > 0."
+            )
+        if self.topology is not None and self.agreement != "local":
+            raise ValueError(
+                f"a topology is for sums of blocks that each rank chooses by itself, but the agreement is "
+                f"{self.agreement!r}; leave it out, or make the agreement 'local'."
+            )
+        self._check_scores()
+
+    @property
+    def feels(self) -> bool:
+        """Whether the curvature may count."""
+        return self.curvature is not None and self.power != 0
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of an element on the wire."""
+        return self.value_bits // 8
+
+    def score_bytes(self, num_blocks: int) -> int:
+        """Return the bytes of scores in one exchange of so many blocks."""
+        if self.agreement != "global":
+            return 0
+        return 2 * num_blocks if self.rescore == 1 else self.value_bytes * self.num_told(num_blocks)
+
+    def num_told(self, num_blocks: int) -> int:
+        """Return how many scores travel behind the values of one exchange."""
+        return -(-num_blocks // self.rescore) if self.agreement == "global" and self.rescore > 1 else 0
+
+    def _check_scores(self) -> None:
+        if not self.block or self.ratio == 1:
+            return
+        scores = self.score_bytes(self.block * self.rescore) / (self.block * self.rescore)  # of a block, in a step
+        allowed = 4 * self.ratio * self.block
+        if 2 * scores > allowed:
+            raise ValueError(
+                f"a ratio of {self.ratio:g} leaves {allowed:.3g} bytes for a block of {self.block} elements, but its "
+                f"score alone takes {scores:.3g}; make blocks larger, rescore less often, or let a leader choose."
+            )
+
+    def __str__(self) -> str:
+        blocks = f"blocks of {self.block}" if self.block else "rows"
+        whose = {"global": "agreed", "leader": "a leader's", "local": "each rank's own"}[self.agreement]
+        power = "p by the optimizer" if self.power is None else f"p={self.power:g}"
+        return f"{blocks}, {whose}, ratio {self.ratio:g}, {power}"

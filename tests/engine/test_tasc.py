@@ -1,0 +1,295 @@
+"""Blocks: nothing is lost, masks agree, the dense limit, waiting, poison, curvature, checkpoints and other sizes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from models import new_ddp, train, weights
+from torch import nn
+
+import pliant
+from pliant.algorithms import Moment, Tasc
+from pliant.algorithms.partition import plan_of
+from pliant.buckets import Bucket, spans_of
+from pliant.cli.bench.arms import plan_named
+from pliant.codecs import tensor_hash
+from pliant.engine.choose import plan_from
+from pliant.engine.store import Store
+from pliant.spec import Choice, Host, Selection
+
+SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
+NUMEL = sum(torch.Size(s).numel() for s in SHAPES)
+ON_TWO = pliant.Topology(hosts=(Host(name="a"), Host(name="b")))
+MODES = {
+    "global": pliant.tasc(0.2, block=16, power=0),
+    "global-fresh": pliant.tasc(0.3, block=16, power=0, rescore=1),
+    "rows": pliant.tasc(0.2, block=0, power=0),
+    "leader": pliant.tasc(0.2, block=16, power=0, agreement="leader"),
+    "local": pliant.tasc(0.2, block=16, power=0, agreement="local"),
+    "scheduled": pliant.tasc(0.2, block=16, power=0, agreement="local", topology=ON_TWO),
+}
+AGREED = ("global", "global-fresh", "rows", "leader")
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+class Rank:
+    """One bucket, its state, and an algorithm, without an engine around them."""
+
+    def __init__(self, algorithm, comm, optimizer=torch.optim.SGD):
+        names = [f"p{k}" for k in range(len(SHAPES))]
+        parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in zip(names, SHAPES, strict=True)}
+        store = Store(parameters, dict.fromkeys(names, algorithm.choice), {False: comm})
+        self.algorithm, self.comm, self.store, self.step_count = algorithm, comm, store, 0
+        for name, parameter in parameters.items():
+            algorithm.start_from(optimizer([parameter], lr=0.1), parameter, store.tensors[name])
+        self.bucket = Bucket(name="bucket 0", spans=spans_of(names, SHAPES), flat=torch.zeros(NUMEL))
+        self.state = replace(store.state_of(self.bucket), workspace=algorithm.prepare(self.bucket, comm))
+
+    def step(self, gradient):
+        """Return what the optimizer would get."""
+        self.bucket.flat = gradient.clone()
+        self.algorithm.on_ready(self.bucket, self.state, self.comm, Moment(step=self.step_count, seed=0, lr=0.1))
+        self.step_count += 1
+        return self.bucket.flat.clone()
+
+    def slot(self, name):
+        return torch.cat(list(self.state.of[name].values()))
+
+
+def whole_numbers(rank, step, scale=8):
+    """Sums and halves of these are exact."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(-scale, scale + 1, (NUMEL,), generator=generator).float()
+
+
+@modes
+def test_sent_and_residual_are_the_sum_of_updates_to_the_bit(mode):
+    def body(place):
+        me, came, went = Rank(MODES[mode], place.comm), torch.zeros(NUMEL), torch.zeros(NUMEL)
+        for step in range(20):
+            g = whole_numbers(place.rank, step)
+            came += g
+            went += me.step(g)
+        return came, went, me.state.flat["residual"]
+
+    results = pliant.run_world(2, body)
+    came, kept = (sum(r[k] for r in results) for k in (0, 2))
+    assert all(torch.equal(r[1] * 2 + kept, came) for r in results)
+    assert kept.count_nonzero() > 0.5 * NUMEL
+
+
+@pytest.mark.parametrize("mode", ["global", "global-fresh", "rows", "leader", "local"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_masks_and_results_are_the_same_on_all_ranks(mode, size):
+    def body(place):
+        me = Rank(MODES[mode], place.comm)
+        seen = []
+        for step in range(12):
+            result = me.step(torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * step + place.rank)))
+            seen.append((tensor_hash(me.slot("age")), tensor_hash(result)))
+        return seen
+
+    results = pliant.run_world(size, body)
+    assert all([row[1] for row in r] == [row[1] for row in results[0]] for r in results)
+    same_masks = all([row[0] for row in r] == [row[0] for row in results[0]] for r in results)
+    assert same_masks == (mode in AGREED)
+
+
+@pytest.mark.parametrize("feedback", ["worker", "difference"])
+@pytest.mark.parametrize("agreement", ["global", "leader", "local"])
+def test_a_ratio_of_one_is_sgd_with_momentum(feedback, agreement):
+    algorithm = pliant.tasc(1, power=0, momentum=0.9, feedback=feedback, agreement=agreement)
+
+    def body(place):
+        ours, theirs = new_ddp(place), new_ddp(place)
+        with pliant.relax(ours, torch.optim.SGD(ours.parameters(), lr=0.05), algorithm, timeout_s=20):
+            train(ours, torch.optim.SGD(ours.parameters(), lr=0.05), place.rank, range(8))
+        train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9), place.rank, range(8))
+        return weights(ours), weights(theirs)
+
+    for ours, theirs in pliant.run_world(3, body):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_estimates_of_differences_add_up():
+    def body(place):
+        me = Rank(pliant.tasc(0.2, block=16, power=0, feedback="difference"), place.comm)
+        results = [me.step(whole_numbers(place.rank, 0)) for _ in range(30)]
+        return me.state.flat["estimate"], me.state.flat["mean"], results[-1]
+
+    results = pliant.run_world(2, body)
+    mean = sum(r[0] for r in results) / 2
+    truth = (whole_numbers(0, 0) + whole_numbers(1, 0)) / 2
+    for estimate, kept, used in results:
+        assert torch.equal(kept, mean)
+        assert torch.equal(used, truth)  # a gradient that stands still is known in the end
+        assert estimate.count_nonzero() > 0
+
+
+@modes
+def test_no_block_waits_for_ever(mode):
+    def body(place):
+        me, oldest = Rank(MODES[mode], place.comm), 0.0
+        loudness = torch.where(torch.arange(NUMEL) % 480 < 400, 1.0, 1e-3)
+        for step in range(400):
+            me.step(whole_numbers(place.rank, step) * loudness + 1e-3)
+            oldest = max(oldest, float(me.slot("age").max()))
+        return oldest
+
+    assert max(pliant.run_world(2, body)) < 250
+
+
+@modes
+def test_a_poisoned_gradient_reaches_all_and_stays_nowhere(mode):
+    def body(place):
+        me, came, went = Rank(MODES[mode], place.comm), torch.zeros(NUMEL), torch.zeros(NUMEL)
+        for step in range(10):
+            g = whole_numbers(place.rank, step)
+            if step == 4 and place.rank == 1:
+                g[17] = torch.nan
+            result = me.step(g)
+            if step == 4:
+                assert result.isnan().all()
+                came += g if place.rank != 1 else 0  # the others keep theirs
+            else:
+                came, went = came + g, went + result
+        return came, went, me.state.flat["residual"]
+
+    results = pliant.run_world(2, body)
+    came, kept = (sum(r[k] for r in results) for k in (0, 2))
+    assert all(torch.equal(r[1] * 2 + kept, came) for r in results)
+
+
+@pytest.mark.parametrize(
+    ("power", "optimizer", "expected"),
+    [
+        (None, torch.optim.SGD, 1),
+        (None, torch.optim.AdamW, 0),
+        (0.5, torch.optim.AdamW, 0.5),
+        (0, torch.optim.SGD, 0),
+    ],
+)
+def test_curvature_decides_where_it_counts(power, optimizer, expected):
+    def body(place):
+        me = Rank(pliant.tasc(0.1, block=16, power=power, rescore=1, dense=0), place.comm, optimizer)
+        assert float(me.slot("power")[0]) == expected
+        sharp = {}
+        if "curvature" in me.state.of:
+            for name, h in me.state.of["curvature"].items():
+                sharp[name] = torch.arange(len(h)) % 20 == 7
+                h.copy_(torch.where(sharp[name], 1e6, 1.0))
+        me.step(1 + 0.01 * whole_numbers(0, 0))
+        return [bool((me.state.of["age"][name][mask] == 0).all()) for name, mask in sharp.items()]
+
+    found = pliant.run_world(2, body)[0]
+    assert found == ([] if power == 0 else [expected > 0] * len(SHAPES))
+
+
+def test_relief_sends_more_for_a_while():
+    algorithm = Tasc(selection=Selection(ratio=0.1, block=16, power=0, relief=4, window=3))
+
+    def body(place):
+        me = Rank(algorithm, place.comm)
+        return [int(me.step(whole_numbers(place.rank, k) * (1 if k < 6 else 100)).count_nonzero()) for k in range(16)]
+
+    counts = pliant.run_world(2, body)[0]
+    assert max(counts[:6]) < 0.2 * NUMEL < 0.25 * NUMEL < max(counts[9:12])
+    assert counts[-1] < 0.2 * NUMEL
+
+
+def test_a_run_goes_on_with_another_number_of_ranks():
+    algorithm = pliant.tasc(0.2, block=16, power=0, momentum=0.9)
+
+    def stop(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, algorithm, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(6))
+            return run.state_dict(), ddp.module.state_dict()
+
+    stopped = pliant.run_world(3, stop)
+    states, model = [r[0] for r in stopped], stopped[0][1]
+    for size in (2, 4):
+        resized = pliant.resize(states, size)
+
+        def go_on(place, resized=resized):
+            ddp = new_ddp(place, seed=3)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            with pliant.relax(ddp, optimizer, algorithm, agreement_every=1, timeout_s=20) as run:
+                ddp.module.load_state_dict(model)
+                run.load_state_dict(resized[place.rank])
+                train(ddp, optimizer, place.rank, range(6, 9))
+            return weights(ddp)
+
+        for name in states[0]["rank0"]["slots"]:
+            owed = torch.stack([s[f"rank{k}"]["slots"][name]["residual"] for k, s in enumerate(states)]).mean(0)
+            for k, state in enumerate(resized):
+                torch.testing.assert_close(state[f"rank{k}"]["slots"][name]["residual"], owed, rtol=0, atol=1e-7)
+        assert len({float(w.sum()) for w in pliant.run_world(size, go_on)}) == 1
+    with pytest.raises(ValueError, match="2 states are given"):
+        pliant.resize(states[:2], 4)
+    with pytest.raises(ValueError, match="not rank0"):
+        pliant.resize(states[1:], 4)
+
+
+def test_what_belongs_to_ranks_is_not_resized():
+    def body(place):
+        ddp = new_ddp(place)
+        with pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), "local_sgd", timeout_s=20) as run:
+            return run.state_dict()
+
+    with pytest.raises(ValueError, match="exchanges weights"):
+        pliant.resize(pliant.run_world(2, body), 3)
+
+
+def test_the_name_means_one_bucket_and_words_are_settings():
+    sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    plan = plan_from("tasc", sgd)
+    assert plan.bucket_bytes == 1 << 40
+    assert len(plan.rules) == 1
+    named = plan_named("tasc(ratio=0.0077,agreement=leader,feedback=difference)")
+    choice = named.rules[0].choice
+    assert (choice.selection.ratio, choice.selection.agreement, choice.feedback) == (0.0077, "leader", "difference")
+    assert "a leader's" in str(named)
+    by_hosts = plan_of(pliant.tasc(agreement="host")).rules[0].choice
+    assert by_hosts.hierarchical
+    assert by_hosts.selection.agreement == "local"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"collective": "blocks", "feedback": "worker"}, "give blocks a selection"),
+        ({"selection": Selection()}, "give blocks a selection"),
+        ({"collective": "blocks", "selection": Selection()}, "use 'worker' or 'difference'"),
+        ({"feedback": "difference"}, "differences to an estimate"),
+        (
+            {"collective": "blocks", "selection": Selection(), "feedback": "worker", "what": "change"},
+            "exchange gradients",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_said(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Choice(**settings)
+
+
+def test_a_second_momentum_is_refused():
+    def body(place):
+        ddp = new_ddp(place)
+        sgd = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+        for algorithm in (pliant.tasc(momentum=0.9), pliant.after(2, pliant.bf16(), then=pliant.tasc(momentum=0.9))):
+            with pytest.raises(ValueError, match="count twice"):
+                pliant.relax(ddp, sgd, algorithm)
+
+    pliant.run_world(1, body)
+
+
+def test_a_topology_for_others_is_refused():
+    algorithm = pliant.tasc(0.2, block=16, power=0, agreement="local", topology=ON_TWO)
+
+    def body(place):
+        Rank(algorithm, place.comm).step(torch.ones(NUMEL))
+
+    with pytest.raises(ValueError, match="2 ranks, but 3 exchange"):
+        pliant.run_world(3, body)
