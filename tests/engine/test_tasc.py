@@ -102,8 +102,9 @@ def test_a_ratio_of_one_is_sgd_with_momentum(feedback, agreement):
 
     def body(place):
         ours, theirs = new_ddp(place), new_ddp(place)
-        with pliant.relax(ours, torch.optim.SGD(ours.parameters(), lr=0.05), algorithm, timeout_s=20):
-            train(ours, torch.optim.SGD(ours.parameters(), lr=0.05), place.rank, range(8))
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.05)
+        with pliant.relax(ours, optimizer, algorithm, timeout_s=20):
+            train(ours, optimizer, place.rank, range(8))
         train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9), place.rank, range(8))
         return weights(ours), weights(theirs)
 
@@ -130,13 +131,13 @@ def test_estimates_of_differences_add_up():
 def test_no_block_waits_for_ever(mode):
     def body(place):
         me, oldest = Rank(MODES[mode], place.comm), 0.0
-        loudness = torch.where(torch.arange(NUMEL) % 480 < 400, 1.0, 1e-3)
-        for step in range(400):
-            me.step(whole_numbers(place.rank, step) * loudness + 1e-3)
+        loudness = torch.where(torch.arange(NUMEL) % 480 < 400, 1.0, 0.1)
+        for step in range(300):
+            me.step(whole_numbers(place.rank, step) * loudness)
             oldest = max(oldest, float(me.slot("age").max()))
         return oldest
 
-    assert max(pliant.run_world(2, body)) < 250
+    assert max(pliant.run_world(2, body)) < 200
 
 
 @modes
@@ -171,7 +172,7 @@ def test_a_poisoned_gradient_reaches_all_and_stays_nowhere(mode):
 )
 def test_curvature_decides_where_it_counts(power, optimizer, expected):
     def body(place):
-        me = Rank(pliant.tasc(0.1, block=16, power=power, rescore=1, dense=0), place.comm, optimizer)
+        me = Rank(pliant.tasc(0.3, block=16, power=power, rescore=1, dense=0), place.comm, optimizer)
         assert float(me.slot("power")[0]) == expected
         sharp = {}
         if "curvature" in me.state.of:
@@ -179,10 +180,11 @@ def test_curvature_decides_where_it_counts(power, optimizer, expected):
                 sharp[name] = torch.arange(len(h)) % 20 == 7
                 h.copy_(torch.where(sharp[name], 1e6, 1.0))
         me.step(1 + 0.01 * whole_numbers(0, 0))
-        return [bool((me.state.of["age"][name][mask] == 0).all()) for name, mask in sharp.items()]
+        return all(bool((me.state.of["age"][name][mask] == 0).all()) for name, mask in sharp.items()), len(sharp)
 
-    found = pliant.run_world(2, body)[0]
-    assert found == ([] if power == 0 else [expected > 0] * len(SHAPES))
+    all_sharp, num_felt = pliant.run_world(2, body)[0]
+    assert num_felt == (0 if power == 0 else len(SHAPES))
+    assert power == 0 or all_sharp == (expected > 0)
 
 
 def test_relief_sends_more_for_a_while():
@@ -194,7 +196,6 @@ def test_relief_sends_more_for_a_while():
 
     counts = pliant.run_world(2, body)[0]
     assert max(counts[:6]) < 0.2 * NUMEL < 0.25 * NUMEL < max(counts[9:12])
-    assert counts[-1] < 0.2 * NUMEL
 
 
 def test_a_run_goes_on_with_another_number_of_ranks():

@@ -19,7 +19,7 @@ from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
-from pliant.algorithms.tasc import Tasc, tasc
+from pliant.algorithms.tasc import Tasc, is_adaptive, tasc
 from pliant.algorithms.timing import After, Every, Late, late
 from pliant.codecs import BlockTopK, Dct, RandomK, TopK, codec_from
 from pliant.spec import Choice, CodecSpec, Outer, OwnSpec, Selection, SyncPlan
@@ -58,7 +58,7 @@ ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Algorithm]](
         "blocktopk": lambda optimizer: blocktopk(),
         "randomk": lambda optimizer: randomk(),
         "demo": lambda optimizer: demo(),
-        "tasc": lambda optimizer: tasc(),
+        "tasc": lambda optimizer: tasc(power=0 if is_adaptive(optimizer) else None),
         "owner": lambda optimizer: owner(),
         "stale": lambda optimizer: stale(),
         "late": lambda optimizer: late(allreduce(), lookahead=_momentum(optimizer)),

@@ -20,7 +20,7 @@ from pliant.comm.base import Comm
 from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Topology
 from pliant.spec.blocks import divided, rows_of
 
-__all__ = ["Tasc", "tasc"]
+__all__ = ["Tasc", "is_adaptive", "tasc"]
 
 
 class _Workspace:
@@ -124,9 +124,8 @@ class Tasc:
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Note the power p, which depends on the optimizer."""
         if "power" in slots:
-            adaptive = any("betas" in group for group in optimizer.param_groups)
             given = self.selection.power
-            slots["power"].fill_(float(not adaptive) if given is None else given)
+            slots["power"].fill_(float(not is_adaptive(optimizer)) if given is None else given)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
@@ -240,6 +239,11 @@ class Tasc:
         if told is not None:
             scores[int(course.count) % self.selection.rescore :: self.selection.rescore] = _finite(told)
             work.spread(scores.masked_fill_(chosen, 0), state.of["score"])
+
+
+def is_adaptive(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer divides by what it has seen of the gradient's size: one that has betas, such as Adam."""
+    return any("betas" in group for group in optimizer.param_groups)
 
 
 def _finite(x: Tensor) -> Tensor:
