@@ -30,8 +30,8 @@ EXTRA = {
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
-FREE = {"gossip-free", "async_average"}
-"""Who exchanges when depends on the clock."""
+FREE = {"gossip-free", "async_average", "tasc-curved"}
+"""Who exchanges when, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""
 

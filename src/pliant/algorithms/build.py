@@ -204,7 +204,8 @@ def _all_reduce(choice: Choice) -> Algorithm:
 
 def _scatter_gather(choice: Choice) -> Algorithm:
     codec = codec_from(_codec(choice))
-    return Quantized(codec=codec, feedback=choice.feedback, chunk_bytes=choice.chunk_bytes)
+    feedback = "none" if choice.feedback == "difference" else choice.feedback  # which the validity table refuses here
+    return Quantized(codec=codec, feedback=feedback, chunk_bytes=choice.chunk_bytes)
 
 
 def _all_gather(choice: Choice) -> Algorithm:

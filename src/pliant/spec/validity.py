@@ -124,7 +124,7 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
             and c.collective != "blocks"
             and (c.collective != "all_gather" or (c.codec is not None and c.codec.name not in SPARSIFIERS))
         ),
-        "only blocks, and a sparsifier in an all_gather, have a ratio to ramp, but here {collective} meets {codec}; "
+        "only a sparsifier in an all_gather has a ratio to ramp, and blocks have one, but here {collective} meets {codec}; "
         "use after() for other warm-ups.",
     ),
     (
