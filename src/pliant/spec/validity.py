@@ -124,8 +124,8 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
             and c.collective != "blocks"
             and (c.collective != "all_gather" or (c.codec is not None and c.codec.name not in SPARSIFIERS))
         ),
-        "only a sparsifier in an all_gather has a ratio to ramp, and blocks have one, but here {collective} meets {codec}; "
-        "use after() for other warm-ups.",
+        "only a sparsifier in an all_gather has a ratio to ramp, and blocks have one, but here {collective} meets "
+        "{codec}; use after() for other warm-ups.",
     ),
     (
         lambda c: (c.what == "weight") != (c.collective == "gossip"),
