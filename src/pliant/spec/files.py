@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-__all__ = ["canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
+__all__ = ["LATER", "canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
 
 FORMAT = 1
+LATER = types.MappingProxyType({"later": True})
+"""Metadata of a field that came later: where it has its default it is not written, so that records of before keep their
+text, and plans their hash, which results and checkpoints refer to."""
 R = TypeVar("R")
 
 
@@ -81,7 +84,10 @@ def load(kind: type[R], path: str | Path) -> R:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        written = [
+            f for f in dataclasses.fields(value) if not (f.metadata == LATER and getattr(value, f.name) == f.default)
+        ]
+        return {f.name: _plain(getattr(value, f.name)) for f in written}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     if isinstance(value, Mapping):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from pliant.spec.files import canonical_hash
+from pliant.spec.files import LATER, canonical_hash
 from pliant.spec.graph import Graph
 from pliant.spec.selection import Selection
 from pliant.spec.validity import check
@@ -80,7 +80,7 @@ class Choice:
     own: OwnSpec | None = None
     """A registered algorithm: it decides by itself with whom and in how many bits."""
     codec: CodecSpec | None = None
-    selection: Selection | None = None
+    selection: Selection | None = field(default=None, metadata=LATER)
     """Of blocks: which of them travel."""
     feedback: Feedback = "none"
     """Who keeps the error of its lossy codec for the next step: nobody, the worker, or the chunk owner as well; or,
