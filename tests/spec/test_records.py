@@ -23,6 +23,7 @@ from pliant.spec import (
     Rule,
     Schedule,
     SyncPlan,
+    Target,
     TensorSpec,
     Timeline,
     Topology,
@@ -217,6 +218,7 @@ def test_the_first_rule_that_matches_decides():
 
 SIGN = CodecSpec(name="sign")
 TOPK = CodecSpec(name="topk")
+TARGET = Target(of="exposed_s", value=0.01)
 DCT = CodecSpec(name="dct")
 NONSENSE = [
     ({"codec": CodecSpec(name="zip"), "collective": "scatter_gather"}, "there is no codec 'zip'"),
@@ -241,6 +243,8 @@ NONSENSE = [
     ({"momentum": 1.5, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "is 1.5, but must be"),
     ({"every": 0}, "every 0 steps"),
     ({"ramp_steps": -1}, "ramp of -1 steps"),
+    ({"target": TARGET}, "a target is held by the ratio of a sparsifier.*a gradient meets all_reduce and no codec"),
+    ({"target": TARGET, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "with its ratio given"),
     ({"chunk_bytes": 10}, "chunks of 10 bytes"),
     ({"until_step": 5}, "until_step is 5; give both or neither"),
     ({"before": Choice(order="at_end"), "until_step": 5}, "agree on order and hierarchy"),

@@ -4,6 +4,7 @@ from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, Moment, State
 from pliant.algorithms.build import ALGORITHMS, build, named, register
 from pliant.algorithms.demo import DeMo, demo
+from pliant.algorithms.dynamic import dynamic
 from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts, between_hosts
 from pliant.algorithms.local import (
@@ -61,6 +62,7 @@ __all__ = [
     "dcd",
     "demo",
     "diloco",
+    "dynamic",
     "every",
     "fp16",
     "gossip",

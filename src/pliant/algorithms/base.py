@@ -16,6 +16,7 @@ __all__ = [
     "AddsShares",
     "Algorithm",
     "ChecksOptimizer",
+    "Dial",
     "FeelsCurvature",
     "MixesWeights",
     "Moment",
@@ -55,6 +56,37 @@ class State:
         )
 
 
+@dataclass(kw_only=True)
+class Dial:
+    """Between a controller and the algorithms whose choice has a target; read and written in the lane only."""
+
+    ratio: float = 0.0
+    """What to send, the same on all ranks; 0 for the plan's own."""
+    refresh: int = 1
+    """How many times longer than planned the curvature serves until it is looked at again."""
+    reuse: int = 1
+    """For how many exchanges a selection's threshold serves, where an algorithm has one."""
+    used: float = 0.0
+    """The ratio of the last exchange."""
+    left: Tensor | None = None
+    """Squared norm of what was not sent, summed over exchanges, (); None before the first."""
+    whole: Tensor | None = None
+    """The same of all that could have been sent."""
+
+    def tell(self, ratio: float, left: Tensor, whole: Tensor) -> None:
+        """Say what has become of an exchange; called by algorithms."""
+        self.used = ratio
+        self.left = left if self.left is None else self.left + left
+        self.whole = whole if self.whole is None else self.whole + whole
+
+    def take_left(self) -> float:
+        """Return the part of the squared norm that was left behind since the last call; 0 if nothing was sent."""
+        left, whole, self.left, self.whole = self.left, self.whole, None, None
+        if left is None or whole is None or not 0 < float(whole) < float("inf"):
+            return 0.0
+        return float(left) / float(whole)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """When something happens."""
@@ -67,6 +99,8 @@ class Moment:
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
     """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
+    dial: "Dial | None" = None
+    """Where a controller says how much to send, if the choice has a target."""
     share: float = 1.0
     """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
 

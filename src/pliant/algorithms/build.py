@@ -212,7 +212,7 @@ def _all_gather(choice: Choice) -> Algorithm:
     codec = cast(TopK | BlockTopK | Dct, codec_from(_codec(choice)))
     if isinstance(codec, Dct):
         return DeMo(codec=codec, momentum=choice.momentum, signed=choice.signed)
-    return Sparse(codec=codec, momentum=choice.momentum, ramp_steps=choice.ramp_steps)
+    return Sparse(codec=codec, momentum=choice.momentum, ramp_steps=choice.ramp_steps, target=choice.target)
 
 
 def _low_rank(choice: Choice) -> Algorithm:

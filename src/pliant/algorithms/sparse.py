@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
@@ -11,7 +13,7 @@ from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK, TopK, all_finite, spec_of
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.spec import Choice, Target
 
 __all__ = ["Sparse", "blocktopk", "topk"]
 
@@ -34,6 +36,7 @@ class Sparse:
     codec: TopK | BlockTopK
     momentum: float = 0.0
     ramp_steps: int = 0
+    target: Target | None = None
 
     @property
     def choice(self) -> Choice:
@@ -44,6 +47,7 @@ class Sparse:
             feedback="worker",
             momentum=self.momentum,
             ramp_steps=self.ramp_steps,
+            target=self.target,
         )
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
@@ -61,7 +65,9 @@ class Sparse:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Accumulate, choose, exchange, mask."""
-        ratio = self.ratio_at(moment.step)
+        ratio, dial = self.ratio_at(moment.step), moment.dial
+        if dial is not None and dial.ratio and moment.step >= self.ramp_steps:
+            ratio = dial.ratio
         exchange = state.workspace.get(ratio)
         if exchange is None:
             state.workspace.clear()
@@ -76,9 +82,12 @@ class Sparse:
         elif finite:
             v.add_(g)
         # An overflowed gradient poisons everyone's result but must not enter what is kept.
+        whole = _square(v) if finite and dial is not None else None
         exchange(g, v if finite else g, moment.seed)
         if finite:
             exchange.clear_sent(v)
+            if dial is not None and whole is not None:
+                dial.tell(ratio, _square(v), whole)
             if self.momentum:
                 exchange.clear_sent(state.flat["velocity"])
 
@@ -90,6 +99,10 @@ class Sparse:
                 f"the optimizer has momentum {own} and this algorithm corrects with momentum {self.momentum}, so it "
                 "would count twice; give the optimizer momentum 0, or the algorithm."
             )
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x).square()
 
 
 def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> Sparse:

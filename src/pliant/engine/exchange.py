@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import AddsShares, Moment, Rest
+from pliant.algorithms.base import AddsShares, Dial, Moment, Rest
 from pliant.codecs import all_finite, first_nonfinite, scale
 from pliant.comm.base import Comm, CommError
 from pliant.engine.layout import LaidOut, Part, lay_out
@@ -53,6 +53,8 @@ class Exchanger:
         self._owed = owed
         self._optimizer = optimizer
         self._laid_out: dict[int, LaidOut] = {}
+        self.dial: Dial | None = None
+        """Of the controller, where a choice has a target."""
         self._bad_before: dict[str, int] = {}
         """Bucket -> what `inspect` has found in the gradients that are one step late."""
 
@@ -102,7 +104,8 @@ class Exchanger:
             if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
-                rest = self._run_part(part, Moment(step=step, seed=seed, lr=lr), in_shares=bucket.in_shares)
+                moment = Moment(step=step, seed=seed, lr=lr, dial=self.dial if choice.target else None)
+                rest = self._run_part(part, moment, in_shares=bucket.in_shares)
                 rests += [(bucket.name, rest)] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
                     self._blame(bucket, bad)

@@ -14,6 +14,8 @@ from pliant.comm.hierarchical import by_hosts
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.feel import Feeler
 from pliant.engine.felt import Curvature, felt_in
+from pliant.engine.governor import Governor, governor_for
+from pliant.engine.lane import Lane
 from pliant.engine.means import average_states, average_weights
 from pliant.engine.owned import Owned
 from pliant.engine.served import Served
@@ -40,11 +42,25 @@ class InForce:
     """None if ranks step together."""
     feeler: Feeler | None = None
     """None if no algorithm asks for the curvature."""
+    governor: Governor | None = None
+    """None if ratios stay as they are."""
 
     @property
     def apart(self) -> bool:
         """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
         return self.weights is not None or self.served is not None
+
+    @property
+    def ratio(self) -> float:
+        """What a sparsifier's ratio was set to; 0 as long as none was."""
+        return 0.0 if self.governor is None else self.governor.dial.ratio
+
+    def after_step(self, step: int, lane: Lane) -> None:
+        """Let who holds a target or looks at the curvature know that a step has ended. Collective."""
+        if self.governor is not None:
+            self.governor.after_step(lane)
+        if self.feeler is not None:
+            self.feeler.after_step(step, lane)
 
     def settle(self, step: int) -> None:
         """Make what is in flight a state that can be saved; at a free pace this is collective."""
@@ -127,7 +143,11 @@ class Maker:
             old.feeler.close()
             if felt is not None and feeler is not None and old.feeler.knows(felt):
                 feeler.state = old.feeler.state
-        return InForce(exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler)
+        governor = governor_for(choices, self._comms, self._tape, None if old is None else old.governor)
+        exchanger.dial = None if governor is None else governor.dial
+        return InForce(
+            exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler, governor=governor
+        )
 
     def _place(self, store: Store) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""

@@ -71,6 +71,8 @@ def write_state(
         own |= {"optimizer": made.owned.state}
     if made.feeler is not None:
         own |= {"curvature": made.feeler.state}
+    if made.governor is not None:
+        own |= {"governor": made.governor.state}
     place = {name: (b, k) for b, names in exchanger.layout.items() for k, name in enumerate(names)}
     layout = torch.tensor([place.get(name, (-1, -1)) for name in exchanger.store.tensors], dtype=torch.int64)
     return {
@@ -112,6 +114,8 @@ def read_state(state: Mapping[str, Any], made: InForce, plan: SyncPlan, comm: Co
         made.owned.state = own["optimizer"]
     if made.feeler is not None:
         made.feeler.state = own["curvature"]
+    if made.governor is not None:
+        made.governor.state = own["governor"]
     if made.served is not None:
         made.served.begin()
     return Resumed(step=step, turn=turn, layout=_read_layout(own["layout"], list(tensors)))

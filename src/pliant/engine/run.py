@@ -154,8 +154,7 @@ class Run:
                 self._weights.after_step(self._step)
         equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
         self._agreement.after_step(equal, self._step, self._lane)
-        if self._made.feeler is not None:
-            self._made.feeler.after_step(self._step, self._lane)
+        self._made.after_step(self._step, self._lane)
         if self.pilot is not None:
             self.pilot.after_step()
 
@@ -191,6 +190,7 @@ class Run:
             residual_norm=self._exchanger.store.norm("residual"),
             last_agreement_step=self._agreement.last_step,
             curvature_s=self.curvature.seconds,
+            ratio=self._made.ratio,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -281,10 +281,8 @@ class Run:
         self._open = False
         for hook in self._hooks:
             hook.remove()
-        if self._front is not None:
-            self._front.receive = None
-        if self._ddp is not None:
-            self._ddp.broadcast_buffers = self._shares_buffers
+        if self._ddp is not None and self._front is not None:
+            self._front.receive, self._ddp.broadcast_buffers = None, self._shares_buffers
         for each in (self.pilot, self.recording, self._watch, self._weights, self._made.feeler):
             if each is not None:
                 each.close()

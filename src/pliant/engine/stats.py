@@ -28,3 +28,5 @@ class Stats(TypedDict):
     """The last step after which replicas were found equal; -1 before the first check."""
     curvature_s: float
     """Time that looks at the curvature have taken, for algorithms that ask for it; 0 without such."""
+    ratio: float
+    """What `dynamic` has set a sparsifier's ratio to; 0 without it, or before its first decision."""

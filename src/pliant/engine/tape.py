@@ -63,7 +63,7 @@ class Tape:
     """
 
     def __init__(self, device: torch.device, comm: RecordedComm) -> None:
-        self.comm = comm
+        self.device, self.comm = device, comm
         comm.listen(self)
         self.clock = Clock(device)
         self.on = False

@@ -7,6 +7,7 @@ from pliant.spec.machine import Machine
 from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule
 from pliant.spec.selection import Agreement, Selection
+from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Topology
 from pliant.spec.workload import TensorSpec, Workload
@@ -29,6 +30,7 @@ __all__ = [
     "Schedule",
     "Selection",
     "SyncPlan",
+    "Target",
     "TensorSpec",
     "Timeline",
     "Topology",

@@ -9,6 +9,7 @@ from typing import Literal
 from pliant.spec.files import LATER, canonical_hash
 from pliant.spec.graph import Graph
 from pliant.spec.selection import Selection
+from pliant.spec.target import Target
 from pliant.spec.validity import check
 
 __all__ = ["Choice", "CodecSpec", "Match", "Outer", "OwnSpec", "Rule", "SyncPlan"]
@@ -91,6 +92,8 @@ class Choice:
     """Of DeMo's momentum: whether the optimizer gets the signs of the mean, not the mean."""
     ramp_steps: int = 0
     """Steps over which a sparsifier's ratio falls to its final value."""
+    target: Target | None = None
+    """What a sparsifier's ratio is set for while training goes on; None for one that stays as it is."""
     every: int = 1
     """Exchange in every n-th step; gradients of the others are added to the next exchange."""
     stretch: float = 0.0
@@ -132,6 +135,11 @@ class Choice:
         return self.what in ("weight", "change")
 
     @property
+    def ratio(self) -> float | None:
+        """The share that a sparsifier sends; None where everything is sent."""
+        return None if self.codec is None else self.codec.settings.get("ratio")
+
+    @property
     def owned(self) -> bool:
         """Whether each parameter has an owner, who alone steps it."""
         return self.collective == "owner"
@@ -161,6 +169,7 @@ class Choice:
         when += f", at most {self.staleness} steps stale" if self.served else ""
         whom = f" on a {self.graph.kind} graph" if self.graph else ""
         level = ", between hosts" if self.hierarchical else ""
+        level += f", {self.target}" if self.target else ""
         first = f"until step {self.until_step}: {self.before}; then " if self.before else ""
         return f"{first}{self.what} by {self.own or self.collective}{whom}{codec}{signed}{feedback}{when}{level}"
 
@@ -217,6 +226,11 @@ class SyncPlan:
             raise ValueError(
                 "one rule lets ranks be at steps of their own, with owners at a free pace, and another does not; "
                 "give all rules such owners, or none."
+            )
+        if len({rule.choice.target for rule in self.rules} - {None}) > 1:
+            raise ValueError(
+                "two rules have different targets, but what is exposed of a step cannot be told apart by rules; give "
+                "all rules that have a target the same one."
             )
         orders = {rule.choice.order for rule in self.rules}
         if len(orders) > 1:

@@ -1,0 +1,236 @@
+"""How much to send, so that a target is held on a network and beside a computation that change."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pliant.algorithms.linkfit import LinkFit
+from pliant.spec.target import Target
+
+__all__ = ["BudgetControl", "EffortControl", "Seen", "shared_time"]
+
+_SLEW = 1.25
+"""A ratio grows by at most this factor a step; it falls as fast as it must."""
+_PROPORTIONAL, _INTEGRAL = 0.25, 0.5
+"""Gains of the two corrections, for each decision."""
+_JUMP = 0.3
+"""A correction by more than this part of the target, twice on the same side, is a change and taken whole."""
+_DEAD = 0.03
+"""Nothing is changed for less than this part of the target: each ratio has buffers of its own."""
+_KNEE = 2.0
+"""The part that is left behind may grow to so many times what it is at the plan's own ratio."""
+_MOST_REFRESH, _MOST_REUSE = 64, 32
+_NEAR, _FAR = 0.1, 0.2
+"""Logarithms of ratios that count as the plan's own, and as far enough from it to tell a slope."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What the steps since the last decision were like: medians of a step, the same numbers on all ranks."""
+
+    steps: int
+    """How many they were."""
+    ratio: float
+    """That was used; other than what was decided where a ramp or a relief had its way."""
+    messages: float
+    num_bytes: float
+    """Out of the rank that sends most, a step."""
+    wire_s: float
+    """Waiting for the network, of the rank that waits least: the others waited for a rank too."""
+    exposed_s: float
+    """Time of a step in which backward was done and the exchange was not, likewise."""
+    step_s: float
+    left: float = 0.0
+    """Part of the squared norm of what could have been sent that was not; 0 if nobody knows."""
+    select_s: float = 0.0
+    """Choosing what is sent, encoding and decoding."""
+    curvature_s: float = 0.0
+    """Looking at the curvature."""
+
+
+class BudgetControl:
+    """Sets the ratio of a sparsifier such that a target is held.
+
+    The link's cost is fitted as it goes, so that the budget of a step, in bytes, follows (TASC's dynamic ratio):
+
+        C = (T + offset + K_p (T - exposed) - messages * alpha) / beta
+        offset <- offset + K_i (alpha * messages + beta * bytes - exposed - offset)
+
+    The proportional error counts for 30 % of the target at most: a link that has become ten times slower is for the
+    fit to say. offset is the integral part: time that is hidden behind backward, less what codecs take. It estimates
+    something that is there, whatever was decided, and so does not wind up while the ratio is at a limit. A second
+    line, bytes = fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, stays between floor and
+    ceiling, and above the knee: where the part left behind, R(ratio) = R_0 (ratio / ratio_0)^s with s as observed, is
+    twice that at the plan's own ratio_0. Targets in bytes need no link: C is the target.
+
+    The same numbers go in on all ranks, so the same ratio comes out.
+
+    Args:
+        target: What to hold.
+        ratio: The plan's own, with which training begins.
+
+    """
+
+    def __init__(self, target: Target, ratio: float) -> None:
+        self.target = target
+        self.ratio = ratio
+        """The one to use."""
+        self.bound = ""
+        """What has kept the last decision from the target: 'floor', 'ceiling', 'knee' or 'slew'; empty if nothing."""
+        self.link = LinkFit()
+        self.load = LinkFit()
+        """Bytes of a step: so many in any case, and so many for a ratio of 1."""
+        self._plan_ratio = ratio
+        self._offset_s = 0.0
+        self._innovation_s = 0.0
+        self._left, self._slope = 0.0, 0.0
+
+    @property
+    def knee(self) -> float:
+        """The ratio below which twice as much would be left behind as at the plan's own; 0 as long as none shows."""
+        return self._plan_ratio * _KNEE ** (1 / self._slope) if self._slope < 0 else 0.0
+
+    def decide(self, seen: Seen) -> float:
+        """Return the ratio for the next steps. Steps in which nothing was sent change nothing."""
+        in_bytes = self.target.of in ("bytes_per_step", "bytes_per_s")
+        if seen.num_bytes <= 0 or (seen.wire_s <= 0 and not in_bytes):
+            return self.ratio
+        if seen.wire_s > 0:  # on CUDA the host waits for nothing
+            self.link.add(seen.messages, seen.num_bytes, seen.wire_s)
+        self.load.add(1.0, seen.ratio, seen.num_bytes)
+        self._learn_knee(seen)
+        wanted = self._wanted_of_bytes(seen) if in_bytes else self._wanted_of_time(seen)
+        if wanted is not None:
+            self._set((wanted - self.load.alpha) / self.load.beta if self.load.beta else self.target.ceiling, seen)
+        return self.ratio
+
+    def target_s(self, seen: Seen) -> float:
+        """Return how many seconds of a step may be exposed, where that is what is held."""
+        if self.target.of == "exposed_s":
+            return self.target.value
+        return self.target.value * max(seen.step_s - seen.exposed_s, 0.0)
+
+    def state(self) -> list[float]:
+        """Return everything as numbers, for a checkpoint."""
+        own = [self.ratio, self._offset_s, self._innovation_s, self._left, self._slope]
+        return [*own, *self.link.state(), *self.load.state()]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Go on from what `state` has returned."""
+        self.ratio, self._offset_s, self._innovation_s, self._left, self._slope = state[:5]
+        middle = 5 + (len(state) - 5) // 2
+        self.link.load(state[5:middle])
+        self.load.load(state[middle:])
+
+    def _wanted_of_bytes(self, seen: Seen) -> float | None:
+        """Return the budget of a step, or None if what there is comes close enough."""
+        wanted = self.target.value * (seen.step_s if self.target.of == "bytes_per_s" else 1.0)
+        return wanted if abs(wanted - self.load(1.0, self.ratio)) > _DEAD * wanted else None
+
+    def _wanted_of_time(self, seen: Seen) -> float | None:
+        """Return the same where it is a time that is held."""
+        target_s = self.target_s(seen)
+        error_s = max(-_JUMP * target_s, min(_JUMP * target_s, target_s - seen.exposed_s))
+        self._learn_offset(seen, target_s)
+        wire_s = target_s + self._offset_s + _PROPORTIONAL * error_s
+        if abs(wire_s - self.link(seen.messages, self.load(1.0, self.ratio))) <= _DEAD * target_s:
+            return None
+        if not self.link.beta:
+            return math.inf  # bytes cost nothing here
+        return (wire_s - seen.messages * self.link.alpha) / self.link.beta
+
+    def _learn_offset(self, seen: Seen, target_s: float) -> None:
+        # Where the fit does not believe a sample yet, the offset must not take a slower link for more codec time.
+        wire_s = seen.wire_s if self.link.doubts else self.link(seen.messages, seen.num_bytes)
+        innovation_s = wire_s - seen.exposed_s - self._offset_s
+        jumps = abs(innovation_s) > _JUMP * target_s and innovation_s * self._innovation_s > 0
+        self._innovation_s = innovation_s if abs(innovation_s) > _JUMP * target_s else 0.0
+        self._offset_s += innovation_s * (1.0 if jumps else _INTEGRAL)
+
+    def _learn_knee(self, seen: Seen) -> None:
+        if seen.left <= 0:
+            return
+        away = math.log(seen.ratio / self._plan_ratio)
+        if abs(away) <= _NEAR or not self._left:
+            self._left += (seen.left - self._left) * (_INTEGRAL if self._left else 1.0)
+        elif abs(away) >= _FAR:
+            slope = min(0.0, math.log(seen.left / self._left) / away)
+            self._slope += (slope - self._slope) * (_INTEGRAL if self._slope else 1.0)
+
+    def _set(self, ratio: float, seen: Seen) -> None:
+        self.bound = ""
+        limits = (
+            ("knee", self.knee, max),
+            ("floor", self.target.floor, max),
+            ("ceiling", self.target.ceiling, min),
+            ("slew", self.ratio * _SLEW**seen.steps, min),
+        )
+        for name, limit, nearer in limits:
+            within = nearer(ratio, limit)
+            if within != ratio:
+                self.bound, ratio = name, within
+        self.ratio = ratio
+
+
+class EffortControl:
+    """Does what serves the choice of what is sent less often where it takes too much of a step.
+
+    Two knobs, each a power of two: steps between looks at the curvature are multiplied by `refresh`, and what a
+    selection has found is reused for `reuse` steps. Over the limit in two decisions on end, the dearer one doubles;
+    below a third of it in four, the one that is further up halves. A doubling halves a cost, so it cannot undo itself.
+
+    Args:
+        limit: Share of a step that both together may take.
+
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.refresh = self.reuse = 1
+        self._over = self._under = 0
+
+    def decide(self, seen: Seen) -> None:
+        """Set the knobs for the next steps."""
+        share = (seen.select_s + seen.curvature_s) / seen.step_s if seen.step_s > 0 else 0.0
+        self._over = self._over + 1 if share > self._limit else 0
+        self._under = self._under + 1 if share < self._limit / 3 else 0
+        if self._over >= 2:
+            self._over = 0
+            if seen.curvature_s >= seen.select_s:
+                self.refresh = min(2 * self.refresh, _MOST_REFRESH)
+            else:
+                self.reuse = min(2 * self.reuse, _MOST_REUSE)
+        elif self._under >= 4 and max(self.refresh, self.reuse) > 1:
+            self._under = 0
+            if self.refresh >= self.reuse:
+                self.refresh //= 2
+            else:
+                self.reuse //= 2
+
+    def state(self) -> list[float]:
+        """Return everything as numbers, for a checkpoint."""
+        return [float(self.refresh), float(self.reuse), float(self._over), float(self._under)]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Go on from what `state` has returned."""
+        self.refresh, self.reuse, self._over, self._under = map(int, state)
+
+
+def shared_time(total_s: float, dense_s: Sequence[float]) -> list[float]:
+    """Divide the time that a step may take for exchanges among the levels of a hierarchy, max-min fairly.
+
+    No level gets more than it needs to send everything; what the fast ones do not need is for the slow ones. So links
+    inside a host carry everything, where that takes less than half the time, and those between hosts get the rest.
+
+    Args:
+        total_s: To be divided; none is given away if it is not above 0.
+        dense_s: What each level takes to send everything, by its own fit.
+
+    """
+    shares_s = [0.0] * len(dense_s)
+    left_s = max(total_s, 0.0)
+    by_need = sorted(range(len(dense_s)), key=lambda level: (dense_s[level], level))
+    for place, level in enumerate(by_need):
+        shares_s[level] = min(dense_s[level], left_s / (len(by_need) - place))
+        left_s -= shares_s[level]
+    return shares_s

@@ -1,0 +1,165 @@
+"""Who holds a target: measures the exchanges of a run, and sets the ratio that its algorithms use."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import Dial
+from pliant.algorithms.control import BudgetControl, EffortControl, Seen
+from pliant.algorithms.linkfit import LinkFit
+from pliant.comm.base import Comm
+from pliant.comm.hierarchical import HierarchicalComm
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.lane import Lane
+from pliant.engine.tape import Tape
+from pliant.spec import Choice, Target
+
+__all__ = ["Governor", "governor_for"]
+
+_WINDOW = 4
+"""Exchanges between two decisions: medians of four forgive a step that had to wait for a core."""
+
+
+class Governor:
+    """Measures each step's exchange, and after every fourth lets all ranks set the same ratio.
+
+    The training thread says after each step what was exposed of it; everything else happens in the lane, in its order,
+    so that a decision holds from the same exchange on everywhere. A decision costs one all-reduce of nine numbers in
+    float64, which is itself left out of what is measured.
+
+    What is waited for is taken from the rank that waits least: the others have waited for a rank, not for the network.
+    Of bytes, selection and steps the largest counts.
+
+    Where hosts are summed first, the ratio is that between hosts; what goes on inside them has a fit of its own.
+
+    Args:
+        target: What to hold.
+        ratio: The plan's own.
+        tape: Of the run: what it has waited, and who talks.
+        levels: Who talks at each level, from the inside out; the last is that of the ratio. None where this rank does
+            not talk at it.
+
+    """
+
+    def __init__(self, target: Target, ratio: float, tape: Tape, levels: Sequence[RecordedComm | None]) -> None:
+        self.target = target
+        self.dial = Dial()
+        self.control = BudgetControl(target, ratio)
+        self.effort = EffortControl(target.effort)
+        self.inside = LinkFit()
+        """Of the links inside hosts."""
+        self._plan_ratio = ratio
+        self._tape, self._levels = tape, levels
+        self._exposed_before_s = tape.exposed_s
+        self._step_from_s = time.perf_counter()
+        self._before = self._counters(0.0)
+        self._rows: list[list[float]] = []
+
+    def after_step(self, lane: Lane) -> None:
+        """Note what was exposed of the step that has just ended. Runs in the training thread."""
+        now_s, exposed_s = time.perf_counter(), self._tape.exposed_s
+        step_s, self._step_from_s = now_s - self._step_from_s, now_s
+        mine_s, self._exposed_before_s = exposed_s - self._exposed_before_s, exposed_s
+        lane.submit(lambda: self._note(lane, mine_s, step_s))
+
+    def belongs_to(self, target: Target, ratio: float) -> bool:
+        """Say whether it may go on under another plan."""
+        return (self.target, self._plan_ratio) == (target, ratio)
+
+    @property
+    def state(self) -> Tensor:
+        """Everything that it has learned, float64 (numbers,)."""
+        own = [self.dial.ratio, float(self.dial.refresh), float(self.dial.reuse)]
+        numbers = [*own, *self.effort.state(), *self.inside.state(), *self.control.state()]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    @state.setter
+    def state(self, saved: Tensor) -> None:
+        ratio, refresh, reuse, *rest = cast(list[float], saved.tolist())
+        self.dial.ratio, self.dial.refresh, self.dial.reuse = ratio, int(refresh), int(reuse)
+        at = len(self.effort.state()), len(self.effort.state()) + len(self.inside.state())
+        self.effort.restore(rest[: at[0]])
+        self.inside.load(rest[at[0] : at[1]])
+        self.control.restore(rest[at[1] :])
+        self._rows.clear()
+
+    # - In the lane
+
+    def _counters(self, busy_s: float) -> list[float]:
+        """Bytes out, messages and waiting at each level, then all waiting, and the lane's work."""
+        numbers: list[float] = []
+        for comm in self._levels:
+            numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.calls.total(), comm.wait_s]
+        return [*numbers, self._tape.comm.wait_s, busy_s]
+
+    def _note(self, lane: Lane, exposed_s: float, step_s: float) -> None:
+        now = self._counters(lane.busy_s)
+        row = [a - b for a, b in zip(now, self._before, strict=True)]
+        self._before = now
+        messages = sum(row[1 : 3 * len(self._levels) : 3])
+        if not messages:  # nothing was exchanged in this step, as under every()
+            return
+        self._rows.append([*row, exposed_s, step_s])
+        if len(self._rows) == _WINDOW:
+            self._decide()
+            self._before = self._counters(lane.busy_s)
+
+    def _decide(self) -> None:
+        *levels, waited_s, busy_s, exposed_s, step_s = (statistics.median(c) for c in zip(*self._rows, strict=True))
+        self._rows.clear()
+        mine: list[float] = []
+        for k, comm in enumerate(self._levels):
+            num_bytes, messages, wire_s = levels[3 * k : 3 * k + 3]
+            mine += [num_bytes, messages, -float("inf") if comm is None else -wire_s]
+        mine += [-exposed_s, step_s, max(0.0, busy_s - waited_s), self.dial.take_left(), self.dial.used]
+        comm = self._tape.comm
+        shared = torch.tensor(mine, dtype=torch.float64, device=self._tape.device)
+        comm.all_reduce(shared, "max").wait()
+        *levels, less_exposed_s, step_s, select_s, left, used = cast(list[float], shared.tolist())
+        if len(self._levels) > 1 and levels[2] < 0 and levels[1] > 0:
+            self.inside.add(levels[1], levels[0], -levels[2])
+        num_bytes, messages, less_wire_s = levels[-3:]
+        seen = Seen(
+            steps=_WINDOW,
+            ratio=used or self._plan_ratio,
+            messages=messages,
+            num_bytes=num_bytes,
+            wire_s=-less_wire_s,
+            exposed_s=-less_exposed_s,
+            step_s=step_s,
+            left=left,
+            select_s=select_s,
+        )
+        self.dial.ratio = self.control.decide(seen)
+        self.effort.decide(seen)
+        self.dial.refresh, self.dial.reuse = self.effort.refresh, self.effort.reuse
+
+
+def governor_for(
+    choices: Mapping[str, Choice], comms: Mapping[bool, Comm], tape: Tape, old: Governor | None
+) -> Governor | None:
+    """Return who holds the target of these choices: the one before, if it held the same; None without a target.
+
+    Raises:
+        ValueError: The target is a time, and the model is on CUDA, where the host's clock does not see exchanges.
+
+    """
+    held = next((choice for choice in choices.values() if choice.target is not None), None)
+    if held is None or held.target is None or held.ratio is None or tape.comm.size == 1:
+        return None
+    if tape.device.type == "cuda" and held.target.of in ("exposed_s", "exposed_share"):
+        raise ValueError(
+            f"the plan holds {held.target.of}, but the model is on CUDA, where the time that streams wait for each "
+            "other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
+        )
+    if old is not None and old.belongs_to(held.target, held.ratio):
+        return old
+    levels: list[RecordedComm | None] = [tape.comm]
+    if held.hierarchical:
+        both = cast(HierarchicalComm, comms[True])
+        levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
+    return Governor(held.target, held.ratio, tape, levels)

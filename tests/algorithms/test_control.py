@@ -1,0 +1,247 @@
+"""The controller on an artificial link: it holds its target when the rate, the compute and the noise change."""
+
+import random
+import statistics
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.algorithms.control import BudgetControl, EffortControl, Seen, shared_time
+from pliant.spec import Target
+
+MBIT = 125e3
+RATES = [1000 * MBIT, 100 * MBIT, 10 * MBIT, 100 * MBIT]
+PHASE = 80
+SETTLED = 40
+"""Steps after a change of rate by a factor of ten, until the target is held."""
+EXPOSED = Target(of="exposed_s", value=0.02)
+
+
+@dataclass(kw_only=True)
+class World:
+    """Steps with an exchange of `dense_bytes` at a ratio of 1, of which `hidden_s` lies behind backward."""
+
+    noise: float = 0.0
+    hidden_s: float = 0.005
+    codec_s: float = 0.001
+    compute_s: float = 0.05
+    alpha: float = 2e-4
+    messages: int = 6
+    fixed_bytes: float = 2e3
+    dense_bytes: float = 20e6
+    late: float = 0.0
+    """Share of steps in which the network takes four times as long."""
+
+    def true(self, rate, ratio):
+        """Bytes, seconds on the wire and seconds exposed, without noise."""
+        num_bytes = self.fixed_bytes + self.dense_bytes * ratio
+        wire_s = self.alpha * self.messages + num_bytes / rate
+        return num_bytes, wire_s, max(0.0, wire_s + self.codec_s - self.hidden_s)
+
+    def window(self, control, rate, chance, left=0.0):
+        """Make four steps and let the controller decide; return what was exposed without noise."""
+        num_bytes, true_s, exposed_s = self.true(rate, control.ratio)
+        rows = []
+        for _ in range(4):
+            factor = max(0.5, 1 + chance.gauss(0, self.noise)) * (4 if chance.random() < self.late else 1)
+            late_s = max(0.0, true_s * factor + self.codec_s - self.hidden_s)
+            rows.append((true_s * factor, late_s, self.compute_s + late_s))
+        wire_s, seen_s, step_s = (statistics.median(column) for column in zip(*rows, strict=True))
+        seen = Seen(
+            steps=4,
+            ratio=control.ratio,
+            messages=self.messages,
+            num_bytes=num_bytes,
+            wire_s=wire_s,
+            exposed_s=seen_s,
+            step_s=step_s,
+            left=left,
+        )
+        control.decide(seen)
+        return exposed_s
+
+
+def flown(world, target=EXPOSED, rates=RATES, seed=0, ratio=0.01):
+    """Return, for each phase, what was exposed in each window."""
+    control, chance = BudgetControl(target, ratio), random.Random(seed)
+    return control, [[world.window(control, rate, chance) for _ in range(PHASE // 4)] for rate in rates]
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(),
+        World(noise=0.05),
+        World(noise=0.05, late=0.05),
+        World(noise=0.03, hidden_s=0.0),
+        World(noise=0.03, codec_s=0.008),
+        World(noise=0.03, alpha=1e-3),
+        World(noise=0.02, hidden_s=0.02),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_it_holds_its_target_from_1000_to_100_to_10_to_100_mbit(world, seed):
+    _, phases = flown(world, seed=seed)
+    for rate, exposed in zip(RATES, phases, strict=True):
+        settled = exposed[SETTLED // 4 :]
+        assert statistics.mean(settled) == pytest.approx(EXPOSED.value, rel=0.1), rate
+        assert sum(abs(s / EXPOSED.value - 1) < 0.15 for s in settled) >= 0.9 * len(settled), rate
+
+
+def test_without_noise_it_comes_to_rest():
+    for exposed in flown(World())[1]:
+        assert max(exposed[-5:]) - min(exposed[-5:]) < 1e-9
+        assert exposed[-1] == pytest.approx(EXPOSED.value, rel=0.1)
+
+
+def test_a_share_of_the_computation_is_held_when_the_computation_changes():
+    target = Target(of="exposed_share", value=0.2)
+    control, chance, world = BudgetControl(target, 0.01), random.Random(2), World(noise=0.03)
+    for compute_s, hidden_s in [(0.1, 0.005), (0.025, 0.001), (0.1, 0.03), (0.05, 0.0)]:
+        world.compute_s, world.hidden_s = compute_s, hidden_s
+        exposed = [world.window(control, 100 * MBIT, chance) for _ in range(20)]
+        assert statistics.mean(exposed[10:]) == pytest.approx(0.2 * compute_s, rel=0.1)
+
+
+@pytest.mark.parametrize("of", ["bytes_per_step", "bytes_per_s"])
+def test_bytes_are_held_and_fixed_ones_are_counted_in(of):
+    target = Target(of=of, value=3e5)
+    control, chance, world = BudgetControl(target, 0.01), random.Random(2), World(fixed_bytes=1e5)
+    for _ in range(12):
+        world.window(control, 100 * MBIT, chance)
+    num_bytes, _, exposed_s = world.true(100 * MBIT, control.ratio)
+    held = num_bytes if of == "bytes_per_step" else num_bytes / (world.compute_s + exposed_s)
+    assert held == pytest.approx(3e5, rel=0.05)
+
+
+def test_it_grows_by_a_quarter_a_step_at_most_and_falls_at_once():
+    control, chance, world = BudgetControl(EXPOSED, 1e-3), random.Random(0), World()
+    ratios = [control.ratio]
+    for _ in range(4):
+        world.window(control, 1000 * MBIT, chance)
+        ratios.append(control.ratio)
+    assert all(b / a <= 1.25**4 * (1 + 1e-12) for a, b in pairwise(ratios))
+    assert ratios[1] == pytest.approx(1.25**4 * ratios[0])
+    assert control.bound == "slew"
+    for _ in range(10):
+        world.window(control, 1000 * MBIT, chance)
+    high = control.ratio
+    for _ in range(3):
+        world.window(control, 10 * MBIT, chance)
+    assert control.ratio < high / 50
+
+
+def test_floor_and_ceiling_bind_and_nothing_winds_up_there():
+    target = Target(of="exposed_s", value=0.02, floor=0.005, ceiling=0.03)
+    control, chance, world = BudgetControl(target, 0.01), random.Random(0), World()
+    for _ in range(200):
+        world.window(control, 1000 * MBIT, chance)
+    assert (control.ratio, control.bound) == (0.03, "ceiling")
+    for _ in range(4):
+        world.window(control, 10 * MBIT, chance)
+    assert (control.ratio, control.bound) == (0.005, "floor")
+    for _ in range(200):
+        world.window(control, 10 * MBIT, chance)
+    exposed = [world.window(control, 100 * MBIT, chance) for _ in range(10)]
+    assert exposed[-1] == pytest.approx(0.02, rel=0.1)
+
+
+def test_it_stays_above_the_knee_where_twice_as_much_is_left_behind():
+    def left(ratio):
+        return 0.1 * (ratio / 0.1) ** -0.5  # doubles at a quarter of the plan's ratio
+
+    control, chance, world = BudgetControl(EXPOSED, 0.1), random.Random(0), World()
+    ratios = []
+    for _ in range(30):
+        world.window(control, 100 * MBIT, chance, left(control.ratio))
+        ratios.append(control.ratio)
+    assert control.knee == pytest.approx(0.025)
+    assert ratios[-5:] == pytest.approx([0.025] * 5)
+    assert control.bound == "knee"
+
+
+def test_steps_without_an_exchange_change_nothing():
+    control = BudgetControl(EXPOSED, 0.1)
+    seen = Seen(steps=4, ratio=0.1, messages=0, num_bytes=0, wire_s=0, exposed_s=0, step_s=0.1)
+    assert control.decide(seen) == 0.1
+    assert control.link.alpha == control.link.beta == 0
+
+
+def test_the_same_numbers_give_the_same_decisions_also_after_a_restart():
+    world, chances = World(noise=0.1), [random.Random(4) for _ in range(2)]
+    one, other = BudgetControl(EXPOSED, 0.01), BudgetControl(EXPOSED, 0.01)
+    for _ in range(10):
+        world.window(one, 100 * MBIT, chances[0])
+        world.window(other, 100 * MBIT, chances[1])
+    fresh = BudgetControl(EXPOSED, 0.01)
+    fresh.restore(other.state())
+    for _ in range(10):
+        world.window(one, 10 * MBIT, chances[0])
+        world.window(fresh, 10 * MBIT, chances[1])
+    assert one.state() == fresh.state()
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e8), st.floats(0, 10), st.floats(0, 10), st.floats(1e-3, 1)), min_size=1, max_size=20
+    ),
+    st.sampled_from(["exposed_s", "exposed_share", "bytes_per_step", "bytes_per_s"]),
+)
+def test_whatever_is_seen_the_ratio_stays_within_its_limits(rows, of):
+    control = BudgetControl(Target(of=of, value=0.5, floor=0.001, ceiling=0.4), 0.01)
+    for num_bytes, wire_s, exposed_s, left in rows:
+        before = control.ratio
+        seen = Seen(
+            steps=4,
+            ratio=before,
+            messages=3,
+            num_bytes=num_bytes,
+            wire_s=wire_s,
+            exposed_s=min(exposed_s, 10.0),
+            step_s=exposed_s + 0.1,
+            left=left,
+        )
+        ratio = control.decide(seen)
+        assert 0.001 <= ratio <= 0.4
+        assert ratio <= max(before * 1.25**4, 0.001) * (1 + 1e-9)
+
+
+def effort_after(control, num, *, select_s, curvature_s):
+    for _ in range(num):
+        costs = {"select_s": select_s / control.reuse, "curvature_s": curvature_s / control.refresh}
+        control.decide(
+            Seen(steps=4, ratio=0.1, messages=1, num_bytes=1, wire_s=1, exposed_s=0, step_s=0.1, **costs)
+        )
+    return control.refresh, control.reuse
+
+
+def test_what_takes_too_long_is_done_less_often_and_more_often_again_when_it_is_cheap():
+    control = EffortControl(0.05)
+    assert effort_after(control, 20, select_s=0.001, curvature_s=0.002) == (1, 1)
+    assert effort_after(control, 20, select_s=0.001, curvature_s=0.02) == (8, 1)
+    settled = [effort_after(control, 1, select_s=0.001, curvature_s=0.02) for _ in range(20)]
+    assert set(settled) == {(8, 1)}, "it goes to and fro"
+    assert effort_after(control, 20, select_s=0.02, curvature_s=0.02)[1] > 1
+    assert effort_after(control, 60, select_s=1e-4, curvature_s=1e-4) == (1, 1)
+    other = EffortControl(0.05)
+    effort_after(control, 3, select_s=0.02, curvature_s=0.0)
+    other.restore(control.state())
+    assert other.state() == control.state()
+
+
+@given(st.floats(-1, 10), st.lists(st.floats(0, 5), min_size=1, max_size=4))
+def test_levels_share_the_time_max_min_fairly(total_s, dense_s):
+    shares_s = shared_time(total_s, dense_s)
+    assert sum(shares_s) == pytest.approx(min(max(total_s, 0.0), sum(dense_s)), abs=1e-12)
+    assert all(0 <= share <= need for share, need in zip(shares_s, dense_s, strict=True))
+    unmet = [share for share, need in zip(shares_s, dense_s, strict=True) if share < need - 1e-9]
+    assert not unmet or max(shares_s) <= min(unmet) + 1e-9
+
+
+def test_a_fast_level_leaves_what_it_does_not_need_to_the_slow_one():
+    assert shared_time(0.1, [0.01, 4.0]) == pytest.approx([0.01, 0.09])
+    assert shared_time(0.1, [3.0, 4.0]) == pytest.approx([0.05, 0.05])
