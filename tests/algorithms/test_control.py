@@ -32,13 +32,16 @@ class World:
     messages: int = 6
     fixed_bytes: float = 2e3
     dense_bytes: float = 20e6
+    bucket: bool = False
+    """Whether what is sent while the link would be idle is free, as out of a shaper's bucket."""
     late: float = 0.0
     """Share of steps in which the network takes four times as long."""
 
     def true(self, rate, ratio):
         """Bytes, seconds on the wire and seconds exposed, without noise."""
         num_bytes = self.fixed_bytes + self.dense_bytes * ratio
-        wire_s = self.alpha * self.messages + num_bytes / rate
+        free_s = self.compute_s if self.bucket else 0.0
+        wire_s = self.alpha * self.messages + max(0.0, num_bytes / rate - free_s)
         return num_bytes, wire_s, max(0.0, wire_s + self.codec_s - self.hidden_s)
 
     def window(self, control, rate, chance, left=0.0):
@@ -80,6 +83,8 @@ def flown(world, target=EXPOSED, rates=RATES, seed=0, ratio=0.01):
         World(noise=0.03, codec_s=0.008),
         World(noise=0.03, alpha=1e-3),
         World(noise=0.02, hidden_s=0.02),
+        World(noise=0.03, bucket=True, compute_s=0.01, hidden_s=0.0),
+        World(noise=0.03, bucket=True, compute_s=0.06, hidden_s=0.0),
     ],
     ids=str,
 )

@@ -15,6 +15,8 @@ _PROPORTIONAL, _INTEGRAL = 0.25, 0.5
 """Gains of the two corrections, for each decision."""
 _JUMP = 0.3
 """A correction by more than this part of the target, twice on the same side, is a change and taken whole."""
+_STEEPEST = 8.0
+"""A byte more costs at most so many times what bytes cost in the mean."""
 _DEAD = 0.03
 """Nothing is changed for less than this part of the target: each ratio has buffers of its own."""
 _KNEE = 2.0
@@ -59,9 +61,12 @@ class BudgetControl:
     The proportional error counts for 30 % of the target at most: a link that has become ten times slower is for the
     fit to say. offset is the integral part: time that is hidden behind backward, less what codecs take. It estimates
     something that is there, whatever was decided, and so does not wind up while the ratio is at a limit. A second
-    line, bytes = fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, stays between floor and
-    ceiling, and above the knee: where the part left behind, R(ratio) = R_0 (ratio / ratio_0)^s with s as observed, is
-    twice that at the plan's own ratio_0. Targets in bytes need no link: C is the target.
+    line, bytes = fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, stays between
+    floor and ceiling, and above the knee: where the part left behind, R(ratio) = R_0 (ratio / ratio_0)^s with s as
+    observed, is twice that at the plan's own ratio_0. Targets in bytes need no link: C is the target.
+
+    Where a byte more costs more than beta, because the first ones are free (behind backward, or out of a shaper's
+    bucket), C is approached by steps of what the last two decisions have shown it to cost.
 
     The same numbers go in on all ranks, so the same ratio comes out.
 
@@ -83,6 +88,9 @@ class BudgetControl:
         self._plan_ratio = ratio
         self._offset_s = 0.0
         self._innovation_s = 0.0
+        self._last = (0.0, 0.0, -1.0)
+        """Bytes and exposed seconds at the last decision, and how often the link had changed."""
+        self._local = 0.0
         self._left, self._slope = 0.0, 0.0
 
     @property
@@ -112,14 +120,15 @@ class BudgetControl:
 
     def state(self) -> list[float]:
         """Return everything as numbers, for a checkpoint."""
-        own = [self.ratio, self._offset_s, self._innovation_s, self._left, self._slope]
+        own = [self.ratio, self._offset_s, self._innovation_s, *self._last, self._local, self._left, self._slope]
         return [*own, *self.link.state(), *self.load.state()]
 
     def restore(self, state: Sequence[float]) -> None:
         """Go on from what `state` has returned."""
-        self.ratio, self._offset_s, self._innovation_s, self._left, self._slope = state[:5]
-        middle = 5 + (len(state) - 5) // 2
-        self.link.load(state[5:middle])
+        self.ratio, self._offset_s, self._innovation_s, *last, self._local, self._left, self._slope = state[:9]
+        self._last = (last[0], last[1], last[2])
+        middle = 9 + (len(state) - 9) // 2
+        self.link.load(state[9:middle])
         self.load.load(state[middle:])
 
     def _wanted_of_bytes(self, seen: Seen) -> float | None:
@@ -133,11 +142,25 @@ class BudgetControl:
         error_s = max(-_JUMP * target_s, min(_JUMP * target_s, target_s - seen.exposed_s))
         self._learn_offset(seen, target_s)
         wire_s = target_s + self._offset_s + _PROPORTIONAL * error_s
-        if abs(wire_s - self.link(seen.messages, self.load(1.0, self.ratio))) <= _DEAD * target_s:
+        beta = max(self.link.beta, min(self._learn_local(seen, target_s), _STEEPEST * self.link.beta))
+        num_bytes = self.load(1.0, self.ratio)
+        more_s = wire_s - self.link(seen.messages, num_bytes)
+        if abs(more_s) <= _DEAD * target_s:
             return None
-        if not self.link.beta:
+        if not beta:
             return math.inf  # bytes cost nothing here
-        return (wire_s - seen.messages * self.link.alpha) / self.link.beta
+        return num_bytes + more_s / beta
+
+    def _learn_local(self, seen: Seen, target_s: float) -> float:
+        """Return what a byte more costs near what is sent now; 0 as long as nobody knows."""
+        (num_bytes, exposed_s, changes), now = self._last, (seen.num_bytes, seen.exposed_s, float(self.link.changes))
+        self._last = now
+        if changes != now[2]:
+            self._local = 0.0
+        elif abs(now[0] - num_bytes) > _JUMP / 3 * now[0] and abs(now[1] - exposed_s) > _JUMP / 3 * target_s:
+            found = max(0.0, (now[1] - exposed_s) / (now[0] - num_bytes))
+            self._local += (found - self._local) * (_INTEGRAL if self._local else 1.0)
+        return self._local
 
     def _learn_offset(self, seen: Seen, target_s: float) -> None:
         # Where the fit does not believe a sample yet, the offset must not take a slower link for more codec time.

@@ -1,0 +1,52 @@
+"""The link goes from 1000 to 100 to 10 to 100 Mbit/s in mid-training, on emulated hosts: exposed time is held."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.network import emulated
+from pliant.spec import Host, Topology
+
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tasc" / "pace_worker.py"
+RATES_MBIT = (1000, 100, 10, 100)
+TARGET_S, STEPS = 0.04, 80
+
+
+def hosts(mbit):
+    rate = mbit * 125e3
+    return Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=rate) for k in range(2)))
+
+
+def test_exposed_time_is_held_while_the_rate_changes(tmp_path):
+    said = []
+    with emulated(hosts(RATES_MBIT[0])) as cluster:
+
+        def take(rank, line):
+            if not line.startswith("{"):
+                print(f"[{rank}] {line}")
+                return
+            said.append(json.loads(line) | {"rank": rank})
+            if rank == 0 and len(said[-1]["ratios"]) and said[-1]["phase"] + 1 < len(RATES_MBIT):
+                cluster.reshape(hosts(RATES_MBIT[said[-1]["phase"] + 1]))
+                (tmp_path / f"go{said[-1]['phase'] + 1}").touch()
+
+        argv = [sys.executable, str(SCRIPT), str(tmp_path), str(TARGET_S), str(STEPS), str(len(RATES_MBIT))]
+        results = cluster.run(argv, on_line=take, timeout_s=110)
+    assert [result.exit_code for result in results] == [0, 0]
+    phases = {(each["phase"], each["rank"]): each for each in said}
+    ratios, exposed_s = [], []
+    for phase in range(len(RATES_MBIT)):
+        one, other = phases[phase, 0], phases[phase, 1]
+        assert one["ratios"] == other["ratios"], "ranks have decided differently"
+        ratios.append(statistics.median(one["ratios"][-20:]))
+        exposed_s.append(min(statistics.median(each["exposed_s"][-20:]) for each in (one, other)))
+    # Generous, since the machine is busy: that the target is held within 10 % is measured by benchmarks/tasc/pace.py.
+    assert all(0.6 * TARGET_S < s < 1.5 * TARGET_S for s in exposed_s[1:]), (exposed_s, ratios)
+    assert exposed_s[0] < 1.5 * TARGET_S
+    assert ratios[0] > 2 * ratios[1] > 8 * ratios[2], ratios
+    assert ratios[3] > 3 * ratios[2], ratios
