@@ -15,8 +15,9 @@ _PROPORTIONAL, _INTEGRAL = 0.25, 0.5
 """Gains of the two corrections, for each decision."""
 _JUMP = 0.3
 """A correction by more than this part of the target, twice on the same side, is a change and taken whole."""
-_STEEPEST = 8.0
-"""A byte more costs at most so many times what bytes cost in the mean."""
+_SETTLED = 0.1
+"""Relative: where bounds are as close as this, so is what is held."""
+_NOWHERE = (0.0, 0.0)
 _DEAD = 0.03
 """Nothing is changed for less than this part of the target: each ratio has buffers of its own."""
 _KNEE = 2.0
@@ -65,8 +66,8 @@ class BudgetControl:
     floor and ceiling, and above the knee: where the part left behind, R(ratio) = R_0 (ratio / ratio_0)^s with s as
     observed, is twice that at the plan's own ratio_0. Targets in bytes need no link: C is the target.
 
-    Where a byte more costs more than beta, because the first ones are free (behind backward, or out of a shaper's
-    bucket), C is approached by steps of what the last two decisions have shown it to cost.
+    Where the line does not hold, because the first bytes are free, as out of a shaper's bucket, C is sought between
+    the last numbers of bytes that were too few and too many.
 
     The same numbers go in on all ranks, so the same ratio comes out.
 
@@ -88,9 +89,9 @@ class BudgetControl:
         self._plan_ratio = ratio
         self._offset_s = 0.0
         self._innovation_s = 0.0
-        self._last = (0.0, 0.0, -1.0)
-        """Bytes and exposed seconds at the last decision, and how often the link had changed."""
-        self._local = 0.0
+        self._low = self._high = _NOWHERE
+        """The last too few bytes, and the last too many, with what was exposed then."""
+        self._was_below = False
         self._left, self._slope = 0.0, 0.0
 
     @property
@@ -120,15 +121,16 @@ class BudgetControl:
 
     def state(self) -> list[float]:
         """Return everything as numbers, for a checkpoint."""
-        own = [self.ratio, self._offset_s, self._innovation_s, *self._last, self._local, self._left, self._slope]
+        own = [self.ratio, self._offset_s, self._innovation_s, self._left, self._slope]
+        own += [*self._low, *self._high, float(self._was_below)]
         return [*own, *self.link.state(), *self.load.state()]
 
     def restore(self, state: Sequence[float]) -> None:
         """Go on from what `state` has returned."""
-        self.ratio, self._offset_s, self._innovation_s, *last, self._local, self._left, self._slope = state[:9]
-        self._last = (last[0], last[1], last[2])
-        middle = 9 + (len(state) - 9) // 2
-        self.link.load(state[9:middle])
+        self.ratio, self._offset_s, self._innovation_s, self._left, self._slope = state[:5]
+        self._low, self._high, self._was_below = (state[5], state[6]), (state[7], state[8]), bool(state[9])
+        middle = 10 + (len(state) - 10) // 2
+        self.link.load(state[10:middle])
         self.load.load(state[middle:])
 
     def _wanted_of_bytes(self, seen: Seen) -> float | None:
@@ -142,25 +144,43 @@ class BudgetControl:
         error_s = max(-_JUMP * target_s, min(_JUMP * target_s, target_s - seen.exposed_s))
         self._learn_offset(seen, target_s)
         wire_s = target_s + self._offset_s + _PROPORTIONAL * error_s
-        beta = max(self.link.beta, min(self._learn_local(seen, target_s), _STEEPEST * self.link.beta))
-        num_bytes = self.load(1.0, self.ratio)
-        more_s = wire_s - self.link(seen.messages, num_bytes)
-        if abs(more_s) <= _DEAD * target_s:
+        self._narrow(seen, target_s)
+        settled = abs(wire_s - self.link(seen.messages, self.load(1.0, self.ratio))) <= _DEAD * target_s
+        off = abs(seen.exposed_s - target_s) > _SETTLED * target_s
+        if settled and not off:
             return None
-        if not beta:
-            return math.inf  # bytes cost nothing here
-        return num_bytes + more_s / beta
+        wanted = (wire_s - seen.messages * self.link.alpha) / self.link.beta if self.link.beta else math.inf
+        # Through what was just seen, and nothing: it goes the right way, whatever the fit believes.
+        by_itself = seen.num_bytes * max(0.0, 1 + (target_s - seen.exposed_s) / seen.wire_s)
+        if off and (by_itself - seen.num_bytes) * (wanted - seen.num_bytes) <= 0:
+            wanted = by_itself
+        (low, low_s), (high, high_s) = self._low, self._high
+        if low and high and not low < wanted < high:
+            wanted = low + (high - low) * (target_s - low_s) / (high_s - low_s)
+        return wanted
 
-    def _learn_local(self, seen: Seen, target_s: float) -> float:
-        """Return what a byte more costs near what is sent now; 0 as long as nobody knows."""
-        (num_bytes, exposed_s, changes), now = self._last, (seen.num_bytes, seen.exposed_s, float(self.link.changes))
-        self._last = now
-        if changes != now[2]:
-            self._local = 0.0
-        elif abs(now[0] - num_bytes) > _JUMP / 3 * now[0] and abs(now[1] - exposed_s) > _JUMP / 3 * target_s:
-            found = max(0.0, (now[1] - exposed_s) / (now[0] - num_bytes))
-            self._local += (found - self._local) * (_INTEGRAL if self._local else 1.0)
-        return self._local
+    def _narrow(self, seen: Seen, target_s: float) -> None:
+        """Note between which numbers of bytes the target lies: regula falsi, as in the Illinois algorithm."""
+        here, below = (seen.num_bytes, seen.exposed_s), seen.exposed_s <= target_s
+        off = abs(seen.exposed_s - target_s) > _SETTLED * target_s
+        if off and self._low[0] and self._high[0] < (1 + _SETTLED) * self._low[0]:
+            self._low = self._high = _NOWHERE  # it should be there by now: something has changed
+        if below:
+            self._high = (
+                self._pulled(self._high, target_s, twice=self._was_below) if self._high[0] > here[0] else _NOWHERE
+            )
+            self._low = here
+        else:
+            self._low = (
+                self._pulled(self._low, target_s, twice=not self._was_below) if self._low[0] < here[0] else _NOWHERE
+            )
+            self._high = here
+        self._was_below = below
+
+    @staticmethod
+    def _pulled(end: tuple[float, float], target_s: float, *, twice: bool) -> tuple[float, float]:
+        """Return the end that stays, which counts for half as far away where the other has moved twice on end."""
+        return (end[0], (end[1] + target_s) / 2) if twice and end[0] else end
 
     def _learn_offset(self, seen: Seen, target_s: float) -> None:
         # Where the fit does not believe a sample yet, the offset must not take a slower link for more codec time.

@@ -7,7 +7,7 @@ __all__ = ["LinkFit"]
 
 _MEMORY = 20
 """Samples after which an old one counts for 1/e."""
-_RIDGE = 0.3
+_RIDGE = 0.1
 """What the estimate before weighs, in samples: those that are alike do not say how to divide a time."""
 _LEAST_PART = 0.05
 """A part of the time that was nothing may still become so much of it without being held back."""
@@ -111,6 +111,8 @@ class LinkFit:
         a, b, c = s11 + d1, s12, s22 + d2
         p, q = r1 + d1 * before[0], r2 + d2 * before[1]
         det = a * c - b * b
+        if det <= 1e-9 * a * c:  # rounding would be all there is
+            return
         alpha, beta = (p * c - q * b) / det, (q * a - p * b) / det
         if alpha < 0:
             alpha, beta = 0.0, q / c
