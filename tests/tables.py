@@ -70,6 +70,7 @@ ALGORITHMS = {
     "topk-dgc": p.topk(ratio=0.1, momentum=0.9, ramp_steps=4),
     "blocktopk": p.blocktopk(ratio=0.2, block=8),
     "topk-dynamic": p.dynamic(p.topk(ratio=0.1), bytes_per_step=2000),
+    "tasc-dynamic": p.dynamic(p.tasc(ratio=0.1, block=16), bytes_per_step=2500),
     "randomk": p.randomk(ratio=0.2),
     "demo": p.demo(ratio=0.1, momentum=0.9),
     "demo-mean": p.demo(ratio=0.1, block=48, momentum=0.9, signed=False),

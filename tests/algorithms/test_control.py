@@ -215,25 +215,33 @@ def test_whatever_is_seen_the_ratio_stays_within_its_limits(rows, of):
         assert ratio <= max(before * 1.25**4, 0.001) * (1 + 1e-9)
 
 
-def effort_after(control, num, *, select_s, curvature_s):
+def reused_after(control, num, select_s):
     for _ in range(num):
-        costs = {"select_s": select_s / control.reuse, "curvature_s": curvature_s / control.refresh}
-        control.decide(Seen(steps=4, ratio=0.1, messages=1, num_bytes=1, wire_s=1, exposed_s=0, step_s=0.1, **costs))
-    return control.refresh, control.reuse
+        seen = Seen(
+            steps=4,
+            ratio=0.1,
+            messages=1,
+            num_bytes=1,
+            wire_s=1,
+            exposed_s=0,
+            step_s=0.1,
+            select_s=select_s / control.reuse,
+        )
+        control.decide(seen)
+    return control.reuse
 
 
-def test_what_takes_too_long_is_done_less_often_and_more_often_again_when_it_is_cheap():
+def test_what_takes_too_long_to_choose_serves_longer_and_shorter_again_when_it_is_cheap():
     control = EffortControl(0.05)
-    assert effort_after(control, 20, select_s=0.001, curvature_s=0.002) == (1, 1)
-    assert effort_after(control, 20, select_s=0.001, curvature_s=0.02) == (8, 1)
-    settled = [effort_after(control, 1, select_s=0.001, curvature_s=0.02) for _ in range(20)]
-    assert set(settled) == {(8, 1)}, "it goes to and fro"
-    assert effort_after(control, 20, select_s=0.02, curvature_s=0.02)[1] > 1
-    assert effort_after(control, 60, select_s=1e-4, curvature_s=1e-4) == (1, 1)
+    assert reused_after(control, 20, 0.004) == 1
+    assert reused_after(control, 20, 0.03) == 8
+    assert {reused_after(control, 1, 0.03) for _ in range(20)} == {8}, "it goes to and fro"
     other = EffortControl(0.05)
-    effort_after(control, 3, select_s=0.02, curvature_s=0.0)
+    reused_after(other, 1, 0.1)
     other.restore(control.state())
     assert other.state() == control.state()
+    assert reused_after(control, 60, 1e-4) == 1
+    assert reused_after(control, 60, 1.0) == 32
 
 
 @given(st.floats(-1, 10), st.lists(st.floats(0, 5), min_size=1, max_size=4))

@@ -1,4 +1,4 @@
-"""The fit of a link's cost: exact where there is nothing to guess, and not led astray by noise, outliers and changes."""
+"""The fit of a link's cost: exact where there is nothing to guess, not led astray by noise, outliers and changes."""
 
 import math
 import random

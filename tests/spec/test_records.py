@@ -243,7 +243,7 @@ NONSENSE = [
     ({"momentum": 1.5, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "is 1.5, but must be"),
     ({"every": 0}, "every 0 steps"),
     ({"ramp_steps": -1}, "ramp of -1 steps"),
-    ({"target": TARGET}, "a target is held by the ratio of a sparsifier.*a gradient meets all_reduce and no codec"),
+    ({"target": TARGET}, "a target is held by the ratio of blocks.*a gradient meets all_reduce and no codec"),
     ({"target": TARGET, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "with its ratio given"),
     ({"chunk_bytes": 10}, "chunks of 10 bytes"),
     ({"until_step": 5}, "until_step is 5; give both or neither"),

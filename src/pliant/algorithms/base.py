@@ -62,10 +62,8 @@ class Dial:
 
     ratio: float = 0.0
     """What to send, the same on all ranks; 0 for the plan's own."""
-    refresh: int = 1
-    """How many times longer than planned the curvature serves until it is looked at again."""
     reuse: int = 1
-    """For how many exchanges a selection's threshold serves, where an algorithm has one."""
+    """How many times longer than planned what a selection has found out serves, where an algorithm keeps something."""
     used: float = 0.0
     """The ratio of the last exchange."""
     left: Tensor | None = None
@@ -99,10 +97,15 @@ class Moment:
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
     """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
-    dial: "Dial | None" = None
+    dial: Dial | None = None
     """Where a controller says how much to send, if the choice has a target."""
     share: float = 1.0
     """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
+
+    def ratio(self, own: float, ramp_steps: int) -> float:
+        """Return the ratio of this exchange: what a controller has set, once a ramp is over, or the algorithm's own."""
+        set_by = self.dial.ratio if self.dial is not None and self.step >= ramp_steps else 0.0
+        return set_by or own
 
 
 class Algorithm(Protocol):

@@ -231,6 +231,7 @@ def _blocks(choice: Choice) -> Algorithm:
         feedback="difference" if choice.feedback == "difference" else "worker",
         momentum=choice.momentum,
         ramp_steps=choice.ramp_steps,
+        target=choice.target,
     )
 
 

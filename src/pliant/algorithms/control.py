@@ -22,7 +22,7 @@ _DEAD = 0.03
 """Nothing is changed for less than this part of the target: each ratio has buffers of its own."""
 _KNEE = 2.0
 """The part that is left behind may grow to so many times what it is at the plan's own ratio."""
-_MOST_REFRESH, _MOST_REUSE = 64, 32
+_MOST_REUSE = 32
 _NEAR, _FAR = 0.1, 0.2
 """Logarithms of ratios that count as the plan's own, and as far enough from it to tell a slope."""
 
@@ -47,8 +47,6 @@ class Seen:
     """Part of the squared norm of what could have been sent that was not; 0 if nobody knows."""
     select_s: float = 0.0
     """Choosing what is sent, encoding and decoding."""
-    curvature_s: float = 0.0
-    """Looking at the curvature."""
 
 
 class BudgetControl:
@@ -216,47 +214,40 @@ class BudgetControl:
 
 
 class EffortControl:
-    """Does what serves the choice of what is sent less often where it takes too much of a step.
+    """Lets what a selection has found out serve longer where choosing takes too much of a step.
 
-    Two knobs, each a power of two: steps between looks at the curvature are multiplied by `refresh`, and what a
-    selection has found is reused for `reuse` steps. Over the limit in two decisions on end, the dearer one doubles;
-    below a third of it in four, the one that is further up halves. A doubling halves a cost, so it cannot undo itself.
+    `reuse` is a power of two. Over the limit in two decisions on end it doubles; below a third of it in four it halves,
+    so that a doubling, which at best halves the cost, cannot undo itself. How often the curvature is looked at follows
+    a limit of its own: `pliant.curvature.Refresh`.
 
     Args:
-        limit: Share of a step that both together may take.
+        limit: Share of a step that choosing may take.
 
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self.refresh = self.reuse = 1
+        self.reuse = 1
         self._over = self._under = 0
 
-    def decide(self, seen: Seen) -> None:
-        """Set the knobs for the next steps."""
-        share = (seen.select_s + seen.curvature_s) / seen.step_s if seen.step_s > 0 else 0.0
+    def decide(self, seen: Seen) -> int:
+        """Return how many times longer than planned it serves in the next steps."""
+        share = seen.select_s / seen.step_s if seen.step_s > 0 else 0.0
         self._over = self._over + 1 if share > self._limit else 0
         self._under = self._under + 1 if share < self._limit / 3 else 0
         if self._over >= 2:
-            self._over = 0
-            if seen.curvature_s >= seen.select_s:
-                self.refresh = min(2 * self.refresh, _MOST_REFRESH)
-            else:
-                self.reuse = min(2 * self.reuse, _MOST_REUSE)
-        elif self._under >= 4 and max(self.refresh, self.reuse) > 1:
-            self._under = 0
-            if self.refresh >= self.reuse:
-                self.refresh //= 2
-            else:
-                self.reuse //= 2
+            self.reuse, self._over = min(2 * self.reuse, _MOST_REUSE), 0
+        elif self._under >= 4:
+            self.reuse, self._under = max(self.reuse // 2, 1), 0
+        return self.reuse
 
     def state(self) -> list[float]:
         """Return everything as numbers, for a checkpoint."""
-        return [float(self.refresh), float(self.reuse), float(self._over), float(self._under)]
+        return [float(self.reuse), float(self._over), float(self._under)]
 
     def restore(self, state: Sequence[float]) -> None:
         """Go on from what `state` has returned."""
-        self.refresh, self.reuse, self._over, self._under = map(int, state)
+        self.reuse, self._over, self._under = map(int, state)
 
 
 def shared_time(total_s: float, dense_s: Sequence[float]) -> list[float]:

@@ -1,15 +1,20 @@
 """A sparsifier whose ratio follows the network: what makes TASC dynamic."""
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
+from pliant.algorithms.hierarchy import BetweenHosts
 from pliant.algorithms.sparse import Sparse
+from pliant.algorithms.tasc import Tasc
 from pliant.spec import Target
 
 __all__ = ["dynamic"]
 
+A = TypeVar("A", bound=Sparse | Tasc | BetweenHosts)
+
 
 def dynamic(
-    algorithm: Sparse,
+    algorithm: A,
     *,
     exposed_s: float | None = None,
     exposed_share: float | None = None,
@@ -18,23 +23,24 @@ def dynamic(
     floor: float = Target.floor,
     ceiling: float = Target.ceiling,
     effort: float = Target.effort,
-) -> Sparse:
+) -> A:
     """Let a sparsifier's ratio be set, while training goes on, such that a target is held; begin with its own.
 
     How the ratio is found is said at `pliant.algorithms.control.BudgetControl`.
 
     Args:
-        algorithm: `topk` or `blocktopk`, with the ratio to begin with.
+        algorithm: `tasc`, `topk` or `blocktopk`, also between hosts, with the ratio to begin with.
         exposed_s: Seconds that a step may wait for its exchange after backward.
         exposed_share: The same over the rest of the step: 0.1 makes steps a tenth longer than without a network.
         bytes_per_step: Bytes that leave the rank that sends most in a step.
         bytes_per_s: The same in a second.
         floor: The least ratio.
         ceiling: The largest.
-        effort: Share of a step that choosing what is sent may take before it is done less often.
+        effort: Share of a step that choosing what is sent may take, before what was found out serves longer.
 
     Raises:
         ValueError: None, or more than one, of the four targets is given, or one that cannot be.
+        TypeError: The algorithm has no ratio to set.
 
     """
     given = {
@@ -50,4 +56,15 @@ def dynamic(
         )
     of, value = chosen[0]
     target = Target(of=of, value=value, floor=floor, ceiling=ceiling, effort=effort)  # pyright: ignore[reportArgumentType]
+    if isinstance(algorithm, BetweenHosts):
+        return replace(algorithm, inner=_held(algorithm.inner, target))
+    return _held(algorithm, target)
+
+
+def _held(algorithm: Any, target: Target) -> Any:
+    if not isinstance(algorithm, (Sparse, Tasc)):
+        raise TypeError(
+            f"dynamic() was given a {type(algorithm).__name__}, which has no ratio to set; give it tasc, topk or "
+            "blocktopk, and put every(), late() and others around it."
+        )
     return replace(algorithm, target=target)

@@ -65,9 +65,7 @@ class Sparse:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Accumulate, choose, exchange, mask."""
-        ratio, dial = self.ratio_at(moment.step), moment.dial
-        if dial is not None and dial.ratio and moment.step >= self.ramp_steps:
-            ratio = dial.ratio
+        ratio, dial = moment.ratio(self.ratio_at(moment.step), self.ramp_steps), moment.dial
         exchange = state.workspace.get(ratio)
         if exchange is None:
             state.workspace.clear()

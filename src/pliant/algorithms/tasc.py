@@ -17,7 +17,7 @@ from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
 from pliant.comm.base import Comm
-from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Topology
+from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Target, Topology
 from pliant.spec.blocks import divided, rows_of
 
 __all__ = ["Tasc", "is_adaptive", "tasc"]
@@ -83,6 +83,7 @@ class Tasc:
     feedback: Literal["worker", "difference"] = "worker"
     momentum: float = 0.0
     ramp_steps: int = 0
+    target: Target | None = None
 
     @property
     def choice(self) -> Choice:
@@ -93,6 +94,7 @@ class Tasc:
             feedback=self.feedback,
             momentum=self.momentum,
             ramp_steps=self.ramp_steps,
+            target=self.target,
         )
 
     @property
@@ -140,20 +142,24 @@ class Tasc:
         """Accumulate, choose, exchange, mask. What a poisoned exchange has sent stays here."""
         g, work = bucket.flat, state.workspace
         course = Course.read(state.of["course"])
-        ratio = min(1.0, ramped(self.selection.ratio, moment.step, self.ramp_steps) * course.factor(self.selection))
+        ratio = moment.ratio(ramped(self.selection.ratio, moment.step, self.ramp_steps), self.ramp_steps)
+        ratio = min(1.0, ratio * course.factor(self.selection))
         finite = all_finite(g)
         x = self._accumulated(g, state) if finite else g
         whole = work.grid.parts.is_whole(ratio)
-        told = g.new_empty(0)
+        told, dial = g.new_empty(0), moment.dial
+        square = x.square().sum() if dial is not None else told
         if whole:
             scores, chosen = told, torch.ones(len(work.grid.starts), dtype=torch.bool, device=g.device)
         else:
             scores, told = self._scores(x, state, course)
-            chosen = self._chosen(scores, state, course, comm, ratio)
+            chosen = self._chosen(scores, state, course, comm, ratio, 1 if dial is None else dial.reuse)
         carried: Carried = work.carrier(ratio)(x, chosen, told, poisoned=not finite)
         if not carried.sound:
             g.fill_(torch.nan)
             return
+        if dial is not None:
+            dial.tell(ratio, square - carried.sent.square().sum(), square)
         self._take(carried, g, state)
         if self.momentum and self.feedback == "worker" and not whole:
             state.flat["velocity"][work.grid.elements(chosen)] = 0
@@ -184,7 +190,7 @@ class Tasc:
             known = _finite(work.scores(own))
         return known, own[int(course.count) % selection.rescore :: selection.rescore]
 
-    def _chosen(self, squares: Tensor, state: State, course: Course, comm: Comm, ratio: float) -> Tensor:
+    def _chosen(self, squares: Tensor, state: State, course: Course, comm: Comm, ratio: float, reuse: int) -> Tensor:
         """Return the blocks to send, bool (num_blocks,)."""
         work, leads = state.workspace, self.selection.agreement == "leader"
         leader = int(course.count) % comm.size
@@ -192,7 +198,8 @@ class Tasc:
             return work.mask(None, leader)
         density = self._density(squares, state, ratio)
         grid, room = work.grid, work.grid.parts.room(ratio)
-        anew = leads or course.count % self.selection.resolve == 0 or abs(course.divided_for - ratio) > 1e-6 * ratio
+        due = course.count % (self.selection.resolve * reuse) == 0
+        anew = leads or due or abs(course.divided_for - ratio) > 1e-6 * ratio
         if anew:
             first = floor_counts(self.selection.floor, room, grid.layer_numels, grid.segments)
         else:

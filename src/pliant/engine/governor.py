@@ -1,5 +1,6 @@
 """Who holds a target: measures the exchanges of a run, and sets the ratio that its algorithms use."""
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ class Governor:
         self._step_from_s = time.perf_counter()
         self._before = self._counters(0.0)
         self._rows: list[list[float]] = []
+        """Of each exchange since the last decision: its counters, seconds exposed, seconds of the step."""
+        self._width = len(self._before) + 2
 
     def after_step(self, lane: Lane) -> None:
         """Note what was exposed of the step that has just ended. Runs in the training thread."""
@@ -73,19 +76,23 @@ class Governor:
     @property
     def state(self) -> Tensor:
         """Everything that it has learned, float64 (numbers,)."""
-        own = [self.dial.ratio, float(self.dial.refresh), float(self.dial.reuse)]
-        numbers = [*own, *self.effort.state(), *self.inside.state(), *self.control.state()]
+        learned = [*self.effort.state(), *self.inside.state(), *self.control.state()]
+        rows = [*self._rows, *[[math.nan] * self._width] * (_WINDOW - len(self._rows))]
+        numbers = [self.dial.ratio, self.dial.used, *learned, *(number for row in rows for number in row)]
         return torch.tensor(numbers, dtype=torch.float64)
 
     @state.setter
     def state(self, saved: Tensor) -> None:
-        ratio, refresh, reuse, *rest = cast(list[float], saved.tolist())
-        self.dial.ratio, self.dial.refresh, self.dial.reuse = ratio, int(refresh), int(reuse)
-        at = len(self.effort.state()), len(self.effort.state()) + len(self.inside.state())
-        self.effort.restore(rest[: at[0]])
-        self.inside.load(rest[at[0] : at[1]])
-        self.control.restore(rest[at[1] :])
-        self._rows.clear()
+        numbers = cast(list[float], saved.tolist())
+        self.dial.ratio, self.dial.used = numbers[:2]
+        parts = (len(self.effort.state()), len(self.inside.state()), len(self.control.state()))
+        a, b, c = (2 + sum(parts[: k + 1]) for k in range(3))
+        self.effort.restore(numbers[2:a])
+        self.inside.load(numbers[a:b])
+        self.control.restore(numbers[b:c])
+        self.dial.reuse = self.effort.reuse
+        rows = [numbers[k : k + self._width] for k in range(c, len(numbers), self._width)]
+        self._rows = [row for row in rows if not math.isnan(row[0])]
 
     # - In the lane
 
@@ -135,8 +142,7 @@ class Governor:
             select_s=select_s,
         )
         self.dial.ratio = self.control.decide(seen)
-        self.effort.decide(seen)
-        self.dial.refresh, self.dial.reuse = self.effort.refresh, self.effort.reuse
+        self.dial.reuse = self.effort.decide(seen)
 
 
 def governor_for(

@@ -114,7 +114,7 @@ def read_state(state: Mapping[str, Any], made: InForce, plan: SyncPlan, comm: Co
         made.owned.state = own["optimizer"]
     if made.feeler is not None:
         made.feeler.state = own["curvature"]
-    if made.governor is not None:
+    if made.governor is not None and "governor" in own:  # a state made for more ranks from that of one has none
         made.governor.state = own["governor"]
     if made.served is not None:
         made.served.begin()

@@ -10,7 +10,7 @@ from pliant.spec.files import LATER, canonical_hash
 from pliant.spec.graph import Graph
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
-from pliant.spec.validity import check
+from pliant.spec.validity import SPARSIFIERS, check
 
 __all__ = ["Choice", "CodecSpec", "Match", "Outer", "OwnSpec", "Rule", "SyncPlan"]
 
@@ -136,8 +136,11 @@ class Choice:
 
     @property
     def ratio(self) -> float | None:
-        """The share that a sparsifier sends; None where everything is sent."""
-        return None if self.codec is None else self.codec.settings.get("ratio")
+        """What a controller may set: the share that blocks or a sparsifier in an all_gather send; None without such."""
+        if self.selection is not None:
+            return self.selection.ratio
+        sparse = self.codec is not None and self.codec.name in SPARSIFIERS and self.collective == "all_gather"
+        return self.codec.settings.get("ratio") if self.codec is not None and sparse else None
 
     @property
     def owned(self) -> bool:

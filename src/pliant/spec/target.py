@@ -4,7 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Target"]
+__all__ = ["NEEDS_RATIO", "Target"]
+
+NEEDS_RATIO = (
+    "a target is held by the ratio of blocks, or of a sparsifier in an all_gather, for gradients from the first step "
+    "on, but here a {what} meets {collective} and {codec}; use such, with its ratio given, or no target."
+)
+"""Of the validity table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +26,7 @@ class Target:
     ceiling: float = 0.5
     """The largest ratio."""
     effort: float = 0.05
-    """Share of a step that choosing what is sent and looking at the curvature may take, before it is done less often."""
+    """Share of a step that choosing what is sent may take, before what was found out serves longer."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value > 0):

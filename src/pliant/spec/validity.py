@@ -7,6 +7,8 @@ so neither a person nor the search can ask for nonsense.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pliant.spec.target import NEEDS_RATIO
+
 if TYPE_CHECKING:
     from pliant.spec.plan import Choice
 
@@ -246,14 +248,7 @@ _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
     ),
     (lambda c: not 0 <= c.momentum < 1, "the momentum factor is {momentum}, but must be at least 0 and below 1."),
     (lambda c: c.every < 1, "an exchange every {every} steps cannot be; use 1 or more."),
-    (
-        lambda c: (
-            c.target is not None
-            and (c.what != "gradient" or c.collective != "all_gather" or c.ratio is None or c.before is not None)
-        ),
-        "a target is held by the ratio of a sparsifier of gradients in an all_gather, without another plan before it, "
-        "but here a {what} meets {collective} and {codec}; use such, with its ratio given, or no target.",
-    ),
+    (lambda c: c.target is not None and (c.what != "gradient" or c.ratio is None or c.before is not None), NEEDS_RATIO),
     (lambda c: c.ramp_steps < 0, "a ramp of {ramp_steps} steps cannot be; use 0 or more."),
     (lambda c: c.chunk_bytes < 4096, "chunks of {chunk_bytes} bytes are too small to pay; use 4096 or more."),
     (
