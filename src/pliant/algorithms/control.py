@@ -15,6 +15,8 @@ _PROPORTIONAL, _INTEGRAL = 0.25, 0.5
 """Gains of the two corrections, for each decision."""
 _JUMP = 0.3
 """A correction by more than this part of the target, twice on the same side, is a change and taken whole."""
+_LEAST_S = 1e-9
+"""What clocks can tell from nothing."""
 _SETTLED = 0.1
 """Relative: where bounds are as close as this, so is what is held."""
 _NOWHERE = (0.0, 0.0)
@@ -100,9 +102,9 @@ class BudgetControl:
     def decide(self, seen: Seen) -> float:
         """Return the ratio for the next steps. Steps in which nothing was sent change nothing."""
         in_bytes = self.target.of in ("bytes_per_step", "bytes_per_s")
-        if seen.num_bytes <= 0 or (seen.wire_s <= 0 and not in_bytes):
+        if seen.num_bytes < 1 or (seen.wire_s < _LEAST_S and not in_bytes):
             return self.ratio
-        if seen.wire_s > 0:  # on CUDA the host waits for nothing
+        if seen.wire_s >= _LEAST_S:  # on CUDA the host waits for nothing
             self.link.add(seen.messages, seen.num_bytes, seen.wire_s)
         self.load.add(1.0, seen.ratio, seen.num_bytes)
         self._learn_knee(seen)
