@@ -1,4 +1,4 @@
-"""How soon and how well a ratio follows the network: python benchmarks/tasc/pace.py OUT.md [TARGET_MS] [STEPS].
+"""How soon and how well a ratio follows the network: python benchmarks/tasc/pace.py OUT.md [NAME] [TARGET_MS] [STEPS].
 
 Two emulated hosts whose links go from 1000 to 100 to 10 to 100 Mbit/s while they train.
 """
@@ -37,7 +37,7 @@ def held_after(medians: list[float], target_s: float) -> int | None:
     return next((k + WINDOW for k in range(len(good) - WINDOW) if all(good[k : k + WINDOW])), None)
 
 
-def measured(target_s: float, num_steps: int) -> list[dict]:
+def measured(algorithm: str, target_s: float, num_steps: int) -> list[dict]:
     phases: list[dict] = [{"exposed_s": [], "ratios": [], "sent_bytes": [], "step_s": []} for _ in RATES_MBIT]
     with tempfile.TemporaryDirectory() as folder, emulated(hosts(RATES_MBIT[0])) as cluster:
 
@@ -52,31 +52,31 @@ def measured(target_s: float, num_steps: int) -> list[dict]:
                 cluster.reshape(hosts(RATES_MBIT[said["phase"] + 1]))
                 Path(folder, f"go{said['phase'] + 1}").touch()
 
-        argv = [sys.executable, str(WORKER), folder, str(target_s), str(num_steps), str(len(RATES_MBIT))]
+        argv = [sys.executable, str(WORKER), folder, str(target_s), str(num_steps), str(len(RATES_MBIT)), algorithm]
         results = cluster.run(argv, on_line=take, timeout_s=500)
     if any(result.exit_code for result in results):
         raise SystemExit("a rank has failed; see above.")
     return phases
 
 
-def main(out: Path, target_s: float = 0.04, num_steps: int = 120) -> None:
-    rows = []
-    for rate, phase in zip(RATES_MBIT, measured(target_s, num_steps), strict=True):
+def main(out: Path, algorithm: str = "tasc", target_ms: str = "40", steps: str = "120") -> None:
+    target_s, num_steps, rows = float(target_ms) / 1e3, int(steps), []
+    for rate, phase in zip(RATES_MBIT, measured(algorithm, target_s, num_steps), strict=True):
         medians = exposed(phase)
         half = medians[len(medians) // 2 :]
         late = [min(both) for both in zip(*phase["exposed_s"], strict=True)][num_steps // 2 :]
         within = sum(abs(s / target_s - 1) <= WITHIN for s in half) / len(half)
+        ratio, sent = (statistics.median(phase[name][0][num_steps // 2 :]) for name in ("ratios", "sent_bytes"))
         rows.append(
-            f"| {rate} | {target_s * 1e3:.0f} | {statistics.median(late) * 1e3:.1f} | {statistics.mean(late) * 1e3:.1f} "
-            f"| {within:.0%} | {statistics.median(phase['ratios'][0][num_steps // 2 :]):.4f} "
-            f"| {statistics.median(phase['sent_bytes'][0][num_steps // 2 :]) / 1e3:.0f} | {held_after(medians, target_s)} |"
+            f"| {rate} | {target_ms} | {statistics.median(late) * 1e3:.1f} | {statistics.mean(late) * 1e3:.1f} "
+            f"| {within:.0%} | {ratio:.4f} | {sent / 1e3:.0f} | {held_after(medians, target_s)} |"
         )
         print(rows[-1], flush=True)
     head = (
-        f"`python benchmarks/tasc/pace.py {out.name} {target_s * 1e3:g} {num_steps}`, {datetime.date.today()}, "
+        f"`python benchmarks/tasc/pace.py {out.name} {algorithm} {target_ms} {steps}`, {datetime.date.today()}, "
         f"{os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.0f} at the end; two hosts, "
-        "`dynamic(blocktopk(0.01))` on one layer of 1200 x 1200, links changed between the phases; figures of the second "
-        f"half of each phase; 'held after' is the first step from which medians of {WINDOW} stay within 10 %\n\n"
+        f"`dynamic({algorithm})` from 1 % on, one layer of 1200 x 1200, links changed between the phases; figures of "
+        f"the second half of each phase; 'held after': from this step on medians of {WINDOW} stay within 10 %\n\n"
         "| link, Mbit/s | target, ms | exposed, median | mean | medians within 10 % | ratio | sent, kB a step "
         "| held after, steps |\n|---|---|---|---|---|---|---|---|\n"
     )
@@ -84,8 +84,4 @@ def main(out: Path, target_s: float = 0.04, num_steps: int = 120) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        float(sys.argv[2]) / 1e3 if len(sys.argv) > 2 else 0.04,
-        int(sys.argv[3]) if len(sys.argv) > 3 else 120,
-    )
+    main(Path(sys.argv[1]), *sys.argv[2:])

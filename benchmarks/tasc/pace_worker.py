@@ -1,4 +1,4 @@
-"""A rank of pace.py and of tests/network/test_dynamic_rate.py: DIR TARGET_S STEPS PHASES.
+"""A rank of pace.py and of tests/network/test_dynamic_rate.py: DIR TARGET_S STEPS PHASES ALGORITHM.
 
 Trains a small model under a target, prints a line of JSON after each phase, and goes on when DIR/go<phase> is there.
 """
@@ -15,16 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant
 
 SIDE, PATIENCE_S = 1200, 60.0
+ALGORITHMS = {"blocktopk": pliant.blocktopk(0.01), "tasc": pliant.tasc(0.01, power=0.0)}
 
 
-def main(folder: Path, target_s: float, num_steps: int, num_phases: int) -> None:
+def main(folder: Path, target_s: float, num_steps: int, num_phases: int, algorithm: str) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(SIDE, SIDE, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    what = pliant.dynamic(pliant.blocktopk(0.01), exposed_s=target_s, ceiling=1.0)
+    what = pliant.dynamic(ALGORITHMS[algorithm], exposed_s=target_s, ceiling=1.0)
     with pliant.relax(model, optimizer, what, agreement_every=0) as run:
         for phase in range(num_phases):
             deadline_s = time.monotonic() + PATIENCE_S
@@ -50,4 +51,4 @@ def main(folder: Path, target_s: float, num_steps: int, num_phases: int) -> None
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.algorithms.control import BudgetControl, EffortControl, Seen, shared_time
+from pliant.algorithms.control import BudgetControl, EffortControl, Seen
 from pliant.spec import Target
 
 MBIT = 125e3
@@ -252,17 +252,3 @@ def test_what_takes_too_long_to_choose_serves_longer_and_shorter_again_when_it_i
     assert other.state() == control.state()
     assert reused_after(control, 60, 1e-4) == 1
     assert reused_after(control, 60, 1.0) == 32
-
-
-@given(st.floats(-1, 10), st.lists(st.floats(0, 5), min_size=1, max_size=4))
-def test_levels_share_the_time_max_min_fairly(total_s, dense_s):
-    shares_s = shared_time(total_s, dense_s)
-    assert sum(shares_s) == pytest.approx(min(max(total_s, 0.0), sum(dense_s)), abs=1e-12)
-    assert all(0 <= share <= need for share, need in zip(shares_s, dense_s, strict=True))
-    unmet = [share for share, need in zip(shares_s, dense_s, strict=True) if share < need - 1e-9]
-    assert not unmet or max(shares_s) <= min(unmet) + 1e-9
-
-
-def test_a_fast_level_leaves_what_it_does_not_need_to_the_slow_one():
-    assert shared_time(0.1, [0.01, 4.0]) == pytest.approx([0.01, 0.09])
-    assert shared_time(0.1, [3.0, 4.0]) == pytest.approx([0.05, 0.05])

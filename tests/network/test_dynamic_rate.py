@@ -22,7 +22,8 @@ def hosts(mbit):
     return Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=rate) for k in range(2)))
 
 
-def test_exposed_time_is_held_while_the_rate_changes(tmp_path):
+@pytest.mark.parametrize("algorithm", ["tasc", "blocktopk"])
+def test_exposed_time_is_held_while_the_rate_changes(tmp_path, algorithm):
     said = []
     with emulated(hosts(RATES_MBIT[0])) as cluster:
 
@@ -35,7 +36,7 @@ def test_exposed_time_is_held_while_the_rate_changes(tmp_path):
                 cluster.reshape(hosts(RATES_MBIT[said[-1]["phase"] + 1]))
                 (tmp_path / f"go{said[-1]['phase'] + 1}").touch()
 
-        argv = [sys.executable, str(SCRIPT), str(tmp_path), str(TARGET_S), str(STEPS), str(len(RATES_MBIT))]
+        argv = [sys.executable, str(SCRIPT), str(tmp_path), str(TARGET_S), str(STEPS), str(len(RATES_MBIT)), algorithm]
         results = cluster.run(argv, on_line=take, timeout_s=110)
     assert [result.exit_code for result in results] == [0, 0]
     phases = {(each["phase"], each["rank"]): each for each in said}

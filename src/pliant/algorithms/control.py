@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pliant.algorithms.linkfit import LinkFit
 from pliant.spec.target import Target
 
-__all__ = ["BudgetControl", "EffortControl", "Seen", "shared_time"]
+__all__ = ["BudgetControl", "EffortControl", "Seen"]
 
 _SLEW = 1.25
 """A ratio grows by at most this factor a step; it falls as fast as it must."""
@@ -250,23 +250,3 @@ class EffortControl:
     def restore(self, state: Sequence[float]) -> None:
         """Go on from what `state` has returned."""
         self.reuse, self._over, self._under = map(int, state)
-
-
-def shared_time(total_s: float, dense_s: Sequence[float]) -> list[float]:
-    """Divide the time that a step may take for exchanges among the levels of a hierarchy, max-min fairly.
-
-    No level gets more than it needs to send everything; what the fast ones do not need is for the slow ones. So links
-    inside a host carry everything, where that takes less than half the time, and those between hosts get the rest.
-
-    Args:
-        total_s: To be divided; none is given away if it is not above 0.
-        dense_s: What each level takes to send everything, by its own fit.
-
-    """
-    shares_s = [0.0] * len(dense_s)
-    left_s = max(total_s, 0.0)
-    by_need = sorted(range(len(dense_s)), key=lambda level: (dense_s[level], level))
-    for place, level in enumerate(by_need):
-        shares_s[level] = min(dense_s[level], left_s / (len(by_need) - place))
-        left_s -= shares_s[level]
-    return shares_s
