@@ -173,12 +173,12 @@ def test_a_time_cannot_be_held_on_cuda_yet_and_one_rank_has_nothing_to_hold():
 
         tape = Tape(torch.device("cpu"), RecordedComm(place.comm))
         if place.size == 1:
-            assert governor_for({"w": choice}, {}, tape, None) is None
+            assert governor_for({"w": choice}, {}, tape, None, begins=True) is None
             return
-        assert governor_for({"w": choice}, {}, tape, None) is not None
+        assert governor_for({"w": choice}, {}, tape, None, begins=True) is not None
         tape.device = torch.device("cuda")
         with pytest.raises(ValueError, match="hold bytes_per_step or bytes_per_s instead"):
-            governor_for({"w": choice}, {}, tape, None)
+            governor_for({"w": choice}, {}, tape, None, begins=True)
 
     for size in (1, 2):
         pliant.run_world(size, body)

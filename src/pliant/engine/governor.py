@@ -43,10 +43,13 @@ class Governor:
         tape: Of the run: what it has waited, and who talks.
         levels: Who talks at each level, from the inside out; the last is that of the ratio. None where this rank does
             not talk at it.
+        begins: Whether the run begins now: what its start has cost is then taken from the counters before it trains.
 
     """
 
-    def __init__(self, target: Target, ratio: float, tape: Tape, levels: Sequence[RecordedComm | None]) -> None:
+    def __init__(
+        self, target: Target, ratio: float, tape: Tape, levels: Sequence[RecordedComm | None], *, begins: bool
+    ) -> None:
         self.target = target
         self.dial = Dial()
         self.control = BudgetControl(target, ratio)
@@ -57,10 +60,11 @@ class Governor:
         self._tape, self._levels = tape, levels
         self._exposed_before_s = tape.exposed_s
         self._step_from_s = time.perf_counter()
-        self._before = self._counters(0.0)
+        self._before: list[float] | None = [0.0] * (3 * len(levels) + 2) if begins else None
+        """Counters at the end of the last step; None if nobody has looked yet."""
         self._rows: list[list[float]] = []
         """Of each exchange since the last decision: its counters, seconds exposed, seconds of the step."""
-        self._width = len(self._before) + 2
+        self._width = 3 * len(levels) + 4
 
     def after_step(self, lane: Lane) -> None:
         """Note what was exposed of the step that has just ended. Runs in the training thread."""
@@ -105,8 +109,10 @@ class Governor:
 
     def _note(self, lane: Lane, exposed_s: float, step_s: float) -> None:
         now = self._counters(lane.busy_s)
-        row = [a - b for a, b in zip(now, self._before, strict=True)]
-        self._before = now
+        before, self._before = self._before, now
+        if before is None:
+            return
+        row = [a - b for a, b in zip(now, before, strict=True)]
         messages = sum(row[1 : 3 * len(self._levels) : 3])
         if not messages:  # nothing was exchanged in this step, as under every()
             return
@@ -146,7 +152,7 @@ class Governor:
 
 
 def governor_for(
-    choices: Mapping[str, Choice], comms: Mapping[bool, Comm], tape: Tape, old: Governor | None
+    choices: Mapping[str, Choice], comms: Mapping[bool, Comm], tape: Tape, old: Governor | None, *, begins: bool
 ) -> Governor | None:
     """Return who holds the target of these choices: the one before, if it held the same; None without a target.
 
@@ -168,4 +174,4 @@ def governor_for(
     if held.hierarchical:
         both = cast(HierarchicalComm, comms[True])
         levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
-    return Governor(held.target, held.ratio, tape, levels)
+    return Governor(held.target, held.ratio, tape, levels, begins=begins)

@@ -143,7 +143,8 @@ class Maker:
             old.feeler.close()
             if felt is not None and feeler is not None and old.feeler.knows(felt):
                 feeler.state = old.feeler.state
-        governor = governor_for(choices, self._comms, self._tape, None if old is None else old.governor)
+        before = None if old is None else old.governor
+        governor = governor_for(choices, self._comms, self._tape, before, begins=old is None)
         exchanger.dial = None if governor is None else governor.dial
         return InForce(
             exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler, governor=governor

@@ -1,7 +1,6 @@
 """The validity table: which answers do not go together, and why.
 
-Each row is a condition and the sentence that a user reads when it holds. The planner's search uses the same table,
-so neither a person nor the search can ask for nonsense.
+Each row is a condition and the sentence that a user reads when it holds; the planner's search keeps to it as well.
 """
 
 from collections.abc import Callable
