@@ -51,8 +51,8 @@ def test_bytes_of_a_step_are_held_alike_on_all_ranks():
 
 def test_a_link_that_waits_lowers_the_ratio():
     """Every rank's network is made slow by hand: what it waits grows with what it sends."""
-    what = pliant.dynamic(pliant.topk(0.02), exposed_s=0.01, floor=1e-3)  # so few that no knee shows
-    rate = {"bytes_per_s": 2e6}
+    what = pliant.dynamic(pliant.topk(0.02), exposed_s=0.05, floor=1e-3)  # so few that no knee shows
+    rate = {"bytes_per_s": 4e5}
 
     def body(place):
         torch.manual_seed(0)
@@ -82,7 +82,7 @@ def test_a_link_that_waits_lowers_the_ratio():
                 run._lane.drain()
                 ratios.append(run.stats()["ratio"])
                 if len(ratios) == 30 and place.rank == 0:
-                    rate["bytes_per_s"] = 2e5
+                    rate["bytes_per_s"] = 3e4
         return ratios
 
     one, other = pliant.run_world(2, body)

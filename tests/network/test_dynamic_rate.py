@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tasc" / "pace_worker.py"
 RATES_MBIT = (1000, 100, 10, 100)
-TARGET_S, STEPS = 0.04, 80
+STEPS = 60
 
 
 def hosts(mbit):
@@ -22,8 +22,8 @@ def hosts(mbit):
     return Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=rate) for k in range(2)))
 
 
-@pytest.mark.parametrize("algorithm", ["tasc", "blocktopk"])
-def test_exposed_time_is_held_while_the_rate_changes(tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "target_s"), [("blocktopk", 0.06), ("tasc", 0.1)])
+def test_exposed_time_is_held_while_the_rate_changes(tmp_path, algorithm, target_s):
     said = []
     with emulated(hosts(RATES_MBIT[0])) as cluster:
 
@@ -36,7 +36,7 @@ def test_exposed_time_is_held_while_the_rate_changes(tmp_path, algorithm):
                 cluster.reshape(hosts(RATES_MBIT[said[-1]["phase"] + 1]))
                 (tmp_path / f"go{said[-1]['phase'] + 1}").touch()
 
-        argv = [sys.executable, str(SCRIPT), str(tmp_path), str(TARGET_S), str(STEPS), str(len(RATES_MBIT)), algorithm]
+        argv = [sys.executable, str(SCRIPT), str(tmp_path), str(target_s), str(STEPS), str(len(RATES_MBIT)), algorithm]
         results = cluster.run(argv, on_line=take, timeout_s=110)
     assert [result.exit_code for result in results] == [0, 0]
     phases = {(each["phase"], each["rank"]): each for each in said}
@@ -47,7 +47,8 @@ def test_exposed_time_is_held_while_the_rate_changes(tmp_path, algorithm):
         ratios.append(statistics.median(one["ratios"][-20:]))
         exposed_s.append(min(statistics.median(each["exposed_s"][-20:]) for each in (one, other)))
     # Generous, since the machine is busy: that the target is held within 10 % is measured by benchmarks/tasc/pace.py.
-    assert all(0.6 * TARGET_S < s < 1.5 * TARGET_S for s in exposed_s[1:]), (exposed_s, ratios)
-    assert exposed_s[0] < 1.5 * TARGET_S
-    assert ratios[0] > 2 * ratios[1] > 8 * ratios[2], ratios
-    assert ratios[3] > 3 * ratios[2], ratios
+    assert all(0.6 * target_s < s < 1.5 * target_s for s in exposed_s[1:]), (exposed_s, ratios)
+    assert exposed_s[0] < 1.5 * target_s
+    assert ratios[0] > 3 * ratios[2], ratios
+    assert ratios[1] > 3 * ratios[2], ratios
+    assert ratios[3] > 2 * ratios[2], ratios
