@@ -148,7 +148,6 @@ class Tasc:
         x = self._accumulated(g, state) if finite else g
         whole = work.grid.parts.is_whole(ratio)
         told, dial = g.new_empty(0), moment.dial
-        square = x.square().sum() if dial is not None else told
         if whole:
             scores, chosen = told, torch.ones(len(work.grid.starts), dtype=torch.bool, device=g.device)
         else:
@@ -159,7 +158,8 @@ class Tasc:
             g.fill_(torch.nan)
             return
         if dial is not None:
-            dial.tell(ratio, square - carried.sent.square().sum(), square)
+            norm = x.square().sum()
+            dial.tell(ratio, norm - carried.sent.square().sum(), norm)
         self._take(carried, g, state)
         if self.momentum and self.feedback == "worker" and not whole:
             state.flat["velocity"][work.grid.elements(chosen)] = 0
@@ -198,9 +198,8 @@ class Tasc:
             return work.mask(None, leader)
         density = self._density(squares, state, ratio)
         grid, room = work.grid, work.grid.parts.room(ratio)
-        due = course.count % (self.selection.resolve * reuse) == 0
-        anew = leads or due or abs(course.divided_for - ratio) > 1e-6 * ratio
-        if anew:
+        due = leads or course.count % (self.selection.resolve * reuse) == 0
+        if anew := due or abs(course.divided_for - ratio) > 1e-6 * ratio:
             first = floor_counts(self.selection.floor, room, grid.layer_numels, grid.segments)
         else:
             first = work.gathered(state.of["share"]).to(torch.int64)
