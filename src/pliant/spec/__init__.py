@@ -7,7 +7,7 @@ from pliant.spec.machine import Machine
 from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule
 from pliant.spec.timeline import Event, Timeline
-from pliant.spec.topology import Host, Link, Topology
+from pliant.spec.topology import Host, Link, Rack, Topology
 from pliant.spec.workload import TensorSpec, Workload
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Move",
     "Outer",
     "OwnSpec",
+    "Rack",
     "Rule",
     "Schedule",
     "SyncPlan",

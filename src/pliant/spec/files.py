@@ -81,7 +81,13 @@ def load(kind: type[R], path: str | Path) -> R:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        # What is newer than the first files and not used is left out: hashes stay, and an older Pliant reads the file.
+        fields = [
+            f
+            for f in dataclasses.fields(value)
+            if not f.metadata.get("left out if default") or getattr(value, f.name) != f.default
+        ]
+        return {f.name: _plain(getattr(value, f.name)) for f in fields}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     if isinstance(value, Mapping):
