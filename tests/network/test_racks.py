@@ -1,0 +1,116 @@
+"""Racks in real namespaces: each uplink carries its rate, in all, and hosts inside a rack do not notice it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pliant.cli.racks import in_racks
+from pliant.network import emulated
+from pliant.network.linkcheck import LinkReport, measure
+from pliant.spec import Host, Rack, Topology
+
+EMULATE = [sys.executable, "-m", "pliant.cli.main", "emulate"]
+
+
+def four(rate=12.5e6, uplink=3.125e6, racks=(("h0", "h1"), ("h2", "h3"))):
+    hosts = tuple(Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=rate) for k in range(4))
+    found = tuple(
+        Rack(name=f"r{k}", hosts=names, send_bytes_per_s=uplink, receive_bytes_per_s=uplink)
+        for k, names in enumerate(racks)
+    )
+    return Topology(hosts=hosts, racks=found)
+
+
+def test_flags_divide_hosts():
+    hosts = Topology(hosts=tuple(Host(name=f"h{k}") for k in range(5)))
+    assert in_racks(hosts, 0, "") is hosts
+    divided = in_racks(hosts, 2, "25mbit")
+    assert [rack.hosts for rack in divided.racks] == [("h0", "h1"), ("h2", "h3", "h4")]
+    assert {rack.send_bytes_per_s for rack in divided.racks} == {25e6 / 8}
+    assert divided.rack_of() == (0, 0, 1, 1, 1)
+    assert in_racks(hosts, 5, "none").racks[4].receive_bytes_per_s == 0
+    for racks, uplink in ((2, ""), (0, "1gbit"), (-1, "1gbit")):
+        with pytest.raises(ValueError, match="go together, as in --racks 2 --uplink 25mbit"):
+            in_racks(hosts, racks, uplink)
+    with pytest.raises(ValueError, match="--racks is 6, but there are 5 hosts"):
+        in_racks(hosts, 6, "1gbit")
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("emulating")
+def test_an_uplink_is_shared_and_can_be_changed():
+    topology = four()
+    with emulated(topology) as cluster:
+        links = {(r.source, r.target): r for r in cluster.check_links()}
+        assert set(links) == {("h0", "h1"), ("h1", "h0"), ("h2", "h3"), ("h3", "h2"), ("r0", "r1"), ("r1", "r0")}
+        # Two hosts of each rack send at once, and have one uplink's rate together.
+        for ends, report in links.items():
+            assert report.wanted_bytes_per_s == (3.125e6 if ends[0].startswith("r") else 12.5e6)
+            assert report.found_bytes_per_s == pytest.approx(report.wanted_bytes_per_s, rel=0.25)
+        wide = replace(topology, racks=tuple(replace(r, send_bytes_per_s=9e6) for r in topology.racks))
+        cluster.reshape(replace(wide, racks=tuple(replace(r, receive_bytes_per_s=9e6) for r in wide.racks)))
+        for report in cluster.check_links()[4:]:
+            assert report.found_bytes_per_s == pytest.approx(9e6, rel=0.25)
+        with pytest.raises(ValueError, match="in 2 racks, but the new topology has"):
+            cluster.reshape(four(racks=(("h0", "h2"), ("h1", "h3"))))
+        with pytest.raises(ValueError, match="only rates and delays can change"):
+            cluster.reshape(replace(topology, racks=()))
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("emulating")
+def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
+    code = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', x.item())\n"
+        "dist.destroy_process_group()\n"
+    )
+    out = tmp_path / "out.json"
+    options = ["--hosts", "3", "--racks", "2", "--uplink", "50mbit", "--json", str(out), "--elastic"]
+    command = [*EMULATE, *options, "--", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 3.0") == 3
+    found = json.loads(out.read_text())["links"]
+    # host0 is alone in its rack, so its own link is seen only as part of the uplink.
+    assert [(r["source"], r["wanted_bytes_per_s"]) for r in found] == [
+        ("host1", 12.5e6),
+        ("host2", 12.5e6),
+        ("rack0", 6.25e6),
+        ("rack1", 6.25e6),
+    ]
+
+
+@pytest.mark.parametrize(("uplink", "wanted"), [(3e6, 3e6), (0.0, 2e6), (1e9, 2e6)])
+def test_what_an_uplink_should_show_is_what_hosts_can_fill(monkeypatch, uplink, wanted):
+    asked = []
+
+    def around(topology, rings, hosts, addresses, burst, shares=()):
+        asked.append([list(ring) for ring in rings])
+        names = [host.name for host in topology.hosts]
+        return [
+            LinkReport(
+                source=names[a],
+                target=names[ring[(i + 1) % len(ring)]],
+                wanted_bytes_per_s=1e6 if wanted == 2e6 else 12.5e6,
+                found_bytes_per_s=5.0,
+                wanted_round_trip_s=0.0,
+                found_round_trip_s=0.0,
+            )
+            for ring in rings
+            for i, a in enumerate(ring)
+        ]
+
+    monkeypatch.setattr("pliant.network.linkcheck._around", around)
+    found = measure(four(uplink=uplink, racks=(("h0", "h2"), ("h1", "h3"))), [], [])
+    assert asked == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
+    assert [(r.source, r.wanted_bytes_per_s, r.found_bytes_per_s) for r in found[4:]] == [
+        ("r0", wanted, 10.0),
+        ("r1", wanted, 10.0),
+    ]
