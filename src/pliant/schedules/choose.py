@@ -147,7 +147,7 @@ class Chooser:
             best = self._carry_on(self._recipe, grouped)
         self._new += 1
         self._recipe = best.recipe
-        bound_s = lower_bound_s(collective, self.topology, self.overheads)
+        bound_s = lower_bound_s(grouped.collective, self.topology, self.overheads)
         self._cache[key] = Planned(best=best, bound_s=bound_s)
         if len(self._cache) > _NUM_CACHED:
             self._cache.popitem(last=False)

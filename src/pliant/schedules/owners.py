@@ -207,37 +207,44 @@ def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int]) -> l
     inside = loads.inside  # (num_hosts, num_links)
     num_hosts, num_links = inside.shape
     hosts = [-1] * collective.num_blocks
-    done = [(np.zeros(num_links), np.zeros(num_links)) for _ in loads.phases]
+    # (phase, apart or home, link): what each block puts on a link that its owner is not behind, or is behind.
+    shares = np.stack([np.stack(sides, axis=1) for sides in loads.phases], axis=1)  # (num_blocks, 2, 2, num_links)
+    there = np.stack([1 - inside, inside], axis=1)  # (num_hosts, 2, num_links): which of the two it is for an owner
+    done = np.zeros((2, 2, num_links))
     owned = np.zeros(num_hosts)  # bytes of each host's ranks, for ties
     largest_first = sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b))
     found: list[tuple[float, list[int]]] = []
     for power in _POWERS:
         for b in largest_first:
             if hosts[b] >= 0:
-                mine = inside[hosts[b]]
+                done = done - shares[b] * there[hosts[b]]
                 owned[hosts[b]] -= collective.block_bytes[b]
-                done = [
-                    (apart - other[b] * (1 - mine), home - own[b] * mine)
-                    for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
-                ]
-            # Row o: the links' loads if host o owned the block. (num_hosts, num_links)
-            tried = [
-                (apart + other[b] * (1 - inside), home + own[b] * inside)
-                for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
-            ]
-            norm = np.sum([_norm(np.hstack(links), power) for links in tried], axis=0)  # (num_hosts,)
+            norm = _norms(done, shares[b], inside, power)
             best = int(np.lexsort([owned / num_ranks, _rounded(norm)])[0])
             hosts[b] = best
             owned[best] += collective.block_bytes[b]
-            done = [(apart[best], home[best]) for apart, home in tried]
-        found.append((sum(float(np.max(links)) for links in done), list(hosts)))
+            done = done + shares[b] * there[best]
+        found.append((float(done.max(axis=(1, 2)).sum()), list(hosts)))
     return min(found, key=lambda each: round(each[0] / (found[0][0] or 1.0), 9))[1]
 
 
-def _norm(x: _Floats, power: int) -> _Floats:
-    """Return the p-norm of each row of x, (rows, columns) of at least 0, without loss to underflow."""
-    largest = x.max() or 1.0
-    return largest * ((x / largest) ** power).sum(1) ** (1 / power)
+def _norms(done: _Floats, share: _Floats, inside: _Floats, power: int) -> _Floats:
+    """Return the sum over phases of the p-norm of the links' loads, for each host as the owner of one more block.
+
+    Args:
+        done: Loads so far, (2 phases, apart or home, num_links).
+        share: What the block adds to them, where it does; of the same shape.
+        inside: 1 where a host is behind a link, (num_hosts, num_links).
+        power: p.
+
+    """
+    more = done + share
+    largest = more.max() or 1.0
+    without, with_it = (done / largest) ** power, (more / largest) ** power
+    gain = with_it - without  # (2, 2, num_links)
+    # Links that the owner is not behind: all have it, less those that the owner is behind.
+    total = without.sum((1, 2)) + gain[:, 0].sum(1) + inside @ (gain[:, 1] - gain[:, 0]).T  # (num_hosts, 2)
+    return largest * (np.maximum(total, 0.0) ** (1 / power)).sum(1)
 
 
 def _rounded(x: _Floats) -> _Floats:

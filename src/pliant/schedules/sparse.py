@@ -52,7 +52,7 @@ class SparseSum:
     ) -> None:
         self._numels, self._comm, self._like = tuple(numels), comm, like
         self._chooser = Chooser(topology, overheads, choosing)
-        self._sums: OrderedDict[str, tuple[Planned, ScheduledSum]] = OrderedDict()
+        self._sums: OrderedDict[bytes, tuple[Planned, ScheduledSum]] = OrderedDict()
         told = f"{to_json(topology)} {self._numels} {overheads} {choosing} {like.dtype}"
         require_agreement(told, "other topologies, blocks or settings for a sparse sum", comm, like.device)
 
@@ -64,22 +64,18 @@ class SparseSum:
             held: For each block, whether this rank holds it.
 
         """
-        collective = self._exchange(np.asarray(held, dtype=bool))
-        key = collective.signature()
-        if key not in self._sums:
-            planned = self._chooser.choose(collective)
-            best = planned.best
-            # Compared with the others even so: a machine that rounds another way might have chosen another one.
-            summed = ScheduledSum(best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like)
-            self._sums[key] = planned, summed
+        told = self._exchange(np.asarray(held, dtype=bool))
+        if told not in self._sums:
+            self._sums[told] = self._plan(told)
             if len(self._sums) > _NUM_CACHED:
                 self._sums.popitem(last=False)
-        self._sums.move_to_end(key)
-        planned, carry_out = self._sums[key]
+        self._sums.move_to_end(told)
+        planned, carry_out = self._sums[told]
         carry_out(x)
         return planned
 
-    def _exchange(self, held: np.ndarray) -> Collective:
+    def _exchange(self, held: np.ndarray) -> bytes:
+        """Return who holds what, as it was gathered: a run of bits for each rank, of whole bytes."""
         if held.shape != (len(self._numels),):
             raise ValueError(
                 f"there are {len(self._numels)} blocks, but it is said of {held.shape} whether they are held."
@@ -87,6 +83,13 @@ class SparseSum:
         mine = torch.from_numpy(np.packbits(held)).to(self._like.device)
         everybody = torch.empty(self._comm.size * mine.numel(), dtype=torch.uint8, device=self._like.device)
         self._comm.all_gather(everybody, mine).wait()
-        rows = everybody.cpu().numpy().reshape(self._comm.size, -1)
+        return everybody.cpu().numpy().tobytes()
+
+    def _plan(self, told: bytes) -> tuple[Planned, ScheduledSum]:
+        rows = np.frombuffer(told, dtype=np.uint8).reshape(self._comm.size, -1)
         bitmap = np.unpackbits(rows, axis=1, count=len(self._numels)).astype(bool)
-        return Collective.of(bitmap, [numel * self._like.element_size() for numel in self._numels])
+        collective = Collective.of(bitmap, [numel * self._like.element_size() for numel in self._numels])
+        planned = self._chooser.choose(collective)
+        best = planned.best
+        # Compared with the others even so: a machine that rounds another way might have chosen another one.
+        return planned, ScheduledSum(best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like)
