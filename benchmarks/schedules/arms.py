@@ -1,6 +1,6 @@
 """Ways to sum over ranks what each rank has chosen, and what the alpha-beta model says that each takes.
 
-Every arm gives a new vector, and leaves what it is given alone.
+Every arm has a vector of its own for the result, made once, as an algorithm in training has.
 """
 
 import json
@@ -42,7 +42,7 @@ class Arm:
 
     name: str
     run: Callable[[int], Tensor]
-    """Called with the number of the call; returns the sum, (numel,)."""
+    """Called with the number of the call; returns the sum, (numel,), which the next call overwrites."""
     predicted_s: float
     wanted: str
     """Which sum is right: of 'all' elements, of those 'chosen' by each rank, or 'agreed' upon."""
@@ -71,6 +71,11 @@ class Given:
     def numels(self) -> list[int]:
         """Elements of each block."""
         return [self.block] * self.held.shape[1]
+
+    def put(self, held: np.ndarray, y: Tensor) -> None:
+        """Copy into y, (numel,), the blocks of x that this rank holds."""
+        mine = torch.from_numpy(np.flatnonzero(held[self.comm.rank]))
+        y.view(-1, self.block).index_copy_(0, mine, self.x.view(-1, self.block).index_select(0, mine))
 
     def collective(self, held: np.ndarray | None = None) -> Collective:
         """Return who holds what, as a condition."""
@@ -101,8 +106,10 @@ def arms_of(given: Given, draw: Callable[[int], np.ndarray], limit_s: float) -> 
 
 
 def _dense(given: Given) -> Arm:
+    y = torch.empty_like(given.x)
+
     def run(_: int) -> Tensor:
-        y = given.x.clone()
+        y.copy_(given.x)
         dist.all_reduce(y)
         return y
 
@@ -117,12 +124,13 @@ def _gathered(given: Given) -> Arm:
     rows = given.x.view(-1, given.block)
     packed = torch.empty(k * (4 + wide), dtype=torch.uint8)
     everybody = torch.empty(size * len(packed), dtype=torch.uint8)
+    y = torch.empty_like(given.x)
 
     def run(_: int) -> Tensor:
         packed[: 4 * k].view(torch.int32).copy_(mine)
         torch.index_select(rows, 0, mine, out=packed[4 * k :].view(torch.float32).view(k, given.block))
-        dist.all_gather_into_tensor(everybody, packed)
-        y = torch.zeros_like(given.x)
+        given.comm.all_gather(everybody, packed).wait()
+        y.zero_()
         for part in everybody.view(size, -1):
             theirs = part[4 * k :].view(torch.float32).view(k, given.block)
             y.view(-1, given.block).index_add_(0, part[: 4 * k].view(torch.int32), theirs)
@@ -132,17 +140,23 @@ def _gathered(given: Given) -> Arm:
     return Arm(name="all-gather", run=run, predicted_s=predicted_s, wanted="chosen", about="of numbers and blocks")
 
 
+def agreed(given: Given) -> Tensor:
+    """Return the blocks, (count,), of which all ranks' norms are the largest in sum: the same on all ranks."""
+    scores = torch.linalg.vector_norm(given.x.view(-1, given.block), dim=1)
+    dist.all_reduce(scores)
+    return scores.topk(given.count).indices
+
+
 def _agreed(given: Given) -> Arm:
     """All-reduce of scores, then of the blocks that have the largest: everybody sends the same."""
     rows = given.x.view(-1, given.block)
+    y = torch.empty_like(rows)
 
     def run(_: int) -> Tensor:
-        scores = rows.square().sum(1)
-        dist.all_reduce(scores)
-        chosen = scores.topk(given.count).indices
+        chosen = agreed(given)
         compact = rows.index_select(0, chosen)
         dist.all_reduce(compact)
-        return torch.zeros_like(rows).index_copy_(0, chosen, compact).view(-1)
+        return y.zero_().index_copy_(0, chosen, compact).view(-1)
 
     sizes = np.array([4.0 * len(rows)]), np.array([4.0 * given.count * given.block])
     predicted_s = sum(_in_turn([ring(each, given.comm.size)], given.topology) for each in sizes)
@@ -160,8 +174,10 @@ def _scheduled(name: str, candidate: Candidate, given: Given) -> Arm:
         candidate.schedule, candidate.grouped, given.collective(), given.numels, given.comm, like=given.x
     )
 
+    y = torch.empty_like(given.x)
+
     def run(_: int) -> Tensor:
-        y = given.x.clone()
+        given.put(given.held, y)
         add_up(y)
         return y
 
@@ -226,10 +242,11 @@ def _told(found: dict[str, Any], comm: Comm) -> dict[str, Any]:
 def _sparse(given: Given) -> Arm:
     """As a training step would: who holds what is asked anew each time, but is what it was."""
     add_up = SparseSum(given.numels, given.topology, given.comm, like=given.x)
-    mine = given.held[given.comm.rank].tolist()
+    mine = given.held[given.comm.rank]
+    y = torch.empty_like(given.x)
 
     def run(_: int) -> Tensor:
-        y = given.x.clone()
+        given.put(given.held, y)
         add_up(y, mine)
         return y
 
@@ -248,9 +265,12 @@ def _sparse_anew(given: Given, draw: Callable[[int], np.ndarray]) -> Arm:
     """The same with other blocks in each call, so that each is chosen for, verified and compared."""
     add_up = SparseSum(given.numels, given.topology, given.comm, like=given.x)
 
+    y = torch.empty_like(given.x)
+
     def run(number: int) -> Tensor:
-        y = given.x.clone()
-        add_up(y, draw(number)[given.comm.rank].tolist() if number else given.held[given.comm.rank].tolist())
+        held = draw(number)  # the first is what is given
+        given.put(held, y)
+        add_up(y, held[given.comm.rank])
         return y
 
     best = candidates(group(given.collective()), given.topology)[0]

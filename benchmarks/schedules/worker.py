@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from arms import Arm, Given, arms_of
+from arms import Arm, Given, agreed, arms_of
 
 from pliant.cli.bench.lines import say
 from pliant.comm import Comm, own_group
@@ -113,13 +113,11 @@ def _sums(given: Given) -> dict[str, torch.Tensor]:
         dist.all_reduce(y)
         return y.view(-1)
 
-    scores = rows.square().sum(1)
-    dist.all_reduce(scores)
-    agreed = torch.zeros(len(rows)).index_fill_(0, scores.topk(given.count).indices, 1.0)
+    chosen = torch.zeros(len(rows)).index_fill_(0, agreed(given), 1.0)
     return {
         "all": summed(torch.ones(len(rows))),
         "chosen": summed(torch.from_numpy(given.held[given.comm.rank]).float()),
-        "agreed": summed(agreed),
+        "agreed": summed(chosen),
     }
 
 
