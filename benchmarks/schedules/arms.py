@@ -93,7 +93,7 @@ def arms_of(given: Given, draw: Callable[[int], np.ndarray], limit_s: float) -> 
     """
     found = candidates(group(given.collective()), given.topology)
     by_name = {each.name: each for each in reversed(found)}  # the fastest of a name
-    made = [_dense(given), _gathered(given), _agreed(given)]
+    made = [_dense(given), _gathered(given), _agreed(given), _agreed_by_schedule(given)]
     made += [_scheduled(name, by_name[name], given) for name in CLASSIC]
     # Two levels, the racks' or, where there are none, whatever factors are predicted to be best.
     levels = [each for each in found if each.recipe is not None and len(each.recipe.shape.levels) == 2]
@@ -140,11 +140,11 @@ def _gathered(given: Given) -> Arm:
     return Arm(name="all-gather", run=run, predicted_s=predicted_s, wanted="chosen", about="of numbers and blocks")
 
 
-def agreed(given: Given) -> Tensor:
+def agreed(given: Given, add_up: Callable[[Tensor], object] = dist.all_reduce) -> Tensor:
     """Return the blocks, (count,), of which all ranks' norms are the largest in sum: the same on all ranks."""
-    scores = torch.linalg.vector_norm(given.x.view(-1, given.block), dim=1)
-    dist.all_reduce(scores)
-    return scores.topk(given.count).indices
+    scores = torch.linalg.vector_norm(given.x.view(-1, given.block), dim=1).round()  # no order of summing rounds it
+    add_up(scores)
+    return scores.topk(given.count, sorted=False).indices.sort().values
 
 
 def _agreed(given: Given) -> Arm:
@@ -167,6 +167,39 @@ def _agreed(given: Given) -> Arm:
         wanted="agreed",
         about="all-reduces of scores, of blocks",
     )
+
+
+def _agreed_by_schedule(given: Given) -> Arm:
+    """The same by the best schedules for vectors that all hold: fewer rounds than a ring where messages are small."""
+    rows = given.x.view(-1, given.block)
+    y, compact = torch.empty_like(rows), torch.empty(given.count, given.block)
+    scores_s, add_scores = _all_held(given, torch.empty(len(rows)))
+    blocks_s, add_blocks = _all_held(given, compact.view(-1))
+
+    def run(_: int) -> Tensor:
+        chosen = agreed(given, add_scores)
+        torch.index_select(rows, 0, chosen, out=compact)
+        add_blocks(compact.view(-1))
+        return y.zero_().index_copy_(0, chosen, compact).view(-1)
+
+    return Arm(
+        name="agreed mask, scheduled",
+        run=run,
+        predicted_s=scores_s + blocks_s,
+        wanted="agreed",
+        about="the same, by the best schedules",
+    )
+
+
+def _all_held(given: Given, like: Tensor) -> tuple[float, ScheduledSum]:
+    """Return the best schedule's predicted time, and what carries it out, for vectors that all ranks hold."""
+    size = given.comm.size
+    parts = 8 * size
+    numels = [len(like) * (k + 1) // parts - len(like) * k // parts for k in range(parts)]
+    collective = Collective.of(np.ones((size, parts), dtype=bool), [4 * numel for numel in numels])
+    best = candidates(group(collective), given.topology)[0]
+    add_up = ScheduledSum(best.schedule, best.grouped, collective, numels, given.comm, like=like)
+    return best.cost.total_s, add_up
 
 
 def _scheduled(name: str, candidate: Candidate, given: Given) -> Arm:

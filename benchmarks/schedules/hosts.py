@@ -34,8 +34,6 @@ from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 
 _HERE = Path(__file__).resolve().parent
-_BURST = 32_000
-"""Bytes: a link's bucket must be small beside the smallest message, which should not pass at once."""
 _TRIES = 3
 TOPOLOGIES = {
     "4": "4 hosts",
@@ -72,7 +70,7 @@ def _run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             print(f"[{rank}] {text}", flush=True)
 
     start_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, emulated(topology, check=False, burst=_BURST) as cluster:
+    with tempfile.TemporaryDirectory() as folder, emulated(topology, check=False, burst=arguments.burst) as cluster:
         links = cluster.check_links()
         for _ in range(_TRIES - 1):
             if judge(links):
@@ -118,6 +116,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=4.0, help="of each topology, after which no round begins")
     parser.add_argument("--programs", type=float, default=5.0, help="seconds of each integer program; 0: none")
     parser.add_argument("--block", type=int, default=1024, help="elements of a block")
+    parser.add_argument("--burst", type=int, default=32_000, help="bytes that a link lets pass at once after a pause")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("results/schedules.json"))
     parser.add_argument("--md", type=Path, default=Path("results/schedules.md"))
