@@ -1,6 +1,7 @@
 """Are the links what was asked for? Measured between live hosts, and held against it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -46,8 +47,8 @@ def measure(
 ) -> list[LinkReport]:
     """Measure each host's link to the next: round trips while all are idle, then rates while all send.
 
-    With racks: each host's to the next one of its rack; then, of each rack, what as many hosts as the smallest has send
-    together to the next rack, which is the rate of its uplink if they can fill it.
+    With racks: each host's to the next one of its rack; then, of each rack, what some hosts send together to the next
+    rack: as many as can fill the uplink, or as the smallest rack has. No more, since they never begin quite at once.
     """
     if not topology.racks:
         return _around(topology, [range(len(hosts))], hosts, addresses, burst)
@@ -56,7 +57,7 @@ def measure(
     found = _around(topology, groups, hosts, addresses, burst)
     if len(groups) < 2:
         return found
-    across = list(zip(*groups, strict=False))  # one host of each rack, as often as there is one
+    across = list(zip(*groups, strict=False))[: _num_filling(topology)]  # one host of each rack
     shares = [r / len(across) for rack in topology.racks for r in (rack.send_bytes_per_s, rack.receive_bytes_per_s)]
     flows = _around(topology, across, hosts, addresses, burst, shares)
     for g, rack in enumerate(topology.racks):
@@ -73,6 +74,13 @@ def measure(
             )
         )
     return found
+
+
+def _num_filling(topology: Topology) -> int:
+    """Return how many flows between hosts fill the fastest uplink; 1 where none can."""
+    hosts = [rate for host in topology.hosts for rate in (host.send_bytes_per_s, host.receive_bytes_per_s) if rate]
+    fastest = max(max(rack.send_bytes_per_s, rack.receive_bytes_per_s) for rack in topology.racks)
+    return max(1, math.ceil(fastest / min(hosts))) if hosts else 1
 
 
 def _together(flows: Sequence[LinkReport], send: float, receive: float) -> float:
