@@ -49,11 +49,13 @@ def test_an_uplink_is_shared_and_can_be_changed():
         assert set(links) == {("h0", "h1"), ("h1", "h0"), ("h2", "h3"), ("h3", "h2"), ("r0", "r1"), ("r1", "r0")}
         for ends, report in links.items():
             assert report.wanted_bytes_per_s == (2e6 if ends[0].startswith("r") else 6.25e6)
-            assert report.found_bytes_per_s == pytest.approx(report.wanted_bytes_per_s, rel=0.25)
-        wide = replace(topology, racks=tuple(replace(r, send_bytes_per_s=4e6) for r in topology.racks))
-        cluster.reshape(replace(wide, racks=tuple(replace(r, receive_bytes_per_s=4e6) for r in wide.racks)))
-        for report in checked(cluster)[4:]:
-            assert report.found_bytes_per_s == pytest.approx(4e6, rel=0.25)
+            # A busy machine makes less of a rate, but never more.
+            assert 0.2 < report.found_bytes_per_s / report.wanted_bytes_per_s < 1.25
+        wide = replace(topology, racks=tuple(replace(r, send_bytes_per_s=0.0) for r in topology.racks))
+        cluster.reshape(replace(wide, racks=tuple(replace(r, receive_bytes_per_s=0.0) for r in wide.racks)))
+        across = checked(cluster)[4:]
+        assert [report.wanted_bytes_per_s for report in across] == [6.25e6] * 2
+        assert max(report.found_bytes_per_s for report in across) > 2.5e6
         with pytest.raises(ValueError, match="in 2 racks, but the new topology has"):
             cluster.reshape(four(rate=6.25e6, racks=(("h0", "h2"), ("h1", "h3"))))
         with pytest.raises(ValueError, match="only rates and delays can change"):
