@@ -40,6 +40,19 @@ def test_a_schedule_with_picture_and_files(tmp_path):
     assert "href" not in draw.read_text(), "self-contained"
 
 
+def test_racks(tmp_path):
+    found = tmp_path / "found.json"
+    there = ("--hosts", "8", "--rate", "100mbit", "--density", "30%", "--json", str(found))
+    done = run(*there, "--racks", "2", "--uplink", "25mbit")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(found.read_text())
+    times = {each["name"]: each["predicted_s"] for each in reversed(results["candidates"])}
+    assert times["direct"] > 1.5 * results["candidates"][0]["predicted_s"]
+    done = run(*there, "--racks", "2")
+    assert done.returncode == 2
+    assert "--racks is 2 and --uplink not given" in " ".join(done.stderr.split())
+
+
 def test_programs_beside_the_family(tmp_path):
     pytest.importorskip("ortools")
     found = tmp_path / "found.json"

@@ -1,12 +1,13 @@
 """Topologies, bitmaps and shapes for the tests of schedules: drawn by hypothesis, or listed."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from pliant.schedules.collective import Collective
 from pliant.schedules.family import shapes
-from pliant.spec import Host, Link, Topology
+from pliant.spec import Host, Link, Rack, Topology
 
 DENSITIES = (0.001, 0.01, 0.1, 0.5, 1.0)
 
@@ -21,11 +22,29 @@ def hosts(sizes, rate=12.5e6, delay_s=1e-3, links=()):
     )
 
 
+def racks(sizes, uplink=3e6, **settings):
+    """Hosts of one rank in racks of these sizes, with this rate between them, both ways."""
+    alone = hosts([1] * sum(sizes), **settings)
+    names = iter([host.name for host in alone.hosts])
+    found = tuple(
+        Rack(
+            name=f"r{k}",
+            hosts=tuple(next(names) for _ in range(n)),
+            send_bytes_per_s=uplink,
+            receive_bytes_per_s=uplink,
+        )
+        for k, n in enumerate(sizes)
+    )
+    return replace(alone, racks=found)
+
+
 def topologies_of(num_ranks):
-    """Every rank a host; all on one; two levels; uneven hosts, one slow; a ring of fast links in a slow mesh."""
+    """Every rank a host; all on one; two levels, twice; uneven hosts, one slow; a ring of fast links in a slow mesh."""
     found = {"full": hosts([1] * num_ranks), "one host": hosts([num_ranks])}
     if num_ranks % 2 == 0:
-        found["two racks"] = hosts([num_ranks // 2] * 2, rate=3e6)
+        found["two hosts"] = hosts([num_ranks // 2] * 2, rate=3e6)
+    if num_ranks > 1:
+        found["racks"] = racks([num_ranks // 2, num_ranks - num_ranks // 2])
     if num_ranks > 2:
         found["uneven"] = Topology(
             hosts=(
@@ -54,6 +73,10 @@ def random_collective(num_ranks, num_blocks, density, seed, *, all_need=True):
     return Collective.of(bitmap, sizes, needers)
 
 
+def names_of(topology):
+    return tuple(host.name for host in topology.hosts)
+
+
 @st.composite
 def problems(draw, max_ranks=9):
     """Return (collective, topology, shape, owners), all at random."""
@@ -71,6 +94,11 @@ def problems(draw, max_ranks=9):
             for k, n in enumerate(sizes)
         )
     )
+    if draw(st.booleans()):
+        cut = draw(st.integers(0, len(sizes)))
+        groups = [names for names in (names_of(topology)[:cut], names_of(topology)[cut:]) if names]
+        rack = [Rack(name=n[0], hosts=n, send_bytes_per_s=draw(rates), receive_bytes_per_s=draw(rates)) for n in groups]
+        topology = replace(topology, racks=tuple(rack))
     seed, density = draw(st.integers(0, 999)), draw(st.sampled_from(DENSITIES))
     all_need = draw(st.booleans())
     collective = random_collective(sum(sizes), draw(st.integers(0, 12)), density, seed, all_need=all_need)

@@ -1,17 +1,21 @@
 """Predicted times: by hand, beside the simulator's own, and never below the bound."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pliant.schedules.collective import Collective
+from pliant.schedules.choose import candidates
+from pliant.schedules.collective import Collective, group
 from pliant.schedules.cost import Overheads, cost, lower_bound_s
 from pliant.schedules.family import build, halving, mixed_radix
+from pliant.schedules.improving import better_owners
 from pliant.schedules.owners import greedy_owners, one_owner, program_owners, spread_owners
 from pliant.simulator.links import Links
 from pliant.simulator.messages import Pairs
 from pliant.spec import Host, Link, Topology
-from schedules.cases import hosts, problems, random_collective
+from schedules.cases import hosts, problems, racks, random_collective
 
 FREE = Overheads(message_s=0.0, wire_factor=1.0, memory_bytes_per_s=1e30, reduce_bytes_per_s=1e30)
 
@@ -57,13 +61,45 @@ def test_two_racks_reward_two_levels():
     assert two.total_s < 1.1 * lower_bound_s(full, topology)
 
 
+def test_racks_by_hand():
+    """4 hosts in 2 racks, dense: direct sends 2/4 of 3/4 over each uplink twice, two levels half of what a rack has."""
+    topology, full = racks([2, 2], uplink=3e6, rate=12e6, delay_s=0.0), dense(4, 600_000)
+    owners = spread_owners(full)
+    direct, two = (cost(build(full, owners, mixed_radix(r)), full, topology, FREE) for r in ((4,), (2, 2)))
+    # A rack's 2 hosts send each of the 2 owners elsewhere 0.6 MB: 2.4 MB at 3 MB/s; hosts alone need 1.8 MB / 12 MB/s.
+    assert [r.wire_s for r in direct.rounds] == pytest.approx([0.8, 0.8])
+    # In a rack 1.2 MB / 12 MB/s; then 2 hosts send 0.6 MB each.
+    assert [r.wire_s for r in two.rounds] == pytest.approx([0.1, 0.4, 0.4, 0.1])
+    assert lower_bound_s(full, topology, FREE) == pytest.approx(0.8)
+    best = candidates(group(full), topology, FREE)[0]
+    assert best.name.startswith("halving")
+    assert better_owners(best, topology, FREE, limit_s=2).cost.total_s <= best.cost.total_s
+
+
+@pytest.mark.parametrize("sizes", [[3, 5], [2, 3, 3]])
+def test_uneven_racks_are_a_level(sizes):
+    topology, some = racks(sizes, uplink=3e6), random_collective(8, 60, 0.3, 1)
+    found = candidates(group(some), topology)
+    direct = next(each for each in found if each.name == "direct")
+    assert found[0].name.startswith("racks.")
+    assert direct.cost.total_s > 1.5 * found[0].cost.total_s
+
+
+def test_owners_spare_a_slow_uplink():
+    """What is held in one rack is summed there, though a host of the other one has as fast a link."""
+    some = Collective.of([[rank in (1, 2)] * 12 for rank in range(4)], 10_000)
+    assert 0 in greedy_owners(some, hosts([1] * 4)).owners
+    for owners in (greedy_owners, program_owners):
+        assert 0 not in owners(some, racks([1, 3], uplink=1e6)).owners
+
+
 @given(problems())
 def test_rounds_cost_what_the_simulator_says(problem):
     collective, topology, shape, owners = problem
     names = [host.name for host in topology.hosts]
     if len(names) > 1:
         link = Link(source=names[0], target=names[1], bytes_per_s=3e5, latency_s=7e-3)
-        topology = Topology(hosts=topology.hosts, links=(link,))
+        topology = replace(topology, links=(link,))
     schedule = build(collective, owners, shape)
     found = cost(schedule, collective, topology, FREE)
     for moves, ours in zip(schedule.rounds, found.rounds, strict=True):
@@ -90,22 +126,13 @@ def test_nothing_is_below_the_bound(problem):
 def test_greedy_owners_predict_what_direct_rounds_cost(problem):
     """One rank per host: the model of owners and the cost of the direct schedule are the same."""
     collective, topology, _, _ = problem
-    alone = Topology(hosts=tuple(Host(**{**_fields(h), "num_ranks": 1}) for h in topology.hosts))
+    alone = replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
     num_ranks = alone.num_ranks
     collective = random_collective(num_ranks, 10, 0.3, collective.num_blocks)
     found = greedy_owners(collective, alone, FREE)
     shape = mixed_radix((num_ranks,) if num_ranks > 1 else ())
     rounds = cost(build(collective, found.owners, shape), collective, alone, FREE).rounds
     assert sum(r.wire_s for r in rounds) == pytest.approx(found.predicted_s)
-
-
-def _fields(host):
-    return {
-        "name": host.name,
-        "send_bytes_per_s": host.send_bytes_per_s,
-        "receive_bytes_per_s": host.receive_bytes_per_s,
-        "delay_s": host.delay_s,
-    }
 
 
 def test_greedy_owners_spare_a_slow_host():

@@ -14,7 +14,7 @@ from pliant.simulator.links import Links
 from pliant.simulator.messages import Pairs, Product
 from pliant.simulator.schedules import average, halving_doubling, ring, tree
 from pliant.simulator.traffic import Batch, inside_hosts, moved
-from pliant.spec import Choice, Link, OwnSpec, Rule, SyncPlan, from_json, to_json
+from pliant.spec import Choice, Link, OwnSpec, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, "hierarchical": p.between_hosts(p.onebit())}
@@ -174,6 +174,22 @@ def test_owners_jam_where_all_send_to_one():
     links = Links(cluster(4, 1e6))
     assert links.load(to_one)[0] == pytest.approx(12)
     assert links.load(spread)[0] == pytest.approx(3)
+
+
+def test_racks_share_an_uplink():
+    """Of all-to-all, as pairs and as a product: 2 x 2 messages leave each rack, and 2 x 2 come."""
+    names = [host.name for host in cluster(4, 1e6).hosts]
+    halves = (tuple(names[:2]), tuple(names[2:]))
+    racks = tuple(Rack(name=n[0], hosts=n, send_bytes_per_s=1e6, receive_bytes_per_s=5e5) for n in halves)
+    links = Links(replace(cluster(4, 1e6), racks=racks))
+    everyone = [(a, b) for a in range(4) for b in range(4) if a != b]
+    source, target = (np.array(side) for side in zip(*everyone, strict=True))
+    pairs = Pairs(source=source, target=target, share=np.ones(12), num_bytes=np.array([1e6]))
+    product = Product(give=np.ones((1, 4)), take=np.full((1, 4), 1e6))
+    for messages in (pairs, product):
+        assert links.load(messages)[0] == pytest.approx(8)
+    inside = Pairs(source=np.array([0]), target=np.array([1]), share=np.ones(1), num_bytes=np.array([1e6]))
+    assert links.load(inside)[0] == pytest.approx(1)
 
 
 def test_one_slow_link_decides_where_it_is_used():

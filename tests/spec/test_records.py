@@ -20,6 +20,7 @@ from pliant.spec import (
     Machine,
     Match,
     Move,
+    Rack,
     Rule,
     Schedule,
     SyncPlan,
@@ -53,6 +54,7 @@ TOPOLOGY = Topology(
 RECORDS = [
     PLAN,
     TOPOLOGY,
+    replace(TOPOLOGY, racks=(Rack(name="r", hosts=("b", "a"), receive_bytes_per_s=1e6),)),
     Schedule(
         name="s",
         num_ranks=2,
@@ -269,6 +271,23 @@ def test_topologies_check_themselves():
         Host(name="a", delay_s=-1.0)
     with pytest.raises(ValueError, match="0 ranks"):
         Host(name="a", num_ranks=0)
+
+
+def test_racks_hold_each_host_once_and_files_without_them_stay_as_they_were():
+    racks = (Rack(name="r", hosts=("a", "b"), send_bytes_per_s=1e6),)
+    racked = replace(TOPOLOGY, racks=racks)
+    assert from_json(Topology, to_json(racked)) == racked
+    assert racked.rack_of() == TOPOLOGY.rack_of() == (0, 0)
+    assert "rack" not in to_json(TOPOLOGY)
+    for hosts in (("a",), ("a", "b", "b"), ("a", "c")):
+        with pytest.raises(ValueError, match=r"the racks hold a.*, but the hosts are a, b; if there are racks"):
+            replace(TOPOLOGY, racks=(Rack(name="r", hosts=hosts),))
+    with pytest.raises(ValueError, match="two racks have the same name among r, r"):
+        replace(TOPOLOGY, racks=(Rack(name="r", hosts=("a",)), Rack(name="r", hosts=("b",))))
+    with pytest.raises(ValueError, match="'r' has no hosts"):
+        Rack(name="r", hosts=())
+    with pytest.raises(ValueError, match="'r' has a negative rate"):
+        Rack(name="r", hosts=("a",), send_bytes_per_s=-1.0)
 
 
 @given(st.floats(1, 9e11, allow_nan=False))

@@ -12,13 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pliant.cli.racks import RacksOption, UplinkOption, in_racks
 from pliant.network import LinkReport, RankResult, emulated
 from pliant.network.linkcheck import refuse_wrong
+from pliant.network.shaping import LEAST_BURST
 from pliant.spec import Host, Topology, load
 from pliant.spec.files import write_atomically
-from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
+from pliant.spec.units import format_rate, format_time, parse_bytes, parse_rate, parse_time
 
 __all__ = ["emulate", "topology_from_flags"]
+
+_BURST = f"{LEAST_BURST // 1000}KB"
 
 
 def topology_from_flags(
@@ -66,8 +70,11 @@ def emulate(
     slow: Annotated[list[str] | None, typer.Option(help="HOST:SHARE of the rate, repeatable: 2:0.5.")] = None,
     ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
     cpus_per_host: Annotated[float, typer.Option(help="CPUs that each host may use; 0: all.")] = 0.0,
+    racks: RacksOption = 0,
+    uplink: UplinkOption = "",
     topology: Annotated[Path | None, typer.Option(help="A topology file instead of the options above.")] = None,
     timeout: Annotated[str, typer.Option(help="End everything after this long; 0s: never.")] = "0s",
+    burst: Annotated[str, typer.Option(help="What a link lets pass at once after a pause, at least.")] = _BURST,
     elastic: Annotated[
         bool, typer.Option("--elastic", help="When a rank fails the others go on; no rank hosts the store.")
     ] = False,
@@ -84,13 +91,14 @@ def emulate(
         cluster_spec = load(Topology, topology)
     else:
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
+        cluster_spec = in_racks(cluster_spec, racks, uplink)
     timeout_s = parse_time(timeout)
     if restart and not elastic:
         raise ValueError(f"--restart {restart} brings ranks back to others that go on; add --elastic.")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     console = Console(stderr=True)
-    with emulated(cluster_spec, check=False, elastic=elastic) as cluster:
+    with emulated(cluster_spec, check=False, elastic=elastic, burst=parse_bytes(burst)) as cluster:
         links = cluster.check_links() if check else []
         if check:
             _show_links(console, links)
@@ -115,7 +123,7 @@ def _leave(signal_number: int, _: FrameType | None) -> None:
 
 
 def _refuse_flags_beside(topology: Path, context: typer.Context) -> None:
-    names = ("hosts", "rate", "delay", "slow", "ranks_per_host", "cpus_per_host")
+    names = ("hosts", "rate", "delay", "slow", "ranks_per_host", "cpus_per_host", "racks", "uplink")
     given = [f"--{name.replace('_', '-')}" for name in names if _is_given(context, name)]
     if given:
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pliant.cli.racks import in_racks
 from pliant.simulator import BUCKET_BYTES, MODELS, Costs, workload_named
 from pliant.spec import Host, SyncPlan, Topology, Workload, load
 from pliant.spec.units import parse_rate, parse_time
@@ -69,13 +70,17 @@ def workload_given(text: str, compute: str) -> Workload:
     return load(Workload, text)
 
 
-def topology_given(path: Path | None, num_hosts: int, ranks: int, rate: str, delay: str) -> Topology:
+def topology_given(
+    path: Path | None, num_hosts: int, ranks: int, rate: str, delay: str, racks: int = 0, uplink: str = ""
+) -> Topology:
     """Return a topology from its file, or one of equal hosts. Raises ValueError if both are given, or neither."""
     if (path is None) == (num_hosts == 0):
         raise ValueError(
             "say who there is, once: by --topology FILE, or by --hosts N with --ranks, --rate and --delay."
         )
     if path is not None:
+        if racks or uplink:
+            raise ValueError(f"--topology {path} says which racks there are, and so do --racks and --uplink; use one.")
         return load(Topology, path)
     if num_hosts < 0:
         raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
@@ -87,6 +92,5 @@ def topology_given(path: Path | None, num_hosts: int, ranks: int, rate: str, del
         receive_bytes_per_s=bytes_per_s,
         delay_s=parse_time(delay),
     )
-    return Topology(
-        hosts=tuple(dataclasses.replace(one, name=f"host{k}") for k in range(num_hosts)), provenance="given"
-    )
+    hosts = tuple(dataclasses.replace(one, name=f"host{k}") for k in range(num_hosts))
+    return in_racks(Topology(hosts=hosts, provenance="given"), racks, uplink)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pliant.cli.drawing import drawn
 from pliant.cli.given import DelayOption, HostsOption, RanksOption, RateOption, TopologyOption, topology_given
+from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.schedules import (
     Candidate,
     Collective,
@@ -39,6 +40,8 @@ def schedule(
     ranks: RanksOption = 1,
     rate: RateOption = "none",
     delay: DelayOption = "0ms",
+    racks: RacksOption = 0,
+    uplink: UplinkOption = "",
     size: Annotated[str, typer.Option(help="Of the whole vector: 4MiB.")] = "4MiB",
     blocks: Annotated[int, typer.Option(help="In how many equal blocks it is.")] = 128,
     density: Annotated[str, typer.Option(help="Part of the blocks that each rank holds: 0.05 or 5%.")] = "100%",
@@ -53,7 +56,7 @@ def schedule(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the fastest schedule for an all-reduce of which every rank holds some blocks, and verify it."""
-    where = topology_given(topology, hosts, ranks, rate, delay)
+    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink)
     if bitmap is not None:
         held = _read(bitmap, where.num_ranks)
     else:

@@ -24,6 +24,7 @@ from pliant.cli.given import (
     topology_given,
     workload_given,
 )
+from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.simulator import Simulated, write_trace
 from pliant.simulator import simulate as simulate_plan
 from pliant.spec.files import write_atomically
@@ -43,6 +44,8 @@ def simulate(
     ranks: RanksOption = 1,
     rate: RateOption = "none",
     delay: DelayOption = "0ms",
+    racks: RacksOption = 0,
+    uplink: UplinkOption = "",
     compute: ComputeOption = "",
     costs: CostsOption = None,
     bucket: BucketOption = BUCKET,
@@ -54,7 +57,7 @@ def simulate(
     found = simulate_plan(
         plan_given(plan),
         workload_given(workload, compute),
-        topology_given(topology, hosts, ranks, rate, delay),
+        topology_given(topology, hosts, ranks, rate, delay, racks, uplink),
         costs=costs_given(costs),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,

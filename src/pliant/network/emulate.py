@@ -1,17 +1,20 @@
-"""From a Topology to live hosts: namespaces on one bridge, links shaped both ways, ranks started on them."""
+"""From a Topology to live hosts: namespaces on a bridge, or one a rack, links shaped both ways, ranks on them."""
 
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 from pliant.network.cpus import CpuLimit
 from pliant.network.hostlink import HostLink
 from pliant.network.linkcheck import LinkReport, measure, refuse_wrong
 from pliant.network.namespaces import Namespace, require_tools
 from pliant.network.ranks import Again, RankResult, run_ranks
+from pliant.network.shaping import LEAST_BURST
 from pliant.network.store import StoreHost
+from pliant.network.uplink import CORE, Uplink
 from pliant.spec import Topology
 
 __all__ = ["Cluster", "RankResult", "emulated", "run_ranks"]
@@ -22,23 +25,25 @@ _SWITCH = f"{_NETWORK}.254"
 _PORT = 29500
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What was brought up."""
+
+    hosts: list[Namespace] = field(default_factory=list[Namespace])
+    links: list[HostLink] = field(default_factory=list[HostLink])
+    uplinks: list[Uplink] = field(default_factory=list[Uplink])
+    limits: dict[int, CpuLimit] = field(default_factory=dict[int, CpuLimit])
+
+
 class Cluster:
     """Emulated hosts that are up. Made by `emulated`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        hosts: Sequence[Namespace],
-        links: Sequence[HostLink],
-        limits: Mapping[int, CpuLimit],
-        *,
-        elastic: bool = False,
-    ) -> None:
+    def __init__(self, topology: Topology, made: _Made, *, burst: int, elastic: bool) -> None:
         self.topology = topology
         self._elastic = elastic
-        self._hosts = hosts
-        self._links = links
-        self._limits = limits
+        self._burst = burst
+        self._hosts, self._limits = made.hosts, made.limits
+        self._links, self._uplinks = made.links, made.uplinks
 
     def address(self, host_index: int) -> str:
         """Return a host's address inside the emulated network."""
@@ -127,30 +132,43 @@ class Cluster:
         thread must live as long as the delays shall.
 
         Raises:
-            ValueError: The topology has other hosts, ranks or CPU shares, which cannot change while ranks run.
+            ValueError: The topology has other hosts, ranks, CPU shares or racks, which cannot change while ranks run.
 
         """
         _require_possible(topology)
-        new, old = ([(h.name, h.num_ranks, h.cpu_share) for h in t.hosts] for t in (topology, self.topology))
-        if new != old:
+        new, old = (
+            [(h.name, h.num_ranks, h.cpu_share, rack) for h, rack in zip(t.hosts, t.rack_of(), strict=True)]
+            for t in (topology, self.topology)
+        )
+        if new != old or len(topology.racks) != len(self._uplinks):
             raise ValueError(
-                f"the live hosts are {old} (name, ranks, CPUs), but the new topology has {new}; only rates and delays "
-                "can change while ranks run."
+                f"the live hosts are {old} (name, ranks, CPUs, rack) in {len(self._uplinks)} racks, but the new "
+                f"topology has {new} in {len(topology.racks)}; only rates and delays can change while ranks run."
             )
         for link, host in zip(self._links, topology.hosts, strict=True):
             link.shape(host)
+        for uplink, rack in zip(self._uplinks, topology.racks, strict=True):
+            uplink.shape(rack)
         self.topology = topology
 
     def check_links(self) -> list[LinkReport]:
-        """Measure each host's link to the next, in about a second; `refuse_wrong` judges what was found."""
-        return measure(self.topology, self._hosts, [self.address(k) for k in range(len(self._hosts))])
+        """Measure each host's link, and each rack's, to the next, in some seconds; `refuse_wrong` judges them."""
+        return measure(self.topology, self._hosts, [self.address(k) for k in range(len(self._hosts))], self._burst)
 
 
 @contextmanager
-def emulated(topology: Topology, *, check: bool = True, elastic: bool = False) -> Generator[Cluster]:
+def emulated(
+    topology: Topology, *, check: bool = True, elastic: bool = False, burst: int = LEAST_BURST
+) -> Generator[Cluster]:
     """Bring hosts up, and take everything down again on every way out, a crash of this process included.
 
     For elastic runs a store is hosted on the switch, which is no rank's host, and a failed rank does not end others.
+
+    Args:
+        topology: Hosts, and racks if it has any; no links of their own.
+        check: Whether to measure the links before anything else.
+        elastic: See above.
+        burst: Bytes that a link lets pass at once after a pause, at least; 2 ms of its rate if that is more.
 
     Raises:
         CannotEmulateError: The machine lacks a program, a right or a kernel feature; the message says which.
@@ -162,28 +180,35 @@ def emulated(topology: Topology, *, check: bool = True, elastic: bool = False) -
     with ExitStack() as stack:
         bridge = Namespace("bridge")
         stack.callback(bridge.close)
-        bridge.run("ip", "link", "add", "br0", "type", "bridge")
-        bridge.run("ip", "link", "set", "br0", "up")
-        hosts: list[Namespace] = []
-        links: list[HostLink] = []
-        limits: dict[int, CpuLimit] = {}
-        for k, host in enumerate(topology.hosts):
-            if host.cpu_share:
-                limits[k] = CpuLimit(host.cpu_share)
-                stack.callback(limits[k].close)
-            hosts.append(Namespace(host.name, bridge))
-            stack.callback(hosts[k].close)
-            links.append(HostLink(hosts[k], bridge, k, _address(k)))
-            stack.callback(links[k].close)
-            links[k].shape(host)
-        cluster = Cluster(topology, hosts, links, limits, elastic=elastic)
+        bridge.run("ip", "link", "add", CORE, "type", "bridge")
+        bridge.run("ip", "link", "set", CORE, "up")
+        cluster = Cluster(topology, _bring_up(topology, bridge, burst, stack), burst=burst, elastic=elastic)
         if check:
             refuse_wrong(cluster.check_links())
         if elastic:
             bridge.run("ip", "link", "set", "lo", "up")
-            bridge.run("ip", "addr", "add", f"{_SWITCH}/24", "dev", "br0")
+            bridge.run("ip", "addr", "add", f"{_SWITCH}/24", "dev", CORE)
             stack.callback(StoreHost(bridge, _SWITCH, _PORT).close)
         yield cluster
+
+
+def _bring_up(topology: Topology, bridge: Namespace, burst: int, stack: ExitStack) -> _Made:
+    """Make racks and hosts; the stack takes them down, also when this does not come to its end."""
+    made = _Made()
+    for k, rack in enumerate(topology.racks):
+        made.uplinks.append(Uplink(bridge, k, burst))
+        made.uplinks[k].shape(rack)
+    for k, (host, rack) in enumerate(zip(topology.hosts, topology.rack_of(), strict=True)):
+        if host.cpu_share:
+            made.limits[k] = CpuLimit(host.cpu_share)
+            stack.callback(made.limits[k].close)
+        made.hosts.append(Namespace(host.name, bridge))
+        stack.callback(made.hosts[k].close)
+        switch = made.uplinks[rack].switch if made.uplinks else CORE
+        made.links.append(HostLink(made.hosts[k], bridge, k, _address(k), switch=switch, burst=burst))
+        stack.callback(made.links[k].close)
+        made.links[k].shape(host)
+    return made
 
 
 def _address(host_index: int) -> str:

@@ -1,4 +1,4 @@
-"""The connection of one host to the bridge: plugged once, shaped as often as one likes."""
+"""The connection of one host to a switch: plugged once, shaped as often as one likes."""
 
 from pliant.network.delay import DelayRelay, delay_with_netem
 from pliant.network.namespaces import Namespace
@@ -9,14 +9,17 @@ __all__ = ["HostLink"]
 
 
 class HostLink:
-    """A host's interface and its port of the bridge. Both go with their namespaces; `close` ends the delay relay."""
+    """A host's interface and its port of a switch. Both go with their namespaces; `close` ends the delay relay."""
 
-    def __init__(self, host: Namespace, bridge: Namespace, number: int, address: str) -> None:
+    def __init__(
+        self, host: Namespace, bridge: Namespace, number: int, address: str, *, switch: str, burst: int
+    ) -> None:
+        self._burst = burst
         self._host, self._bridge, self._port = host, bridge, f"port{number}"
         self._relay: DelayRelay | None = None
         self._shaped: list[tuple[Namespace, str]] = []
         bridge.run("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
-        bridge.run("ip", "link", "set", self._port, "master", "br0", "up")
+        bridge.run("ip", "link", "set", self._port, "master", switch, "up")
         host.run("ip", "link", "set", "lo", "up")
         host.run("ip", "addr", "add", f"{address}/24", "dev", "eth0")
         host.run("ip", "link", "set", "eth0", "up")
@@ -29,11 +32,11 @@ class HostLink:
         The calling thread must live as long as the delay shall.
         """
         self._clear()
-        if command := shape("eth0", spec.send_bytes_per_s):
+        if command := shape("eth0", spec.send_bytes_per_s, burst=self._burst):
             self._host.run(*command)
             self._shaped.append((self._host, "eth0"))
         held = bool(spec.delay_s) and delay_with_netem(self._bridge, self._port, spec.delay_s)
-        command = shape(self._port, spec.receive_bytes_per_s, behind_delay=held)
+        command = shape(self._port, spec.receive_bytes_per_s, behind_delay=held, burst=self._burst)
         if command:
             self._bridge.run(*command)
         if command or held:

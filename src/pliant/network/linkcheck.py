@@ -1,6 +1,7 @@
 """Are the links what was asked for? Measured between live hosts, and held against it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from pliant.network import linkprobe
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent
-from pliant.network.shaping import burst_bytes
+from pliant.network.shaping import LEAST_BURST, burst_bytes
 from pliant.spec import Topology
 
 __all__ = ["LinkReport", "expected_bytes_per_s", "judge", "measure", "refuse_wrong"]
@@ -24,7 +25,7 @@ _MIN_WINDOW_BURSTS = 3  # a slow link needs longer to say anything: its bucket m
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReport:
-    """What one host measured towards the next."""
+    """What one host measured towards the next, or the hosts of a rack together towards those of the next rack."""
 
     source: str
     target: str
@@ -41,34 +42,100 @@ def expected_bytes_per_s(send: float, receive: float) -> float:
     return min(limits, default=0.0)
 
 
-def measure(topology: Topology, hosts: Sequence[Namespace], addresses: Sequence[str]) -> list[LinkReport]:
-    """Measure each host's link to the next: round trips while all are idle, then rates while all send."""
-    num = len(hosts)
-    if num < 2:
+def measure(
+    topology: Topology, hosts: Sequence[Namespace], addresses: Sequence[str], burst: int = LEAST_BURST
+) -> list[LinkReport]:
+    """Measure each host's link to the next: round trips while all are idle, then rates while all send.
+
+    With racks: each host's to the next one of its rack; then, of each rack, what some hosts send together to the next
+    rack: as many as can fill the uplink, or as the smallest rack has. No more, since they never begin quite at once.
+    """
+    if not topology.racks:
+        return _around(topology, [range(len(hosts))], hosts, addresses, burst)
+    rack_of = topology.rack_of()
+    groups = [[k for k, rack in enumerate(rack_of) if rack == g] for g in range(len(topology.racks))]
+    found = _around(topology, groups, hosts, addresses, burst)
+    if len(groups) < 2:
+        return found
+    across = list(zip(*groups, strict=False))[: _num_filling(topology)]  # one host of each rack
+    shares = [r / len(across) for rack in topology.racks for r in (rack.send_bytes_per_s, rack.receive_bytes_per_s)]
+    flows = _around(topology, across, hosts, addresses, burst, shares)
+    for g, rack in enumerate(topology.racks):
+        following = topology.racks[(g + 1) % len(groups)]
+        mine = flows[g :: len(groups)]
+        found.append(
+            LinkReport(
+                source=rack.name,
+                target=following.name,
+                wanted_bytes_per_s=_together(mine, rack.send_bytes_per_s, following.receive_bytes_per_s),
+                found_bytes_per_s=sum(flow.found_bytes_per_s for flow in mine),
+                wanted_round_trip_s=mine[0].wanted_round_trip_s,
+                found_round_trip_s=mine[0].found_round_trip_s,
+            )
+        )
+    return found
+
+
+def _num_filling(topology: Topology) -> int:
+    """Return how many flows between hosts fill the fastest uplink; 1 where none can."""
+    hosts = [rate for host in topology.hosts for rate in (host.send_bytes_per_s, host.receive_bytes_per_s) if rate]
+    fastest = max(max(rack.send_bytes_per_s, rack.receive_bytes_per_s) for rack in topology.racks)
+    return max(1, math.ceil(fastest / min(hosts))) if hosts else 1
+
+
+def _together(flows: Sequence[LinkReport], send: float, receive: float) -> float:
+    """Return the rate of several flows through one uplink; 0 means not limited."""
+    own = [flow.wanted_bytes_per_s for flow in flows]
+    return min([rate for rate in (send, receive, sum(own) if all(own) else 0.0) if rate], default=0.0)
+
+
+def _around(
+    topology: Topology,
+    rings: Sequence[Sequence[int]],
+    hosts: Sequence[Namespace],
+    addresses: Sequence[str],
+    burst: int,
+    shares: Sequence[float] = (),
+) -> list[LinkReport]:
+    """Measure, all at once, from each host of each ring to the next of the same ring, and report in this order.
+
+    Args:
+        topology: Whose hosts they are.
+        rings: Indices of hosts; each host in one ring at most.
+        hosts: All.
+        addresses: Theirs.
+        burst: The least depth of their buckets.
+        shares: Rates that flows may have to do with besides their hosts', in bytes/s; 0 means not limited.
+
+    """
+    pairs = [(k, ring[(i + 1) % len(ring)]) for ring in rings if len(ring) > 1 for i, k in enumerate(ring)]
+    if not pairs:
         return []
-    pairs = [(topology.hosts[k], topology.hosts[(k + 1) % num]) for k in range(num)]
-    wanted = [expected_bytes_per_s(source.send_bytes_per_s, target.receive_bytes_per_s) for source, target in pairs]
-    window_s = max([_MIN_WINDOW_S, *(_MIN_WINDOW_BURSTS * burst_bytes(rate) / rate for rate in wanted if rate)])
+    wanted = {
+        b: expected_bytes_per_s(topology.hosts[a].send_bytes_per_s, topology.hosts[b].receive_bytes_per_s)
+        for a, b in pairs
+    }  # by who receives
+    limits = [rate for rate in (*wanted.values(), *shares) if rate]
+    window_s = max([_MIN_WINDOW_S, *(_MIN_WINDOW_BURSTS * burst_bytes(rate, burst) / rate for rate in limits)])
     with ExitStack() as stack:
         probes: list[subprocess.Popen[str]] = []
-        for k, host in enumerate(hosts):
-            skip_bytes = 2 * burst_bytes(wanted[k - 1]) if wanted[k - 1] else 0  # what host k receives comes from k - 1
-            settings = [addresses[k], addresses[(k + 1) % num], str(skip_bytes), str(window_s)]
-            probes.append(_start(host, settings))
-            stack.callback(_stop, probes[k])
+        for a, b in pairs:
+            skip_bytes = 2 * burst_bytes(wanted[a], burst) if wanted[a] else 0
+            probes.append(_start(hosts[a], [addresses[a], addresses[b], str(skip_bytes), str(window_s)]))
+            stack.callback(_stop, probes[-1])
         _turn(probes)  # all listen
         round_trips_s = _turn(probes)
-        received = _turn(probes)  # none leaves before all have their figures
+        received = dict(zip([a for a, _ in pairs], _turn(probes), strict=True))  # none leaves before all have figures
     return [
         LinkReport(
-            source=source.name,
-            target=target.name,
-            wanted_bytes_per_s=wanted[k],
-            found_bytes_per_s=received[(k + 1) % num],
-            wanted_round_trip_s=source.delay_s + target.delay_s,
-            found_round_trip_s=round_trips_s[k],
+            source=topology.hosts[a].name,
+            target=topology.hosts[b].name,
+            wanted_bytes_per_s=wanted[b],
+            found_bytes_per_s=received[b],
+            wanted_round_trip_s=topology.hosts[a].delay_s + topology.hosts[b].delay_s,
+            found_round_trip_s=round_trip_s,
         )
-        for k, (source, target) in enumerate(pairs)
+        for (a, b), round_trip_s in zip(pairs, round_trips_s, strict=True)
     ]
 
 

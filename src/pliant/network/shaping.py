@@ -1,19 +1,20 @@
 """Rates, queues and delays as tc command lines: pure functions."""
 
-__all__ = ["QUEUE_S", "burst_bytes", "hold", "queue_bytes", "shape"]
+__all__ = ["LEAST_BURST", "QUEUE_S", "burst_bytes", "hold", "queue_bytes", "shape"]
 
 QUEUE_S = 0.05
 """How long a full queue takes to empty. Long enough that several senders to one host do not lose packets for ever,
 short enough that a small message is not stuck behind seconds of a large one."""
 
-_MIN_BURST_BYTES = 128_000
+LEAST_BURST = 128_000
+"""Bytes. A smaller bucket suits small messages, which should not pass at once, but runs over on a busy machine."""
 _MAX_BURST_BYTES = 1_250_000
 _HELD_PACKETS = 100_000  # a delay line, not a queue: it must not be what drops
 
 
-def burst_bytes(bytes_per_s: float) -> int:
+def burst_bytes(bytes_per_s: float, least: int = LEAST_BURST) -> int:
     """Return the token bucket's depth: 2 ms of the rate, since a busy machine serves it that late, within limits."""
-    return round(min(max(0.002 * bytes_per_s, _MIN_BURST_BYTES), _MAX_BURST_BYTES))
+    return round(min(max(0.002 * bytes_per_s, least), _MAX_BURST_BYTES))
 
 
 def queue_bytes(bytes_per_s: float) -> int:
@@ -21,7 +22,7 @@ def queue_bytes(bytes_per_s: float) -> int:
     return round(max(QUEUE_S * bytes_per_s, 2 * burst_bytes(bytes_per_s)))
 
 
-def shape(device: str, bytes_per_s: float, *, behind_delay: bool = False) -> list[str]:
+def shape(device: str, bytes_per_s: float, *, behind_delay: bool = False, burst: int = LEAST_BURST) -> list[str]:
     """Return the command that limits what leaves by a device; empty where 0 says that nothing limits it."""
     if bytes_per_s == 0:
         return []
@@ -29,7 +30,7 @@ def shape(device: str, bytes_per_s: float, *, behind_delay: bool = False) -> lis
         *("tc", "qdisc", "replace", "dev", device),
         *(("parent", "1:1", "handle", "2:") if behind_delay else ("root", "handle", "2:")),
         *("tbf", "rate", f"{round(bytes_per_s * 8)}bit"),
-        *("burst", f"{burst_bytes(bytes_per_s)}b"),
+        *("burst", f"{burst_bytes(bytes_per_s, burst)}b"),
         *("limit", f"{queue_bytes(bytes_per_s)}b"),
     ]
 

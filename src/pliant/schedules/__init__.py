@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pliant.schedules.beside import Improving
 from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned, Recipe, candidates
 from pliant.schedules.collective import Collective, Grouped, group
 from pliant.schedules.cost import Cost, Overheads, RoundCost, cost, lower_bound_s
@@ -25,6 +26,7 @@ __all__ = [
     "Cost",
     "Grouped",
     "Improved",
+    "Improving",
     "Level",
     "Overheads",
     "Planned",

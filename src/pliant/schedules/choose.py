@@ -24,8 +24,8 @@ class Recipe:
 
     shape: Shape
     owners: Literal["greedy", "merged", "spread", "one"]
-    """Greedy by rank, or with the ranks of a host as one; alike in bytes; or all blocks on the host with the best
-    link."""
+    """Greedy by rank, or with the ranks of a host, and the hosts of a rack, as one; alike in bytes; or all blocks on
+    the host with the best link."""
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Chooser:
             best = self._carry_on(self._recipe, grouped)
         self._new += 1
         self._recipe = best.recipe
-        bound_s = lower_bound_s(collective, self.topology, self.overheads)
+        bound_s = lower_bound_s(grouped.collective, self.topology, self.overheads)
         self._cache[key] = Planned(best=best, bound_s=bound_s)
         if len(self._cache) > _NUM_CACHED:
             self._cache.popitem(last=False)
@@ -179,7 +179,8 @@ def _fastest(candidate: Candidate) -> tuple[float, int, str]:
 
 
 def _other_rules(topology: Topology) -> tuple[Literal["merged", "spread"], ...]:
-    return ("merged", "spread") if len(topology.hosts) < topology.num_ranks else ("spread",)
+    nested = topology.racks or len(topology.hosts) < topology.num_ranks
+    return ("merged", "spread") if nested else ("spread",)
 
 
 def _best_rank(topology: Topology) -> int:

@@ -1,7 +1,7 @@
 """What a schedule takes on a topology, block by block, and what none can take less than."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pliant.schedules.collective import Collective
@@ -35,7 +35,7 @@ class RoundCost:
     """One round: the sum of these times."""
 
     wire_s: float
-    """Of the busiest resource: a host's rate out, its rate in, or a link with a rate of its own."""
+    """Of the busiest resource: a host's or a rack's rate out, its rate in, or a link with a rate of its own."""
     latency_s: float
     """The largest on a path that is used."""
     message_s: float
@@ -67,7 +67,7 @@ class Cost:
 
 
 class Prices:
-    """A topology as seconds per byte, by host; ranks of one host share its interface."""
+    """A topology as seconds per byte, by host and rack; ranks of one host share its interface, hosts the uplink."""
 
     def __init__(self, topology: Topology, overheads: Overheads) -> None:
         self.host_of = [k for k, host in enumerate(topology.hosts) for _ in range(host.num_ranks)]  # (num_ranks,)
@@ -76,6 +76,9 @@ class Prices:
         self.out_s = [_per_byte(host.send_bytes_per_s, factor) for host in topology.hosts]
         self.in_s = [_per_byte(host.receive_bytes_per_s, factor) for host in topology.hosts]
         self.delay_s = [host.delay_s for host in topology.hosts]
+        self.rack_of = topology.rack_of()  # (num_hosts,)
+        self.up_s = [_per_byte(rack.send_bytes_per_s, factor) for rack in topology.racks]  # (num_racks,)
+        self.down_s = [_per_byte(rack.receive_bytes_per_s, factor) for rack in topology.racks]
         index = {host.name: k for k, host in enumerate(topology.hosts)}
         self.links = {
             (index[link.source], index[link.target]): (_per_byte(link.bytes_per_s, factor), link.latency_s)
@@ -130,6 +133,8 @@ def _round(
     out: Counter[int] = Counter()
     into: Counter[int] = Counter()
     inside: Counter[int] = Counter()
+    up: Counter[int] = Counter()
+    down: Counter[int] = Counter()
     link: Counter[tuple[int, int]] = Counter()
     handled: Counter[int] = Counter()
     latency_s = 0.0
@@ -143,8 +148,12 @@ def _round(
         out[a] += num_bytes
         into[b] += num_bytes
         link[a, b] += num_bytes
+        if prices.rack_of[a] != prices.rack_of[b]:
+            up[prices.rack_of[a]] += num_bytes
+            down[prices.rack_of[b]] += num_bytes
         latency_s = max(latency_s, prices.latency_s(a, b))
     wires = [n * prices.out_s[a] for a, n in out.items()] + [n * prices.in_s[b] for b, n in into.items()]
+    wires += [n * prices.up_s[g] for g, n in up.items()] + [n * prices.down_s[h] for h, n in down.items()]
     wires += [n * prices.links[pair][0] for pair, n in link.items() if pair in prices.links]
     return RoundCost(
         wire_s=max(wires, default=0.0),
@@ -161,32 +170,59 @@ def lower_bound_s(collective: Collective, topology: Topology, overheads: Overhea
     Bytes: a host with something that others need sends it once at least, and one that needs what others have receives
     it once at least; and a block that is held on p hosts and needed on q crosses between hosts p - 1 times to become
     one sum, and q - 1 times to be everywhere (q, if nobody who holds it needs it), at the rates of all hosts together.
-    With all bytes held and needed by all this is the bound 2 (n - 1)/n of all-reduce. Latency: a sum over hosts that
-    is needed on several has two rounds between hosts. The larger of the two byte bounds, and the latency.
+    So it is with racks and their uplinks. With all bytes held and needed by all this is the bound 2 (n - 1)/n of
+    all-reduce. Latency: a sum over hosts that is needed on several has two rounds between hosts. The largest of the
+    byte bounds, and the latency.
     """
     overheads = overheads if overheads is not None else Overheads()
     prices = Prices(topology, overheads)
-    out, into = [0] * prices.num_hosts, [0] * prices.num_hosts
-    crossing = num_rounds = num_crossings = 0
+    num_rounds = num_crossings = 0
+    for held, needed in zip(collective.holders, collective.needers, strict=True):
+        if held and needed:
+            holding, needing = {prices.host_of[r] for r in held}, {prices.host_of[r] for r in needed}
+            # Forming the sum and spreading it are rounds of their own, unless one rank, or one host, does without.
+            num_rounds = max(num_rounds, (len(held) > 1) + (len(needed) > 1) or int(held != needed))
+            num_crossings = max(num_crossings, (len(holding) > 1) + (len(needing) > 1) or int(holding != needing))
+    rack_of = [prices.rack_of[host] for host in prices.host_of]  # (num_ranks,)
+    wire_s = max(
+        _crossing_s(collective, prices.host_of, prices.out_s, prices.in_s),
+        _crossing_s(collective, rack_of, prices.up_s, prices.down_s),
+    )
+    hosts = range(prices.num_hosts)
+    shortest_s = min((prices.latency_s(a, b) for a in hosts for b in hosts if a != b), default=0.0)
+    return wire_s + num_crossings * shortest_s + num_rounds * overheads.message_s
+
+
+def _crossing_s(
+    collective: Collective, place_of: Sequence[int], out_s: Sequence[float], in_s: Sequence[float]
+) -> float:
+    """Return how long bytes take at least between places: hosts, or racks.
+
+    Args:
+        collective: What has to be achieved.
+        place_of: The place of each rank.
+        out_s: Seconds per byte out of each place; there are no places if empty.
+        in_s: And into it.
+
+    """
+    if not out_s:
+        return 0.0
+    out, into = [0] * len(out_s), [0] * len(in_s)
+    crossing = 0
     for held, needed, num_bytes in zip(collective.holders, collective.needers, collective.block_bytes, strict=True):
         if not (held and needed):
             continue
-        holding, needing = {prices.host_of[r] for r in held}, {prices.host_of[r] for r in needed}
-        for host in holding:
-            out[host] += num_bytes * bool(needing - {host})
-        for host in needing:
-            into[host] += num_bytes * bool(holding - {host})
+        holding, needing = {place_of[r] for r in held}, {place_of[r] for r in needed}
+        for place in holding:
+            out[place] += num_bytes * bool(needing - {place})
+        for place in needing:
+            into[place] += num_bytes * bool(holding - {place})
         crossing += num_bytes * (len(holding) - 1 + len(needing) - bool(holding & needing))
-        # Forming the sum and spreading it are rounds of their own, unless one rank, or one host, does without.
-        num_rounds = max(num_rounds, (len(held) > 1) + (len(needed) > 1) or int(held != needed))
-        num_crossings = max(num_crossings, (len(holding) > 1) + (len(needing) > 1) or int(holding != needing))
-    wires = [n * s for n, s in zip(out + into, prices.out_s + prices.in_s, strict=True)]
-    for side_s in (prices.out_s, prices.in_s):
+    wires = [n * s for n, s in zip(out + into, (*out_s, *in_s), strict=True)]
+    for side_s in (out_s, in_s):
         if min(side_s) > 0:
             wires.append(crossing / sum(1 / s for s in side_s))
-    hosts = range(prices.num_hosts)
-    shortest_s = min((prices.latency_s(a, b) for a in hosts for b in hosts if a != b), default=0.0)
-    return max(wires) + num_crossings * shortest_s + num_rounds * overheads.message_s
+    return max(wires)
 
 
 def _per_byte(bytes_per_s: float, wire_factor: float) -> float:

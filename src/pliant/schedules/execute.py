@@ -29,6 +29,7 @@ class _Message:
 @dataclass(frozen=True, kw_only=True)
 class _Round:
     sends: tuple[_Message, ...]
+    """In ascending order of targets from this rank on, around."""
     receives: tuple[_Message, ...]
     """In ascending order of sources, which is the order of summation."""
 
@@ -37,10 +38,11 @@ class ScheduledSum:
     """The sums over ranks of a vector's blocks, by a schedule.
 
     When it is made, the schedule is verified, and compared with those of the other ranks (8 bytes each). Phases, per
-    round: pack what goes to each peer in one buffer; post all receives, then all sends (one `Comm.exchange`); wait; add
-    what came in ascending order of sources. Lengths follow from the schedule on both sides, so none are sent. A sum is
-    formed on one rank and copied: results are equal to the bit on all that need them. Bytes: those of the moves, no
-    more. Every rank calls it at the same point of its program, and nobody else uses the comm meanwhile.
+    round: pack what goes to each peer in one buffer; post all receives, then all sends, beginning with the next rank
+    (one `Comm.exchange`); wait; add what came in ascending order of sources. Lengths follow from the schedule on both
+    sides, so none are sent. A sum is formed on one rank and copied: results are equal to the bit on all that need them.
+    Bytes: those of the moves, no more. Every rank calls it at the same point of its program, and nobody else uses the
+    comm meanwhile.
 
     Args:
         schedule: Over the super-blocks of `grouped`.
@@ -135,6 +137,8 @@ class ScheduledSum:
                     buffer=torch.empty(len(at), self._unit, dtype=like.dtype, device=like.device),
                 )
                 (sends if me == source else receives).append(message)
+            # From the next rank on around: if all began with the same one, its link would be full, others idle.
+            sends.sort(key=lambda message: (message.peer - me) % schedule.num_ranks)
             rounds.append(_Round(sends=tuple(sends), receives=tuple(receives)))
         return tuple(rounds)
 

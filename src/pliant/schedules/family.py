@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, groupby, product
 
 from pliant.schedules.collective import Collective
 from pliant.spec import Move, Schedule, Topology
@@ -68,23 +68,34 @@ def halving(num_ranks: int, radix: int = 2) -> Shape:
 def shapes(topology: Topology) -> list[Shape]:
     """Return the family for these hosts: every ordered factorization, its levels direct or ring, and what is uneven.
 
-    Hosts with different numbers of ranks are the first level of their own; above, hosts are factorized. A number of
-    ranks that has no factors has ragged groups of 2 and 4.
+    Hosts with different numbers of ranks are the first level of their own, racks with different numbers of hosts one
+    above it or above ranks; what is above is factorized. Neighbours of different racks are in different groups, so this
+    is for hosts in the order of their racks. A number of ranks that has no factors has ragged groups of 2 and 4.
     """
     num_ranks = topology.num_ranks
     found = [mixed_radix(radices, ring) for radices in _factorizations(num_ranks) for ring in _rings(radices)]
-    sizes = tuple(host.num_ranks for host in topology.hosts)
-    if len(sizes) > 1 and len(set(sizes)) > 1:
-        for radices in _factorizations(len(sizes)):
-            for ring in _rings(radices):
-                above = mixed_radix(radices, ring)
-                levels = (Level(sizes=sizes), *above.levels)
-                found.append(Shape(name=f"hosts.{_name(radices, ring)}", levels=levels))
+    hosts = tuple(host.num_ranks for host in topology.hosts)
+    racks = tuple(len(list(run)) for _, run in groupby(topology.rack_of()))  # hosts of each
+    by_rack = tuple(sum(hosts[end - n : end]) for end, n in zip(accumulate(racks), racks, strict=True))  # ranks of each
+    found += _uneven("hosts", [hosts])
+    if topology.racks:
+        found += _uneven("racks", [by_rack])
+        found += _uneven("hosts.racks", [hosts, racks]) if max(hosts) > 1 else ()
     found += [halving(num_ranks, radix) for radix in (2, 4) if num_ranks > radix]
     unique: dict[tuple[Level, ...], Shape] = {}
     for shape in found:
         unique.setdefault(shape.levels, shape)
     return list(unique.values())
+
+
+def _uneven(name: str, lowest: Sequence[tuple[int, ...]]) -> Iterator[Shape]:
+    """Yield the shapes with these first levels, of which one is uneven, or all would be factorizations."""
+    num_groups = len(lowest[-1])
+    if num_groups > 1 and any(len(set(sizes)) > 1 for sizes in lowest):
+        for radices in _factorizations(num_groups):
+            for ring in _rings(radices):
+                levels = (*(Level(sizes=sizes) for sizes in lowest), *mixed_radix(radices, ring).levels)
+                yield Shape(name=f"{name}.{_name(radices, ring)}", levels=levels)
 
 
 def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedule:

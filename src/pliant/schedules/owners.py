@@ -29,38 +29,48 @@ class Assignment:
 
 
 class _Loads:
-    """What a choice of owner does to every host's link, in two phases: partials to the owner, sums from it.
+    """What a choice of owner does to every host's link and every rack's uplink: partials to the owner, sums from it.
 
-    With `merged`, ranks of one host first add up what they hold and share what they are sent, as they do in a
-    schedule whose first level is the host; so a host's partials of a block count once.
+    With `merged`, ranks of one host first add up what they hold and share what they are sent, and so do hosts of one
+    rack, as they do in a schedule whose first levels are these; so a place's partials of a block count once.
     """
 
     def __init__(self, collective: Collective, topology: Topology, overheads: Overheads, *, merged: bool) -> None:
         prices = Prices(topology, overheads)
         shape = (collective.num_blocks, prices.num_hosts)
         self.host_of = prices.host_of
+        self.inside = np.eye(prices.num_hosts)  # (num_hosts, num_links): 1 where a host is behind a link
+        if topology.racks:
+            self.inside = np.hstack([self.inside, np.eye(len(topology.racks))[list(prices.rack_of)]])
         held, needed = np.zeros(shape), np.zeros(shape)  # (num_blocks, num_hosts) messages that hosts send and take
         for counts, ranks_of in ((held, collective.holders), (needed, collective.needers)):
             for b, ranks in enumerate(ranks_of):
                 for rank in ranks:
                     counts[b, prices.host_of[rank]] += 1
-        if merged:
-            held, needed = np.minimum(held, 1), np.minimum(needed, 1)
         size = np.array(collective.block_bytes, dtype=np.float64)[:, None]
         self.moving = np.minimum(held.max(1, initial=0), needed.max(1, initial=0)) > 0  # (num_blocks,)
         size[~self.moving] = 0
-        held, needed = held * size, needed * size
+        out_s, in_s = np.array([*prices.out_s, *prices.up_s]), np.array([*prices.in_s, *prices.down_s])
         self.phases = [
-            (held * prices.out_s, _elsewhere(held) * prices.in_s),
-            (needed * prices.in_s, _elsewhere(needed) * prices.out_s),
+            self._phase(held, size, out_s, in_s, merged=merged),
+            self._phase(needed, size, in_s, out_s, merged=merged),
         ]
-        """Of each: seconds, (num_blocks, num_hosts), on the link of a host that is not the owner's, and of its own."""
+        """Of each: seconds, (num_blocks, num_links), on a link that the owner is not behind, and on one that it is."""
+
+    def _phase(
+        self, counts: _Floats, size: _Floats, apart_s: _Floats, home_s: _Floats, *, merged: bool
+    ) -> tuple[_Floats, _Floats]:
+        behind = counts @ self.inside  # (num_blocks, num_links) messages of who is behind the link
+        if merged:
+            behind, counts = np.minimum(behind, 1), np.minimum(counts, 1)
+        beyond = counts @ (1 - self.inside)  # those of all others
+        if merged:
+            beyond[:, counts.shape[1] :] = _elsewhere(behind[:, counts.shape[1] :])
+        return behind * size * apart_s, beyond * size * home_s
 
     def predicted_s(self, owners: Sequence[int]) -> float:
         """Return T1 + T2: each phase's busiest link."""
-        hosts = np.array([self.host_of[owner] for owner in owners], dtype=np.int64)
-        mine = np.zeros(self.phases[0][0].shape)
-        mine[np.arange(len(hosts)), hosts] = 1
+        mine = self.inside[[self.host_of[owner] for owner in owners]]  # (num_blocks, num_links)
         return sum(
             float(max((other * (1 - mine)).sum(0).max(initial=0), (own * mine).sum(0).max(initial=0)))
             for other, own in self.phases
@@ -113,7 +123,8 @@ def program_owners(
         T1 >= sum_b out_h [b held on h] (1 - x[b, h])        T1 >= sum_b in_h (holders of b elsewhere) x[b, h]
         T2 >= sum_b in_h [b needed on h] (1 - x[b, h])       T2 >= sum_b out_h (needers of b elsewhere) x[b, h]
 
-    with in_h and out_h the time of b's bytes on the link of host h. The result depends on how fast the solver is:
+    with in_h and out_h the time of b's bytes on the link of host h; and the same for the uplink of each rack, of which
+    x is the sum over its hosts. The result depends on how fast the solver is:
     let one rank solve it, and broadcast what it finds.
 
     Raises:
@@ -126,7 +137,7 @@ def program_owners(
     blocks = np.flatnonzero(loads.moving)
     if greedy.predicted_s == 0 or not len(blocks) or limit_s <= 0:
         return greedy
-    hosts = _solve([(other[blocks], own[blocks]) for other, own in loads.phases], limit_s)
+    hosts = _solve([(other[blocks], own[blocks]) for other, own in loads.phases], loads.inside, limit_s)
     if hosts is None:
         return greedy
     allowed = [topology.ranks_of(loads.host_of[owner]) for owner in greedy.owners]
@@ -137,12 +148,13 @@ def program_owners(
     return Assignment(owners=owners, predicted_s=predicted_s) if predicted_s < greedy.predicted_s else greedy
 
 
-def _solve(phases: Sequence[tuple[_Floats, _Floats]], limit_s: float) -> NDArray[np.int64] | None:
+def _solve(phases: Sequence[tuple[_Floats, _Floats]], inside: _Floats, limit_s: float) -> NDArray[np.int64] | None:
     """Return the host of each block, (num_blocks,), or None if no solution was found in time.
 
     Args:
-        phases: For each, seconds of every block on every host, (num_blocks, num_hosts), where it is not the owner's,
-            and where it is.
+        phases: For each, seconds of every block on every link, (num_blocks, num_links), where the owner is not behind
+            it, and where it is.
+        inside: 1 where a host is behind a link, (num_hosts, num_links).
         limit_s: Of the solver.
 
     """
@@ -154,16 +166,15 @@ def _solve(phases: Sequence[tuple[_Floats, _Floats]], limit_s: float) -> NDArray
             "owners by an integer program need SciPy, which is not installed; run `pip install 'pliant[schedules]'`, "
             "or use greedy owners."
         ) from error
-    num_blocks, num_hosts = phases[0][0].shape
+    num_blocks, (num_hosts, num_links) = len(phases[0][0]), inside.shape
     optimize: Any = untyped
     scale = max(float(side.sum()) for phase in phases for side in phase) or 1.0
     rows: list[Any] = []
     most: list[float] = []
     for k, (other, own) in enumerate(phases):
-        for h in range(num_hosts):
-            for per_block, fixed in ((-other[:, h], other[:, h].sum()), (own[:, h], 0.0)):
-                row = np.zeros((num_blocks, num_hosts))
-                row[:, h] = per_block / scale
+        for link in range(num_links):
+            for per_block, fixed in ((-other[:, link], other[:, link].sum()), (own[:, link], 0.0)):
+                row = np.outer(per_block / scale, inside[:, link])  # (num_blocks, num_hosts)
                 rows.append(np.concatenate([row.ravel(), [-1.0 if k == j else 0.0 for j in range(2)]]))
                 most.append(-fixed / scale)
     one = sparse.hstack([sparse.kron(sparse.eye(num_blocks), np.ones((1, num_hosts))), np.zeros((num_blocks, 2))])
@@ -193,40 +204,47 @@ def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int]) -> l
     What is minimized is a p-norm of the links' loads in each phase, which unlike their maximum shows what helps when
     several links are as busy; as p grows it becomes the maximum. The best of all passes by that is kept.
     """
-    num_hosts = len(num_ranks)
+    inside = loads.inside  # (num_hosts, num_links)
+    num_hosts, num_links = inside.shape
     hosts = [-1] * collective.num_blocks
-    done = [(np.zeros(num_hosts), np.zeros(num_hosts)) for _ in loads.phases]
+    # (phase, apart or home, link): what each block puts on a link that its owner is not behind, or is behind.
+    shares = np.stack([np.stack(sides, axis=1) for sides in loads.phases], axis=1)  # (num_blocks, 2, 2, num_links)
+    there = np.stack([1 - inside, inside], axis=1)  # (num_hosts, 2, num_links): which of the two it is for an owner
+    done = np.zeros((2, 2, num_links))
     owned = np.zeros(num_hosts)  # bytes of each host's ranks, for ties
-    eye = np.eye(num_hosts)
     largest_first = sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b))
     found: list[tuple[float, list[int]]] = []
     for power in _POWERS:
         for b in largest_first:
             if hosts[b] >= 0:
-                mine = eye[hosts[b]]
+                done = done - shares[b] * there[hosts[b]]
                 owned[hosts[b]] -= collective.block_bytes[b]
-                done = [
-                    (apart - other[b] * (1 - mine), home - own[b] * mine)
-                    for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
-                ]
-            # Row o: the links' loads if host o owned the block. (num_hosts, num_hosts)
-            tried = [
-                (apart + other[b] * (1 - eye), home + own[b] * eye)
-                for (apart, home), (other, own) in zip(done, loads.phases, strict=True)
-            ]
-            norm = np.sum([_norm(np.hstack(links), power) for links in tried], axis=0)  # (num_hosts,)
+            norm = _norms(done, shares[b], inside, power)
             best = int(np.lexsort([owned / num_ranks, _rounded(norm)])[0])
             hosts[b] = best
             owned[best] += collective.block_bytes[b]
-            done = [(apart[best], home[best]) for apart, home in tried]
-        found.append((sum(float(np.max(links)) for links in done), list(hosts)))
+            done = done + shares[b] * there[best]
+        found.append((float(done.max(axis=(1, 2)).sum()), list(hosts)))
     return min(found, key=lambda each: round(each[0] / (found[0][0] or 1.0), 9))[1]
 
 
-def _norm(x: _Floats, power: int) -> _Floats:
-    """Return the p-norm of each row of x, (rows, columns) of at least 0, without loss to underflow."""
-    largest = x.max() or 1.0
-    return largest * ((x / largest) ** power).sum(1) ** (1 / power)
+def _norms(done: _Floats, share: _Floats, inside: _Floats, power: int) -> _Floats:
+    """Return the sum over phases of the p-norm of the links' loads, for each host as the owner of one more block.
+
+    Args:
+        done: Loads so far, (2 phases, apart or home, num_links).
+        share: What the block adds to them, where it does; of the same shape.
+        inside: 1 where a host is behind a link, (num_hosts, num_links).
+        power: p.
+
+    """
+    more = done + share
+    largest = more.max() or 1.0
+    without, with_it = (done / largest) ** power, (more / largest) ** power
+    gain = with_it - without  # (2, 2, num_links)
+    # Links that the owner is not behind: all have it, less those that the owner is behind.
+    total = without.sum((1, 2)) + gain[:, 0].sum(1) + inside @ (gain[:, 1] - gain[:, 0]).T  # (num_hosts, 2)
+    return largest * (np.maximum(total, 0.0) ** (1 / power)).sum(1)
 
 
 def _rounded(x: _Floats) -> _Floats:

@@ -181,7 +181,7 @@ class _Program:
             return -int(-seconds // unit_s)
 
         for k in self.rounds:
-            out, into, inside, reduced, handled = ({} for _ in range(5))
+            out, into, up, down, inside, reduced, handled = ({} for _ in range(7))
             link: dict[Any, list[Any]] = {}
             latencies: list[Any] = []
             for r in self.ranks:
@@ -204,9 +204,14 @@ class _Program:
                     out.setdefault(g, []).extend(moved)
                     into.setdefault(h, []).extend(moved)
                     link.setdefault((g, h), []).extend(moved)
+                    if (a := prices.rack_of[g]) != (c := prices.rack_of[h]):
+                        up.setdefault(a, []).extend(moved)
+                        down.setdefault(c, []).extend(moved)
                     latencies.append(units(prices.latency_s(g, h)) * used)
             wires = [_weighed(moved, prices.out_s[g], units) for g, moved in out.items()]
             wires += [_weighed(moved, prices.in_s[h], units) for h, moved in into.items()]
+            wires += [_weighed(moved, prices.up_s[a], units) for a, moved in up.items()]
+            wires += [_weighed(moved, prices.down_s[c], units) for c, moved in down.items()]
             wires += [
                 _weighed(moved, prices.links[pair][0], units) for pair, moved in link.items() if pair in prices.links
             ]

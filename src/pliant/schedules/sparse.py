@@ -1,7 +1,9 @@
 """Sums of vectors of which every rank has other blocks, by a schedule made for what they have."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,15 +11,26 @@ from torch import Tensor
 
 from pliant.comm.base import Comm
 from pliant.schedules.agreement import require_agreement
-from pliant.schedules.choose import Chooser, Choosing, Planned
+from pliant.schedules.beside import Beside, Improving
+from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned
 from pliant.schedules.collective import Collective
 from pliant.schedules.cost import Overheads
 from pliant.schedules.execute import ScheduledSum
-from pliant.spec import Topology, to_json
+from pliant.spec import Topology, from_json, to_json
 
 __all__ = ["SparseSum"]
 
 _NUM_CACHED = 8
+_DECISIONS = ("stay", "change", "back")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """What carries out the sum of one set of blocks."""
+
+    collective: Collective
+    planned: Planned
+    carry_out: ScheduledSum
 
 
 class SparseSum:
@@ -27,6 +40,10 @@ class SparseSum:
     if it is new, is verified and compared, and carried out (`ScheduledSum`). Bytes beside the schedule's:
     (size - 1) (blocks/8 + 8) in and out. Once, when it is made, all ranks compare what they were given.
 
+    With `improving`, rank 0 looks for something better in a process of its own where blocks stay the same. Its word
+    goes along with the bitmaps, in a byte more, so all change in the same call: to what it then broadcasts, which is
+    verified and compared like any other; and back, if that is measured to be slower.
+
     Args:
         numels: Elements of each block, in the order in which they lie in the vector.
         topology: The same on all ranks.
@@ -34,9 +51,11 @@ class SparseSum:
         like: The vectors to come, for their dtype and device.
         overheads: Costs beside the topology's.
         choosing: When to look for another schedule.
+        improving: Whether and when programs look; None: never.
 
     Raises:
         ScheduleError: The ranks were given different things.
+        RuntimeError: With `improving`, there is no solver.
 
     """
 
@@ -49,12 +68,20 @@ class SparseSum:
         like: Tensor,
         overheads: Overheads | None = None,
         choosing: Choosing | None = None,
+        improving: Improving | None = None,
     ) -> None:
         self._numels, self._comm, self._like = tuple(numels), comm, like
         self._chooser = Chooser(topology, overheads, choosing)
-        self._sums: OrderedDict[str, tuple[Planned, ScheduledSum]] = OrderedDict()
-        told = f"{to_json(topology)} {self._numels} {overheads} {choosing} {like.dtype}"
+        self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
+        self._before: tuple[bytes, _Ready] | None = None
+        """What something better has taken the place of, while that is on trial."""
+        told = f"{to_json(topology)} {self._numels} {overheads} {choosing} {improving} {like.dtype}"
         require_agreement(told, "other topologies, blocks or settings for a sparse sum", comm, like.device)
+        self._improving = improving is not None
+        self._beside: Beside | None = None
+        if improving is not None:
+            improving.require_programs()
+            self._beside = Beside(improving, topology, self._chooser.overheads) if comm.rank == 0 else None
 
     def __call__(self, x: Tensor, held: Sequence[bool]) -> Planned:
         """Replace x, (numel,), by the sum over ranks of the blocks that each holds; return what was carried out.
@@ -63,30 +90,96 @@ class SparseSum:
             x: What it has in blocks that this rank does not hold is not looked at; where nobody does, it becomes 0.
             held: For each block, whether this rank holds it.
 
-        """
-        collective = self._exchange(np.asarray(held, dtype=bool))
-        key = collective.signature()
-        if key not in self._sums:
-            planned = self._chooser.choose(collective)
-            best = planned.best
-            # Compared with the others even so: a machine that rounds another way might have chosen another one.
-            summed = ScheduledSum(best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like)
-            self._sums[key] = planned, summed
-            if len(self._sums) > _NUM_CACHED:
-                self._sums.popitem(last=False)
-        self._sums.move_to_end(key)
-        planned, carry_out = self._sums[key]
-        carry_out(x)
-        return planned
+        Raises:
+            RuntimeError: On rank 0, with `improving`: the process that looks has failed.
 
-    def _exchange(self, held: np.ndarray) -> Collective:
+        """
+        decision, blocks = self._exchange(np.asarray(held, dtype=bool))
+        if decision != "stay":
+            self._change(decision)
+        if blocks not in self._ready:
+            self._keep(blocks, self._plan(blocks))
+        self._ready.move_to_end(blocks)
+        ready = self._ready[blocks]
+        if self._beside is None:
+            ready.carry_out(x)
+        else:
+            self._beside.called(blocks, ready.collective, ready.planned.best, self._timed(ready, x))
+        return ready.planned
+
+    def close(self) -> None:
+        """End what looks for something better, if it still does."""
+        if self._beside is not None:
+            self._beside.close()
+
+    def _exchange(self, held: np.ndarray) -> tuple[str, bytes]:
+        """Return rank 0's decision, and who holds what, as it was gathered: whole bytes of bits for each rank."""
         if held.shape != (len(self._numels),):
             raise ValueError(
                 f"there are {len(self._numels)} blocks, but it is said of {held.shape} whether they are held."
             )
-        mine = torch.from_numpy(np.packbits(held)).to(self._like.device)
+        decision = self._beside.decide() if self._beside is not None else "stay"
+        word = [_DECISIONS.index(decision)] if self._improving else []
+        mine = torch.from_numpy(np.append(np.packbits(held), np.array(word, dtype=np.uint8))).to(self._like.device)
         everybody = torch.empty(self._comm.size * mine.numel(), dtype=torch.uint8, device=self._like.device)
         self._comm.all_gather(everybody, mine).wait()
         rows = everybody.cpu().numpy().reshape(self._comm.size, -1)
+        if not self._improving:
+            return "stay", rows.tobytes()
+        return _DECISIONS[rows[0, -1]], rows[:, :-1].tobytes()
+
+    def _plan(self, blocks: bytes) -> _Ready:
+        collective = self._collective(blocks)
+        planned = self._chooser.choose(collective)
+        # Compared with the others even so: a machine that rounds another way might have chosen another one.
+        return self._made(planned, collective)
+
+    def _made(self, planned: Planned, collective: Collective) -> _Ready:
+        best = planned.best
+        carry_out = ScheduledSum(best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like)
+        return _Ready(collective=collective, planned=planned, carry_out=carry_out)
+
+    def _collective(self, blocks: bytes) -> Collective:
+        rows = np.frombuffer(blocks, dtype=np.uint8).reshape(self._comm.size, -1)
         bitmap = np.unpackbits(rows, axis=1, count=len(self._numels)).astype(bool)
         return Collective.of(bitmap, [numel * self._like.element_size() for numel in self._numels])
+
+    def _keep(self, blocks: bytes, ready: _Ready) -> None:
+        self._ready[blocks] = ready
+        if len(self._ready) > _NUM_CACHED:
+            self._ready.popitem(last=False)
+
+    def _timed(self, ready: _Ready, x: Tensor) -> float:
+        start_s = time.perf_counter()
+        ready.carry_out(x)
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        return time.perf_counter() - start_s
+
+    def _change(self, decision: str) -> None:
+        """Put what rank 0 has found in the place of what is in use, or that back."""
+        if decision == "back" and self._before is not None:
+            self._keep(*self._before)
+        if decision != "change":
+            return
+        blocks, text = b"", ""
+        if self._beside is not None:
+            blocks, found = self._beside.found()
+            text = to_json(found)
+        parts = self._from_first([blocks, text.encode()])
+        blocks, better = parts[0], from_json(Candidate, parts[1].decode())
+        old = self._ready[blocks] if blocks in self._ready else self._plan(blocks)
+        self._before = blocks, old
+        self._keep(blocks, self._made(replace(old.planned, best=better), old.collective))
+
+    def _from_first(self, parts: Sequence[bytes]) -> list[bytes]:
+        """Return rank 0's parts: their lengths and they themselves are broadcast."""
+        device = self._like.device
+        lengths = torch.tensor([len(part) for part in parts], device=device)
+        self._comm.broadcast(lengths, 0).wait()
+        cuts = lengths.tolist()
+        whole = torch.empty(sum(cuts), dtype=torch.uint8, device=device)
+        if self._comm.rank == 0:
+            whole.copy_(torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8))
+        self._comm.broadcast(whole, 0).wait()
+        return [bytes(part.cpu().numpy()) for part in whole.split(cuts)]

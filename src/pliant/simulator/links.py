@@ -11,10 +11,11 @@ __all__ = ["Links"]
 class Links:
     """The rates of a topology, ready to be asked.
 
-    All messages of a round share each host's rate out and its rate in, links of their own where the topology names
-    some, and the memory of their host where they stay inside. The round takes as long as the resource that is loaded
-    most, over its rate: so owners that all send to, and one slow host, need no rule of their own. Latency is the
-    largest on any path that is used: the delay of the receiving host, or that of the link; around a ring their mean.
+    All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack,
+    links of their own where the topology names some, and the memory of their host where they stay inside. The round
+    takes as long as the resource that is loaded most, over its rate: so owners that all send to, and one slow host,
+    need no rule of their own. Latency is the largest on any path that is used: the delay of the receiving host, or that
+    of the link; around a ring their mean.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -25,6 +26,9 @@ class Links:
         self._out_s = np.array([_per_byte(host.send_bytes_per_s) for host in hosts])  # (num_hosts,) seconds per byte
         self._in_s = np.array([_per_byte(host.receive_bytes_per_s) for host in hosts])
         self._delay_s = np.array([host.delay_s for host in hosts])
+        self._rack_of = np.array(topology.rack_of())  # (num_hosts,)
+        self._up_s = np.array([_per_byte(rack.send_bytes_per_s) for rack in topology.racks])  # (num_racks,)
+        self._down_s = np.array([_per_byte(rack.receive_bytes_per_s) for rack in topology.racks])
         index = {host.name: k for k, host in enumerate(hosts)}
         links = sorted(topology.links, key=lambda link: (index[link.source], index[link.target]))
         self._link_source = np.array([index[link.source] for link in links], dtype=np.int64)  # (num_links,)
@@ -46,6 +50,11 @@ class Links:
         share = messages.share * outside
         busiest_s = np.max(np.bincount(source, share, num_hosts) * self._out_s)
         busiest_s = max(busiest_s, np.max(np.bincount(target, share, num_hosts) * self._in_s))
+        if len(self._up_s):
+            gives, takes = self._rack_of[source], self._rack_of[target]
+            crossing = messages.share * (gives != takes)
+            busiest_s = max(busiest_s, np.max(np.bincount(gives, crossing, len(self._up_s)) * self._up_s))
+            busiest_s = max(busiest_s, np.max(np.bincount(takes, crossing, len(self._up_s)) * self._down_s))
         inside = float(np.max(np.bincount(source, messages.share * ~outside, num_hosts)))
         delay_s = np.where(outside, self._delay_s[target], 0.0)
         if len(self._link_s) and len(source):
@@ -68,6 +77,12 @@ class Links:
         own = np.add.reduceat(messages.give * messages.take, self._firsts, axis=1)  # nobody sends to itself
         wire_s = np.maximum((out * self._out_s).max(1), (into * self._in_s).max(1))
         latency_s = ((into > 0) * self._delay_s).max(1)
+        if len(self._up_s):
+            member = self._rack_of[:, None] == np.arange(len(self._up_s))  # (num_hosts, num_racks)
+            gives, takes = give @ member, take @ member  # (num_buckets, num_racks)
+            up = gives * (takes.sum(1, keepdims=True) - takes)
+            down = takes * (gives.sum(1, keepdims=True) - gives)
+            wire_s = np.maximum(wire_s, np.maximum((up * self._up_s).max(1), (down * self._down_s).max(1)))
         if len(self._link_s):
             loads = give[:, self._link_source] * take[:, self._link_target]  # (num_buckets, num_links)
             wire_s = np.maximum(wire_s, (loads * self._link_s).max(1))

@@ -9,7 +9,7 @@ from pliant.spec.schedule import Move, Schedule
 from pliant.spec.selection import Agreement, Selection
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
-from pliant.spec.topology import Host, Link, Topology
+from pliant.spec.topology import Host, Link, Rack, Topology
 from pliant.spec.workload import TensorSpec, Workload
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Move",
     "Outer",
     "OwnSpec",
+    "Rack",
     "Rule",
     "Schedule",
     "Selection",

@@ -92,7 +92,7 @@ class Choice:
     """Of DeMo's momentum: whether the optimizer gets the signs of the mean, not the mean."""
     ramp_steps: int = 0
     """Steps over which a sparsifier's ratio falls to its final value."""
-    target: Target | None = None
+    target: Target | None = field(default=None, metadata=LATER)
     """What a sparsifier's ratio is set for while training goes on; None for one that stays as it is."""
     every: int = 1
     """Exchange in every n-th step; gradients of the others are added to the next exchange."""

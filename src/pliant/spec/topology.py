@@ -1,8 +1,10 @@
 """Who reaches whom, and how fast."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Host", "Link", "Topology"]
+from pliant.spec.files import LATER
+
+__all__ = ["Host", "Link", "Rack", "Topology"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,25 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rack:
+    """Hosts behind one switch. They share its uplink with all that they exchange with hosts of other racks."""
+
+    name: str
+    hosts: tuple[str, ...]
+    """Names of its hosts."""
+    send_bytes_per_s: float = 0.0
+    """Rate out of the rack; 0 means not limited."""
+    receive_bytes_per_s: float = 0.0
+    """Rate into the rack; 0 means not limited."""
+
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise ValueError(f"rack {self.name!r} has no hosts; it needs at least one.")
+        if min(self.send_bytes_per_s, self.receive_bytes_per_s) < 0:
+            raise ValueError(f"rack {self.name!r} has a negative rate; 0 means not limited.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """Hosts in the order of their ranks: host 0 holds ranks 0..num_ranks-1, and so on."""
 
@@ -45,6 +66,8 @@ class Topology:
     links: tuple[Link, ...] = ()
     provenance: str = ""
     """Where the figures come from: 'given', or the command and time of a measurement."""
+    racks: tuple[Rack, ...] = field(default=(), metadata=LATER)
+    """None, or so that each host is in one. Without any, the file is what it was before there were racks."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -57,6 +80,20 @@ class Topology:
                 if end not in names:
                     raise ValueError(f"a link names the host {end!r}, but the hosts are {', '.join(names)}.")
 
+        if self.racks:
+            self._require_racks(names)
+
+    def _require_racks(self, names: list[str]) -> None:
+        racks = [rack.name for rack in self.racks]
+        if len(set(racks)) != len(racks):
+            raise ValueError(f"two racks have the same name among {', '.join(racks)}; names must differ.")
+        inside = [name for rack in self.racks for name in rack.hosts]
+        if sorted(inside) != sorted(names):
+            raise ValueError(
+                f"the racks hold {', '.join(sorted(inside))}, but the hosts are {', '.join(sorted(names))}; if there "
+                "are racks, each host must be in exactly one."
+            )
+
     @property
     def num_ranks(self) -> int:
         """Ranks on all hosts."""
@@ -66,3 +103,8 @@ class Topology:
         """Return the global ranks of a host."""
         first = sum(host.num_ranks for host in self.hosts[:host_index])
         return range(first, first + self.hosts[host_index].num_ranks)
+
+    def rack_of(self) -> tuple[int, ...]:
+        """Return the index of each host's rack; all 0 without racks."""
+        rack = {name: k for k, rack in enumerate(self.racks) for name in rack.hosts}
+        return tuple(rack.get(host.name, 0) for host in self.hosts)

@@ -30,10 +30,11 @@ from pliant.cli.bench.report import page
 from pliant.cli.bench.setup import ARMS, DEMO_ARMS, GRID_ARMS, MODELS, PLIANT_ARMS, TRAINED, Setup, check, known
 from pliant.cli.bench.tables import footnote, markdown, tables
 from pliant.cli.emulate import topology_from_flags
+from pliant.cli.racks import RacksOption, UplinkOption, in_racks
 from pliant.network import Cluster, emulated
-from pliant.spec import save
+from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
-from pliant.spec.units import parse_rate, parse_time
+from pliant.spec.units import parse_rate
 
 __all__ = ["bench"]
 
@@ -51,6 +52,8 @@ def bench(
     hosts: options.Hosts = 4,
     rate: options.Rate = "100mbit",
     delay: options.Delay = "0ms",
+    racks: RacksOption = 0,
+    uplink: UplinkOption = "",
     local: options.Local = False,
     train: options.Train = False,
     task: options.Task = "images",
@@ -102,7 +105,20 @@ def bench(
         emulated=not local,
         rate_bytes_per_s=parse_rate(rate) if not local and rate != "none" else 0.0,
     )
-    _carry_out(setup, files.of_demo() if demo else files, accuracy or [], hosts, rate, delay)
+    topology, where = _hosts(setup, hosts, rate, delay, racks, uplink)
+    _carry_out(setup, files.of_demo() if demo else files, accuracy or [], topology, where)
+
+
+def _hosts(setup: Setup, hosts: int, rate: str, delay: str, racks: int, uplink: str) -> tuple[Topology, str]:
+    """Return the hosts, and what they are in words."""
+    if (racks or uplink) and (not setup.emulated or setup.mode in ("grid", "kill")):
+        raise ValueError(
+            "--racks and --uplink shape emulated hosts on one network, but --local, --grid and --kill do not."
+        )
+    start = ("none", "0ms") if setup.mode == "grid" else (rate, delay)  # where ranks start; each cell has its own
+    topology = in_racks(topology_from_flags(hosts, *start, [], 1, 0.0), racks, uplink)
+    between = f" in {racks} racks with {uplink} between them" if racks else ""
+    return topology, f"{hosts} hosts{between} at {rate} with {delay} delay"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,21 +133,18 @@ class _Files:
         return replace(self, json=self.json or Path("results/demo.json"), html=self.html or Path("results/demo.html"))
 
 
-def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], hosts: int, rate: str, delay: str) -> None:
+def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], topology: Topology, where: str) -> None:
+    hosts = len(topology.hosts)
     if files.html is not None and find_spec("plotly") is None:  # said now, not when an hour of measuring is done
         raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]', or leave out --html.")
     check(setup)
-    parse_time(delay)
-    if setup.mode == "grid":
-        rate, delay = "none", "0ms"  # where ranks start; each cell has its own
-    topology = topology_from_flags(hosts, rate, delay, [], 1, 0.0)
     trained = {arm: asdict(t) for arm, t in read_trained(accuracy).items()}
     find_before = {"grid": measured_before, "kill": struck_before}.get(setup.mode)
     before = find_before(files.json, setup, hosts) if find_before is not None else []
     if setup.mode in ("train", "kill"):
         find = find_images if setup.task == "images" else find_text
         setup = replace(setup, data=str(find(setup.data)))
-    setup = replace(setup, provenance=_provenance(_network(setup, hosts, rate, delay)))
+    setup = replace(setup, provenance=_provenance(_network(setup, hosts, where)))
 
     def result(records: list[dict[str, Any]]) -> dict[str, Any]:
         return {"setup": asdict(setup), "hosts": hosts, "trained": trained, "records": [*before, *records]}
@@ -155,14 +168,14 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], hosts: int, ra
     _write(result(records), files)
 
 
-def _network(setup: Setup, hosts: int, rate: str, delay: str) -> str:
+def _network(setup: Setup, hosts: int, where: str) -> str:
     if setup.mode == "grid":
         rates, delays = (
             ", ".join(dict.fromkeys(v)) for v in zip(*((c.rate, c.delay) for c in setup.cells), strict=True)
         )
         return f"{hosts} hosts at {rates} with {delays} delay" if setup.emulated else f"{hosts} ranks on loopback"
     slow = f", the last at {setup.slow_share:g} of the others' speed" if setup.slow_share else ""
-    return (f"{hosts} hosts at {rate} with {delay} delay" if setup.emulated else "loopback, unshaped") + slow
+    return (where if setup.emulated else "loopback, unshaped") + slow
 
 
 def _write(result: dict[str, Any], files: _Files) -> None:

@@ -64,6 +64,10 @@ class Network:
     kind: NetworkKind = "hosts"
     """Whether each host has a link of its own, or all ranks are on loopback."""
 
+    def __post_init__(self) -> None:
+        if self.topology.racks:
+            raise ValueError("the network has racks, but the data set has no column for them; give hosts alone.")
+
     @property
     def id(self) -> str:
         """Hosts x ranks, rate, delay, slow host, and hash; where figures come from does not count."""
