@@ -56,7 +56,7 @@ class Verdict:
 
 
 class Judge:
-    """Holds what a plan does, window by window, against bounds. The same on all ranks, given the same figures."""
+    """Holds what a plan does on one rank, window by window, against bounds."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds

@@ -1,5 +1,6 @@
 """The steps between two searches: do they take as long as they did, and is the plan still what was measured of it?"""
 
+import json
 import math
 import statistics
 import time
@@ -9,8 +10,9 @@ import torch
 
 from pliant.comm.base import Comm
 from pliant.engine.bounds import Bounds, Judge, Verdict
-from pliant.engine.figures import Figures, Lookout
+from pliant.engine.figures import Lookout
 from pliant.engine.tryout import UNCOUNTED, Flown, Steps, passed, period_of
+from pliant.network.probing import share_text
 
 __all__ = ["Cruise", "Landed"]
 
@@ -32,7 +34,7 @@ class Landed:
     steps: int
     """That it lasted."""
     step_s: float
-    """What a step took at last."""
+    """What a step took at last; inf if a bound was crossed."""
     usual_s: float
     """What it took, or was expected to take, before."""
     at_once: bool
@@ -44,7 +46,8 @@ class Landed:
 class Cruise:
     """Goes on under the plan in force until steps take another time, or the plan does not do what was expected.
 
-    Each window of steps is followed by one all-reduce of five numbers, so that all ranks decide alike.
+    Each window of steps is followed by one all-reduce of one number, so that all ranks decide alike; what one rank sees
+    beyond a bound, all give up.
 
     Args:
         run: Whose plan it is.
@@ -114,19 +117,24 @@ class Cruise:
                 else:
                     yield
             took_s.append((time.perf_counter() - start_s) / self._period)
-        mine = [statistics.median(took_s)]
-        if self._lookout is not None:
-            seen = self._lookout.figures()
-            mine += [seen.gradient, seen.residual, seen.error, seen.distance]
-        worst = torch.tensor(mine, dtype=torch.float64)
+        verdict = None
+        if self._lookout is not None and self._judge is not None:
+            verdict = self._judge.verdict(self._lookout.figures())
+        # One number: of five, each of a ring's parts would have to wait for a core on each rank.
+        worst = torch.tensor([statistics.median(took_s) if verdict is None else math.inf], dtype=torch.float64)
         sharing = self._comm.all_reduce(worst, "max")
         yield
         sharing.wait()
-        now_s, *figures = worst.tolist()
-        if self._judge is None:
-            return now_s, None
-        gradient, residual, error, distance = figures
-        return now_s, self._judge.verdict(Figures(gradient=gradient, residual=residual, error=error, distance=distance))
+        now_s = float(worst)
+        return now_s, self._first_verdict(verdict) if math.isinf(now_s) else None
+
+    def _first_verdict(self, mine: Verdict | None) -> Verdict:
+        """Return that of the first rank that has one. Collective."""
+        first = torch.tensor([self._comm.size if mine is None else self._comm.rank])
+        self._comm.all_reduce(first, "min").wait()
+        text = share_text(json.dumps([] if mine is None else [mine.bound, mine.why]), self._comm, int(first))
+        bound, why = json.loads(text)
+        return Verdict(bound=bound, why=why)
 
 
 def _apart(one_s: float, other_s: float) -> bool:

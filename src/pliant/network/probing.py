@@ -220,12 +220,12 @@ def _gathered(comm: Comm, mine: torch.Tensor) -> Matrix:
     return table.view(comm.size, -1).numpy()
 
 
-def share_text(text: str, comm: Comm) -> str:
-    """Return rank 0's text on every rank. Collective."""
+def share_text(text: str, comm: Comm, source: int = 0) -> str:
+    """Return one rank's text on every rank. Collective."""
     length = torch.tensor([len(text.encode())], dtype=torch.int64)
-    comm.broadcast(length, 0).wait()
+    comm.broadcast(length, source).wait()
     raw = torch.zeros(int(length), dtype=torch.uint8)
-    if comm.rank == 0:
+    if comm.rank == source:
         raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    comm.broadcast(raw, 0).wait()
+    comm.broadcast(raw, source).wait()
     return bytes(raw.tolist()).decode()
