@@ -50,12 +50,26 @@ class Arm:
 
 
 def _tasc(power: float, block: int, ratios: tuple[int, ...]) -> Arm:
-    def made(size: float) -> Algorithm:
-        make: Any = getattr(pliant, "tasc")  # noqa: B009  not every state of this repository has it
-        return make(ratio=size, block=block, power=power, agreement="global")
-
     of = f"b{block}" if block else "rows"
-    return Arm(name=f"tasc-p{power:g}-{of}", made=made, fitted=False, whole=True, ratios=ratios)
+    return Arm(
+        name=f"tasc-p{power:g}-{of}",
+        made=lambda size: pliant.tasc(ratio=size, block=block, power=power),
+        fitted=False,
+        whole=True,
+        ratios=ratios,
+    )
+
+
+def _corrected(power: float) -> Arm:
+    """tasc with the momentum before the choice, as DGC has it, and not in the optimizer."""
+    return Arm(
+        name=f"tasc-p{power:g}-b{BLOCK}-corrected",
+        made=lambda size: pliant.tasc(ratio=size, block=BLOCK, power=power, momentum=0.9),
+        fitted=False,
+        whole=True,
+        momentum=0.0,
+        optimizers=("sgd",),
+    )
 
 
 def _peer(name: str, ratios: tuple[int, ...] = (130,), **other: Any) -> Arm:
@@ -68,6 +82,7 @@ def arms() -> dict[str, Arm]:
         Arm(name="dense", made=lambda size: pliant.bf16(), fixed=True, whole=True, ratios=(2,)),
         Arm(name="powersgd", made=lambda size: pliant.powersgd(), fixed=True, ratios=(0,)),
         *(_tasc(p, b, RATIOS if b in (0, BLOCK) else (130,)) for b in BLOCKS for p in POWERS),
+        *(_corrected(p) for p in (0.0, 1.0)),
         Arm(name="magnitude", made=lambda size: peer("magnitude_blocks", {"ratio": size, "block": BLOCK})),
         Arm(name="uniform", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": BLOCK})),
         Arm(name="uniform-b16", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": 16})),
@@ -80,8 +95,3 @@ def arms() -> dict[str, Arm]:
         _peer("dgc", momentum=0.0, optimizers=("sgd",)),
     ]
     return {arm.name: arm for arm in listed}
-
-
-def able(arm: Arm) -> bool:
-    """Say whether this state of Pliant has what an arm needs."""
-    return not arm.name.startswith("tasc") or "tasc" in pliant.__all__

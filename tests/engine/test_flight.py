@@ -188,4 +188,4 @@ def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock,
     (known,) = limits[1].known
     assert known.genes == limits[1].seeds["in force"]
     assert known.step_s == pytest.approx(first.step_s(in_force), rel=0.05)
-    assert limits[1].max_trials == 3
+    assert limits[1].max_trials == 2

@@ -21,7 +21,7 @@ class Auto:
     quality: float = 1.0
     """How many times the steps to the same accuracy a plan may need: 1 for exact ones alone, in 32 or 16 bits."""
     max_trials: int = 12
-    """Plans to try at first; when something has changed, three more each time."""
+    """Plans to try at first; when something has changed, two more each time."""
     max_seconds: float = 45.0
     """No trial begins later than so long after the first."""
     probe_s: float = 2.5

@@ -20,7 +20,7 @@ _WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 50, 0.1
 """A window has 4 steps, or, where those are short, as many as 0.1 s has: medians of less are noise."""
 _CHANGED = 1.3
 """A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
-_ODD_WINDOWS = 2
+_ODD_WINDOWS = 3
 _FIRST_WINDOWS = 5
 """What is usual is the median of so many windows: one alone may have been lucky."""
 _LOOK_EVERY = 4

@@ -47,7 +47,7 @@ _WATCHED = 5
 """Steps at the beginning whose times are taken, after two that are not."""
 _ENOUGH_S, _TURNS = 0.6, 3
 _BATCH, _SAMPLES = 4, 100
-_AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 3, 0.06, 2
+_AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
 change, it is answered within 50 steps."""
 _FINALISTS, _NEAR = 3, 1.25
