@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pliant.collectives import AgreedBlocks, BlockGrid
 from pliant.comm import Comm
 from pliant.schedules import (
     Candidate,
@@ -30,8 +31,10 @@ from pliant.schedules import (
 from pliant.simulator.links import Links
 from pliant.simulator.messages import Round
 from pliant.simulator.schedules import around_ring, ring
-from pliant.spec import Schedule, Topology, from_json, to_json
+from pliant.spec import Schedule, Selection, Topology, from_json, to_json
+from pliant.spec.blocks import divided
 
+_RESCORE = 8
 CLASSIC = ("direct", "ring", "halving")
 """Shapes that are always measured, with greedy owners; and the best of those that know of racks, or of two levels."""
 
@@ -94,6 +97,7 @@ def arms_of(given: Given, draw: Callable[[int], np.ndarray], limit_s: float) -> 
     found = candidates(group(given.collective()), given.topology)
     by_name = {each.name: each for each in reversed(found)}  # the fastest of a name
     made = [_dense(given), _gathered(given), _agreed(given), _agreed_by_schedule(given)]
+    made += [_agreed_as_tasc(given), _agreed_before(given)]
     made += [_scheduled(name, by_name[name], given) for name in CLASSIC]
     # Two levels, the racks' or, where there are none, whatever factors are predicted to be best.
     levels = [each for each in found if each.recipe is not None and len(each.recipe.shape.levels) == 2]
@@ -189,6 +193,73 @@ def _agreed_by_schedule(given: Given) -> Arm:
         wanted="agreed",
         about="the same, by the best schedules",
     )
+
+
+def _agreed_as_tasc(given: Given) -> Arm:
+    """What the algorithm tasc does: an eighth of the scores goes behind the values of the exchange before."""
+    carry, grid = _compact(given)
+    rows, y = given.x.view(-1, given.block), torch.zeros(given.x.numel())
+    known = grid.squares(given.x).sqrt_().round_()
+    dist.all_reduce(known)
+    sent = torch.empty(0, dtype=torch.int64)
+
+    def run(number: int) -> Tensor:
+        nonlocal sent
+        told = slice(number % _RESCORE, None, _RESCORE)
+        chosen = torch.zeros(len(rows), dtype=torch.bool)
+        chosen[known.topk(given.count, sorted=False).indices] = True
+        scores = grid.squares(given.x).sqrt_().round_()
+        carried = carry(given.x, chosen, scores[told], poisoned=False)
+        known[told] = carried.told * given.comm.size
+        y.index_fill_(0, sent, 0)
+        sent = carried.index
+        return y.index_copy_(0, sent, carried.got[0][1].mul_(given.comm.size))
+
+    return Arm(
+        name="agreed mask, as tasc",
+        run=run,
+        predicted_s=_all_held_s(given, given.count * given.block + -(-len(rows) // _RESCORE)),
+        wanted="agreed",
+        about="an eighth of the scores behind the values, one average",
+    )
+
+
+def _agreed_before(given: Given) -> Arm:
+    """The exchange alone."""
+    carry, _ = _compact(given)
+    chosen = torch.zeros(given.held.shape[1], dtype=torch.bool)
+    chosen[agreed(given)] = True
+    y, nothing = torch.zeros(given.x.numel()), torch.empty(0)
+
+    def run(_: int) -> Tensor:
+        carried = carry(given.x, chosen, nothing, poisoned=False)
+        return y.index_copy_(0, carried.index, carried.got[0][1].mul_(given.comm.size))
+
+    return Arm(
+        name="agreed mask, known before",
+        run=run,
+        predicted_s=_all_held_s(given, given.count * given.block),
+        wanted="agreed",
+        about="the exchange of values alone",
+    )
+
+
+def _compact(given: Given) -> tuple[AgreedBlocks, BlockGrid]:
+    """Return what exchanges as many blocks as each rank has chosen."""
+    shape = (given.held.shape[1], given.block)
+    told = -(-shape[0] // _RESCORE)
+    ratio = (given.count * given.block + told + 0.5) / given.x.numel()
+    selection = Selection(ratio=ratio, block=given.block, dense=0.0, rescore=_RESCORE, curvature=None)
+    grid = BlockGrid([shape], divided([shape], selection, given.comm.size), given.x.device)
+    return AgreedBlocks(grid, ratio, given.comm), grid
+
+
+def _all_held_s(given: Given, numel: int) -> float:
+    """Return what a direct sum of so many elements that all hold is predicted to take."""
+    size = given.comm.size
+    collective = Collective.of(np.ones((size, size), dtype=bool), [4 * numel // size] * size)
+    found = candidates(group(collective), given.topology)
+    return next(each.cost.total_s for each in found if each.name == "direct")
 
 
 def _all_held(given: Given, like: Tensor) -> tuple[float, ScheduledSum]:
