@@ -9,6 +9,7 @@ namespaces.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -23,6 +24,8 @@ from pliant.spec.files import write_atomically
 
 MARK = "auto: "
 ALONE, ROUNDS, TURN = 20, 12, 24
+BATCHES = 64
+"""One alone would soon be known by heart, and then gradients vanish, as they never do in a training."""
 AFTER, LAST_TURNS, LAST_TURN = 300, 5, 12
 
 
@@ -38,7 +41,8 @@ def worker(quality: float, changed: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     task = TASKS["cnn"]
-    batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    batches = itertools.cycle([task.batch(generator) for _ in range(BATCHES)])
 
     def arm():
         model = DistributedDataParallel(task.model())
@@ -51,7 +55,7 @@ def worker(quality: float, changed: str) -> None:
     def step(model, optimizer) -> float:
         start_s = time.perf_counter()
         optimizer.zero_grad()
-        task.loss(model, batch).backward()
+        task.loss(model, next(batches)).backward()
         optimizer.step()
         return time.perf_counter() - start_s
 
