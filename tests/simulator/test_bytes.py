@@ -30,7 +30,7 @@ EXTRA = {
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
-FREE = {"gossip-free", "async_average", "tasc-curved"}
+FREE = {"gossip-free", "async_average", "tasc-curved", "topk-dynamic", "tasc-dynamic"}
 """Who exchanges when, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""

@@ -37,8 +37,7 @@ class DirectAverage:
         in_parts: bool = False,
     ) -> None:
         self._comm, size = comm, comm.size
-        hops = num_hops(numel, size)
-        hops = 2 if in_parts and hops else hops
+        hops = num_hops(numel, size, in_parts=in_parts)
         self._direct = hops == 1
         part = -(-numel // size)
         self._parts = [(min(j * part, numel), min((j + 1) * part, numel)) for j in range(size)]
