@@ -1,5 +1,6 @@
 """The arms of the accuracy job: from a name and one number, its size, to a plan."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,18 +54,25 @@ def _tasc(power: float, block: int, ratios: tuple[int, ...]) -> Arm:
     of = f"b{block}" if block else "rows"
     return Arm(
         name=f"tasc-p{power:g}-{of}",
-        made=lambda size: pliant.tasc(ratio=size, block=block, power=power),
+        made=lambda size: pliant.tasc(ratio=size, block=block, power=power, rescore=_rescore(size, block)),
         fitted=False,
         whole=True,
         ratios=ratios,
     )
 
 
+def _rescore(ratio: float, block: int) -> int:
+    """Return how rarely scores must travel to take at most a quarter of the bytes."""
+    return max(8, math.ceil(4 / (ratio * block))) if block else 8
+
+
 def _corrected(power: float) -> Arm:
     """tasc with the momentum before the choice, as DGC has it, and not in the optimizer."""
     return Arm(
         name=f"tasc-p{power:g}-b{BLOCK}-corrected",
-        made=lambda size: pliant.tasc(ratio=size, block=BLOCK, power=power, momentum=0.9),
+        made=lambda size: pliant.tasc(
+            ratio=size, block=BLOCK, power=power, momentum=0.9, rescore=_rescore(size, BLOCK)
+        ),
         fitted=False,
         whole=True,
         momentum=0.0,

@@ -31,7 +31,7 @@ EXTRA = {
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
 FREE = {"gossip-free", "async_average", "tasc-curved", "topk-dynamic", "tasc-dynamic"}
-"""Who exchanges when, or looks at the curvature when, depends on the clock."""
+"""Who exchanges when, how much, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""
 

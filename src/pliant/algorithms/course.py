@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pliant.spec.selection import Selection
 
-__all__ = ["COURSE_NUMEL", "Course", "ramped"]
+__all__ = ["COURSE_NUMEL", "Course", "ramped", "refuse_second_momentum"]
 
 _RAMP_FACTOR = 4
 """DGC lets the ratio fall by this factor from one warm-up stage to the next."""
@@ -91,3 +92,13 @@ class Course:
         if self.lr > 0 and abs(lr - self.lr) >= selection.eta * self.lr:
             self.relief_left, self.lr = selection.window, lr
         self.lr = self.lr or lr
+
+
+def refuse_second_momentum(momentum: float, optimizer: Optimizer) -> None:
+    """Raise ValueError for an optimizer with a momentum beside an algorithm that corrects with one."""
+    own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
+    if momentum and own:
+        raise ValueError(
+            f"the optimizer has momentum {own} and this algorithm corrects with momentum {momentum}, so it "
+            "would count twice; give the optimizer momentum 0, or the algorithm."
+        )

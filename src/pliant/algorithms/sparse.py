@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
-from pliant.algorithms.course import ramped
+from pliant.algorithms.course import ramped, refuse_second_momentum
 from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK, TopK, all_finite, spec_of
 from pliant.collectives.sparse import SparseAverage
@@ -91,12 +91,7 @@ class Sparse:
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
-        own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
-        if self.momentum and own:
-            raise ValueError(
-                f"the optimizer has momentum {own} and this algorithm corrects with momentum {self.momentum}, so it "
-                "would count twice; give the optimizer momentum 0, or the algorithm."
-            )
+        refuse_second_momentum(self.momentum, optimizer)
 
 
 def _square(x: Tensor) -> Tensor:

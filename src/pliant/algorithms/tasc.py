@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import CURVATURE, Moment, Slots, State
 from pliant.algorithms.budgets import chosen_blocks, floor_counts
-from pliant.algorithms.course import COURSE_NUMEL, Course, ramped
+from pliant.algorithms.course import COURSE_NUMEL, Course, ramped, refuse_second_momentum
 from pliant.algorithms.hierarchy import BetweenHosts
 from pliant.algorithms.scheduled import ScheduledBlocks
 from pliant.buckets import Bucket
@@ -126,17 +126,12 @@ class Tasc:
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Note the power p, which depends on the optimizer."""
         if "power" in slots:
-            given = self.selection.power
-            slots["power"].fill_(float(not is_adaptive(optimizer)) if given is None else given)
+            power = self.selection.power
+            slots["power"].fill_(float(not is_adaptive(optimizer)) if power is None else power)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
-        own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
-        if self.momentum and own:
-            raise ValueError(
-                f"the optimizer has momentum {own} and this algorithm corrects with momentum {self.momentum}, so it "
-                "would count twice; give the optimizer momentum 0, or the algorithm."
-            )
+        refuse_second_momentum(self.momentum, optimizer)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Accumulate, choose, exchange, mask. What a poisoned exchange has sent stays here."""
@@ -148,9 +143,8 @@ class Tasc:
         x = self._accumulated(g, state) if finite else g
         whole = work.grid.parts.is_whole(ratio)
         told, dial = g.new_empty(0), moment.dial
-        if whole:
-            scores, chosen = told, torch.ones(len(work.grid.starts), dtype=torch.bool, device=g.device)
-        else:
+        chosen = torch.ones_like(work.grid.starts, dtype=torch.bool)
+        if not whole:
             scores, told = self._scores(x, state, course)
             chosen = self._chosen(scores, state, course, comm, ratio, 1 if dial is None else dial.reuse)
         carried: Carried = work.carrier(ratio)(x, chosen, told, poisoned=not finite)
@@ -158,12 +152,11 @@ class Tasc:
             g.fill_(torch.nan)
             return
         if dial is not None:
-            norm = x.square().sum()
-            dial.tell(ratio, norm - carried.sent.square().sum(), norm)
+            dial.tell(ratio, (norm := x.square().sum()) - carried.sent.square().sum(), norm)
         self._take(carried, g, state)
         if self.momentum and self.feedback == "worker" and not whole:
             state.flat["velocity"][work.grid.elements(chosen)] = 0
-        self._note(chosen, scores, carried.told, state, course)
+        self._note(chosen, carried.told, state, course)
         square = float(g.square().sum()) if self.selection.relief > 1 else 0.0
         course.went_on(self.selection, square, moment.lr)
         course.write(state.of["course"])
@@ -185,10 +178,16 @@ class Tasc:
             return _finite(own), own[:0]
         if selection.rescore == 1:
             return _finite(work.scores(own)), own[:0]
-        known = work.gathered(state.of["score"])
-        if not known.any():  # at the start, all are told in a message of their own
-            known = _finite(work.scores(own))
-        return known, own[int(course.count) % selection.rescore :: selection.rescore]
+        waits = work.gathered(state.of["age"]) + 1
+        rates = work.gathered(state.of["score"])
+        if not rates.any():  # at the start, all are told in a message of their own
+            rates = _finite(work.scores(own)) / waits
+            work.spread(rates, state.of["score"])
+        return rates * waits, own[self._among(course)]
+
+    def _among(self, course: Course) -> slice:
+        """Return the blocks whose scores are told in this exchange."""
+        return slice(int(course.count) % self.selection.rescore, None, self.selection.rescore)
 
     def _chosen(self, squares: Tensor, state: State, course: Course, comm: Comm, ratio: float, reuse: int) -> Tensor:
         """Return the blocks to send, bool (num_blocks,)."""
@@ -235,16 +234,17 @@ class Tasc:
         if out is not g:
             g.copy_(out)
 
-    def _note(self, chosen: Tensor, scores: Tensor, told: Tensor | None, state: State, course: Course) -> None:
-        """Keep how long each block has waited, and what all know of its norm."""
+    def _note(self, chosen: Tensor, told: Tensor | None, state: State, course: Course) -> None:
+        """Keep how long each block has waited, and what its squared norm has grown by in each exchange meanwhile."""
         work = state.workspace
         if not work.names:
             return
-        waited = work.gathered(state.of["age"]) + 1
-        work.spread(waited.masked_fill_(chosen, 0), state.of["age"])
+        waits = work.gathered(state.of["age"]) + 1
         if told is not None:
-            scores[int(course.count) % self.selection.rescore :: self.selection.rescore] = _finite(told)
-            work.spread(scores.masked_fill_(chosen, 0), state.of["score"])
+            rates, among = work.gathered(state.of["score"]), self._among(course)
+            rates[among] = _finite(told) / waits[among]
+            work.spread(rates, state.of["score"])
+        work.spread(waits.masked_fill_(chosen, 0), state.of["age"])
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:
