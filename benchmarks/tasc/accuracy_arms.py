@@ -54,25 +54,28 @@ def _tasc(power: float, block: int, ratios: tuple[int, ...]) -> Arm:
     of = f"b{block}" if block else "rows"
     return Arm(
         name=f"tasc-p{power:g}-{of}",
-        made=lambda size: pliant.tasc(ratio=size, block=block, power=power, rescore=_rescore(size, block)),
+        made=lambda size: pliant.tasc(ratio=size, block=block, power=power),
         fitted=False,
         whole=True,
         ratios=ratios,
     )
 
 
-def _rescore(ratio: float, block: int) -> int:
-    """Return how rarely scores must travel to take at most a quarter of the bytes."""
-    return max(8, math.ceil(4 / (ratio * block))) if block else 8
+def _summed(power: float) -> Arm:
+    """tasc with the scores of all ranks, told as rarely as a quarter of the bytes pays for."""
+
+    def made(size: float) -> Algorithm:
+        rescore = max(8, math.ceil(4 / (size * BLOCK)))
+        return pliant.tasc(ratio=size, block=BLOCK, power=power, agreement="global", rescore=rescore)
+
+    return Arm(name=f"tasc-p{power:g}-b{BLOCK}-global", made=made, fitted=False, whole=True, ratios=(130,))
 
 
 def _corrected(power: float) -> Arm:
     """tasc with the momentum before the choice, as DGC has it, and not in the optimizer."""
     return Arm(
         name=f"tasc-p{power:g}-b{BLOCK}-corrected",
-        made=lambda size: pliant.tasc(
-            ratio=size, block=BLOCK, power=power, momentum=0.9, rescore=_rescore(size, BLOCK)
-        ),
+        made=lambda size: pliant.tasc(ratio=size, block=BLOCK, power=power, momentum=0.9),
         fitted=False,
         whole=True,
         momentum=0.0,
@@ -90,7 +93,7 @@ def arms() -> dict[str, Arm]:
         Arm(name="dense", made=lambda size: pliant.bf16(), fixed=True, whole=True, ratios=(2,)),
         Arm(name="powersgd", made=lambda size: pliant.powersgd(), fixed=True, ratios=(0,)),
         *(_tasc(p, b, RATIOS if b in (0, BLOCK) else (130,)) for b in BLOCKS for p in POWERS),
-        *(_corrected(p) for p in (0.0, 1.0)),
+        *(make(p) for make in (_summed, _corrected) for p in (0.0, 1.0)),
         Arm(name="magnitude", made=lambda size: peer("magnitude_blocks", {"ratio": size, "block": BLOCK})),
         Arm(name="uniform", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": BLOCK})),
         Arm(name="uniform-b16", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": 16})),

@@ -21,12 +21,12 @@ SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
 NUMEL = sum(torch.Size(s).numel() for s in SHAPES)
 ON_TWO = pliant.Topology(hosts=(Host(name="a"), Host(name="b")))
 MODES = {
-    "global": pliant.tasc(0.2, block=16, power=0),
-    "global-fresh": pliant.tasc(0.3, block=16, power=0, rescore=1),
-    "rows": pliant.tasc(0.2, block=0, power=0),
-    "leader": pliant.tasc(0.2, block=16, power=0, agreement="leader"),
-    "local": pliant.tasc(0.2, block=16, power=0, agreement="local"),
-    "scheduled": pliant.tasc(0.2, block=16, power=0, agreement="local", topology=ON_TWO),
+    "global": pliant.tasc(0.2, block=16, power=0, age=0.25, agreement="global"),
+    "global-fresh": pliant.tasc(0.3, block=16, power=0, age=0.25, agreement="global", rescore=1),
+    "rows": pliant.tasc(0.2, block=0, power=0, age=0.25, agreement="global"),
+    "leader": pliant.tasc(0.2, block=16, power=0, age=0.25, agreement="leader"),
+    "local": pliant.tasc(0.2, block=16, power=0, age=0.25, agreement="local"),
+    "scheduled": pliant.tasc(0.2, block=16, power=0, age=0.25, agreement="local", topology=ON_TWO),
 }
 AGREED = ("global", "global-fresh", "rows", "leader")
 modes = pytest.mark.parametrize("mode", MODES)

@@ -29,19 +29,19 @@ class Selection:
     power: float | None = None
     """p of the score h^p |u|^2, h the curvature; None for 0 under optimizers that divide by a variance (those with
     betas, such as Adam), where the weighting cancels, and 1 under others."""
-    agreement: Agreement = "global"
+    agreement: Agreement = "leader"
     """Whether all ranks add up scores and choose alike, or one rank's choice is for all, or each has its own."""
     topology: Topology | None = None
     """Of local choices: the network for which sums get a schedule; without, payloads are gathered."""
     rescore: int = 8
     """Of global choices: exchanges in which each block's score is told once, behind the values; 1 tells all scores
     first, in 16 bits and a message of their own."""
-    floor: float = 0.25
+    floor: float = 0.05
     """Each parameter gets at least this share of the mean density."""
     resolve: int = 50
     """Exchanges after which blocks are divided among parameters anew; between, each parameter keeps its number. A
     leader divides in each of its turns."""
-    age: float = 0.25
+    age: float = 0.05
     """A block's score grows by so much with each 1 / ratio exchanges that it waits, so that none waits for ever."""
     dense: float = 0.25
     """Most of the bytes that go to tensors which stay dense: vectors first, then the smallest, whole ones."""
