@@ -84,11 +84,13 @@ def plain(place, num_steps):
     return weights(ddp)
 
 
-@pytest.mark.parametrize("endless_after", [1e9, 30.0])
-def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, endless_after):
+@pytest.mark.parametrize(("endless_after", "bound"), [(1e9, 100.0), (30.0, math.inf)])
+def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, endless_after, bound):
     caplog.set_level(logging.WARNING, "pliant")
     taking(monkeypatch, plan_of(Overshoot(endless_after=endless_after)))
-    (first, why, chosen), (second, other, also) = pliant.run_world(2, flown)
+    (first, why, chosen), (second, other, also) = pliant.run_world(
+        2, lambda place: flown(place, bounds=Bounds(residual=bound))
+    )
     assert first.hash == second.hash == pilot._EXACT.plan("auto").hash
     assert why == other
     assert "given up" in why
