@@ -104,7 +104,10 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
     out = tmp_path / "out.json"
     options = ["--hosts", "3", "--rate", "16mbit", "--racks", "2", "--uplink", "8mbit", "--json", str(out), "--elastic"]
     command = [*EMULATE, *options, "--", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    for _ in range(3):  # the check itself asks to wait where the machine is busy
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        if "The machine may be busy" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 3.0") == 3
     found = json.loads(out.read_text())["links"]
