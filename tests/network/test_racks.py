@@ -102,7 +102,7 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
         "dist.destroy_process_group()\n"
     )
     out = tmp_path / "out.json"
-    options = ["--hosts", "3", "--rate", "16mbit", "--racks", "2", "--uplink", "8mbit", "--json", str(out), "--elastic"]
+    options = ["--hosts", "3", "--rate", "100mbit", "--racks", "2", "--uplink", "25mbit", "--json", str(out), "--elastic"]
     command = [*EMULATE, *options, "--", sys.executable, "-c", code]
     for _ in range(3):  # the check itself asks to wait where the machine is busy
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -113,10 +113,10 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
     found = json.loads(out.read_text())["links"]
     # host0 is alone in its rack, so its own link is seen only as part of the uplink.
     assert [(r["source"], r["wanted_bytes_per_s"]) for r in found] == [
-        ("host1", 2e6),
-        ("host2", 2e6),
-        ("rack0", 1e6),
-        ("rack1", 1e6),
+        ("host1", 12.5e6),
+        ("host2", 12.5e6),
+        ("rack0", 3.125e6),
+        ("rack1", 3.125e6),
     ]
 
 
