@@ -102,8 +102,8 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
         "dist.destroy_process_group()\n"
     )
     out = tmp_path / "out.json"
-    options = ["--hosts", "3", "--rate", "100mbit", "--racks", "2", "--uplink", "25mbit", "--json", str(out), "--elastic"]
-    command = [*EMULATE, *options, "--", sys.executable, "-c", code]
+    links = ["--hosts", "3", "--rate", "100mbit", "--racks", "2", "--uplink", "25mbit"]
+    command = [*EMULATE, *links, "--json", str(out), "--elastic", "--", sys.executable, "-c", code]
     for _ in range(3):  # the check itself asks to wait where the machine is busy
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         if "The machine may be busy" not in done.stderr:
