@@ -16,8 +16,8 @@ from pliant.network.probing import share_text
 
 __all__ = ["Cruise", "Landed"]
 
-_WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 50, 0.1
-"""A window has 4 steps, or, where those are short, as many as 0.1 s has: medians of less are noise."""
+_WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 16, 0.1
+"""A window has 4 steps, or, where those are short, as many as 0.1 s has, up to 16: medians of less are noise."""
 _CHANGED = 1.3
 """A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
 _ODD_WINDOWS = 3
@@ -85,9 +85,10 @@ class Cruise:
         size = self._in_periods(2 * _WINDOW_STEPS)
         now_s, crossed = yield from self._window(size)
         made = size + 1
-        size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
         while crossed is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
+            # Of what the last one took: where steps have become long, few of them say so.
+            size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
             now_s, crossed = yield from self._window(size)
             made += size + 1
             if len(first_s) < _FIRST_WINDOWS:
