@@ -1,6 +1,7 @@
 """Algorithms that ask for the curvature: what is written is right, and nothing else of the training changes."""
 
 import copy
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -27,10 +28,13 @@ class Curved:
     batch_share: float = 0.25
     estimator: float = 0
     asks: float = 1
+    bytes_share: float = 1e9
 
     @property
     def choice(self):
-        settings = {k: getattr(self, k) for k in ("interval", "beta", "batch_share", "estimator", "asks")}
+        settings = {
+            k: getattr(self, k) for k in ("interval", "beta", "batch_share", "estimator", "asks", "bytes_share")
+        }
         return Choice(own=OwnSpec(name="curved", settings=settings))
 
     @property
@@ -44,6 +48,7 @@ class Curved:
             interval=int(self.interval),
             max_interval=int(self.interval),
             time_share=1e9,
+            bytes_share=self.bytes_share,
         )
 
     def blocks(self, shape):
@@ -355,3 +360,20 @@ def test_the_first_samples():
     assert first.data_ptr() == x.data_ptr()
     assert rest["y"][0].tolist() == [0, 1]
     assert rest["y"][1].shape == (3,)
+
+
+def test_looks_stay_within_their_share_of_the_bytes():
+    own = Curved(bytes_share=0.02)  # blocks of 16: a look sends a sixteenth of a step's bytes or a little more
+
+    def body(place):
+        ddp, optimizer, run = relax(place, own)
+        with run:
+            train(ddp, optimizer, place.rank, range(8))
+            blocks = [own.blocks(tuple(p.shape)) for p in ddp.parameters() if p.dim() > 1]
+            return [(look.step, look.next_steps) for look in run.curvature.history], blocks
+
+    history, blocks = pliant.run_world(2, body, timeout_s=60)[0]
+    least = math.ceil(sum(map(len, blocks)) / (0.02 * sum(map(sum, blocks))))
+    assert least > 3
+    assert history[0] == (1, least)
+    assert [step for step, _ in history] == list(range(1, 9, least))

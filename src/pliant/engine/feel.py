@@ -1,6 +1,7 @@
 """Feel the curvature for algorithms that ask for it: on the raw module, between a step and the next forward pass."""
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -57,6 +58,8 @@ class Feeler:
         spec = felt.spec
         self._refresh = Refresh(interval=spec.interval, max_interval=spec.max_interval, time_share=spec.time_share)
         self._mean = torch.zeros(sum(map(len, felt.numels.values())), device=self._device)  # (all blocks,)
+        self._least_steps = math.ceil(self._mean.numel() / (spec.bytes_share * felt.sent_numel))
+        """Between two looks, so that they stay within their share of the bytes."""
         self._step, self._due, self._looks = step, step + 1, 0
         self._kept: tuple[Task, bool, torch.dtype] | None = None
         self._looking = False
@@ -186,7 +189,7 @@ class Feeler:
             if before is not None:
                 ranks, shift = spearman(now, before), log_shift(now, before)
                 self._refresh = self._refresh.after(ranks, shift)
-        steps = self._refresh.steps(cost_s, step_s)
+        steps = max(self._least_steps, self._refresh.steps(cost_s, step_s))
         self._due = step + steps
         look = Look(step=step, means=self._means(), ranks=ranks, shift=shift, cost_s=cost_s, next_steps=steps)
         self._record.history.append(look)

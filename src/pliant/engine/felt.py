@@ -66,6 +66,8 @@ class Felt:
     """Parameter -> elements of each of its blocks."""
     slots: Mapping[str, tuple[Tensor, ...]]
     """Parameter -> where to write, float32 (num_blocks,); nothing on ranks that do not exchange it themselves."""
+    sent_numel: float
+    """Elements of these parameters that exchanges send in a step, by the ratios of the plan."""
 
 
 def felt_in(store: Store) -> Felt | None:
@@ -77,6 +79,7 @@ def felt_in(store: Store) -> Felt | None:
     """
     numels: dict[str, tuple[int, ...]] = {}
     specs: dict[CurvatureSpec, str] = {}
+    sent_numel = 0.0
     for name, parameter in store.parameters.items():
         choice = store.choices[name]
         for member in _feeling(store.algorithms[choice]):
@@ -91,6 +94,7 @@ def felt_in(store: Store) -> Felt | None:
             if numels.setdefault(name, blocks) != blocks:
                 raise ValueError(f"two algorithms of {name!r} ask for curvature over different blocks; give them one.")
             specs.setdefault(member.curvature, name)
+            sent_numel += parameter.numel() * (1.0 if choice.ratio is None else choice.ratio) / choice.every
     if len(specs) > 1:
         (one, first), (other, second), *_ = specs.items()
         raise ValueError(
@@ -103,7 +107,7 @@ def felt_in(store: Store) -> Felt | None:
         name: tuple(t for slot, t in store.tensors[name].items() if slot.rpartition("/")[2] == CURVATURE)
         for name in numels
     }
-    return Felt(spec=next(iter(specs)), numels=numels, slots=slots)
+    return Felt(spec=next(iter(specs)), numels=numels, slots=slots, sent_numel=sent_numel)
 
 
 def _feeling(algorithm: object) -> list[FeelsCurvature]:

@@ -1,7 +1,9 @@
 """How a run feels the curvature of its loss, as settings that are part of a plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from pliant.spec.files import LATER
 
 __all__ = ["CurvatureSpec"]
 
@@ -33,6 +35,8 @@ class CurvatureSpec:
     """It does not grow beyond this, unless time_share asks for it."""
     time_share: float = 0.03
     """Upper limit of the time that goes into curvature, as a part of that of the steps without it."""
+    bytes_share: float = field(default=0.05, metadata=LATER)
+    """Upper limit of the bytes that looks send, as a part of those that exchanges of blocks do; but for the first."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -44,11 +48,12 @@ class CurvatureSpec:
             "interval": self.interval >= 1,
             "max_interval": self.max_interval >= self.interval,
             "time_share": self.time_share > 0,
+            "bytes_share": self.bytes_share > 0,
         }
         bad = [f"{name}={getattr(self, name)}" for name, holds in ranges.items() if not holds]
         if bad:
             raise ValueError(
                 f"curvature cannot be felt with {', '.join(bad)}; needed are an estimator of "
                 f"{', '.join(get_args(EstimatorName))}, 0 < batch_share <= 1, 0 <= beta < 1, 0 <= shrink <= 1, "
-                "clip >= 1, 1 <= interval <= max_interval and time_share > 0."
+                "clip >= 1, 1 <= interval <= max_interval, time_share > 0 and bytes_share > 0."
             )
