@@ -1,6 +1,7 @@
 """Nouns only: frozen records that survive a round trip through JSON. No torch here."""
 
 from pliant.spec.curvature import CurvatureSpec
+from pliant.spec.embedding import EmbeddingPlan, Table, TableLayout
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.graph import Graph
 from pliant.spec.machine import Machine
@@ -17,6 +18,7 @@ __all__ = [
     "Choice",
     "CodecSpec",
     "CurvatureSpec",
+    "EmbeddingPlan",
     "Event",
     "Graph",
     "Host",
@@ -31,6 +33,8 @@ __all__ = [
     "Schedule",
     "Selection",
     "SyncPlan",
+    "Table",
+    "TableLayout",
     "Target",
     "TensorSpec",
     "Timeline",
