@@ -46,7 +46,7 @@ def canonical_hash(record: Any) -> str:
     return hashlib.sha256(to_json(record).encode()).hexdigest()[:16]
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside the target and rename, so that no reader ever sees half a file.
 
     Raises:
@@ -58,8 +58,8 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         umask = os.umask(0)
         os.umask(umask)
         Path(name).chmod(0o666 & ~umask)  # mkstemp made it private; a result is as readable as any other file

@@ -1,0 +1,49 @@
+"""Arithmetic on row ids: a hash that looks random, and bijections of a table's rows. No array of a table's size."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Permutation", "hashed", "uniform"]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_ALL = 2**64 - 1
+
+
+def hashed(ids: npt.NDArray[np.int64], seed: int = 0) -> npt.NDArray[np.uint64]:
+    """Hash ids (k,) to uint64 (k,): the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64 bits."""
+    x = ids.astype(np.uint64) + np.uint64((seed + 1) * _GOLDEN & _ALL)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(ids: npt.NDArray[np.int64], seed: int = 0) -> npt.NDArray[np.float64]:
+    """Hash ids (k,) to numbers (k,) in [0, 1)."""
+    return (hashed(ids, seed) >> np.uint64(11)) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A bijection of 0 .. size - 1, chosen by a key: odd multiplications and shifts on the next power of two, walked
+    along its cycle until it falls below the size (Black and Rogaway, 2002); at most two walks are expected."""
+
+    size: int
+    key: int = 0
+
+    def __call__(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the images (k,) of places (k,)."""
+        found = self._once(places.astype(np.uint64))
+        while (outside := np.flatnonzero(found >= self.size)).size:
+            found[outside] = self._once(found[outside])
+        return found.astype(np.int64)
+
+    def _once(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        bits = max(1, (self.size - 1).bit_length())
+        mask, half = np.uint64(2**bits - 1), np.uint64(max(1, bits // 2))
+        words = hashed(np.arange(6, dtype=np.int64), self.key)
+        for multiplier, offset in zip(words[:3] | np.uint64(1), words[3:], strict=True):
+            x = (x * multiplier + offset) & mask
+            x ^= x >> half
+        return x
