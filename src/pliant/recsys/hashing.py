@@ -1,6 +1,7 @@
 """Arithmetic on row ids: a hash that looks random, and bijections of a table's rows. No array of a table's size."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +43,12 @@ class Permutation:
     def _once(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         bits = max(1, (self.size - 1).bit_length())
         mask, half = np.uint64(2**bits - 1), np.uint64(max(1, bits // 2))
-        words = hashed(np.arange(6, dtype=np.int64), self.key)
-        for multiplier, offset in zip(words[:3] | np.uint64(1), words[3:], strict=True):
+        for multiplier, offset in self._rounds:
             x = (x * multiplier + offset) & mask
             x ^= x >> half
         return x
+
+    @cached_property
+    def _rounds(self) -> list[tuple[np.uint64, np.uint64]]:
+        words = hashed(np.arange(6, dtype=np.int64), self.key)
+        return [(words[k] | np.uint64(1), words[k + 3]) for k in range(3)]

@@ -1,0 +1,94 @@
+"""Columns of text into rows of tables: by first sight, or hashed."""
+
+import csv
+import hashlib
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.recsys.hashing import hashed
+
+__all__ = ["Columns", "bags", "first_sight", "hash_rows", "number", "read_columns"]
+
+Columns = dict[str, npt.NDArray[np.str_]]
+_MISSING = ("", "NA", "nan", "None")
+
+
+def read_columns(text: str, name: str, separator: str) -> Columns:
+    """Read text with a header line into columns of text (lines,).
+
+    Raises:
+        ValueError: A line has more or fewer cells than the header, or there are no lines.
+
+    """
+    lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    header, body = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
+    for n, line in enumerate(body, 2):
+        if len(line) != len(header):
+            raise ValueError(f"line {n} of {name} has {len(line)} cells, its header {len(header)}.")
+    if not body:
+        raise ValueError(f"{name} has no lines after its header.")
+    return {column: np.array(values) for column, values in zip(header, zip(*body, strict=True), strict=True)}
+
+
+def number(columns: Columns, name: str) -> npt.NDArray[np.float64]:
+    """Return a column of numbers, float64 (lines,), NaN where one is missing.
+
+    Raises:
+        ValueError: There is no such column, or something else is in it.
+
+    """
+    if name not in columns:
+        raise ValueError(f"there is no column {name!r}; there are {', '.join(columns)}.")
+    values = columns[name]
+    try:
+        return np.where(np.isin(values, _MISSING), "nan", values).astype(np.float64)
+    except ValueError as error:
+        raise ValueError(f"column {name!r} holds what is not a number: {error}.") from None
+
+
+def first_sight(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], int]:
+    """Return rows int64 (samples,), in the order in which values are first seen from 1 on, and how many rows that makes.
+
+    Row 0 is for what is missing.
+    """
+    known, first, which = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(np.where(np.isin(known, _MISSING), -1, first), kind="stable")
+    missing = int(np.isin(known, _MISSING).sum())
+    row = np.zeros(known.size, np.int64)
+    row[order[missing:]] = np.arange(1, known.size - missing + 1)
+    return row[which], known.size - missing + 1
+
+
+def bags(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+    """Return rows int64 (lookups,), where each bag begins int64 (samples,), and the number of rows, of words with blanks
+    between them; no words make an empty bag."""
+    words = [value.split() for value in values.tolist()]
+    sizes = np.array([len(bag) for bag in words])
+    flat = np.array([word for bag in words for word in bag], dtype=np.str_)
+    rows, num_rows = first_sight(flat) if flat.size else (np.zeros(0, np.int64), 1)
+    return rows, np.cumsum(sizes) - sizes, num_rows
+
+
+def hash_rows(values: npt.NDArray[Any], num_rows: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return rows int64 (samples,) in 1 ... num_rows - 1 by a hash that is the same on every machine; 0 for missing.
+
+    Values are text, or whole numbers with -1 for missing. Different columns have different seeds.
+    """
+    if num_rows < 2:
+        raise ValueError(f"a hashed column needs at least 2 rows, one of them for what is missing, not {num_rows}.")
+    if values.dtype.kind in "iu":
+        missing, keys = values < 0, values.astype(np.int64)
+    else:
+        missing = np.isin(values, _MISSING)
+        known, which = np.unique(values, return_inverse=True)
+        keys = np.array([_key(value) for value in known.tolist()], dtype=np.int64)[which]
+    rows = 1 + (hashed(keys, seed) % np.uint64(num_rows - 1)).astype(np.int64)
+    return np.where(missing, 0, rows)
+
+
+def _key(value: str) -> int:
+    """Return 63 bits of a text that are the same in every process, unlike Python's own hash."""
+    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little") >> 1
