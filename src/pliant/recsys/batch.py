@@ -62,8 +62,8 @@ def _bags(ids: Tensor, offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]
 def auc(scores: Tensor | npt.NDArray[np.float64], labels: Tensor | npt.NDArray[np.float64]) -> float:
     """Return the area under the ROC curve: P(a clicked sample scores higher than one that is not), ties one half.
 
-    Scores (samples,) in any unit; labels (samples,) of 0 and 1, or probabilities, with which the result is the AUC that is
-    expected over labels drawn from them.
+    Scores (samples,) in any unit; labels (samples,) of 0 and 1, or probabilities, with which the result is the AUC that
+    is expected over labels drawn from them.
 
     Raises:
         ValueError: A score is not a number, or the samples are all clicked or all not.

@@ -28,9 +28,9 @@ class Clicks:
 
     Lookups of a table are independent draws from Zipf's law (with a plateau: Mandelbrot's), by inverting its sum over
     bins of at most 1.2 %; row ids are the places in that law, permuted by arithmetic. Nothing is as large as a
-    table. The label is drawn from sigmoid(bias + strength z), where z has about unit variance: 0.8 of it from the rows, each
-    with an effect hashed from its id (a bag counts its sum over sqrt of its size), 0.2 from dense features, which are
-    standard normal.
+    table. The label is drawn from sigmoid(bias + strength z), where z has about unit variance: 0.8 of it from the rows,
+    each with an effect hashed from its id (a bag counts its sum over sqrt of its size), 0.2 from dense features, which
+    are standard normal.
     """
 
     num_rows: tuple[int, ...] = CRITEO_ROWS
@@ -66,8 +66,8 @@ class Clicks:
             )
         if (self.max_rows is not None and self.max_rows < 1) or self.exponent_jitter < 0 or self.exponent < 0:
             raise ValueError(
-                f"max_rows must be at least 1, exponent and jitter at least 0, but are {self.max_rows}, {self.exponent} "
-                f"and {self.exponent_jitter}."
+                f"max_rows must be at least 1, exponent and jitter at least 0, but are {self.max_rows}, "
+                f"{self.exponent} and {self.exponent_jitter}."
             )
 
     @property
@@ -88,7 +88,8 @@ class Clicks:
         return replace(batch, label=torch.from_numpy((rng.random(num_samples) < chance).astype(np.float32)))
 
     def best_auc(self, *, num_samples: int = 100_000, step: int = 0) -> float:
-        """Return the AUC of the true click probabilities, which no model can beat; standard error about 0.3 / sqrt(samples).
+        """Return the AUC of the true click probabilities, which no model can beat; standard error about 0.3 /
+        sqrt(samples).
 
         Expected over labels, and measured on samples that no rank draws.
         """
@@ -113,7 +114,8 @@ class Clicks:
     def ids(self, table: int, places: Ids, step: int) -> Ids:
         """Return the rows (k,) that have these places (k,) in a step: a bijection; place 0 is the most frequent row.
 
-        Places are dealt to 1 / drift_share classes; at each change the rows of the next class are permuted among themselves.
+        Places are dealt to 1 / drift_share classes; at each change the rows of the next class are permuted among
+        themselves.
         """
         if self.drift_share and step >= self.drift_every:
             places = self._drifted(table, places, step // self.drift_every)

@@ -50,7 +50,8 @@ def number(columns: Columns, name: str) -> npt.NDArray[np.float64]:
 
 
 def first_sight(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], int]:
-    """Return rows int64 (samples,), in the order in which values are first seen from 1 on, and how many rows that makes.
+    """Return rows int64 (samples,), in the order in which values are first seen from 1 on, and how many rows that
+    makes.
 
     Row 0 is for what is missing.
     """
@@ -63,8 +64,9 @@ def first_sight(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], in
 
 
 def bags(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """Return rows int64 (lookups,), where each bag begins int64 (samples,), and the number of rows, of words with blanks
-    between them; no words make an empty bag."""
+    """Return rows int64 (lookups,), where each bag begins int64 (samples,), and the number of rows, of words with
+    blanks between them; no words make an empty bag.
+    """
     words = [value.split() for value in values.tolist()]
     sizes = np.array([len(bag) for bag in words])
     flat = np.array([word for bag in words for word in bag], dtype=np.str_)

@@ -24,16 +24,16 @@ class TableCounter:
     """Counts lookups of one table.
 
     A table with at most `capacity` rows gets a counter each. A larger one is counted exactly while at most `capacity`
-    different rows have been seen; then the most frequent are kept with a bound on what they miss (`HeavyRows`), and the tail
-    is known from rows chosen by their hash (`HashedSample`). Memory: 8 bytes per row, or at most about 100 bytes
+    different rows have been seen; then the most frequent are kept with a bound on what they miss (`HeavyRows`), and the
+    tail is known from rows chosen by their hash (`HashedSample`). Memory: 8 bytes per row, or at most about 100 bytes
     times `capacity` while counting, and 1 MB of lookups that wait.
     """
 
     def __init__(self, name: str, num_rows: int, *, capacity: int = 2**17, num_sampled: int = 2**15) -> None:
         if num_rows < 1 or capacity < 1 or num_sampled < 1:
             raise ValueError(
-                f"rows of table {name}, capacity and sampled rows must be at least 1, but are {num_rows}, {capacity} and "
-                f"{num_sampled}."
+                f"rows of table {name}, capacity and sampled rows must be at least 1, but are {num_rows}, {capacity} "
+                f"and {num_sampled}."
             )
         self.name, self.num_rows, self.capacity, self.num_sampled = name, num_rows, capacity, num_sampled
         self._dense: Floats | None = np.zeros(num_rows) if num_rows <= capacity else None
@@ -44,7 +44,8 @@ class TableCounter:
         self._bags = np.zeros(_BAG_SIZES)
 
     def add(self, ids: Any, offsets: Any = None) -> None:
-        """Count lookups (k,) of bags that begin at offsets (samples,), as nn.EmbeddingBag takes them; none: bags of one.
+        """Count lookups (k,) of bags that begin at offsets (samples,), as nn.EmbeddingBag takes them; none: bags of
+        one.
 
         Raises:
             ValueError: An id is not of this table.
@@ -128,6 +129,34 @@ class TableCounter:
             bag_shares=np.trim_zeros(self._bags, "b") / num_samples if num_samples else np.ones(1),
             missed_p=missed / 2 / total,
         )
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that was counted as flat arrays, for a checkpoint or another rank."""
+        self._settle()
+        return {
+            "size": np.array([self.num_rows, self.capacity, self.num_sampled, self._sample.halvings]),
+            "sums": np.array([self._num_lookups, self._heavy.missed]),
+            "bags": self._bags,
+            "dense": np.zeros(0) if self._dense is None else self._dense,
+            "heavy_ids": self._heavy.rows.ids,
+            "heavy_counts": self._heavy.rows.counts,
+            "sample_ids": self._sample.rows.ids,
+            "sample_counts": self._sample.rows.counts,
+        }
+
+    @classmethod
+    def restored(cls, name: str, state: dict[str, npt.NDArray[Any]]) -> "TableCounter":
+        """Return a counter that goes on where `state` was asked for."""
+        num_rows, capacity, num_sampled, halvings = (int(x) for x in state["size"])
+        counter = cls(name, num_rows, capacity=capacity, num_sampled=num_sampled)
+        if counter._dense is not None:
+            counter._dense = state["dense"].copy()
+        heavy = Counted(state["heavy_ids"], state["heavy_counts"])
+        sample = Counted(state["sample_ids"], state["sample_counts"])
+        counter._heavy = HeavyRows(capacity=capacity, rows=heavy, missed=float(state["sums"][1]))
+        counter._sample = HashedSample(capacity=num_sampled, rows=sample, halvings=halvings)
+        counter._num_lookups, counter._bags = float(state["sums"][0]), state["bags"].copy()
+        return counter
 
     def _settle(self) -> None:
         """Count what waits."""

@@ -13,7 +13,9 @@ _ALL = 2**64 - 1
 
 
 def hashed(ids: npt.NDArray[np.int64], seed: int = 0) -> npt.NDArray[np.uint64]:
-    """Hash ids (k,) to uint64 (k,): the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64 bits."""
+    """Hash ids (k,) to uint64 (k,): the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64
+    bits.
+    """
     x = ids.astype(np.uint64) + np.uint64((seed + 1) * _GOLDEN & _ALL)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -22,13 +24,14 @@ def hashed(ids: npt.NDArray[np.int64], seed: int = 0) -> npt.NDArray[np.uint64]:
 
 def uniform(ids: npt.NDArray[np.int64], seed: int = 0) -> npt.NDArray[np.float64]:
     """Hash ids (k,) to numbers (k,) in [0, 1)."""
-    return (hashed(ids, seed) >> np.uint64(11)) * 2.0**-53
+    return (hashed(ids, seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True)
 class Permutation:
     """A bijection of 0 .. size - 1, chosen by a key: odd multiplications and shifts on the next power of two, walked
-    along its cycle until it falls below the size (Black and Rogaway, 2002); at most two walks are expected."""
+    along its cycle until it falls below the size (Black and Rogaway, 2002); at most two walks are expected.
+    """
 
     size: int
     key: int = 0

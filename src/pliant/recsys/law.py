@@ -21,10 +21,12 @@ def log_edges(num_rows: int, num_exact: int) -> npt.NDArray[np.int64]:
 
 
 def cell_masses(edges: npt.NDArray[np.int64], exponent: float, shift: float = 0.0) -> npt.NDArray[np.float64]:
-    """Return the share (cells,) of all lookups that falls on each cell of ranks, of probability ~ (rank + shift)^-exponent.
+    """Return the share (cells,) of all lookups that falls on each cell of ranks, of probability ~ (rank +
+    shift)^-exponent.
 
     The ranks up to 1024 are summed, those beyond integrated from half a rank before to half a rank after (error of a
-    row's probability: exponent^2 / rank^2 / 12, below 1e-6). Shift 0 is Zipf's law, above 0 Mandelbrot's with a plateau.
+    row's probability: exponent^2 / rank^2 / 12, below 1e-6). Shift 0 is Zipf's law, above 0 Mandelbrot's with a
+    plateau.
     """
     ranks = np.arange(1, _EXACT + 1)
     sums = np.concatenate([[0.0], np.cumsum((ranks + shift) ** -exponent)])

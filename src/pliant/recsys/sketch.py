@@ -49,12 +49,12 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class HeavyRows:
-    """The most frequent rows in at most `capacity` counters: Misra and Gries' summary, which is Space-Saving with another
-    name for the same state, batched and mergeable as by Agarwal et al. (Mergeable Summaries, PODS 2012).
+    """The most frequent rows in at most `capacity` counters: Misra and Gries' summary, which is Space-Saving with
+    another name for the same state, batched and mergeable as by Agarwal et al. (Mergeable Summaries, PODS 2012).
 
-    When there are more rows than counters, the (capacity + 1)-th largest count is taken off all of them, and what is not
-    positive is dropped. So, of a row seen f times, `counts` says c with c <= f <= c + missed (0 for a row that is not
-    here), and missed <= (lookups - sum of counts) / (capacity + 1); after any number of batches and merges.
+    When there are more rows than counters, the (capacity + 1)-th largest count is taken off all of them, and what is
+    not positive is dropped. So, of a row seen f times, `counts` says c with c <= f <= c + missed (0 for a row that is
+    not here), and missed <= (lookups - sum of counts) / (capacity + 1); after any number of batches and merges.
     """
 
     capacity: int

@@ -1,7 +1,8 @@
 """What frequencies say about batches: different rows, rows of each owner, lookups of hot rows. Closed forms.
 
-k lookups, drawn independently, touch row i with probability 1 - (1 - p_i)^k. Lookups within a bag of a real log are without
-repetition, and sessions repeat rows, so for a log these are upper bounds; they are equal to the mean for drawn data.
+k lookups, drawn independently, touch row i with probability 1 - (1 - p_i)^k. Lookups within a bag of a real log are
+without repetition, and sessions repeat rows, so for a log these are upper bounds; they are equal to the mean for drawn
+data.
 """
 
 import math
@@ -27,8 +28,8 @@ def seen(p: Floats, num_lookups: float) -> Floats:
 def unique_rows(table: RowFrequencies, num_lookups: float, *, num_hot: float = 0) -> float:
     """Return the expected number of different rows among k lookups, sum of 1 - (1 - p_i)^k, without the hottest rows.
 
-    For a rank's batch k = samples x table.pooling, for all ranks' batches k = ranks x samples x table.pooling. The variance
-    is at most the mean. Counts of a log of N lookups know nothing rarer than 1 / N: for k up to N / 50 the
+    For a rank's batch k = samples x table.pooling, for all ranks' batches k = ranks x samples x table.pooling. The
+    variance is at most the mean. Counts of a log of N lookups know nothing rarer than 1 / N: for k up to N / 50 the
     result is within 1 %, for k = N / 10 about 5 % too low.
     """
     p, rows = table.beyond(num_hot)
@@ -40,8 +41,8 @@ def unique_by_owner(
 ) -> Floats:
     """Return the expected number of different rows (num_ranks,) among k lookups, by the rank that has them.
 
-    Row i of table t lives at rank (i + t) mod n. Rows of the head go to their owners, rows of the tail, whose ids are not
-    kept, in equal shares to all.
+    Row i of table t lives at rank (i + t) mod n. Rows of the head go to their owners, rows of the tail, whose ids are
+    not kept, in equal shares to all.
     """
     p, rows = table.beyond(num_hot)
     expected = rows * seen(p, num_lookups)
@@ -53,8 +54,8 @@ def unique_by_owner(
 def all_hot(frequencies: Frequencies, num_hot: list[int] | tuple[int, ...], *, num_samples: int = 1) -> float:
     """Return the probability that all lookups of some samples, in all tables, are of the hot rows of their table.
 
-    With h the share of lookups that the hot rows take: the product over tables of the mean of h^(bag size), to the power
-    of samples. Such a batch needs no exchange.
+    With h the share of lookups that the hot rows take: the product over tables of the mean of h^(bag size), to the
+    power of samples. Such a batch needs no exchange.
     """
     per_sample = 1.0
     for table, hot in zip(frequencies.tables, num_hot, strict=True):

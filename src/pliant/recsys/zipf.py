@@ -1,4 +1,6 @@
-"""Fit Zipf's or Mandelbrot's law to counted rows by maximum likelihood, with a confidence interval and a word of warning."""
+"""Fit Zipf's or Mandelbrot's law to counted rows by maximum likelihood, with a confidence interval and a word of
+warning.
+"""
 
 import math
 from collections.abc import Callable
@@ -44,19 +46,19 @@ class ZipfFit:
         if self.fits:
             return f"{said}; shares of lookups are within {self.distance:.3f} of the law."
         return (
-            f"{said}, but the fit is bad: shares of lookups differ from the law by up to {self.distance:.3f}, so use the "
-            "counted frequencies instead of the exponent."
+            f"{said}, but the fit is bad: shares of lookups differ from the law by up to {self.distance:.3f}, so use "
+            "the counted frequencies instead of the exponent."
         )
 
 
 def fit_zipf(table: RowFrequencies, *, plateau: bool = False) -> ZipfFit:
     """Fit the exponent, and with `plateau` the shift, to counted rows.
 
-    Maximum likelihood of the multinomial law over cells of ranks (Clauset, Shalizi and Newman, 2009, on why not to fit a
-    line). Ranks are known only from the counts themselves, which makes a law seem steeper where counts are small;
-    so only the first 0.2 sqrt(lookups) ranks are told apart, and the rest of the table is one cell. The
-    interval is from the curvature of the likelihood. It says how well the law's exponent is known if the law is right;
-    whether it is, says `distance`.
+    Maximum likelihood of the multinomial law over cells of ranks (Clauset, Shalizi and Newman, 2009, on why not to fit
+    a line). Ranks are known only from the counts themselves, which makes a law seem steeper where counts are small; so
+    only the first 0.2 sqrt(lookups) ranks are told apart, and the rest of the table is one cell. The interval is from
+    the curvature of the likelihood. It says how well the law's exponent is known if the law is right; whether it is,
+    says `distance`.
 
     Raises:
         ValueError: The frequencies are of a stated law, or there is too little to fit.
@@ -66,8 +68,8 @@ def fit_zipf(table: RowFrequencies, *, plateau: bool = False) -> ZipfFit:
     depth = min(int(_DEEP * math.sqrt(total)), table.head_ids.size, table.num_rows)
     if total <= 0 or depth < 3 or table.num_rows < 3:
         raise ValueError(
-            f"table {table.name} has {total:.0f} counted lookups of {table.head_ids.size} listed rows; a fit needs at least "
-            "225 lookups, 3 rows, and counted, not stated, frequencies."
+            f"table {table.name} has {total:.0f} counted lookups of {table.head_ids.size} listed rows; a fit needs at "
+            "least 225 lookups, 3 rows, and counted, not stated, frequencies."
         )
     edges = _edges(depth, table.num_rows)
     listed = np.concatenate([[0.0], np.cumsum(table.head_p * total)])
