@@ -217,7 +217,7 @@ def _array(values: Any) -> Ids:
 
 
 def _binned(counts: Floats, weight: float) -> tuple[Floats, Floats]:
-    """Return mean counts (bins,), falling, and rows (bins,): counts up to 32 bins of their own, then 16 per doubling."""
+    """Return mean counts (bins,), falling, and rows (bins,): a bin for each count up to 32, then 16 per doubling."""
     if not counts.size:
         return np.zeros(0), np.zeros(0)
     keys = np.where(counts <= 32, np.ceil(counts), 32 + np.ceil(16 * np.log2(np.maximum(counts, 32) / 32)))

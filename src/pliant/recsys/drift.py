@@ -18,9 +18,11 @@ class Drift:
     """Share of the earlier window's hot rows that are hot in the later one, too."""
     total_variation: float
     """Half the sum of differences of probabilities, of each hot row of either window and of all others as one: 0 where
-    the windows are equal, 1 where they share nothing. A lower bound of the distance over all rows.""" kept_share: float
+    the windows are equal, 1 where they share nothing. A lower bound of the distance over all rows."""
+    kept_share: float
     """Share of the later window's lookups that the earlier window's hot rows take; to be compared with `best_share`."""
-    best_share: float """Share of the later window's lookups that its own hot rows take."""
+    best_share: float
+    """Share of the later window's lookups that its own hot rows take."""
 
 
 def drift(earlier: RowFrequencies, later: RowFrequencies, *, num_hot: int) -> Drift:
