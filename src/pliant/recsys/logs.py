@@ -64,14 +64,15 @@ def load_movielens(folder: str | Path) -> ClickLog:
     order = np.argsort(number(inter, "timestamp:float"), kind="stable")
     users, items = inter["user_id:token"][order], inter["item_id:token"][order]
     of_user, of_item = _places(user["user_id:token"], users, "user"), _places(item["item_id:token"], items, "item")
-    ages, years = number(user, "age:token"), number(item, "release_year:token")
+    released = np.where(np.char.isdigit(item["release_year:token"]), item["release_year:token"], "")  # or "unkonwn"
+    ages, years = number(user, "age:token"), number({"year": released}, "year")
     flat = {
         "user": users,
         "item": items,
         "age": np.floor(ages / 5).astype(np.int64).astype(str)[of_user],
         "gender": user["gender:token"][of_user],
         "occupation": user["occupation:token"][of_user],
-        "year": item["release_year:token"][of_item],
+        "year": released[of_item],
     }
     return _log(
         flat=flat,
