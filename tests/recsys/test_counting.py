@@ -152,11 +152,11 @@ def test_shards_merge_to_the_whole():
 def test_ranks_gather_their_counters(capacity):
     ids = zipf_ids(40_000, 1.0, 5_000)
 
-    def one(comm):
+    def one(place):
         counter = FrequencyCounter([5_000, 7], names=["user", "day"], capacity=capacity, num_sampled=100)
-        part = np.array_split(ids, comm.size)[comm.rank]
+        part = np.array_split(ids, place.size)[place.rank]
         counter.add([part, part % 7])
-        return gathered(counter, comm).result(), counter.result()
+        return gathered(counter, place.comm).result(), counter.result()
 
     results = run_world(3, one)
     for t in range(2):

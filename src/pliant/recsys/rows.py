@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ class RowFrequencies:
     bag_shares: Floats = field(default_factory=lambda: np.array([0.0, 1.0]))
     """float64 (sizes,), share of samples whose bag has 0, 1, 2, ... lookups; the last of 257 means 256 and more"""
     missed_p: float = 0.0
-    """What the probability of a row of the head may be off by, at most, through bounded memory; 0: counted exactly."""
+    """How much too large a probability of the head may be, through bounded memory; 0: counted exactly."""
 
     @property
     def empty_share(self) -> float:
@@ -153,12 +154,12 @@ class Frequencies:
 
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(arrays.pop("header").tobytes())
-        except (ValueError, KeyError, EOFError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
+        except FileNotFoundError:
+            raise
+        except (ValueError, KeyError, EOFError, OSError, BadZipFile) as error:
             raise ValueError(
                 f"{path} holds no Frequencies ({error}); give a file that Frequencies.save wrote."
             ) from None
