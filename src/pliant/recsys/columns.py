@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import io
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,32 +18,37 @@ Columns = dict[str, npt.NDArray[np.str_]]
 _MISSING = ("", "NA", "nan", "None")
 
 
-def read_columns(text: str, name: str, separator: str) -> Columns:
-    """Read text with a header line into columns of text (lines,).
+def read_columns(text: str, name: str, separator: str, wanted: Sequence[str]) -> Columns:
+    """Read text with a header line into the wanted columns of text (lines,).
 
     Raises:
-        ValueError: A line has more or fewer cells than the header, or there are no lines.
+        ValueError: A column is missing, a line has more or fewer cells than the header, or there are no lines.
 
     """
-    lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
-    header, body = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
-    for n, line in enumerate(body, 2):
-        if len(line) != len(header):
-            raise ValueError(f"line {n} of {name} has {len(line)} cells, its header {len(header)}.")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    header = next(lines, [])
+    for column in wanted:
+        if column not in header:
+            raise ValueError(f"{name} has no column {column!r}; it has {', '.join(header)}.")
+    pick = itemgetter(*(header.index(column) for column in wanted), 0)  # one more, so that it is always a tuple
+    body: list[tuple[str, ...]] = []
+    for line in lines:
+        if line and len(line) != len(header):
+            raise ValueError(f"line {lines.line_num} of {name} has {len(line)} cells, its header {len(header)}.")
+        if line:
+            body.append(pick(line))
     if not body:
         raise ValueError(f"{name} has no lines after its header.")
-    return {column: np.array(values) for column, values in zip(header, zip(*body, strict=True), strict=True)}
+    return {column: np.array(values) for column, values in zip(wanted, zip(*body, strict=True), strict=False)}
 
 
 def number(columns: Columns, name: str) -> npt.NDArray[np.float64]:
     """Return a column of numbers, float64 (lines,), NaN where one is missing.
 
     Raises:
-        ValueError: There is no such column, or something else is in it.
+        ValueError: Something else is in it.
 
     """
-    if name not in columns:
-        raise ValueError(f"there is no column {name!r}; there are {', '.join(columns)}.")
     values = columns[name]
     try:
         return np.where(np.isin(values, _MISSING), "nan", values).astype(np.float64)
@@ -55,12 +62,12 @@ def first_sight(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], in
 
     Row 0 is for what is missing.
     """
-    known, first, which = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(np.where(np.isin(known, _MISSING), -1, first), kind="stable")
-    missing = int(np.isin(known, _MISSING).sum())
-    row = np.zeros(known.size, np.int64)
-    row[order[missing:]] = np.arange(1, known.size - missing + 1)
-    return row[which], known.size - missing + 1
+    row = dict.fromkeys(_MISSING, 0)
+    next_row = 1
+    for value in values.tolist():
+        if row.setdefault(value, next_row) == next_row:
+            next_row += 1
+    return np.fromiter(map(row.__getitem__, values.tolist()), np.int64, values.size), next_row
 
 
 def bags(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:

@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,15 @@ __all__ = ["ClickLog", "criteo_batches", "load_flights", "load_movielens", "load
 
 _NUM_CATEGORIES = 26
 _LATE_MINUTES = 15
+_RATINGS = {
+    "inter": ("user_id:token", "item_id:token", "rating:float", "timestamp:float"),
+    "user": ("user_id:token", "age:token", "gender:token", "occupation:token"),
+    "item": ("item_id:token", "release_year:token", "class:token_seq"),
+}
+_FLIGHTS = (
+    *("year", "month", "day", "sched_dep_time", "sched_arr_time", "arr_delay", "carrier", "flight", "tailnum"),
+    *("origin", "dest", "distance", "hour"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,9 +66,10 @@ def load_movielens(folder: str | Path) -> ClickLog:
         ValueError: A file is missing, or has other columns.
 
     """
-    inter = read_columns(_text(Path(folder), "ml-100k.inter"), "ml-100k.inter", "\t")
-    user = read_columns(_text(Path(folder), "ml-100k.user"), "ml-100k.user", "\t")
-    item = read_columns(_text(Path(folder), "ml-100k.item"), "ml-100k.item", "\t")
+    inter, user, item = (
+        read_columns(_text(Path(folder), f"ml-100k.{part}"), f"ml-100k.{part}", "\t", columns)
+        for part, columns in _RATINGS.items()
+    )
     order = np.argsort(number(inter, "timestamp:float"), kind="stable")
     users, items = inter["user_id:token"][order], inter["item_id:token"][order]
     of_user, of_item = _places(user["user_id:token"], users, "user"), _places(item["item_id:token"], items, "item")
@@ -94,7 +103,7 @@ def load_flights(folder: str | Path) -> ClickLog:
         ValueError: There is no such file, or it has other columns.
 
     """
-    raw = read_columns(_text(Path(folder), "flights.csv"), "flights.csv", ",")
+    raw = read_columns(_text(Path(folder), "flights.csv"), "flights.csv", ",", _FLIGHTS)
     delay = raw["arr_delay"]
     flown = ~np.isin(delay, ("", "NA"))
     dates = _dates(raw)
@@ -129,13 +138,11 @@ def load_table(
         ValueError: A column is missing or a value is not what it should be.
 
     """
-    columns = _parquet(Path(path)) if Path(path).suffix == ".parquet" else None
-    if columns is None:
-        columns = read_columns(Path(path).read_text(encoding="utf-8"), str(path), separator)
     wanted = [label, *categories, *dense, *([time] if time else [])]
-    for name in wanted:
-        if name not in columns:
-            raise ValueError(f"{path} has no column {name!r}; it has {', '.join(columns)}.")
+    if Path(path).suffix == ".parquet":
+        columns = _parquet(Path(path), wanted)
+    else:
+        columns = read_columns(Path(path).read_text(encoding="utf-8"), str(path), separator, wanted)
     if unknown := sorted(set(num_rows or {}) - set(categories)):
         raise ValueError(f"num_rows names {unknown[0]!r}, but the categories are {', '.join(categories)}.")
     clicked = number(columns, label)
@@ -279,14 +286,16 @@ def _dates(raw: Columns) -> npt.NDArray[np.datetime64]:
     return np.array(_joined(_joined(raw["year"], month), day), dtype="datetime64[D]")
 
 
-def _parquet(path: Path) -> dict[str, Any]:
+def _parquet(path: Path, wanted: Sequence[str]) -> Columns:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
         raise ValueError(
             f"{path} is a Parquet file, and pyarrow, which reads it, is not installed; install it, or give CSV."
         ) from None
-    table = parquet.read_table(path)
-    return {
-        name: np.array(["" if v is None else str(v) for v in table[name].to_pylist()]) for name in table.column_names
-    }
+    has = parquet.read_schema(path).names
+    for column in wanted:
+        if column not in has:
+            raise ValueError(f"{path} has no column {column!r}; it has {', '.join(has)}.")
+    table = parquet.read_table(path, columns=list(wanted))
+    return {name: np.array(["" if v is None else str(v) for v in table[name].to_pylist()]) for name in wanted}

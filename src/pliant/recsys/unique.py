@@ -30,7 +30,7 @@ def unique_rows(table: RowFrequencies, num_lookups: float, *, num_hot: float = 0
 
     For a rank's batch k = samples x table.pooling, for all ranks' batches k = ranks x samples x table.pooling. The
     variance is at most the mean. Counts of a log of N lookups know nothing rarer than 1 / N: for k up to N / 50 the
-    result is within 1 %, for k = N / 10 about 5 % too low.
+    result is within about 1 %, for k = N / 10 about 4 % too low.
     """
     p, rows = table.beyond(num_hot)
     return float(rows @ seen(p, num_lookups))
