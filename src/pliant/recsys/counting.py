@@ -17,9 +17,9 @@ Floats = npt.NDArray[np.float64]
 _WAITING = 2**17
 _BAG_SIZES = 257
 _SURE = 2.0
-"""A row is listed in the head if its count is at least so many times what may be missing from it. Rows as
-frequent as this were there each time that something was taken off, so all of it is given back: at most half too much, in
-practice none."""
+"""A row is listed in the head if its count is at least so many times what may be missing from it. Rows as frequent as
+this were there each time that something was taken off, so all of it is given back: at most half too much, in practice
+none."""
 
 
 class TableCounter:

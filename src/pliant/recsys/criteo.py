@@ -1,6 +1,15 @@
-"""What is published of the Criteo Terabyte click log: sizes of its tables, columns of its files."""
+"""What is published of the Criteo Terabyte click log: sizes of its tables, and the format of its files."""
 
-__all__ = ["CRITEO_BAGS", "CRITEO_ROWS", "NUM_DENSE"]
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pliant.recsys.batch import ClickBatch
+from pliant.recsys.columns import hash_rows
+
+__all__ = ["CRITEO_BAGS", "CRITEO_ROWS", "NUM_DENSE", "criteo_batches"]
 
 CRITEO_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
@@ -13,3 +22,54 @@ CRITEO_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100,
 
 NUM_DENSE = 13
 """Features of a sample that are numbers."""
+
+_NUM_CATEGORIES = len(CRITEO_ROWS)
+
+
+def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: int) -> Iterator[ClickBatch]:
+    """Read a Criteo click log, the user's own copy, in batches as it streams by.
+
+    A line is: label, 13 whole numbers, 26 categories of 8 hexadecimal digits, with tabs between; any may be missing but
+    the label. Numbers become log(1 + max(x, 0)), 0 if missing. A category is hashed into rows 1 ... num_rows - 1, with
+    its column; missing is row 0.
+
+    Raises:
+        ValueError: A line has another form, which the message numbers.
+
+    """
+    if len(num_rows) != _NUM_CATEGORIES or min(num_rows) < 2 or num_samples < 1:
+        raise ValueError(
+            f"Criteo has {_NUM_CATEGORIES} categories of at least 2 rows each and batches of at least 1, not "
+            f"{len(num_rows)} of at least {min(num_rows, default=0)} and batches of {num_samples}."
+        )
+    with Path(path).open(encoding="ascii") as file:
+        lines: list[list[str]] = []
+        for n, line in enumerate(file, 1):
+            cells = line.rstrip("\r\n").split("\t")
+            if len(cells) != 1 + NUM_DENSE + _NUM_CATEGORIES or cells[0] not in ("0", "1"):
+                raise ValueError(
+                    f"line {n} of {path} has {len(cells)} cells and label {cells[0]!r}; a Criteo log has "
+                    f"{1 + NUM_DENSE + _NUM_CATEGORIES} and label 0 or 1."
+                )
+            lines.append(cells)
+            if len(lines) == num_samples:
+                yield _criteo(lines, num_rows, f"{path}, near line {n}")
+                lines = []
+        if lines:
+            yield _criteo(lines, num_rows, f"{path}, at its end")
+
+
+def _criteo(lines: list[list[str]], num_rows: Sequence[int], where: str) -> ClickBatch:
+    cells = np.array(lines)  # (samples, 40) of text
+    try:
+        dense = np.where(cells[:, 1:14] == "", "0", cells[:, 1:14]).astype(np.float64)
+        tokens = [[int(x, 16) if x else -1 for x in column] for column in cells[:, 14:].T.tolist()]
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; 13 whole numbers and 26 hexadecimal categories are expected.") from None
+    ids = [hash_rows(np.array(column), rows, t) for t, (column, rows) in enumerate(zip(tokens, num_rows, strict=True))]
+    return ClickBatch(
+        dense=torch.from_numpy(np.log1p(np.maximum(dense, 0)).astype(np.float32)),
+        ids=tuple(map(torch.from_numpy, ids)),
+        offsets=(torch.arange(len(lines)),) * _NUM_CATEGORIES,
+        label=torch.from_numpy((cells[:, 0] == "1").astype(np.float32)),
+    )
