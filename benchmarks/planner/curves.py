@@ -104,7 +104,7 @@ def simulator_alone(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
     """By the simulator's order, as it is given."""
     genes = list(table.cost_s)
     log_s = Predictor(table.cell.physics, seed).simulated(genes)
-    ratio = [table.space.quality.ratio(g) or 1.0 for g in genes]
+    ratio = [table.space.quality.factor(g) for g in genes]
     yield from (genes[k] for k in np.argsort(log_s + np.log(ratio)))
 
 
@@ -203,7 +203,7 @@ def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Gen
     space = Listed(workload, network.topology, Quality(budget=budget))
     kept = {t.genes: t for t in cell.trials if t.genes in plans}
     space.known = frozenset(kept)
-    cost_s = {g: t.step_s * (space.quality.ratio(g) or 1.0) for g, t in kept.items()}
+    cost_s = {g: t.step_s * space.quality.factor(g) for g, t in kept.items()}
     return Table(cell=cell, space=space, cost_s=cost_s, trials=kept)
 
 

@@ -80,7 +80,7 @@ def plan(
 
     def to_accuracy_s(plans: list[Genes]) -> list[float]:
         steps_s = step_s(given, [genes.plan() for genes in plans])
-        return [s * (space.quality.ratio(genes) or 1.0) for s, genes in zip(steps_s, plans, strict=True)]
+        return [s * space.quality.factor(genes) for s, genes in zip(steps_s, plans, strict=True)]
 
     seeds = {**BUILDERS, **budgeted_seeds(given, space.quality, step_s, budget=error_budget)}
     found = _searched(space, to_accuracy_s, seeds, candidates, seed)
@@ -139,7 +139,7 @@ def _show(found: list[tuple[Genes, float]], space: Space, seeds: Mapping[str, Ge
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
     rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BUILDERS.values()]
     for k, (genes, seconds) in enumerate(rows):
-        ratio = space.quality.ratio(genes) or 1.0
+        ratio = space.quality.factor(genes)
         of = f"{seconds / found[0][1]:.2f}x"
         table.add_row(
             str(k + 1) if k < _SHOWN else "",

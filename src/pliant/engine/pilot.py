@@ -233,7 +233,7 @@ class Pilot:
             (
                 to_json(trial.genes.plan("auto")),
                 all(FAMILIES[gene.family].exact for gene in trial.genes.genes),
-                quality.ratio(trial.genes) or 1.0,
+                quality.factor(trial.genes),
                 trial.step_s,
             )
             for trial in finalists
@@ -275,7 +275,7 @@ def _learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | N
 def _finalists(found: Found, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
     """Return the best of a search, best first, or what is in force if that is about as good."""
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
-    cost_s = {t.genes: t.step_s * (quality.ratio(t.genes) or 1.0) for t in sound}
+    cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}
     least_s = min(cost_s.values())
     if in_force is not None and cost_s[in_force.genes] <= _LEAVE_ABOVE * least_s:
         return [in_force]

@@ -68,6 +68,10 @@ class Quality:
         known = [ratio for ratio in found if ratio is not None]
         return max(known) if len(known) == len(found) else None
 
+    def factor(self, genes: Genes) -> float:
+        """Return by how much a plan's step time counts more: its ratio, or 1 if nobody knows it."""
+        return self.ratio(genes) or 1.0
+
     def admits(self, gene: Gene) -> bool:
         """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact."""
         ratio = self.ratio_of(gene)

@@ -175,7 +175,7 @@ class _Book:
         return self._cost(self.sound[0]) if self.sound else float("inf")
 
     def limit_s(self, genes: Genes) -> float:
-        return _RACE * self.least / (self._space.quality.ratio(genes) or 1.0)
+        return _RACE * self.least / self._space.quality.factor(genes)
 
     def close(self, stopped: str) -> Found:
         if not self.sound:
@@ -184,13 +184,13 @@ class _Book:
         return Found(best=self.sound[0].genes, trials=tuple(self.trials), stopped=stopped)
 
     def _cost(self, trial: Trial) -> float:
-        return trial.step_s * (self._space.quality.ratio(trial.genes) or 1.0)
+        return trial.step_s * self._space.quality.factor(trial.genes)
 
 
 def _costs(model: Model, space: Space, plans: Sequence[Genes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the logarithm of predicted time per step of exact training, and its standard deviation."""
     mean, deviation = model.predict(plans)
-    return mean + np.log([space.quality.ratio(genes) or 1.0 for genes in plans]), deviation
+    return mean + np.log([space.quality.factor(genes) for genes in plans]), deviation
 
 
 def _candidates(
