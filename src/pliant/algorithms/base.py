@@ -24,6 +24,7 @@ __all__ = [
     "Slots",
     "StartsFromOptimizer",
     "State",
+    "unwrapped",
 ]
 
 Slots = Mapping[str, tuple[int, ...] | None]
@@ -200,3 +201,10 @@ class FeelsCurvature(Protocol):
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the elements of each contiguous block of a parameter of this shape; none if it is not looked at."""
         ...
+
+
+def unwrapped(algorithm: Algorithm) -> Algorithm:
+    """Return what exchanges: the innermost of combinators that hold one algorithm, or the algorithm itself."""
+    while (inner := getattr(algorithm, "inner", None)) is not None:
+        algorithm = inner
+    return algorithm

@@ -17,6 +17,7 @@ from pliant.algorithms.base import (
     Slots,
     StartsFromOptimizer,
     State,
+    unwrapped,
 )
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
@@ -154,7 +155,7 @@ class After:
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Let both look at the optimizer."""
         for each in (self.first, self.then):
-            inner = getattr(each, "inner", each)
+            inner = unwrapped(each)
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(optimizer)
 
@@ -162,7 +163,7 @@ class After:
         """Let both begin from the optimizer's state."""
         first = {k.removeprefix("first/"): v for k, v in slots.items() if k.startswith("first/")}
         for each, own in ((self.first, first), (self.then, slots)):
-            inner = getattr(each, "inner", each)
+            inner = unwrapped(each)
             if isinstance(inner, StartsFromOptimizer):
                 inner.start_from(optimizer, parameter, own)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pliant.algorithms.base import CURVATURE, FeelsCurvature
+from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, unwrapped
+from pliant.algorithms.timing import After
 from pliant.curvature import find_logits
 from pliant.engine.store import Store
 from pliant.spec import CurvatureSpec
@@ -110,8 +111,9 @@ def felt_in(store: Store) -> Felt | None:
     return Felt(spec=next(iter(specs)), numels=numels, slots=slots, sent_numel=sent_numel)
 
 
-def _feeling(algorithm: object) -> list[FeelsCurvature]:
+def _feeling(algorithm: Algorithm) -> list[FeelsCurvature]:
     """Return what feels in an algorithm: itself, or the members of a combinator."""
-    members = [getattr(algorithm, part, None) for part in ("inner", "first", "then")]
-    own = [algorithm] if isinstance(algorithm, FeelsCurvature) else []
-    return own + [found for member in members if member is not None for found in _feeling(member)]
+    own = unwrapped(algorithm)
+    if isinstance(own, After):
+        return _feeling(own.first) + _feeling(own.then)
+    return [own] if isinstance(own, FeelsCurvature) else []

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer
+from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer, unwrapped
 from pliant.collectives import place
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import by_hosts
@@ -119,7 +118,7 @@ class Maker:
             self._know_hosts()
         store = Store(self._parameters, choices, self._comms)
         for algorithm in store.algorithms.values():
-            inner: Any = getattr(algorithm, "inner", algorithm)
+            inner = unwrapped(algorithm)
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(self._optimizer)
         self._place(store)
@@ -128,7 +127,7 @@ class Maker:
             old.hand_back()
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store)
         for name, parameter in self._parameters.items():
-            inner = getattr(store.algorithms[choices[name]], "inner", store.algorithms[choices[name]])
+            inner = unwrapped(store.algorithms[choices[name]])
             if isinstance(inner, StartsFromOptimizer):
                 inner.start_from(self._optimizer, parameter, store.tensors[name])
         exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
