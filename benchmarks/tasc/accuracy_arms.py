@@ -10,6 +10,7 @@ from torch import nn
 import pliant
 from pliant.algorithms import Algorithm
 from pliant.cli.bench.peers import peer
+from pliant.engine.choose import ONE_BUCKET_BYTES
 from pliant.spec import Match, Rule, SyncPlan
 
 RATIOS = (10, 30, 130, 300)
@@ -18,7 +19,6 @@ BLOCK = 64
 POWERS = (0.0, 0.5, 1.0)
 BLOCKS = (0, 16, 32, 64, 128)
 """Elements of a block of tasc; 0: whole rows."""
-_ONE_BUCKET_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Arm:
         if not self.whole:
             small = [name for name, parameter in model.named_parameters() if parameter.dim() < 2]
             rules = [*(Rule(match=Match(pattern=name)) for name in small), *rules]
-        return SyncPlan(rules=tuple(rules), bucket_bytes=_ONE_BUCKET_BYTES, name=self.name)
+        return SyncPlan(rules=tuple(rules), bucket_bytes=ONE_BUCKET_BYTES, name=self.name)
 
 
 def _tasc(power: float, block: int, ratios: tuple[int, ...]) -> Arm:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from pliant.engine.choose import ONE_BUCKET_BYTES
 from pliant.spec import SyncPlan
 
 WORKERS = 4
@@ -93,7 +94,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, step: int, total: int) -> None:
 
 def dense_bytes(task: Task, kind: str) -> float:
     """Return the bytes per step of all workers of a dense float32 all-reduce, as counted."""
-    plan = SyncPlan(rules=(pliant.spec.Rule(),), bucket_bytes=1 << 40)
+    plan = SyncPlan(rules=(pliant.spec.Rule(),), bucket_bytes=ONE_BUCKET_BYTES)
     return trained(task, plan, kind, 0, 2, judged=False).sent_bytes
 
 

@@ -46,6 +46,7 @@ from pliant.cli.bench.images import Images
 from pliant.cli.bench.peers import peer_plan
 from pliant.cli.bench.setup import PEER_ARMS, PLIANT_ARMS, known, settings_of
 from pliant.comm import Comm, own_group, run_world
+from pliant.engine.choose import ONE_BUCKET_BYTES
 from pliant.spec import Match, Rule
 from pliant.spec.files import write_atomically
 
@@ -87,7 +88,7 @@ class Training:
         *spared, rule = named.rules
         small = [name for name, parameter in model.named_parameters() if parameter.dim() < 2] if spared else []
         rules = (*(Rule(match=Match(pattern=name)) for name in small), rule)
-        return replace(named, rules=rules, bucket_bytes=1 << 40)
+        return replace(named, rules=rules, bucket_bytes=ONE_BUCKET_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,13 @@ from pliant.algorithms.partition import plan_of
 from pliant.comm.base import Comm
 from pliant.spec import Match, Rule, SyncPlan, load
 
-__all__ = ["SPARED_NUMEL", "What", "agree_on", "plan_from", "recommended"]
+__all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "What", "agree_on", "plan_from", "recommended"]
 
 SPARED_NUMEL = 8192
 """Parameters of at most so many elements are averaged exactly when a lossy algorithm is asked for by name."""
 
-_ONE_BUCKET_BYTES = 1 << 40
+ONE_BUCKET_BYTES = 1 << 40
+"""The size of a plan's buckets that leaves all of a model in one, so that one budget is divided among all of it."""
 
 What = str | Path | SyncPlan | Algorithm
 
@@ -43,7 +44,7 @@ def recommended(algorithm: Algorithm, name: str) -> SyncPlan:
     """
     choice = algorithm.choice
     if choice.collective == "blocks":  # spares what is small by itself; in one bucket, so that one budget is for all
-        return replace(plan_of(algorithm, name), bucket_bytes=_ONE_BUCKET_BYTES)
+        return replace(plan_of(algorithm, name), bucket_bytes=ONE_BUCKET_BYTES)
     packed = choice.collective == "low_rank"  # sends what is not worth factoring whole, in messages of its own
     if choice.feedback == "none" or choice.what != "gradient" or packed:
         return plan_of(algorithm, name)

@@ -8,12 +8,11 @@ from pliant.cli.bench.peers.layered import UniformBlocks
 from pliant.cli.bench.peers.oktopk import OkTopk
 from pliant.cli.bench.peers.scalecom import ScaleCom
 from pliant.cli.bench.peers.sparcml import SparCml
-from pliant.engine.choose import SPARED_NUMEL
+from pliant.engine.choose import ONE_BUCKET_BYTES, SPARED_NUMEL
 from pliant.spec import Match, Rule, SyncPlan
 
 __all__ = ["peer", "peer_plan", "register_peers"]
 
-_ONE_BUCKET_BYTES = 1 << 40
 _OWN: dict[str, Callable[..., Algorithm]] = {
     "sparcml": SparCml,
     "oktopk": OkTopk,
@@ -64,4 +63,4 @@ def peer_plan(name: str, settings: Mapping[str, float], title: str = "") -> Sync
     What counts as small is the same as for Pliant's algorithms when they are asked for by name.
     """
     rules = (Rule(match=Match(max_numel=SPARED_NUMEL)), Rule(choice=peer(name, settings).choice))
-    return SyncPlan(rules=rules, bucket_bytes=_ONE_BUCKET_BYTES, name=title or name)
+    return SyncPlan(rules=rules, bucket_bytes=ONE_BUCKET_BYTES, name=title or name)
