@@ -177,10 +177,10 @@ class Pilot:
         else:
             best = shared[0] if shared else _Finalist(exact, True, 1.0, math.nan)
             gains, adopted, expected_s = (1.0,), False, best.tried_s
-        self._run.switch(best.plan if adopted else exact)
+        chosen = best.plan if adopted else exact
+        self._run.switch(chosen)
         self._is_exact = best.is_exact or not adopted
-        in_force_now = best.plan if adopted else exact
-        self._genes = next((t.genes for t in finalists if t.genes.plan().hash == in_force_now.hash), _EXACT)
+        self._genes = next((t.genes for t in finalists if t.genes.plan().hash == chosen.hash), _EXACT)
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         self.explanation = f"{share_text(why, self._comm)}\n{self._advise(workload)}"
         return expected_s
