@@ -33,7 +33,7 @@ class _Workspace:
         """Of the parameters that have blocks."""
         self.mask = LedMask(self.grid, comm)
         self.scores = ScoreMean(len(self.grid.starts), comm, bucket.flat.device)
-        self._comm, self._ratio = comm, 0.0
+        self.comm, self._ratio = comm, 0.0
         self._carry: Callable[..., Carried] | None = None
 
     def carrier(self, ratio: float) -> Callable[..., Carried]:
@@ -42,11 +42,11 @@ class _Workspace:
             selection, whole = self.grid.parts.selection, self.grid.parts.is_whole(ratio)
             self._ratio = ratio
             if selection.agreement != "local" or whole:
-                self._carry = AgreedBlocks(self.grid, ratio, self._comm)
+                self._carry = AgreedBlocks(self.grid, ratio, self.comm)
             elif selection.topology is not None:
-                self._carry = ScheduledBlocks(self.grid, selection.topology, self._comm)
+                self._carry = ScheduledBlocks(self.grid, selection.topology, self.comm)
             else:
-                self._carry = GatheredBlocks(self.grid, ratio, self._comm)
+                self._carry = GatheredBlocks(self.grid, ratio, self.comm)
         return self._carry
 
     def gathered(self, slots: Mapping[str, Tensor]) -> Tensor:
@@ -143,10 +143,11 @@ class Tasc:
         x = self._accumulated(g, state) if finite else g
         whole = work.grid.parts.is_whole(ratio)
         told, dial = g.new_empty(0), moment.dial
+        waited = work.gathered(state.of.get("age", {}))  # no parameter may have blocks
         chosen = torch.ones_like(work.grid.starts, dtype=torch.bool)
         if not whole:
-            scores, told = self._scores(x, state, course)
-            chosen = self._chosen(scores, state, course, comm, ratio, 1 if dial is None else dial.reuse)
+            scores, told = self._scores(x, waited, state, course)
+            chosen = self._chosen(scores, waited, state, course, ratio, 1 if dial is None else dial.reuse)
         carried: Carried = work.carrier(ratio)(x, chosen, told, poisoned=not finite)
         if not carried.sound:
             g.fill_(torch.nan)
@@ -156,7 +157,7 @@ class Tasc:
         self._take(carried, g, state)
         if self.momentum and self.feedback == "worker" and not whole:
             state.flat["velocity"][work.grid.elements(chosen)] = 0
-        self._note(chosen, carried.told, state, course)
+        self._note(chosen, carried.told, waited, state, course)
         square = float(g.square().sum()) if self.selection.relief > 1 else 0.0
         course.went_on(self.selection, square, moment.lr)
         course.write(state.of["course"])
@@ -170,7 +171,7 @@ class Tasc:
             return state.flat["residual"].add_(update)
         return torch.sub(update, state.flat["estimate"], out=g)
 
-    def _scores(self, x: Tensor, state: State, course: Course) -> tuple[Tensor, Tensor]:
+    def _scores(self, x: Tensor, waited: Tensor, state: State, course: Course) -> tuple[Tensor, Tensor]:
         """Return squared norms of blocks, (num_blocks,), and those that are told behind the values, (num_told,)."""
         work, selection = state.workspace, self.selection
         own = work.grid.squares(x)
@@ -178,7 +179,7 @@ class Tasc:
             return _finite(own), own[:0]
         if selection.rescore == 1:
             return _finite(work.scores(own)), own[:0]
-        waits = work.gathered(state.of["age"]) + 1
+        waits = waited + 1
         rates = work.gathered(state.of["score"])
         if not rates.any():  # at the start, all are told in a message of their own
             rates = _finite(work.scores(own)) / waits
@@ -189,13 +190,13 @@ class Tasc:
         """Return the blocks whose scores are told in this exchange."""
         return slice(int(course.count) % self.selection.rescore, None, self.selection.rescore)
 
-    def _chosen(self, squares: Tensor, state: State, course: Course, comm: Comm, ratio: float, reuse: int) -> Tensor:
+    def _chosen(self, scores: Tensor, waited: Tensor, state: State, course: Course, ratio: float, reuse: int) -> Tensor:
         """Return the blocks to send, bool (num_blocks,)."""
         work, leads = state.workspace, self.selection.agreement == "leader"
-        leader = int(course.count) % comm.size
-        if leads and comm.rank != leader:
+        leader = int(course.count) % work.comm.size
+        if leads and work.comm.rank != leader:
             return work.mask(None, leader)
-        density = self._density(squares, state, ratio)
+        density = self._density(scores, waited, state, ratio)
         grid, room = work.grid, work.grid.parts.room(ratio)
         due = leads or course.count % (self.selection.resolve * reuse) == 0
         if anew := due or abs(course.divided_for - ratio) > 1e-6 * ratio:
@@ -209,10 +210,9 @@ class Tasc:
             course.divided_for = 0.0 if leads else ratio  # alike on all ranks
         return work.mask(chosen, leader) if leads else chosen
 
-    def _density(self, squares: Tensor, state: State, ratio: float) -> Tensor:
+    def _density(self, squares: Tensor, waited: Tensor, state: State, ratio: float) -> Tensor:
         """Return h^p |v_b|^2 (1 + age ratio w_b) / c_b, (num_blocks,)."""
         work = state.workspace
-        waited = work.gathered(state.of["age"])
         density = squares * (1 + self.selection.age * ratio * waited) / work.grid.numels
         power = float(next(iter(state.of["power"].values())))
         if power and self.curvature is not None:
@@ -234,12 +234,12 @@ class Tasc:
         if out is not g:
             g.copy_(out)
 
-    def _note(self, chosen: Tensor, told: Tensor | None, state: State, course: Course) -> None:
+    def _note(self, chosen: Tensor, told: Tensor | None, waited: Tensor, state: State, course: Course) -> None:
         """Keep how long each block has waited, and what its squared norm has grown by in each exchange meanwhile."""
         work = state.workspace
         if not work.names:
             return
-        waits = work.gathered(state.of["age"]) + 1
+        waits = waited + 1
         if told is not None:
             rates, among = work.gathered(state.of["score"]), self._among(course)
             rates[among] = _finite(told) / waits[among]
