@@ -99,34 +99,29 @@ def test_each_does_what_its_paper_says(name, size):
 
 def test_the_paper_of_gtopk_loses_what_a_merge_drops_of_a_place_that_arrives():
     """Ranks 0 and 1 merge place 2 away, ranks 2 and 3 bring it: it arrives without what the first two had."""
-    rows = [[9, 0, 1, 0], [9, 0, 1, 0], [0, 0, 20, 1], [0, 0, 20, 1]]
 
-    def body(place, kept):
-        bucket = Bucket(name="b", spans=spans_of(["p"], [(4,)]), flat=torch.tensor(rows[place.rank]).float())
-        algorithm = GTopK(ratio=0.5, kept=kept)
-        state = State(flat={"residual": torch.zeros(4)}, workspace=algorithm.prepare(bucket, place.comm))
-        algorithm.on_ready(bucket, state, place.comm, Moment(step=0, seed=0))
-        return bucket.flat * 4, state.flat["residual"]
+    def merged(rows, ratio, kept):
+        """What comes out, and what is left behind by all ranks."""
+
+        def body(place):
+            bucket = Bucket(name="b", spans=spans_of(["p"], [(4,)]), flat=torch.tensor(rows[place.rank]).float())
+            algorithm = GTopK(ratio=ratio, kept=kept)
+            state = State(flat={"residual": torch.zeros(4)}, workspace=algorithm.prepare(bucket, place.comm))
+            algorithm.on_ready(bucket, state, place.comm, Moment(step=0, seed=0))
+            return bucket.flat * 4, state.flat["residual"]
+
+        outs, residuals = zip(*run_world(4, body, timeout_s=20), strict=True)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        return outs[0].tolist(), sum(residuals).tolist()
 
     # k = 2: each pair holds places 0 and 2, or 2 and 3; merged in the tree, 2 (40) and 0 (18) are left.
+    rows = [[9, 0, 1, 0], [9, 0, 1, 0], [0, 0, 20, 1], [0, 0, 20, 1]]
     for kept in (0, 1):
-        results = run_world(4, lambda place, kept=kept: body(place, kept), timeout_s=20)
-        assert all(out.tolist() == [18, 0, 42, 0] for out, _ in results)
-        assert sum(residual for _, residual in results).tolist() == [0, 0, 0, 2]
+        assert merged(rows, 0.5, kept) == ([18, 0, 42, 0], [0, 0, 0, 2])
     # k = 1: place 2 of the first pair is never sent, so it stays at home.
     rows = [[9, 0, 8, 0], [0, 0, 8, 0], [0, 0, 20, 1], [0, 0, 20, 1]]
-
-    def one(place, kept):
-        bucket = Bucket(name="b", spans=spans_of(["p"], [(4,)]), flat=torch.tensor(rows[place.rank]).float())
-        algorithm = GTopK(ratio=0.25, kept=kept)
-        state = State(flat={"residual": torch.zeros(4)}, workspace=algorithm.prepare(bucket, place.comm))
-        algorithm.on_ready(bucket, state, place.comm, Moment(step=0, seed=0))
-        return bucket.flat * 4, state.flat["residual"]
-
     for kept, left in ((0, [9, 0, 8, 2]), (1, [9, 0, 16, 2])):  # rank 0 kept its 9, and dropped rank 1's 8
-        results = run_world(4, lambda place, kept=kept: one(place, kept), timeout_s=20)
-        assert all(out.tolist() == [0, 0, 40, 0] for out, _ in results)
-        assert sum(residual for _, residual in results).tolist() == left
+        assert merged(rows, 0.25, kept) == ([0, 0, 40, 0], left)
 
 
 def test_a_low_pass_filter_keeps_beta_of_what_was_not_sent():
