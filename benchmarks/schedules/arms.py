@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pliant.collectives import AgreedBlocks, BlockGrid
-from pliant.comm import Comm
+from pliant.comm import Comm, share_text
 from pliant.schedules import (
     Candidate,
     Collective,
@@ -301,7 +301,7 @@ def _improved(given: Given, best: Candidate, limit_s: float) -> list[Arm]:
     if limit_s > 0 and given.comm.rank == 0:
         found = _asked(given, best, limit_s)
     arms: list[Arm] = []
-    for name, told in _told(found, given.comm).items():
+    for name, told in json.loads(share_text(json.dumps(found), given.comm)).items():
         if "schedule" not in told:
             if given.comm.rank == 0:
                 print(f"{name}: {told['why']}", flush=True)
@@ -332,15 +332,6 @@ def _asked(given: Given, best: Candidate, limit_s: float) -> dict[str, Any]:
         if better is best:
             found[name] = {"why": f"nothing faster than {best.name} in {limit_s:g} s"}
     return found
-
-
-def _told(found: dict[str, Any], comm: Comm) -> dict[str, Any]:
-    text = torch.from_numpy(np.frombuffer(json.dumps(found).encode(), dtype=np.uint8).copy())
-    length = torch.tensor([len(text)])
-    comm.broadcast(length, 0).wait()
-    text = text if comm.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-    comm.broadcast(text, 0).wait()
-    return json.loads(bytes(text.numpy()))
 
 
 def _sparse(given: Given) -> Arm:

@@ -5,6 +5,7 @@ from pliant.comm.faulty import FaultyComm
 from pliant.comm.hierarchical import HierarchicalComm, by_hosts
 from pliant.comm.process_group import ProcessGroupComm, own_group
 from pliant.comm.recorded import RecordedComm
+from pliant.comm.sharing import share_text
 from pliant.comm.threads import Place, run_world
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "by_hosts",
     "own_group",
     "run_world",
+    "share_text",
 ]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from pliant.comm.base import Comm
+from pliant.comm.sharing import share_text
 from pliant.engine.bounds import Bounds, Judge, Verdict
 from pliant.engine.figures import Lookout
 from pliant.engine.tryout import UNCOUNTED, Flown, Steps, passed, period_of
-from pliant.network.probing import share_text
 
 __all__ = ["Cruise", "Landed"]
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.comm.base import Comm
+from pliant.comm.sharing import share_text
 from pliant.engine.auto import Auto
 from pliant.engine.bounds import Verdict
 from pliant.engine.cruise import Cruise, Landed
@@ -18,7 +19,7 @@ from pliant.engine.explain import explain
 from pliant.engine.observe import Observation, observe
 from pliant.engine.refused import Wary, as_strong
 from pliant.engine.tryout import Flown, Steps, TryOut
-from pliant.network.probing import probe, require_gloo, share_text
+from pliant.network.probing import probe, require_gloo
 from pliant.planner import (
     BUILDERS,
     FAMILIES,

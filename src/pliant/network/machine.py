@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import CODECS, Codec
-from pliant.comm import Comm
-from pliant.network.probing import provenance_of, require_gloo, share_text
+from pliant.comm import Comm, share_text
+from pliant.network.probing import provenance_of, require_gloo
 from pliant.network.streams import message_s
 from pliant.spec import Machine, from_json, to_json
 

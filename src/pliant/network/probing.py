@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pliant.comm import Comm, ProcessGroupComm
+from pliant.comm import Comm, ProcessGroupComm, share_text
 from pliant.network.inference import Matrix, Pair, in_rounds, lone_streams, slow_pairs, topology_from, tournament
 from pliant.network.streams import MAX_STREAM_BYTES, message_s, round_trip_s, stream
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["probe", "provenance_of", "require_gloo", "share_text"]
+__all__ = ["probe", "provenance_of", "require_gloo"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
@@ -218,14 +218,3 @@ def _gathered(comm: Comm, mine: torch.Tensor) -> Matrix:
     table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
     comm.all_gather(table, mine).wait()
     return table.view(comm.size, -1).numpy()
-
-
-def share_text(text: str, comm: Comm, source: int = 0) -> str:
-    """Return one rank's text on every rank. Collective."""
-    length = torch.tensor([len(text.encode())], dtype=torch.int64)
-    comm.broadcast(length, source).wait()
-    raw = torch.zeros(int(length), dtype=torch.uint8)
-    if comm.rank == source:
-        raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    comm.broadcast(raw, source).wait()
-    return bytes(raw.tolist()).decode()

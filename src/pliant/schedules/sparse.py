@@ -1,5 +1,6 @@
 """Sums of vectors of which every rank has other blocks, by a schedule made for what they have."""
 
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pliant.comm.base import Comm
+from pliant.comm.sharing import share_text
 from pliant.schedules.agreement import require_agreement
 from pliant.schedules.beside import Beside, Improving
 from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned
@@ -162,24 +164,12 @@ class SparseSum:
             self._keep(*self._before)
         if decision != "change":
             return
-        blocks, text = b"", ""
+        text = ""
         if self._beside is not None:
             blocks, found = self._beside.found()
-            text = to_json(found)
-        parts = self._from_first([blocks, text.encode()])
-        blocks, better = parts[0], from_json(Candidate, parts[1].decode())
+            text = json.dumps([blocks.hex(), to_json(found)])
+        held, found = json.loads(share_text(text, self._comm, device=self._like.device))
+        blocks, better = bytes.fromhex(held), from_json(Candidate, found)
         old = self._ready[blocks] if blocks in self._ready else self._plan(blocks)
         self._before = blocks, old
         self._keep(blocks, self._made(replace(old.planned, best=better), old.collective))
-
-    def _from_first(self, parts: Sequence[bytes]) -> list[bytes]:
-        """Return rank 0's parts: their lengths and they themselves are broadcast."""
-        device = self._like.device
-        lengths = torch.tensor([len(part) for part in parts], device=device)
-        self._comm.broadcast(lengths, 0).wait()
-        cuts = lengths.tolist()
-        whole = torch.empty(sum(cuts), dtype=torch.uint8, device=device)
-        if self._comm.rank == 0:
-            whole.copy_(torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8))
-        self._comm.broadcast(whole, 0).wait()
-        return [bytes(part.cpu().numpy()) for part in whole.split(cuts)]
