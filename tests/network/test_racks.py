@@ -10,7 +10,7 @@ import pytest
 from pliant.cli.bench.grid import checked
 from pliant.cli.racks import in_racks
 from pliant.network import emulated
-from pliant.network.linkcheck import LinkReport, measure
+from pliant.network.linkcheck import LinkReport, judge, measure
 from pliant.spec import Host, Rack, Topology
 
 EMULATE = [sys.executable, "-m", "pliant.cli.main", "emulate"]
@@ -60,6 +60,16 @@ def test_an_uplink_is_shared_and_can_be_changed():
             cluster.reshape(four(rate=6.25e6, racks=(("h0", "h2"), ("h1", "h3"))))
         with pytest.raises(ValueError, match="only rates and delays can change"):
             cluster.reshape(replace(topology, racks=()))
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("emulating")
+def test_a_slow_uplink_behind_faster_links_is_read_right():
+    """Slow start makes its queue run over, and then a connection says nothing for a while, though the link is busy."""
+    with emulated(four(rate=2e6, uplink=1e6), check=False) as cluster:
+        across = [report for report in checked(cluster) if report.source.startswith("r")]
+    assert [report.wanted_bytes_per_s for report in across] == [1e6, 1e6]
+    assert judge(across) == []
 
 
 @pytest.mark.netns
