@@ -12,22 +12,32 @@ __all__ = ["Cost", "Overheads", "Prices", "RoundCost", "cost", "lower_bound_s"]
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
-    """What messages cost beside the links that a topology describes. Defaults are those of the simulator."""
+    """What messages cost beside the links that a topology describes. Defaults are the simulator's, but for sharing."""
 
     message_s: float = 1.5e-4
     """Of a rank, for each message that it sends or receives: alpha."""
     wire_factor: float = 1.05
     """Time on a link over bytes / rate: headers, and what TCP does not use."""
+    sharing: float = 0.17
+    """Flows that share an interface get in each other's way: f at once take 1 + sharing (1 - 1/f) times as long.
+
+    1 - 1/f is how often the next of a queue's bytes is another flow's than the last one. Fitted: see docs/schedules.md.
+    """
     memory_bytes_per_s: float = 3e9
     """Between ranks of one host."""
     reduce_bytes_per_s: float = 1.2e10
     """Of sums: 1 / gamma."""
 
     def __post_init__(self) -> None:
-        if self.message_s < 0 or self.wire_factor < 1 or min(self.memory_bytes_per_s, self.reduce_bytes_per_s) <= 0:
+        rates = self.memory_bytes_per_s, self.reduce_bytes_per_s
+        if self.message_s < 0 or self.wire_factor < 1 or self.sharing < 0 or min(rates) <= 0:
             raise ValueError(
-                f"{self} cannot be: a message's time is at least 0, the factor at least 1, rates are above 0."
+                f"{self} cannot be: a message's time and sharing are at least 0, the factor at least 1, rates above 0."
             )
+
+    def shared(self, num_flows: int) -> float:
+        """Return how many times as long an interface takes for so many flows at once as for one."""
+        return 1 + self.sharing * (1 - 1 / num_flows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +104,9 @@ class Prices:
 def cost(schedule: Schedule, collective: Collective, topology: Topology, overheads: Overheads | None = None) -> Cost:
     """Predict a schedule: alpha, beta and gamma with the bytes that this bitmap asks for, round by round.
 
-    A round lasts as long as its busiest resource; since rounds wait for one another at every rank that takes part,
-    their times add up. Two ranks of one host load its memory and not its link.
+    A round lasts as long as its busiest resource, an interface longer if flows share it (`Overheads.sharing`); since
+    rounds wait for one another at every rank that takes part, their times add up. Two ranks of one host load its memory
+    and not its link.
 
     Raises:
         ValueError: The topology has another number of ranks.
@@ -137,6 +148,8 @@ def _round(
     down: Counter[int] = Counter()
     link: Counter[tuple[int, int]] = Counter()
     handled: Counter[int] = Counter()
+    leaving: Counter[int] = Counter()  # flows of each host
+    coming: Counter[int] = Counter()
     latency_s = 0.0
     for (source, target), num_bytes in pair_bytes.items():
         handled[source] += 1
@@ -145,6 +158,8 @@ def _round(
         if a == b:
             inside[a] += num_bytes
             continue
+        leaving[a] += 1
+        coming[b] += 1
         out[a] += num_bytes
         into[b] += num_bytes
         link[a, b] += num_bytes
@@ -152,7 +167,8 @@ def _round(
             up[prices.rack_of[a]] += num_bytes
             down[prices.rack_of[b]] += num_bytes
         latency_s = max(latency_s, prices.latency_s(a, b))
-    wires = [n * prices.out_s[a] for a, n in out.items()] + [n * prices.in_s[b] for b, n in into.items()]
+    wires = [n * prices.out_s[a] * overheads.shared(leaving[a]) for a, n in out.items()]
+    wires += [n * prices.in_s[b] * overheads.shared(coming[b]) for b, n in into.items()]
     wires += [n * prices.up_s[g] for g, n in up.items()] + [n * prices.down_s[h] for h, n in down.items()]
     wires += [n * prices.links[pair][0] for pair, n in link.items() if pair in prices.links]
     return RoundCost(
