@@ -209,47 +209,39 @@ def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int]) -> l
     hosts = [-1] * collective.num_blocks
     # (phase, apart or home, link): what each block puts on a link that its owner is not behind, or is behind.
     shares = np.stack([np.stack(sides, axis=1) for sides in loads.phases], axis=1)  # (num_blocks, 2, 2, num_links)
+    shares /= shares.sum() or 1.0  # so that no power overflows
     there = np.stack([1 - inside, inside], axis=1)  # (num_hosts, 2, num_links): which of the two it is for an owner
-    done = np.zeros((2, 2, num_links))
-    owned = np.zeros(num_hosts)  # bytes of each host's ranks, for ties
-    largest_first = sorted(range(collective.num_blocks), key=lambda b: (-collective.block_bytes[b], b))
+    # Which powers count for an owner: of loads with the block where `there` is 1, of those without it where it is 0.
+    counted = np.stack([1 - there, there], axis=1).reshape(num_hosts, -1).T  # (4 num_links, num_hosts)
+    loaded = np.zeros((2, 2, 2, num_links))  # (phase, without or with the block, apart or home, link)
+    done, with_it = loaded[:, 0], loaded[:, 1]
+    owned = [0.0] * num_hosts  # bytes of each host's ranks, for ties
+    sizes = collective.block_bytes
+    largest_first = sorted(range(collective.num_blocks), key=lambda b: (-sizes[b], b))
     found: list[tuple[float, list[int]]] = []
     for power in _POWERS:
         for b in largest_first:
-            if hosts[b] >= 0:
-                done = done - shares[b] * there[hosts[b]]
-                owned[hosts[b]] -= collective.block_bytes[b]
-            norm = _norms(done, shares[b], inside, power)
-            best = int(np.lexsort([owned / num_ranks, _rounded(norm)])[0])
+            share, old = shares[b], hosts[b]
+            if old >= 0:
+                np.maximum(done - share * there[old], 0.0, out=done)
+                owned[old] -= sizes[b]
+            np.add(done, share, out=with_it)
+            # The sum over phases of the p-norm of the links' loads, for each host as the owner.
+            norms: list[float] = ((_power(loaded, power).reshape(2, -1) @ counted) ** (1 / power)).sum(0).tolist()
+            least = min(norms) * (1 + 1e-9)  # sums in another order count as equal
+            best = min((h for h in range(num_hosts) if norms[h] <= least), key=lambda h: owned[h] / num_ranks[h])
             hosts[b] = best
-            owned[best] += collective.block_bytes[b]
-            done = done + shares[b] * there[best]
+            owned[best] += sizes[b]
+            done += share * there[best]
         found.append((float(done.max(axis=(1, 2)).sum()), list(hosts)))
     return min(found, key=lambda each: round(each[0] / (found[0][0] or 1.0), 9))[1]
 
 
-def _norms(done: _Floats, share: _Floats, inside: _Floats, power: int) -> _Floats:
-    """Return the sum over phases of the p-norm of the links' loads, for each host as the owner of one more block.
-
-    Args:
-        done: Loads so far, (2 phases, apart or home, num_links).
-        share: What the block adds to them, where it does; of the same shape.
-        inside: 1 where a host is behind a link, (num_hosts, num_links).
-        power: p.
-
-    """
-    more = done + share
-    largest = more.max() or 1.0
-    without, with_it = (done / largest) ** power, (more / largest) ** power
-    gain = with_it - without  # (2, 2, num_links)
-    # Links that the owner is not behind: all have it, less those that the owner is behind.
-    total = without.sum((1, 2)) + gain[:, 0].sum(1) + inside @ (gain[:, 1] - gain[:, 0]).T  # (num_hosts, 2)
-    return largest * (np.maximum(total, 0.0) ** (1 / power)).sum(1)
-
-
-def _rounded(x: _Floats) -> _Floats:
-    """Return x relative to its largest, so that sums in another order count as equal."""
-    return np.round(x / max(float(np.max(x)), 1e-300), 9)
+def _power(x: _Floats, power: int) -> _Floats:
+    """Return x to the power of 4, 8, 16, ... by squaring."""
+    while power > 1:
+        x, power = x * x, power // 2
+    return x
 
 
 def _ranks_for(collective: Collective, allowed: Sequence[Sequence[int]]) -> tuple[int, ...]:
