@@ -175,6 +175,15 @@ def test_greedy_owners_predict_what_direct_rounds_cost(problem):
     assert sum(r.wire_s for r in rounds) == pytest.approx(found.predicted_s)
 
 
+@given(problems())
+def test_quick_owners_are_owners_and_about_as_good(problem):
+    collective, topology, _, _ = problem
+    good, quick = (greedy_owners(collective, topology, quick=hurry) for hurry in (False, True))
+    assert all(0 <= owner < collective.num_ranks for owner in quick.owners)
+    assert quick.predicted_s <= 1.5 * good.predicted_s
+    assert quick == greedy_owners(collective, topology, quick=True), "alike on every rank"
+
+
 def test_greedy_owners_spare_a_slow_host():
     slow = Topology(
         hosts=(

@@ -34,13 +34,15 @@ class Recipe:
             return "tree" if self.shape.name == "halving" else f"{self.shape.name} (one)"
         return self.shape.name if self.owners == "greedy" else f"{self.shape.name} ({self.owners})"
 
-    def owners_of(self, collective: Collective, topology: Topology, overheads: Overheads) -> Sequence[int]:
-        """Return the rank on which each block's sum is formed."""
+    def owners_of(
+        self, collective: Collective, topology: Topology, overheads: Overheads, *, quick: bool = False
+    ) -> Sequence[int]:
+        """Return the rank on which each block's sum is formed; see `greedy_owners` for `quick`."""
         if self.owners == "one":
             return one_owner(collective, _best_rank(topology))
         if self.owners == "spread":
             return spread_owners(collective)
-        return greedy_owners(collective, topology, overheads, merged=self.owners == "merged").owners
+        return greedy_owners(collective, topology, overheads, merged=self.owners == "merged", quick=quick).owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,7 @@ class Chooser:
         self.topology = topology
         self.overheads = overheads if overheads is not None else Overheads()
         self._choosing = choosing if choosing is not None else Choosing()
-        self._cache: OrderedDict[str, Planned] = OrderedDict()
+        self._cache: OrderedDict[Collective, Planned] = OrderedDict()
         self._recipe: Recipe | None = None
         self._new = 0
         self.num_searches = 0
@@ -136,22 +138,21 @@ class Chooser:
 
     def choose(self, collective: Collective) -> Planned:
         """Return the schedule for this collective, over its super-blocks."""
-        key = collective.signature()
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        if collective in self._cache:
+            self._cache.move_to_end(collective)
+            return self._cache[collective]
         grouped = group(collective)
         if self._recipe is None or self._new % self._choosing.period == 0:
             best = self._search(grouped)
         else:
-            best = self._carry_on(self._recipe, grouped)
+            best = self._carry_on(self._recipe, grouped, quick=True)
         self._new += 1
         self._recipe = best.recipe
         bound_s = lower_bound_s(grouped.collective, self.topology, self.overheads)
-        self._cache[key] = Planned(best=best, bound_s=bound_s)
+        planned = self._cache[collective] = Planned(best=best, bound_s=bound_s)
         if len(self._cache) > _NUM_CACHED:
             self._cache.popitem(last=False)
-        return self._cache[key]
+        return planned
 
     def _search(self, grouped: Grouped) -> Candidate:
         self.num_searches += 1
@@ -161,8 +162,8 @@ class Chooser:
         kept = self._carry_on(self._recipe, grouped)
         return best if best.cost.total_s < (1 - self._choosing.gain) * kept.cost.total_s else kept
 
-    def _carry_on(self, recipe: Recipe, grouped: Grouped) -> Candidate:
-        owners = recipe.owners_of(grouped.collective, self.topology, self.overheads)
+    def _carry_on(self, recipe: Recipe, grouped: Grouped, *, quick: bool = False) -> Candidate:
+        owners = recipe.owners_of(grouped.collective, self.topology, self.overheads, quick=quick)
         return _made(recipe, owners, grouped, self.topology, self.overheads)
 
 

@@ -1,6 +1,5 @@
 """What a schedule has to achieve: who holds a partial sum of which block, and who needs the whole."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -37,14 +36,17 @@ class Collective:
                 f"{self.num_ranks} ranks with sizes of {len(self.block_bytes)} blocks, holders of {len(self.holders)} "
                 f"and needers of {len(self.needers)} are no collective; give at least one rank and one of each a block."
             )
-        for b, num_bytes in enumerate(self.block_bytes):
-            if num_bytes < 0:
-                raise ValueError(f"block {b} has {num_bytes} bytes, but a size is at least 0.")
-            for ranks in (self.holders[b], self.needers[b]):
+        if min(self.block_bytes, default=0) < 0:
+            num_bytes = min(self.block_bytes)
+            raise ValueError(
+                f"block {self.block_bytes.index(num_bytes)} has {num_bytes} bytes, but a size is at least 0."
+            )
+        for named in (self.holders, self.needers):
+            for ranks in set(named):  # most blocks have the same ones
                 if list(ranks) != sorted(set(ranks)) or (ranks and not 0 <= ranks[0] <= ranks[-1] < self.num_ranks):
                     raise ValueError(
-                        f"block {b} names the ranks {ranks}, but they must be ascending and within 0.."
-                        f"{self.num_ranks - 1}."
+                        f"block {named.index(ranks)} names the ranks {ranks}, but they must be ascending and within "
+                        f"0..{self.num_ranks - 1}."
                     )
 
     @classmethod
@@ -65,10 +67,12 @@ class Collective:
             raise ValueError(f"the bitmap has the shape {held.shape}, but needs two sides: (ranks, blocks).")
         num_ranks, num_blocks = held.shape
         everybody = tuple(range(num_ranks))
+        columns = [column.tobytes() for column in np.ascontiguousarray(held.T)]
+        ranks = {column: tuple(np.flatnonzero(np.frombuffer(column, bool)).tolist()) for column in set(columns)}
         return cls(
             num_ranks=num_ranks,
             block_bytes=(block_bytes,) * num_blocks if isinstance(block_bytes, int) else tuple(block_bytes),
-            holders=tuple(tuple(np.flatnonzero(column).tolist()) for column in held.T),
+            holders=tuple(ranks[column] for column in columns),
             needers=(everybody,) * num_blocks if needers is None else tuple(tuple(sorted(n)) for n in needers),
         )
 
@@ -76,11 +80,6 @@ class Collective:
     def num_blocks(self) -> int:
         """Blocks, empty ones too."""
         return len(self.block_bytes)
-
-    def signature(self) -> str:
-        """Return 16 hexadecimal digits that are the same for equal collectives, on every rank."""
-        text = repr((self.num_ranks, self.block_bytes, self.holders, self.needers))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.comm.base import Comm, require_contiguous
@@ -76,17 +78,16 @@ class ScheduledSum:
                 f"a vector of {like.numel()}."
             )
         self._comm, self._numel, self._dtype = comm, like.numel(), like.dtype
-        told = f"{schedule} {grouped.members} {tuple(numels)} {like.dtype}"
+        rounds = [[(m.source, m.target, m.block, m.kind) for m in moves] for moves in schedule.rounds]
+        told = f"{schedule.name} {rounds} {grouped.members} {tuple(numels)} {like.dtype}"
         require_agreement(told, f"other schedules than {schedule.name!r}, or other blocks", comm, like.device)
         self._unit = math.gcd(*numels) or 1
-        starts = [0]
-        for numel in numels:
-            starts.append(starts[-1] + numel // self._unit)
-        rows = [torch.cat([torch.arange(starts[b], starts[b + 1]) for b in blocks]) for blocks in grouped.members]
-        self._rounds = self._compile(schedule, grouped.collective, rows, like)
-        empty = [b for b, held in enumerate(collective.holders) if not held]
-        nothing = [torch.arange(starts[b], starts[b + 1]) for b in empty if comm.rank in collective.needers[b]]
-        self._zero = torch.cat(nothing).to(like.device) if nothing else None
+        me, members, counts = comm.rank, grouped.members, np.array(numels, dtype=np.int64) // self._unit
+        rows = _rows_of([b for blocks in members for b in blocks], counts)
+        lengths = [int(counts[list(blocks)].sum()) for blocks in members]
+        self._rounds = self._compile(schedule, grouped.collective, rows.split(lengths), like)
+        empty = [b for b, held in enumerate(collective.holders) if not held and me in collective.needers[b]]
+        self._zero = _rows_of(empty, counts).to(like.device) if empty else None
 
     def __call__(self, x: Tensor) -> None:
         """Replace each block of x, (numel,), by its sum over the ranks that hold it, where this rank needs it.
@@ -141,6 +142,14 @@ class ScheduledSum:
             sends.sort(key=lambda message: (message.peer - me) % schedule.num_ranks)
             rounds.append(_Round(sends=tuple(sends), receives=tuple(receives)))
         return tuple(rounds)
+
+
+def _rows_of(blocks: Sequence[int], counts: NDArray[np.int64]) -> Tensor:
+    """Return the rows of these blocks, one block after another, (num_rows,); `counts` are the rows of each block."""
+    at = np.array(blocks, dtype=np.int64)
+    lengths = counts[at]
+    shifts = (np.cumsum(counts) - counts)[at] - (np.cumsum(lengths) - lengths)  # from the place here to the row there
+    return torch.from_numpy(np.arange(lengths.sum()) + np.repeat(shifts, lengths))
 
 
 def _order(

@@ -117,20 +117,29 @@ def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedu
             f"the owners are {list(owners)}, but each of the {collective.num_blocks} blocks needs one of the "
             f"{collective.num_ranks} ranks."
         )
-    rounds: list[list[Move]] = [[] for _ in range(2 * tree.num_rounds)]
+    rounds: list[list[tuple[int, int, int]]] = [[] for _ in range(2 * tree.num_rounds)]  # source, target, block
+    ups: dict[tuple[int, tuple[int, ...]], list[tuple[int, int, int]]] = {}
+    downs: dict[tuple[int, tuple[int, ...]], list[tuple[int, int, int]]] = {}  # most blocks have the same needers
     for block, owner in enumerate(owners):
-        if not (collective.holders[block] and collective.needers[block]):
+        held, needed = (owner, collective.holders[block]), (owner, collective.needers[block])
+        if not (held[1] and needed[1]):
             continue
-        chief = tree.chiefs(owner)
-        for at, source, target in tree.up(chief, set(collective.holders[block])):
-            rounds[at].append(Move(source=source, target=target, block=block, kind="reduce"))
-        for at, source, target in tree.down(chief, set(collective.needers[block])):
-            rounds[at].append(Move(source=source, target=target, block=block, kind="copy"))
+        if held not in ups:
+            ups[held] = list(tree.up(tree.chiefs(owner), set(held[1])))
+        if needed not in downs:
+            downs[needed] = list(tree.down(tree.chiefs(owner), set(needed[1])))
+        for at, source, target in (*ups[held], *downs[needed]):
+            rounds[at].append((source, target, block))
     return Schedule(
         name=shape.name,
         num_ranks=collective.num_ranks,
         num_blocks=collective.num_blocks,
-        rounds=tuple(tuple(sorted(moves)) for moves in rounds if moves),
+        rounds=tuple(
+            tuple(Move(source=a, target=b, block=block, kind=kind) for a, b, block in sorted(moves))
+            for kind, half in (("reduce", rounds[: tree.num_rounds]), ("copy", rounds[tree.num_rounds :]))
+            for moves in half
+            if moves
+        ),
     )
 
 

@@ -73,6 +73,7 @@ class SparseSum:
         improving: Improving | None = None,
     ) -> None:
         self._numels, self._comm, self._like = tuple(numels), comm, like
+        self._block_bytes = [numel * like.element_size() for numel in numels]
         self._chooser = Chooser(topology, overheads, choosing)
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
         self._before: tuple[bytes, _Ready] | None = None
@@ -144,7 +145,7 @@ class SparseSum:
     def _collective(self, blocks: bytes) -> Collective:
         rows = np.frombuffer(blocks, dtype=np.uint8).reshape(self._comm.size, -1)
         bitmap = np.unpackbits(rows, axis=1, count=len(self._numels)).astype(bool)
-        return Collective.of(bitmap, [numel * self._like.element_size() for numel in self._numels])
+        return Collective.of(bitmap, self._block_bytes)
 
     def _keep(self, blocks: bytes, ready: _Ready) -> None:
         self._ready[blocks] = ready
