@@ -184,10 +184,9 @@ class _Tree:
         for level, span in enumerate(self.spans, start=1):
             for ranks in self._rows(level, chief):
                 target, others = ranks[0], [r for r in ranks[1:] if r in live]
-                steps = {r: k for k, r in enumerate(ranks[1:])}
                 for k, source in enumerate(others):
                     chained = self.levels[level - 1].ring and k + 1 < len(others)
-                    at = start + steps[source] if self.levels[level - 1].ring else start
+                    at = start + ranks.index(source) - 1 if self.levels[level - 1].ring else start
                     yield at, source, others[k + 1] if chained else target
                 live.difference_update(others)
                 if others:
