@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, product
+from typing import Literal
 
 from pliant.schedules.collective import Collective
 from pliant.spec import Move, Schedule, Topology
@@ -130,13 +131,17 @@ def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedu
             downs[needed] = list(tree.down(tree.chiefs(owner), set(needed[1])))
         for at, source, target in (*ups[held], *downs[needed]):
             rounds[at].append((source, target, block))
+    halves: Sequence[tuple[Literal["reduce", "copy"], Sequence[list[tuple[int, int, int]]]]] = (
+        ("reduce", rounds[: tree.num_rounds]),
+        ("copy", rounds[tree.num_rounds :]),
+    )
     return Schedule(
         name=shape.name,
         num_ranks=collective.num_ranks,
         num_blocks=collective.num_blocks,
         rounds=tuple(
             tuple(Move(source=a, target=b, block=block, kind=kind) for a, b, block in sorted(moves))
-            for kind, half in (("reduce", rounds[: tree.num_rounds]), ("copy", rounds[tree.num_rounds :]))
+            for kind, half in halves
             for moves in half
             if moves
         ),
