@@ -71,8 +71,8 @@ class Load:
     """
 
     pairs: Floats
-    """(7, pieces, requesters, ranks), without the pieces in a total; of an owner for a requester, itself included: bytes
-    of requests; bytes of vectors; rows gathered; numbers pooled there; numbers of partial sums; numbers coded; numbers of
+    """(7, pieces, requesters, ranks), without pieces in a total; of an owner for a requester, itself included: bytes of
+    requests; bytes of vectors; rows gathered; numbers pooled there; numbers of partial sums; numbers coded; numbers of
     gradients added there."""
     asks: Floats
     """(3, pieces, requesters): ids; numbers added when pooling, and again for gradients; gathered rows on all ranks."""
