@@ -14,6 +14,7 @@ from pliant.spec import (
     Choice,
     CodecSpec,
     CurvatureSpec,
+    EmbeddingPlan,
     Event,
     Host,
     Link,
@@ -24,6 +25,8 @@ from pliant.spec import (
     Rule,
     Schedule,
     SyncPlan,
+    Table,
+    TableLayout,
     Target,
     TensorSpec,
     Timeline,
@@ -96,6 +99,17 @@ RECORDS = [
     ),
     Timeline(events=(Event(rank=0, step=1, kind="encode", name="b", start_s=0.0, end_s=1.0),)),
     CurvatureSpec(estimator="fisher", beta=0.5, interval=5),
+    Table(name="t", num_rows=10, dim=4, pooling="mean", padding_id=9),
+    TableLayout(kind="rows", num_hot=3, moves="sums", bits=8),
+    EmbeddingPlan(
+        tables=(Table(name="a", num_rows=9, dim=5), Table(name="b", num_rows=4, dim=8, weighted=True)),
+        layouts=(TableLayout(kind="columns", homes=(2, 0), moves="sums", bits=16), TableLayout(kind="rows", num_hot=2)),
+        num_ranks=3,
+        batch_size=64,
+        every=4,
+        optimizer="adam",
+        hierarchical=True,
+    ),
 ]
 
 
@@ -320,3 +334,65 @@ def test_curvature_is_refused_with_what_is_needed():
         CurvatureSpec(shrink=2, time_share=0)
     with pytest.raises(ValueError, match="estimator"):
         CurvatureSpec(estimator="tea leaves")
+
+
+EMBEDDING = next(record for record in RECORDS if isinstance(record, EmbeddingPlan))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "sentence"),
+    [
+        (Table, {"num_rows": 0, "dim": 4}, "has 0 rows of 4; it needs at least one of each"),
+        (Table, {"num_rows": 5, "dim": 4, "padding_id": 5}, "has rows 0 to 4, but pads with 5"),
+        (Table, {"num_rows": 5, "dim": 4, "pooling": "mean", "weighted": True}, "weights need the sum"),
+        (TableLayout, {"kind": "table"}, "a layout of kind 'table' has homes \\(\\); a 'table' has one"),
+        (TableLayout, {"kind": "columns", "homes": (1,)}, "'columns' two or more"),
+        (TableLayout, {"kind": "rows", "homes": (1,)}, "'rows' and 'replicated' none"),
+        (TableLayout, {"kind": "replicated", "num_hot": 2}, "only 'rows' may have some"),
+        (TableLayout, {"kind": "columns", "homes": (0, 1)}, "so 'sums' move, not 'vectors'"),
+        (TableLayout, {"kind": "rows", "moves": "sums", "distinct": False}, "`distinct=False` is for 'vectors'"),
+    ],
+)
+def test_tables_and_layouts_that_cannot_be(kind, settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        kind(**({"name": "t"} if kind is Table else {}), **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layouts": ()}, "2 tables and 0 layouts"),
+        ({"tables": (EMBEDDING.tables[0],) * 2}, "two tables are called 'a'"),
+        ({"every": 0}, "sums every 0 steps cannot be"),
+        ({"num_ranks": 2}, "'a' is at home at rank 2, but there are ranks 0 to 1"),
+        ({"layouts": (EMBEDDING.layouts[1], TableLayout(kind="rows", num_hot=5))}, "'b' has 4 rows, but 5 hot ones"),
+        (
+            {"layouts": (TableLayout(kind="columns", homes=(0, 1, 2, 0, 1, 2), moves="sums"), EMBEDDING.layouts[1])},
+            "'a' has 5 columns, but 6 parts",
+        ),
+    ],
+)
+def test_embedding_plans_that_cannot_be(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(EMBEDDING, **change)
+
+
+@given(st.integers(1, 7), st.integers(1, 40), st.integers(1, 30), st.integers(1, 5))
+def test_pieces_hold_each_row_and_column_once(num_ranks, num_rows, dim, num_parts):
+    tables = tuple(Table(name=f"t{k}", num_rows=num_rows + k, dim=dim) for k in range(3))
+    homes = tuple(k % num_ranks for k in range(min(num_parts, dim)))
+    one = TableLayout(kind="table", homes=homes) if len(homes) == 1 else None
+    layouts = (
+        TableLayout(kind="rows"),
+        one or TableLayout(kind="columns", homes=homes, moves="sums"),
+        TableLayout(kind="replicated"),
+    )
+    plan = EmbeddingPlan(tables=tables, layouts=layouts, num_ranks=num_ranks, batch_size=1, optimizer="adagrad")
+    pieces = plan.pieces()
+    owned = [sum(plan.num_owned(piece, rank) for rank in range(num_ranks)) for piece in pieces]
+    assert owned == [num_rows, *(num_rows + 1,) * len(homes), 0]
+    columns = [range(p.first_column, p.first_column + p.dim) for p in pieces if p.index == 1]
+    assert [c for each in columns for c in each] == list(range(dim))
+    assert plan.row_bytes(pieces[0]) == 8 * dim
+    for rank in range(num_ranks):
+        assert plan.num_owned(pieces[0], rank) == sum(i % num_ranks == rank for i in range(num_rows))

@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": ("pliant.cli.bench.command:bench", "Train with many algorithms side by side, and compare."),
     "collect": ("pliant.cli.collect.command:collect", "Run many plans on many networks, and make a data set."),
     "dataset": ("pliant.cli.dataset.command:dataset", "Judge the simulator on a data set, and add what it predicts."),
+    "embed": ("pliant.cli.embed:embed", "Place embedding tables on ranks."),
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
     "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),
     "probe": ("pliant.cli.probe:probe", "Measure the links between ranks, and what their machine can do."),

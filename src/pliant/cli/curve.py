@@ -1,0 +1,108 @@
+"""Throughput against memory as a picture: SVG by hand, a page around it, or PNG where matplotlib is installed."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from pliant.spec.files import write_atomically
+from pliant.spec.units import format_bytes
+
+__all__ = ["KINDS", "curve_svg", "draw_curve"]
+
+KINDS = (".svg", ".html", ".png")
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 90, 50, 30, 60
+"""Pixels: of the picture, and beside the plot."""
+_INK, _GRID, _LINE = "#111827", "#e5e7eb", "#0f766e"
+
+Point = tuple[float, float | None]
+
+
+def draw_curve(path: Path, title: str, points: Sequence[Point], chosen: tuple[float, float]) -> None:
+    """Write the plot, in the format that the file's name asks for.
+
+    Args:
+        path: Ends in one of KINDS.
+        title: Above the plot.
+        points: Memory of a rank in bytes, in rising order, and samples per second; None where nothing fits.
+        chosen: The point of the placement.
+
+    Raises:
+        ValueError: The file's name asks for something else, or for PNG without matplotlib.
+
+    """
+    if path.suffix not in KINDS:
+        raise ValueError(f"{path} is to be a plot, but plots are {', '.join(KINDS)}; name it so.")
+    if path.suffix == ".png":
+        _png(path, title, points, chosen)
+        return
+    picture = curve_svg(title, points, chosen)
+    if path.suffix == ".html":
+        picture = (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
+            f"<body>{picture}</body></html>\n"
+        )
+    write_atomically(path, picture)
+
+
+def curve_svg(title: str, points: Sequence[Point], chosen: tuple[float, float]) -> str:
+    """Return a self-contained SVG; see `draw_curve`."""
+    fits = [(x, y) for x, y in points if y is not None]
+    most_x, most_y = max(x for x, _ in [*points, chosen]), 1.08 * max(y for _, y in [*fits, chosen])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (_WIDTH - _LEFT - _RIGHT) * x / most_x
+        up = (_HEIGHT - _TOP - _BOTTOM) * y / most_y
+        return _LEFT + across, _HEIGHT - _BOTTOM - up
+
+    body = [_text(_LEFT, 26, title, size=15)]
+    for k in range(5):
+        x, y = at(most_x * k / 4, most_y * k / 4)
+        body.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}"/>')
+        body.append(_text(_LEFT - 8, y + 4, f"{most_y * k / 4:,.0f}", anchor="end"))
+        body.append(_text(x, _HEIGHT - _BOTTOM + 20, format_bytes(most_x * k / 4), anchor="middle"))
+    body.append(_text(_WIDTH / 2, _HEIGHT - 12, "memory of each rank", anchor="middle"))
+    body.append(_text(12, _TOP - 10, "samples/s"))
+    short = [x for x, y in points if y is None]
+    if short:
+        right = at(max(short), 0)[0]
+        body.append(
+            f'<rect x="{_LEFT}" y="{_TOP}" width="{right - _LEFT:.1f}" height="{_HEIGHT - _TOP - _BOTTOM}" '
+            'fill="#fee2e2"><title>nothing fits</title></rect>'
+        )
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in fits))
+    body.append(f'<polyline points="{line}" fill="none" stroke="{_LINE}" stroke-width="2.5"/>')
+    for memory, speed in fits:
+        x, y = at(memory, speed)
+        said = f"{format_bytes(memory)}: {speed:,.0f} samples/s"
+        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{_LINE}"><title>{said}</title></circle>')
+    x, y = at(*chosen)
+    body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="#c2410c" stroke-width="2.5"/>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
+        f'height="{_HEIGHT}" font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
+
+
+def _text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{_INK}" text-anchor="{anchor}">{escape(words)}</text>'
+    )
+
+
+def _png(path: Path, title: str, points: Sequence[Point], chosen: tuple[float, float]) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, since it is not always installed
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path} as PNG needs matplotlib, which is not installed; take .svg or .html.") from error
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    fits = [(x / 1e9, y) for x, y in points if y is not None]
+    axes.plot([x for x, _ in fits], [y for _, y in fits], marker="o", color=_LINE)
+    axes.plot([chosen[0] / 1e9], [chosen[1]], marker="o", markersize=12, fillstyle="none", color="#c2410c")
+    axes.set(title=title, xlabel="memory of each rank (GB)", ylabel="samples/s", ylim=(0, None))
+    axes.grid(color=_GRID)
+    figure.savefig(path, dpi=150)

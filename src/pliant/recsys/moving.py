@@ -1,0 +1,130 @@
+"""The state of a search: what all tables together make ranks do, and what a step takes if one of them changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.recsys.cost import Network
+from pliant.recsys.rates import Rates
+
+__all__ = ["Judged", "Model", "longest_first"]
+
+Floats = npt.NDArray[np.float64]
+
+_SIZES_BYTES = 32.0
+"""Of the message of sizes, whatever groups there are: the exact cost of a finished plan knows them."""
+_BEYOND = 1e3
+"""Seconds for a limit that is exceeded twofold: what is forbidden is worse than anything that is allowed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """States (m,), judged."""
+
+    score: Floats
+    """Seconds of a step, and a penalty for what exceeds a limit"""
+    step_s: Floats
+    held_bytes: Floats
+    """Of the rank that holds most"""
+
+
+class Model:
+    """The cost framework on sums of contributions (15, ranks), many states at a time."""
+
+    def __init__(
+        self,
+        network: Network,
+        rates: Rates,
+        *,
+        every: int,
+        hierarchical: bool,
+        dense_s: float,
+        overlap: bool,
+        memory_bytes: float,
+        sent_bytes: float | None = None,
+        work_s: float | None = None,
+    ) -> None:
+        self.network, self.rates = network, rates
+        self.every, self.hierarchical, self.dense_s, self.overlap = every, hierarchical, dense_s, overlap
+        self.limits = (memory_bytes, sent_bytes, work_s)
+        self._delay_s = float(network.delays_s.max(initial=0.0))
+        unit_s, messages = network.sync(2.0**30, hierarchical=hierarchical)
+        fixed_s, _ = network.sync(0.0, hierarchical=hierarchical)
+        self.sync_s = (unit_s - fixed_s) / 2.0**30
+        """Of a byte all-reduced"""
+        self.sync_fixed_s = 2 * (fixed_s + messages * rates.message_s) / every
+        """Of rows of one dim on all ranks, however few"""
+
+    def judge(self, states: Floats, num_dims: Floats) -> Judged:
+        """Judge states.
+
+        Args:
+            states: (m, 15, ranks), sums of contributions.
+            num_dims: (m,), different dims of rows on all ranks.
+
+        """
+        n = self.network.num_ranks
+        stages = states[:, :6].max(axis=-1)  # (m, stages)
+        speaks = -np.expm1(states[:, 14])  # (m, ranks)
+        handled = (speaks.sum(axis=-1, keepdims=True) + (n - 2) * speaks).max(axis=-1) if n > 1 else speaks[:, 0] * 0.0
+        exchanges = (speaks.max(axis=-1) > 0) & (n > 1)
+        request_s, gradients_s = self._wire(states[:, 6]), self._wire(states[:, 7])
+        answer_s = self._wire(states[:, 7], back=True)
+        sizes_s = self._wire(np.full((1, n), _SIZES_BYTES))[0]
+        talk_s = handled * self.rates.message_s + self._delay_s * np.minimum(1.0, speaks.max(axis=-1))
+        first_s = exchanges * (sizes_s + 2 * (n - 1) * self.rates.message_s + self._delay_s)
+        ahead_s = stages[:, 0] + first_s + request_s + talk_s
+        sync_s = stages[:, 5] + self.sync_s * states[:, 12:14, 0].sum(axis=-1) + self.sync_fixed_s * num_dims
+        hidden_s = np.minimum(ahead_s, self.dense_s) if self.overlap else 0.0
+        rest_s = stages[:, 1:5].sum(axis=-1) + answer_s + gradients_s + 2 * talk_s + sync_s
+        step_s = ahead_s + rest_s + self.dense_s + self.rates.step_s - hidden_s
+        held = (states[:, 8] + states[:, 9] + np.maximum(states[:, 10], states[:, 11])).max(axis=-1)
+        asked = states[:, 6] + states[:, 7]
+        sent = asked.sum(axis=-1, keepdims=True) - asked + (n - 1) * states[:, 7]
+        sent = sent.max(axis=-1) + 2 * (n - 1) / n * states[:, 12:14, 0].sum(axis=-1) + (n - 1) * _SIZES_BYTES
+        beyond = np.zeros_like(step_s)
+        for used, limit in zip((held, sent, stages.sum(axis=-1)), self.limits, strict=True):
+            if limit is not None:
+                beyond = beyond + np.maximum(used / max(limit, 1e-12) - 1, 0.0)
+        return Judged(step_s + _BEYOND * beyond, step_s, held)
+
+    def _wire(self, asked: Floats, *, back: bool = False) -> Floats:
+        """Return how long bytes (m, ranks), of each requester to each owner, take; or of each owner, back."""
+        network = self.network
+        if network.num_ranks == 1:
+            return np.zeros(len(asked))
+        per_host = np.add.reduceat(asked, network.starts, axis=-1)  # (m, hosts)
+        hosts = network.sizes[:, None] * per_host[:, None, :]
+        own = np.arange(len(network.sizes))
+        hosts[:, own, own] -= per_host
+        return network.seconds(np.swapaxes(hosts, -1, -2) if back else hosts)
+
+
+def longest_first(
+    seconds: Sequence[float], sizes: Sequence[float], parts: Sequence[int], room: Floats
+) -> list[tuple[int, ...]]:
+    """Return homes for tables: the longest processing time first, each part where least is to be done and it fits.
+
+    Args:
+        seconds: Of each part of each table.
+        sizes: Bytes of each part.
+        parts: Of each table, at different ranks.
+        room: (ranks,), bytes that each may take; where no rank has room, the one with most gets it.
+
+    """
+    room, busy = room.copy(), np.zeros(room.size)
+    homes: list[tuple[int, ...]] = [()] * len(seconds)
+    for k in sorted(range(len(seconds)), key=lambda k: -seconds[k]):
+        taken: list[int] = []
+        free = np.ones(room.size, np.bool_)
+        for _ in range(parts[k]):
+            fits = free & (room >= sizes[k])
+            rank = int(np.where(fits, busy, np.inf).argmin() if fits.any() else np.where(free, room, -np.inf).argmax())
+            taken.append(rank)
+            free[rank] = False
+            room[rank] -= sizes[k]
+            busy[rank] += seconds[k]
+        homes[k] = tuple(taken)
+    return homes

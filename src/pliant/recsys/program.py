@@ -1,0 +1,163 @@
+"""The best layouts of few tables as an integer program: a binary for each table and layout that is in question."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.recsys.curves import Weights
+from pliant.spec import TableLayout
+
+if TYPE_CHECKING:
+    from pliant.recsys.search import Found, Search
+
+__all__ = ["best_of_all", "choices"]
+
+Floats = npt.NDArray[np.float64]
+
+_LIMIT_S = 30.0
+
+
+def choices(search: "Search", found: "Found", table: int) -> list[TableLayout]:
+    """Return the layouts of a table that come into question: every home, and hot rows by powers of two."""
+    menu, n = search.menu(Weights()), search.frame.num_ranks
+    options = [found.layouts[table]]
+    for k, offer in enumerate(menu.offers):
+        if not np.isfinite(offer.seconds[table]).any():
+            continue
+        if offer.num_parts:
+            options += [
+                replace(offer.layout, homes=tuple((first + j) % n for j in range(offer.num_parts)))
+                for first in range(n)
+            ]
+        elif offer.layout.kind == "rows":
+            last, step = len(offer.num_hot[table]) - 1, 1
+            cuts = {0, int(offer.seconds[table].argmin()), last}
+            while step <= last:
+                cuts.add(step)
+                step *= 2
+            options += [menu.layout(table, k, cut) for cut in sorted(cuts)]
+        else:
+            options.append(offer.layout)
+    return list(dict.fromkeys(options))
+
+
+def best_of_all(search: "Search", found: "Found") -> list[TableLayout]:
+    """Return the best layouts among those in question, by the model of the search; at least as good as what was found.
+
+    Minimize the sum, over stages and phases, of the time of the busiest rank or host; each of them is at least what
+    every rank or host needs, which is linear in the choices; memory of every rank stays in its limit, with messages
+    and with a change of the hot rows. Time of rows on all ranks of a dim that has any is a binary of that dim. Limits
+    of sent bytes are for the local search; here they are not seen.
+
+    Raises:
+        ModuleNotFoundError: SciPy is not installed.
+
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp  # here, since it is an extra
+        from scipy.sparse import coo_matrix
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("an exact placement needs SciPy: install pliant[schedules].") from error
+    options = [choices(search, found, t) for t in range(len(found.layouts))]
+    search.learn([(t, layout) for t, those in enumerate(options) for layout in those])
+    program = _Program(search, options)
+    rows, columns, values = zip(*program.entries, strict=True)
+    matrix = coo_matrix((values, (rows, columns)), shape=(len(program.low), program.num_columns))
+    low, high, most = (np.array(each) for each in (program.low, program.high, program.most))
+    linear = cast(Any, LinearConstraint)(matrix.tocsr(), low, high)
+    bounds = cast(Any, Bounds)(np.zeros(program.num_columns), most)
+    done: Any = milp(
+        np.array(program.prices),
+        constraints=linear,
+        integrality=np.array(program.is_whole),
+        bounds=bounds,
+        options={"time_limit": _LIMIT_S, "mip_rel_gap": 1e-4},
+    )
+    if done.x is None:
+        return list(found.layouts)
+    return [
+        those[int(done.x[first : first + len(those)].argmax())]
+        for first, those in zip(program.firsts, options, strict=True)
+    ]
+
+
+class _Program:
+    """Columns: a binary for each table and layout; seconds of each stage and phase; a binary for each dim."""
+
+    def __init__(self, search: "Search", options: Sequence[Sequence[TableLayout]]) -> None:
+        self.entries: list[tuple[int, int, float]] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self.prices: list[float] = []
+        self.most: list[float] = []
+        self.is_whole: list[int] = []
+        self.firsts: list[int] = []
+        model = search.model
+        rows: list[Floats] = []
+        reduced = model.sync_s
+        for t, those in enumerate(options):
+            self.firsts.append(self.num_columns)
+            for layout in those:
+                row = search.row(t, layout)
+                rows.append(row)
+                self._column(float(reduced * row[12:14, 0].sum()), 1.0, whole=True)
+            self._constraint([(self.firsts[t] + k, 1.0) for k in range(len(those))], 1.0, 1.0)
+        every = np.stack(rows)  # (options, 15, ranks)
+        self._memory(every, model.limits[0])
+        for stage in range(6):
+            self._busiest(every[:, stage])
+        for part, back in ((6, False), (7, True), (7, False)):
+            self._busiest(_host_seconds(every[:, part], search.network, back=back))
+        self._dims(search, options, model.sync_fixed_s)
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.prices)
+
+    def _column(self, price: float, most: float, *, whole: bool) -> int:
+        self.prices.append(price)
+        self.most.append(most)
+        self.is_whole.append(int(whole))
+        return self.num_columns - 1
+
+    def _constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> None:
+        self.entries += [(len(self.low), column, value) for column, value in terms if value]
+        self.low.append(low)
+        self.high.append(high)
+
+    def _memory(self, rows: Floats, limit: float) -> None:
+        for extra in (10, 11):
+            used = (rows[:, 8] + rows[:, 9] + rows[:, extra]) / limit  # (options, ranks)
+            for rank in range(used.shape[1]):
+                self._constraint(list(enumerate(used[:, rank].tolist())), -np.inf, 1.0)
+
+    def _busiest(self, seconds: Floats) -> None:
+        """Add a column that is at least the sum, of each resource, of chosen options' seconds (options, resources)."""
+        longest = self._column(1.0, np.inf, whole=False)
+        for resource in range(seconds.shape[1]):
+            terms = [*enumerate(seconds[:, resource].tolist()), (longest, -1.0)]
+            self._constraint(terms, -np.inf, 0.0)
+
+    def _dims(self, search: "Search", options: Sequence[Sequence[TableLayout]], fixed_s: float) -> None:
+        columns: dict[int, int] = {}
+        for t, those in enumerate(options):
+            for k, layout in enumerate(those):
+                dim = search.dim_of(t, layout)
+                if dim:
+                    if dim not in columns:
+                        columns[dim] = self._column(fixed_s, 1.0, whole=True)
+                    self._constraint([(self.firsts[t] + k, 1.0), (columns[dim], -1.0)], -np.inf, 0.0)
+
+
+def _host_seconds(asked: Floats, network: Any, *, back: bool) -> Floats:
+    """Return seconds (options, resources) of hosts' rates out and in for bytes that each rank asks each owner for."""
+    per_host = np.add.reduceat(asked, network.starts, axis=-1)  # (options, hosts)
+    total = per_host.sum(axis=-1, keepdims=True)
+    out, into = network.sizes * (total - per_host), (network.num_ranks - network.sizes) * per_host
+    if back:
+        out, into = into, out
+    inside = (network.sizes - 1) * per_host * network.inside_s
+    return np.concatenate([out * network.out_s, into * network.in_s, inside], axis=1)

@@ -1,0 +1,209 @@
+"""What one step of an embedding plan moves and does: bytes and messages of each pair of ranks, work of each rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.recsys.wire import request_bytes, vector_bytes
+from pliant.spec import EmbeddingPlan, Topology
+from pliant.spec.embedding import Piece
+
+__all__ = ["COUNTS", "PHASES", "STAGES", "Kinds", "Load", "Sync", "Traffic", "group_counts", "sync_pairs"]
+
+Floats = npt.NDArray[np.float64]
+
+PHASES = ("sizes", "request", "answer", "gradients")
+"""Exchanges between pairs of ranks; all-reduces of rows on all ranks are `Traffic.syncs`."""
+STAGES = ("prepare", "serve", "pool", "back", "update", "sync")
+"""Work between exchanges: ids are made distinct; owners gather; requesters pool; they sum gradients by row; owners add
+them up and update rows; rows on all ranks are updated."""
+COUNTS = ("ids", "rows", "numbers", "coded", "updated", "pieces")
+"""Ids sorted, rows gathered, numbers added, encoded or decoded, and updated by the optimizer, and pieces of tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """Rows on all ranks of one dim that are synchronized together."""
+
+    dim: int
+    num_rows: float
+    """All of them: a byte of each travels."""
+    num_touched: float
+    """By anybody since the last time: their gradients travel."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """What the cost of a piece depends on, for many pieces (m,)."""
+
+    dim: Floats
+    vector_bytes: Floats
+    is_sums: Floats
+    """1 where owners pool, else 0."""
+    id_bytes: Floats
+    """Of an id in a request, with its weight."""
+    is_coded: Floats
+
+    @classmethod
+    def of(cls, plan: EmbeddingPlan, pieces: Sequence[Piece]) -> "Kinds":
+        """Describe pieces of a plan."""
+        rows = [
+            (
+                piece.dim,
+                vector_bytes(piece.dim, piece.layout.bits),
+                piece.layout.moves == "sums",
+                request_bytes(1, 0, weighted=piece.layout.moves == "sums" and plan.tables[piece.index].weighted),
+                piece.layout.bits < 32,
+            )
+            for piece in pieces
+        ]
+        return cls(*np.array(rows, np.float64).reshape(-1, 5).T)
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """What each of some pieces, or all of them together, make ranks send and do: linear in what they are asked.
+
+    Requesters are all ranks, or one that stands for all of them where all are expected to ask alike.
+    """
+
+    pairs: Floats
+    """(7, pieces, requesters, ranks), without pieces in a total; of an owner for a requester, itself included: bytes of
+    requests; bytes of vectors; rows gathered; numbers pooled there; numbers of partial sums; numbers coded; numbers of
+    gradients added there."""
+    asks: Floats
+    """(3, pieces, requesters): ids; numbers added when pooling, and again for gradients; gathered rows on all ranks."""
+    updated: Floats
+    """(pieces, ranks): numbers of rows that owners update."""
+
+    @classmethod
+    def of(
+        cls, kinds: Kinds, ids: Floats, vectors: Floats, bags: Floats, lookups: Floats, warm: Floats, updated: Floats
+    ) -> "Load":
+        """Return the loads of pieces.
+
+        Args:
+            kinds: Of m pieces.
+            ids: (m, requesters, ranks) that owners are asked for.
+            vectors: (m, requesters, ranks) that they answer with.
+            bags: (m, requesters, ranks) of those ids; counted only where owners pool.
+            lookups: (m, requesters), ids of all bags.
+            warm: (m, requesters), those of rows on all ranks.
+            updated: (m, ranks), rows that an owner updates.
+
+        """
+        wide = [getattr(kinds, name)[:, None, None] for name in Kinds.__dataclass_fields__]
+        dim, vector, sums, id_bytes, is_coded = wide  # (m, 1, 1)
+        at_owner, own = sums * dim * ids, (1 - sums) * dim * vectors
+        pairs = [
+            id_bytes * ids + request_bytes(0, 1, weighted=False) * sums * bags,
+            vector * vectors,
+            np.where(sums > 0, ids, vectors),
+            at_owner,
+            sums * dim * vectors,
+            is_coded * dim * vectors,
+            at_owner + own,
+        ]
+        pooled = kinds.dim[:, None] * np.where(kinds.is_sums[:, None] > 0, warm, lookups)
+        return cls(np.stack(pairs), np.stack([lookups, pooled, warm]), kinds.dim[:, None] * updated)
+
+    def total(self) -> "Load":
+        """Sum over pieces."""
+        return Load(self.pairs.sum(axis=1), self.asks.sum(axis=1), self.updated.sum(axis=0))
+
+    def work(self, num_pieces: int, synced: Floats | float) -> Floats:
+        """Return counts (stages, counts, ..., ranks) of all ranks, with so many numbers of rows on all ranks summed."""
+        num_ranks = self.updated.shape[-1]
+        pairs = np.broadcast_to(self.pairs, (*self.pairs.shape[:-2], num_ranks, num_ranks))
+        asks = np.broadcast_to(self.asks, (*self.asks.shape[:-1], num_ranks))
+        coded = pairs[5] * (1 - np.eye(num_ranks))
+        found = np.zeros((len(STAGES), len(COUNTS), *self.updated.shape))
+        prepare, serve, pool, back, update, sync = found
+        prepare[0], prepare[5] = asks[0], num_pieces
+        serve[1], serve[2], serve[3] = pairs[2].sum(axis=-2), pairs[3].sum(axis=-2), coded.sum(axis=-2)
+        pool[1], pool[2], pool[3] = asks[2], asks[1] + pairs[4].sum(axis=-1), coded.sum(axis=-1)
+        back[2], back[3] = asks[1], coded.sum(axis=-1)
+        update[2], update[3], update[4] = pairs[6].sum(axis=-2), coded.sum(axis=-2), self.updated
+        sync[2] = sync[4] = synced
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Traffic:
+    """What one step of a plan moves and does."""
+
+    num_bytes: Floats
+    """(phases, ranks, ranks): from rank to rank; nothing from a rank to itself."""
+    num_messages: Floats
+    """(phases, ranks, ranks)"""
+    syncs: tuple[Sync, ...]
+    """All-reduces, two for each."""
+    sync_share: float
+    """Of this step: 1 where they take place, 0 where not, 1 / every on average."""
+    work: Floats
+    """(stages, counts, ranks)"""
+    hierarchical: bool
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the plan."""
+        return self.num_bytes.shape[1]
+
+    def sent_bytes(self, topology: Topology | None = None) -> Floats:
+        """Return what each rank sends (ranks,); the topology says who is on whose host for hierarchical sums."""
+        sent = self.num_bytes.sum(axis=(0, 2))
+        for sync in self.syncs:
+            for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
+                sent = sent + self.sync_share * sync_pairs(num_bytes, self.num_ranks, self._hosts(topology)).sum(axis=1)
+        return sent
+
+    def received_bytes(self, topology: Topology | None = None) -> Floats:
+        """Return what each rank receives (ranks,)."""
+        received = self.num_bytes.sum(axis=(0, 1))
+        for sync in self.syncs:
+            for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
+                pairs = sync_pairs(num_bytes, self.num_ranks, self._hosts(topology))
+                received = received + self.sync_share * pairs.sum(axis=0)
+        return received
+
+    def _hosts(self, topology: Topology | None) -> list[range] | None:
+        if not self.hierarchical or not self.syncs:
+            return None
+        if topology is None:
+            raise ValueError("the plan sums inside hosts first; give the topology, which says who is on which host.")
+        return [topology.ranks_of(k) for k in range(len(topology.hosts))]
+
+
+def group_counts(plan: EmbeddingPlan, pieces: Sequence[Piece]) -> tuple[int, int]:
+    """Return how many groups of vectors and of sums a plan has: pieces that are alike are one (see wire.py)."""
+    keys: set[tuple[Any, ...]] = set()
+    for piece in pieces:
+        layout = piece.layout
+        if layout.kind != "replicated":
+            weighted = layout.moves == "sums" and plan.tables[piece.index].weighted
+            keys.add((piece.dim, layout.moves, layout.bits, layout.distinct, weighted))
+    num_sums = sum(key[1] == "sums" for key in keys)
+    return len(keys) - num_sums, num_sums
+
+
+def sync_pairs(num_bytes: float, num_ranks: int, hosts: Sequence[range] | None = None) -> Floats:
+    """Return the bytes (ranks, ranks) of an all-reduce: a ring, or, given hosts, a ring of their first ranks.
+
+    Each rank of a ring of n sends 2 (n-1)/n of the vector, rounded down, to the next. Inside hosts the vector goes
+    to the first rank and back.
+    """
+    pairs = np.zeros((num_ranks, num_ranks))
+    ring = list(range(num_ranks)) if hosts is None else [ranks[0] for ranks in hosts]
+    if len(ring) > 1:
+        whole = float(num_bytes).is_integer()
+        moved = 2 * (len(ring) - 1) * num_bytes / len(ring)
+        for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
+            pairs[rank, after] = 2 * (len(ring) - 1) * int(num_bytes) // len(ring) if whole else moved
+    for ranks in hosts or ():
+        for rank in ranks[1:]:
+            pairs[rank, ranks[0]] += num_bytes
+            pairs[ranks[0], rank] += num_bytes
+    return pairs

@@ -1,0 +1,87 @@
+"""`pliant embed`: what it shows and writes, and mistakes."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from pliant.recsys import Frequencies
+from pliant.spec import EmbeddingPlan, load
+
+HERE = ("--hosts", "2", "--ranks", "2", "--rate", "100mbit", "--delay", "1ms")
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "pliant.cli.main", "embed", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return done.returncode, " ".join(done.stdout.split()), " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def tables(tmp_path):
+    path = tmp_path / "tables.json"
+    rows = [
+        {"name": "user", "num_rows": 200_000, "dim": 32},
+        {"name": "item", "num_rows": 5000, "bag": 10},
+        {"name": "day", "num_rows": 7, "pooling": "mean"},
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_a_placement_with_plot_and_files(tables, tmp_path):
+    out, found, plot = tmp_path / "plan.json", tmp_path / "found.json", tmp_path / "curve.svg"
+    code, text, error = run(
+        tables, *HERE, "--memory", "60MB", "--batch", "64,256", "--dim", "16", "--max-staleness", "3",
+        "--bits", "32,16", "--json", found, "--out", out, "--plot", plot,
+    )  # fmt: skip
+    assert code == 0, error
+    assert "One more GB on every rank would buy" in text
+    assert "Samples per second by batch of a rank: 64:" in text
+    plan, results = load(EmbeddingPlan, out), json.loads(found.read_text())
+    assert plan.num_ranks == 4
+    assert [table.dim for table in plan.tables] == [32, 16, 16]
+    assert results["samples_per_s"] == pytest.approx(4 * plan.batch_size / results["step_s"])
+    assert max(results["memory_bytes"]) <= 60e6
+    assert [each["name"] for each in results["tables"]] == ["user", "item", "day"]
+    speeds = [each["samples_per_s"] for each in results["throughput_by_memory"] if each["samples_per_s"]]
+    assert speeds == sorted(speeds)
+    assert speeds
+    ET.parse(plot)
+    assert "href" not in plot.read_text(), "self-contained"
+
+
+def test_frequencies_from_a_file_and_other_plots(tables, tmp_path):
+    Frequencies.zipf([200_000, 5000, 7], 1.2, pooling=[1, 10, 1]).save(tmp_path / "f.npz")
+    code, text, error = run(tables, *HERE, "--frequencies", tmp_path / "f.npz", "--plot", tmp_path / "c.html")
+    assert code == 0, error
+    assert "<svg" in (tmp_path / "c.html").read_text()
+    assert "26 tables" not in text
+
+
+def test_the_published_tables_do_not_fit_into_a_gigabyte():
+    code, _, error = run("criteo", *HERE, "--memory", "1GB")
+    assert code == 2
+    assert "no placement fits into 1GB on each rank" in error
+    assert "the largest, 'C1', 10.4GB" in error
+
+
+def test_mistakes_are_one_sentence(tables, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text('[{"name": "a", "rows": 3}]')
+    for arguments, sentence in (
+        (("nowhere",), "there are no tables 'nowhere'"),
+        ((bad,), "needs name and num_rows"),
+        ((tables, "--plot", "x.gif"), "plots are .svg, .html, .png"),
+        ((tables, "--optimizer", "lamb"), "rows are updated by sgd"),
+        ((tables, "--bits", "many"), "--bits is 'many'"),
+        ((tables, "--bits", "4"), "some of 32, 16 and 8 bits"),
+    ):
+        code, _, error = run(*arguments, *HERE)
+        assert code == 2
+        assert sentence in error
+    code, _, error = run(tables)
+    assert code == 2
+    assert "say who there is, once" in error
