@@ -12,7 +12,7 @@ from rich.table import Table as Shown
 from pliant.cli.curve import KINDS, draw_curve
 from pliant.cli.given import DelayOption, HostsOption, RanksOption, RateOption, TopologyOption, topology_given
 from pliant.cli.racks import RacksOption, UplinkOption
-from pliant.recsys.criteo_tables import MULTI_HOT, criteo_tables
+from pliant.recsys.criteo_tables import CRITEO_BAGS, criteo_tables
 from pliant.recsys.menu import Bits
 from pliant.recsys.place import Placement, place
 from pliant.recsys.problem import Limits
@@ -97,7 +97,7 @@ def embed(
 def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
     """Return the tables, and the mean of ids in a bag of each."""
     if text in _BUILT_IN:
-        sizes = [float(size) if text == "criteo-multihot" else 1.0 for size in MULTI_HOT]
+        sizes = [float(size) if text == "criteo-multihot" else 1.0 for size in CRITEO_BAGS]
         return list(criteo_tables(dim)), sizes
     if not Path(text).exists():
         raise ValueError(f"there are no tables {text!r}: it is neither a file nor one of {', '.join(_BUILT_IN)}.")

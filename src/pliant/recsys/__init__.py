@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pliant.recsys.bins import RowBins
 from pliant.recsys.cost import Network, StepCost, step_cost
 from pliant.recsys.counted import counted
+from pliant.recsys.criteo_tables import CRITEO_BAGS, CRITEO_ROWS, criteo_tables
 from pliant.recsys.drift import Drift, drift
 from pliant.recsys.expected import expected
 from pliant.recsys.explain import Reason
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pliant.recsys.batch import ClickBatch, auc
     from pliant.recsys.clicks import Clicks
     from pliant.recsys.counting import FrequencyCounter, TableCounter
-    from pliant.recsys.criteo import CRITEO_BAGS, CRITEO_ROWS, criteo_batches
+    from pliant.recsys.criteo import criteo_batches
     from pliant.recsys.gathered import gathered
     from pliant.recsys.logs import ClickLog, load_flights, load_movielens, load_table
     from pliant.recsys.measuring import measured_rates
@@ -55,6 +56,7 @@ __all__ = [
     "auc",
     "counted",
     "criteo_batches",
+    "criteo_tables",
     "drift",
     "expected",
     "fit_zipf",
@@ -79,8 +81,6 @@ _LATE = {
     "Clicks": "pliant.recsys.clicks",
     "FrequencyCounter": "pliant.recsys.counting",
     "TableCounter": "pliant.recsys.counting",
-    "CRITEO_BAGS": "pliant.recsys.criteo",
-    "CRITEO_ROWS": "pliant.recsys.criteo",
     "criteo_batches": "pliant.recsys.criteo",
     "gathered": "pliant.recsys.gathered",
     "ClickLog": "pliant.recsys.logs",

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import torch
 
 from pliant.recsys.batch import ClickBatch, auc
-from pliant.recsys.criteo import CRITEO_ROWS, NUM_DENSE
+from pliant.recsys.criteo import NUM_DENSE
+from pliant.recsys.criteo_tables import CRITEO_ROWS
 from pliant.recsys.hashing import Permutation, hashed, uniform
 from pliant.recsys.rows import Frequencies, RowFrequencies, each
 
