@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pliant.recsys.gathered import gathered
     from pliant.recsys.logs import ClickLog, load_flights, load_movielens, load_table
     from pliant.recsys.measuring import measured_rates
+    from pliant.recsys.module import ShardedEmbeddingBag
+    from pliant.recsys.stats import Stats
 
 __all__ = [
     "CRITEO_BAGS",
@@ -46,6 +48,8 @@ __all__ = [
     "Reason",
     "RowBins",
     "RowFrequencies",
+    "ShardedEmbeddingBag",
+    "Stats",
     "StepCost",
     "Sync",
     "TableCounter",
@@ -88,6 +92,8 @@ _LATE = {
     "load_movielens": "pliant.recsys.logs",
     "load_table": "pliant.recsys.logs",
     "measured_rates": "pliant.recsys.measuring",
+    "ShardedEmbeddingBag": "pliant.recsys.module",
+    "Stats": "pliant.recsys.stats",
 }
 
 

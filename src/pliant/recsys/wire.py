@@ -13,9 +13,15 @@ at one home is asked for by the other ranks only; empty bags, ids that pad and r
 
 Rows on all ranks are synchronized once in `every` steps for each group of one dim: one byte for each of them by an
 all-reduce (has anybody touched it?), then the gradients of the rows that somebody has, float32, by another.
+
+A batch that is asked for ahead has its answers in two: where vectors move, the owner first sends one bit for each id
+that it was asked for, those of a group in whole bytes (is its row sent early?), in one message for all groups; then
+the early ones, and the others in their turn. Both together are as many as otherwise.
+
+A rank whose inputs are bad sends sizes of -1, and then each other rank a sentence of 1024 bytes.
 """
 
-__all__ = ["hot_bytes", "request_bytes", "sizes_bytes", "vector_bytes"]
+__all__ = ["hot_bytes", "mask_bytes", "request_bytes", "sizes_bytes", "vector_bytes"]
 
 _ID_BYTES = 4
 _SIZE_BYTES = 8
@@ -35,6 +41,11 @@ def request_bytes(num_ids: int, num_bags: int, *, weighted: bool) -> int:
 def vector_bytes(dim: int, bits: int) -> int:
     """Return the bytes of one vector on the wire."""
     return dim * bits // 8 + (_SCALE_BYTES if bits == 8 else 0)
+
+
+def mask_bytes(num_ids: int) -> int:
+    """Return the bytes of a group's part of what says which answers are early; of groups where vectors move."""
+    return -(-num_ids // 8)
 
 
 def hot_bytes(num_rows: int, num_touched: int, dim: int) -> int:

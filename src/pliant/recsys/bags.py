@@ -1,0 +1,255 @@
+"""What one rank looks up in a step: ids of all tables in a row, cut into bags, checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pliant.spec import Table
+
+__all__ = ["Batch", "Inputs", "Run", "read_batch"]
+
+Inputs = Any
+"""For each table (ids, offsets), (ids, offsets, weights), or ids of shape (bags, ids in each), alone or as (ids, None,
+weights); or a KeyedJaggedTensor of TorchRec: whatever has `keys()`, `lengths()`, `values()` and `weights_or_none()`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Bags that follow each other and are pooled alike: they, and their ids, are slices of a batch."""
+
+    bags: slice
+    ids: slice
+    mean: bool
+    weighted: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Bags of ids of several tables, one table after another; what pads is gone.
+
+    Attributes:
+        ids: int64 (num_ids,).
+        bags: Of each id, int64 (num_ids,).
+        lengths: Of each bag, int64 (num_bags,).
+        weights: float32 (num_ids,), or None where no table has any.
+        id_ends: Where each table's ids end, after a zero.
+        bag_ends: Where its bags end, after a zero.
+
+    """
+
+    ids: Tensor
+    bags: Tensor
+    lengths: Tensor
+    weights: Tensor | None
+    id_ends: tuple[int, ...]
+    bag_ends: tuple[int, ...]
+
+    @property
+    def num_bags(self) -> int:
+        """Bags of all tables."""
+        return self.bag_ends[-1]
+
+    def starts(self) -> Tensor:
+        """Return where each bag's ids begin, int64 (num_bags,)."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    def num_ids_of(self) -> Tensor:
+        """Return the ids of each table, int64 (tables,)."""
+        ends = torch.tensor(self.id_ends, device=self.ids.device)
+        return ends[1:] - ends[:-1]
+
+    def repeat(self, per_table: Tensor) -> Tensor:
+        """Return for each id the number, (tables,), of its table."""
+        return per_table.repeat_interleave(self.num_ids_of(), output_size=len(self.ids))
+
+    def select(self, tables: Sequence[int]) -> "Batch":
+        """Return the batch of these tables, in this order; one may come twice."""
+        if list(tables) == list(range(len(self.id_ends) - 1)):
+            return self
+        ids = [slice(self.id_ends[t], self.id_ends[t + 1]) for t in tables]
+        bags = [slice(self.bag_ends[t], self.bag_ends[t + 1]) for t in tables]
+        bag_ends = _ends([s.stop - s.start for s in bags])
+        moved = [self.bags[i] + (at - b.start) for i, b, at in zip(ids, bags, bag_ends[:-1], strict=True)]
+        return Batch(
+            ids=torch.cat([self.ids[s] for s in ids]),
+            bags=torch.cat(moved),
+            lengths=torch.cat([self.lengths[s] for s in bags]),
+            weights=None if self.weights is None else torch.cat([self.weights[s] for s in ids]),
+            id_ends=_ends([s.stop - s.start for s in ids]),
+            bag_ends=bag_ends,
+        )
+
+    def runs(self, tables: Sequence[Table]) -> list[Run]:
+        """Return the runs of bags, given the tables of this batch; those that pool alike should be side by side."""
+        found: list[Run] = []
+        for t, table in enumerate(tables):
+            mean, ids, bags = table.pooling == "mean", self.id_ends[t], self.bag_ends[t]
+            if found and (found[-1].mean, found[-1].weighted) == (mean, table.weighted):
+                last = found.pop()
+                ids, bags = last.ids.start, last.bags.start
+            bags_to, ids_to = self.bag_ends[t + 1], self.id_ends[t + 1]
+            found.append(Run(bags=slice(bags, bags_to), ids=slice(ids, ids_to), mean=mean, weighted=table.weighted))
+        return found
+
+
+def _ends(counts: Sequence[int]) -> tuple[int, ...]:
+    ends = [0]
+    for count in counts:
+        ends.append(ends[-1] + count)
+    return tuple(ends)
+
+
+def read_batch(
+    tables: Sequence[Table], inputs: Inputs, device: torch.device, *, last_offsets: Sequence[bool] | None = None
+) -> Batch:
+    """Return what these inputs ask for.
+
+    Args:
+        tables: In the order of inputs.
+        inputs: See `Inputs`.
+        device: Where the batch shall be.
+        last_offsets: Whether the offsets of each table end with the number of its ids.
+
+    Raises:
+        TypeError: What came is no tensor of integers.
+        ValueError: Too many tables or too few, offsets that are not sorted, weights where none belong, or not finite.
+        IndexError: An id that its table does not have.
+
+    """
+    given = _of_keys(tables, inputs) if callable(getattr(inputs, "keys", None)) else list(inputs)
+    if len(given) != len(tables):
+        raise ValueError(f"there are {len(tables)} tables, but inputs for {len(given)}; give one for each, in order.")
+    ids, starts, weights, num_bags = [], [], [], []
+    at = 0
+    for t, (table, its) in enumerate(zip(tables, given, strict=True)):
+        own, offsets, own_weights = _parts(table, its, device, last=bool(last_offsets and last_offsets[t]))
+        ids.append(own)
+        starts.append(offsets + at)
+        weights.append(own_weights)
+        num_bags.append(len(offsets))
+        at += len(own)
+    all_ids, all_starts = torch.cat(ids), torch.cat(starts)
+    lengths = torch.diff(all_starts, append=all_starts.new_tensor([at]))  # (bags of all tables,)
+    id_ends, bag_ends = _ends([len(own) for own in ids]), _ends(num_bags)
+    _check_offsets(tables, all_starts, lengths, id_ends, bag_ends)
+    bags = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=at)
+    given_weights = _join_weights(ids, weights) if any(w is not None for w in weights) else None
+    batch = Batch(ids=all_ids, bags=bags, lengths=lengths, weights=given_weights, id_ends=id_ends, bag_ends=bag_ends)
+    _check_ids(tables, batch)
+    return _without_padding(tables, batch)
+
+
+def _of_keys(tables: Sequence[Table], inputs: Inputs) -> list[Any]:
+    """Return ids, offsets and weights of a KeyedJaggedTensor: for each key as many bags, in the order of keys."""
+    keys = list(inputs.keys())
+    if keys != [table.name for table in tables]:
+        raise ValueError(
+            f"the inputs have keys {keys}, but the tables are {[t.name for t in tables]}; use their order."
+        )
+    values, lengths, weights = inputs.values(), inputs.lengths().view(len(keys), -1), inputs.weights_or_none()
+    counts = lengths.sum(1).tolist()
+    offsets = lengths.cumsum(1) - lengths
+    its_weights = [None] * len(keys) if weights is None else weights.split(counts)
+    its_weights = [w if table.weighted else None for w, table in zip(its_weights, tables, strict=True)]
+    return list(zip(values.split(counts), offsets, its_weights, strict=True))
+
+
+def _parts(table: Table, given: Any, device: torch.device, *, last: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return ids, int64 (num_ids,), where bags begin, int64 (num_bags,), and weights, float32 (num_ids,), or None."""
+    parts: tuple[Any, ...] = (*given, None, None) if isinstance(given, (tuple, list)) else (given, None, None)
+    ids, offsets, weights = parts[:3]
+    for what, x in [("ids", ids)] if offsets is None else [("ids", ids), ("offsets", offsets)]:
+        if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{what} of table {table.name!r} are {kind}; they must be a tensor of int64 or int32.")
+    if ids.dim() == 2 and offsets is None:
+        num_bags, each = ids.shape
+        starts = torch.arange(num_bags, device=device) * each
+    elif ids.dim() == 1 and offsets is not None and offsets.dim() == 1:
+        starts = offsets.to(device, torch.int64)
+        if last:
+            if len(starts) == 0 or int(starts[-1]) != len(ids):
+                raise ValueError(f"offsets of table {table.name!r} must end with the number of its ids, {len(ids)}.")
+            starts = starts[:-1]
+    else:
+        raise ValueError(
+            f"ids of table {table.name!r} have shape {tuple(ids.shape)}, offsets "
+            f"{None if offsets is None else tuple(offsets.shape)}; give ids (n,) and offsets (bags,), or ids (bags, k)."
+        )
+    if weights is not None:
+        weights = _checked_weights(table, ids, weights, device)
+    elif table.weighted:
+        weights = torch.ones(ids.numel(), device=device)
+    return ids.reshape(-1).to(device, torch.int64), starts, weights
+
+
+def _checked_weights(table: Table, ids: Tensor, weights: Any, device: torch.device) -> Tensor:
+    if not table.weighted:
+        raise ValueError(f"table {table.name!r} got weights, but it has none; say `weighted=True` in its record.")
+    if not isinstance(weights, Tensor) or weights.shape != ids.shape or not weights.is_floating_point():
+        raise ValueError(f"weights of table {table.name!r} must be floats of the shape of its ids, {tuple(ids.shape)}.")
+    if weights.requires_grad:
+        raise ValueError(f"weights of table {table.name!r} want a gradient, but none comes back; detach() them.")
+    if not bool(weights.isfinite().all()):
+        raise ValueError(f"weights of table {table.name!r} hold a NaN or an Inf.")
+    return weights.reshape(-1).to(device, torch.float32)
+
+
+def _join_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor:
+    return torch.cat(
+        [torch.ones(len(i), device=i.device) if w is None else w for i, w in zip(ids, weights, strict=True)]
+    )
+
+
+def _check_offsets(
+    tables: Sequence[Table], starts: Tensor, lengths: Tensor, id_ends: Sequence[int], bag_ends: Sequence[int]
+) -> None:
+    firsts = [(t, at) for t, at in enumerate(bag_ends[:-1]) if at < bag_ends[t + 1]]
+    found = starts[[at for _, at in firsts]].tolist()
+    for (t, _), first in zip(firsts, found, strict=True):
+        if first != id_ends[t]:
+            raise ValueError(f"offsets of table {tables[t].name!r} begin with {first - id_ends[t]}; they begin with 0.")
+    for t, table in enumerate(tables):
+        if bag_ends[t] == bag_ends[t + 1] and id_ends[t] != id_ends[t + 1]:
+            raise ValueError(f"table {table.name!r} has {id_ends[t + 1] - id_ends[t]} ids, but no bags for them.")
+    if len(lengths) and int(lengths.min()) < 0:
+        bag = int((lengths < 0).nonzero()[0])
+        t = max(k for k, at in enumerate(bag_ends[:-1]) if at <= bag)
+        raise ValueError(
+            f"offsets of table {tables[t].name!r} are not sorted, or beyond its {id_ends[t + 1] - id_ends[t]} ids, "
+            f"after bag {bag - bag_ends[t]}."
+        )
+
+
+def _check_ids(tables: Sequence[Table], batch: Batch) -> None:
+    num_rows = batch.repeat(torch.tensor([table.num_rows for table in tables], device=batch.ids.device))
+    outside = (batch.ids < 0) | (batch.ids >= num_rows)
+    if not bool(outside.any()):
+        return
+    at = int(outside.nonzero()[0])
+    t = max(k for k, begin in enumerate(batch.id_ends[:-1]) if begin <= at)
+    raise IndexError(
+        f"table {tables[t].name!r} got id {int(batch.ids[at])} at position {at - batch.id_ends[t]}, "
+        f"but has rows 0 to {tables[t].num_rows - 1}."
+    )
+
+
+def _without_padding(tables: Sequence[Table], batch: Batch) -> Batch:
+    if all(table.padding_id is None for table in tables):
+        return batch
+    pads = torch.tensor([-1 if t.padding_id is None else t.padding_id for t in tables], device=batch.ids.device)
+    keep = batch.ids != batch.repeat(pads)
+    bags = batch.bags[keep]
+    return Batch(
+        ids=batch.ids[keep],
+        bags=bags,
+        lengths=torch.bincount(bags, minlength=batch.num_bags),
+        weights=None if batch.weights is None else batch.weights[keep],
+        id_ends=_ends([int(keep[a:b].sum()) for a, b in pairwise(batch.id_ends)]),
+        bag_ends=batch.bag_ends,
+    )

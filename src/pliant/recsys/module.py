@@ -1,0 +1,300 @@
+"""The module: embedding tables of any layout, looked up, pooled, trained."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pliant.comm.base import Comm
+from pliant.recsys.ahead import Ahead
+from pliant.recsys.bags import Batch, Inputs, read_batch
+from pliant.recsys.holding import hold
+from pliant.recsys.hot import agreed, require_agreement
+from pliant.recsys.initial import Source, source_of
+from pliant.recsys.modules import require_same
+from pliant.recsys.optimizers import RowRule
+from pliant.recsys.passes import outputs
+from pliant.recsys.ranks import Ranks
+from pliant.recsys.state import gathered, parts_of_ranks, read_rows, saved_rows
+from pliant.recsys.stats import Stats, stats_of
+from pliant.recsys.turn import Returning, Turn, ask
+from pliant.spec import canonical_hash
+from pliant.spec.embedding import EmbeddingPlan
+
+__all__ = ["ShardedEmbeddingBag"]
+
+
+class ShardedEmbeddingBag(nn.Module):
+    """Embedding tables over ranks, as a plan lays them out; in the place of a list of `torch.nn.EmbeddingBag`.
+
+    `forward` looks up and pools, `backward` sends gradients to the owners of rows, `step` applies them, to each row
+    once. All three are collective: every rank calls them in the same order, also with empty batches.
+
+    Args:
+        plan: Tables, layouts, optimizer; the same on every rank.
+        comm: As many ranks as the plan has; a group of its own is split off.
+        lr: Learning rate; may be changed at any time, on all ranks alike.
+        weights: First values: a tensor (num_rows, dim) for each table, or a function of a table's index and ids of
+            rows; None: drawn with `seed`, equal for every plan.
+        hot: Ids of rows that are on all ranks, by name of table, at most the layout's `num_hot`; see `set_hot`.
+        hosts: Ranks of each host, for a plan that is hierarchical.
+        seed: Of first values, and of the random rounding of 8-bit gradients.
+        eps: Of the optimizer; None: 1e-10 for the two Adagrads, 1e-8 for Adam.
+        betas: Of Adam.
+        average: Whether sums of gradients over ranks are divided by their number, as DDP does.
+        device: Where tables live.
+
+    Raises:
+        ValueError: The plan is for another number of ranks, or ranks have different plans or hot rows.
+
+    """
+
+    def __init__(
+        self,
+        plan: EmbeddingPlan,
+        comm: Comm,
+        *,
+        lr: float,
+        weights: Sequence[Tensor] | Source | None = None,
+        hot: Mapping[str, Tensor | Sequence[int]] | None = None,
+        hosts: Sequence[Sequence[int]] | None = None,
+        seed: int = 0,
+        eps: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        average: bool = True,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if comm.size != plan.num_ranks:
+            raise ValueError(f"the plan is for {plan.num_ranks} ranks, but there are {comm.size}; make one for these.")
+        if plan.hierarchical and hosts is None:
+            raise ValueError("the plan sums gradients inside hosts first; say by `hosts` which ranks share one.")
+        self.plan = plan
+        self.lr = lr
+        self.device = torch.device(device)
+        self._seed = seed
+        self._rule = RowRule(kind=plan.optimizer, eps=eps, betas=betas)
+        self._divisor = comm.size if average else 1
+        self._ranks = Ranks(comm, hosts if plan.hierarchical else None, self.device)
+        require_agreement(self._ranks.comm, "the plan", int(canonical_hash(plan), 16), self.device)
+        self._held = hold(plan, comm.rank, source_of(plan.tables, weights, seed), self.device)
+        self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
+        self._open: list[Turn] = []  # since the last step
+        self._returning: list[Returning] = []
+        self._ahead = Ahead(self._held, self._ranks.another)
+        self._generator = torch.Generator(self.device)
+        self.num_steps = 0
+        self.age = 0
+        """Steps since gradients of rows on all ranks were last used: at most the plan's `every` - 1 after a step."""
+        self._last_offsets: Sequence[bool] | None = None
+        self._counts = torch.zeros(3, dtype=torch.int64)  # ids, vectors, found in replicas
+        self._reseed()
+        self.set_hot(hot or {})
+
+    @classmethod
+    def from_modules(
+        cls,
+        bags: Sequence[nn.EmbeddingBag],
+        plan: EmbeddingPlan,
+        comm: Comm,
+        *,
+        lr: float,
+        hot: Mapping[str, Tensor | Sequence[int]] | None = None,
+        hosts: Sequence[Sequence[int]] | None = None,
+    ) -> "ShardedEmbeddingBag":
+        """Return the module that stands in for these, with their values and their way to give offsets.
+
+        Raises:
+            ValueError: A module differs from its table in the plan, or does what tables cannot do.
+
+        """
+        require_same(bags, plan.tables)
+        made = cls(plan, comm, lr=lr, weights=[bag.weight for bag in bags], hot=hot, hosts=hosts)
+        made._last_offsets = [bag.include_last_offset for bag in bags]
+        return made
+
+    def _reseed(self) -> None:
+        """Random rounding in a step depends on the step and the rank, and on nothing before."""
+        self._generator.manual_seed((self._seed * 1_000_003 + self.num_steps) * 4096 + self._ranks.rank)
+
+    @property
+    def hot(self) -> dict[str, Tensor]:
+        """Ids of the hot rows by name of table, int64, ascending."""
+        return {self.plan.tables[t].name: ids for t, ids in self._hot_ids.items()}
+
+    def forward(self, inputs: Inputs) -> list[Tensor]:
+        """Look up and pool.
+
+        Args:
+            inputs: For each table (ids, offsets), (ids, offsets, weights), ids (bags, ids in each), or (ids, None,
+                weights); or a KeyedJaggedTensor with the tables' names as keys, in their order.
+
+        Returns:
+            For each table float32 (bags, dim).
+
+        Raises:
+            IndexError, ValueError, TypeError: Some rank's inputs are bad; on all ranks, if any table is sharded.
+            CommError: A rank is gone.
+
+        """
+        if self._ahead.busy:
+            turn = self._ahead.take(inputs)
+        else:
+            with torch.no_grad():
+                turn = ask(self._held, lambda: self._read(inputs), self._ranks.talk)
+        if torch.is_grad_enabled():
+            self._open.append(turn)
+        self._counts += turn.counts()
+        return outputs(self._anchor, turn, self._ranks.talk, self._send_back, len(self.plan.tables))
+
+    def prefetch(self, inputs: Inputs) -> None:
+        """Look up the batch of the next `forward` beside whatever happens until then. Every rank calls it, or none.
+
+        After the forward passes of a step, before its `step`. Sizes and requests travel at once; so do the rows that no
+        rank looks up in this step, since nothing can change them. The others follow after `step`: what `forward`
+        returns is the same as without.
+
+        Args:
+            inputs: The very object that `forward` will be given.
+
+        """
+        self._ahead.begin(inputs, lambda: self._read(inputs), self._open)
+
+    def _read(self, inputs: Inputs) -> Batch:
+        return read_batch(self.plan.tables, inputs, self.device, last_offsets=self._last_offsets)
+
+    def _send_back(self, turn: Turn, gradients: Sequence[Tensor]) -> None:
+        """Send gradients of what `forward` returned to the owners of rows. Called by autograd."""
+        if self._ahead.busy and turn not in self._open:
+            raise ValueError("backward() goes through a forward() of an earlier step, but prefetch() has come between.")
+        self._returning.append(turn.back(self._ranks.talk, gradients, self._generator))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Apply the gradients that backward passes have sent since the last step, to each row once.
+
+        Rows on all ranks are updated every `plan.every` steps, with the sum of their gradients since.
+        """
+        self._land()
+        self._open = []
+        for shard in self._held.shards:
+            shard.apply(self._rule, self.lr, self._divisor)
+        self.num_steps += 1
+        self.age += 1
+        if self.age >= self.plan.every:
+            self._synchronize()
+        self._reseed()
+
+    def _land(self) -> None:
+        returning, self._returning = self._returning, []
+        for one in returning:
+            one.land()
+
+    def _synchronize(self) -> None:
+        for dim in sorted(self._held.replicas):
+            self._held.replicas[dim].synchronize(self._ranks.sum_over, self._rule, self.lr, self._divisor)
+        self.age = 0
+
+    @torch.no_grad()
+    def set_hot(self, hot: Mapping[str, Tensor | Sequence[int]]) -> None:
+        """Choose anew which rows are on all ranks; no value changes. Between `step` and the next `forward`.
+
+        Gradients that wait are applied first. Rows that cool go back to their owners without communication; rows that
+        become hot are sent by their owners, a bounded part at a time.
+
+        Args:
+            hot: Ids by name of table; tables that are not named have none.
+
+        Raises:
+            ValueError: Ranks name different rows, more than the layout has room for, or a step is open.
+            IndexError: A table has no such row.
+
+        """
+        self._require_no_gradients("set_hot()")
+        ids = agreed(self.plan, hot, self._ranks.comm, self.device)
+        self._ahead.drop()
+        if self.age:
+            self._synchronize()
+        for its in self._held.hot:
+            its.change(ids, self._ranks.talk)
+        self._hot_ids = ids
+
+    @torch.no_grad()
+    def full_weights(self, table: str | None = None) -> list[Tensor]:
+        """Return one table, or all, float32 (num_rows, dim), on every rank: for small ones. Collective."""
+        self._require_no_gradients("full_weights()")
+        self._refresh_owners()
+        return gathered(self._held, self._ranks.comm, self.plan.tables, table)
+
+    def _refresh_owners(self) -> None:
+        for its in self._held.hot:
+            its.refresh_owner()
+
+    @torch.no_grad()
+    def state_dict(self, *_: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """Return {'rank<i>': {...}} of tensors: the rows of this rank and what their optimizer keeps. Collective.
+
+        Gradients that wait on replicas are applied first. Tensors are live, but for those of replicated tables. The
+        state loads under any plan with the same tables and optimizer, and at any number of ranks. A module that
+        this one is part of leaves it out of its own state, which is that of one rank.
+        """
+        self._require_no_gradients("state_dict()")
+        if self.age:
+            self._synchronize()
+        self._refresh_owners()
+        del prefix, keep_vars
+        if destination is not None:
+            return destination
+        rank, tables = self._ranks.rank, self.plan.tables
+        own = {
+            "counters": torch.tensor([self.num_steps, self._ranks.size]),
+            "tables": saved_rows(self._held, tables, rank, self._ranks.size),
+            "hot": self.hot,
+        }
+        return {f"rank{rank}": own}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Go on from a state. Hot rows are its own where the layout has room for all of a table. Collective.
+
+        Args:
+            state_dict: The parts of all ranks that saved it, 'rank0' and so on, merged.
+            strict: Not looked at: all must fit.
+            assign: Not looked at.
+
+        Raises:
+            ValueError: Tables or optimizers differ, or parts are missing.
+
+        """
+        del strict, assign
+        self._require_no_gradients("load_state_dict()")
+        self._ahead.drop()
+        parts = parts_of_ranks(state_dict)
+        self.num_steps = int(parts[0]["counters"][0])
+        room = {t.name: layout.num_hot for t, layout in zip(self.plan.tables, self.plan.layouts, strict=True)}
+        hot = self.hot | {name: ids for name, ids in parts[0]["hot"].items() if 0 < len(ids) <= room.get(name, 0)}
+        self.set_hot({})
+        read_rows(self._held, self.plan, [part["tables"] for part in parts])
+        self.age = 0
+        self._reseed()
+        self.set_hot(hot)
+
+    def _require_no_gradients(self, what: str) -> None:
+        if self._returning:
+            raise ValueError(f"gradients have been sent but not applied; call step() before {what}.")
+
+    def stats(self) -> Stats:
+        """Return what lookups have cost this rank so far."""
+        return stats_of(
+            [self._ranks.talk, *self._ahead.talks], self._ranks.sums, self._counts, self.num_steps, self.age
+        )
+
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of what this rank holds, by part."""
+        return self._held.nbytes()
+
+    def close(self) -> None:
+        """Free the groups of ranks. The module cannot be used afterwards."""
+        self._ahead.close()
+        self._ranks.close()

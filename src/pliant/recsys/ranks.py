@@ -1,0 +1,59 @@
+"""The groups of ranks that a module talks through: its own, so that nothing comes between."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pliant.comm.base import Comm
+from pliant.comm.hierarchical import by_hosts
+from pliant.comm.recorded import RecordedComm
+from pliant.recsys.exchange import Talk
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """One group for lookups and sums, and one more for what is asked ahead, which another thread talks through.
+
+    Attributes:
+        comm: All ranks.
+        talk: Pairwise exchanges.
+        sums: Counts what sums of replicas' gradients cost.
+        sum_over: What these go through: hosts first, if they are given.
+
+    """
+
+    def __init__(self, comm: Comm, hosts: Sequence[Sequence[int]] | None, device: torch.device) -> None:
+        self._device = device
+        self.comm = _split(comm)
+        self.talk = Talk(self.comm, device)
+        self.sums = RecordedComm(self.comm)
+        self._by_hosts = None if hosts is None else by_hosts(self.sums, hosts)
+        self.sum_over: Comm = self._by_hosts or self.sums
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.comm.size
+
+    def another(self) -> Talk:
+        """Return exchanges through a group of their own. Collective."""
+        return Talk(_split(self.comm), self._device)
+
+    def close(self) -> None:
+        """Free the groups."""
+        if self._by_hosts is not None:
+            self._by_hosts.close()
+        self.comm.close()
+
+
+def _split(comm: Comm) -> Comm:
+    own = comm.split([list(range(comm.size))])
+    if own is None:
+        raise RuntimeError(f"rank {comm.rank} is in no group, though all ranks are.")
+    return own
