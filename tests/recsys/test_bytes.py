@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pliant.comm import RecordedComm, run_world
-from pliant.recsys import ShardedEmbeddingBag
+from pliant.recsys import ShardedEmbeddingBag, counted
 from pliant.recsys.wire import hot_bytes, mask_bytes, request_bytes, sizes_bytes, vector_bytes
 from pliant.spec import Table, TableLayout
 from recsys.whole import TABLES, Whole, first_weights, hot_ids, inputs_of, plan_of, spread
@@ -173,3 +173,32 @@ def test_bytes_of_a_batch_that_was_asked_for_ahead():
         assert b.num_vectors == a.num_vectors
         assert b.wait_s["early"] >= 0.0
         assert b.hot_share == 0.0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", list(spread(1)))
+def test_the_cost_framework_counts_what_is_sent(name, every):
+    n = 4
+    plan = plan_of(spread(n)[name], n, every=every)
+    hot = hot_ids(plan)
+
+    def be(place):
+        comm = RecordedComm(place.comm)
+        bags = ShardedEmbeddingBag(plan, comm, lr=0.1, weights=first_weights(TABLES), hot=hot)
+        found = []
+        for step in range(every):
+            comm.reset()
+            out = bags(inputs_of(TABLES, place.rank, step))
+            sum((x.square() / 2).sum() for x in out).backward()
+            bags.step()
+            found.append((comm.sent_bytes, comm.received_bytes))
+        return found
+
+    results = run_world(n, be)
+    steps = [[inputs_of(TABLES, rank, step) for rank in range(n)] for step in range(every)]
+    for step, traffic in enumerate(counted(plan, steps, hot)):
+        sent, received = traffic.sent_bytes(), traffic.received_bytes()
+        for rank in range(n):
+            found = results[rank][step]
+            # RecordedComm takes the floor of each all-reduce's 2 (n - 1) / n
+            np.testing.assert_allclose(found, (sent[rank], received[rank]), atol=2 * len(traffic.syncs), rtol=0)
