@@ -1,0 +1,109 @@
+"""What is measured: cells of the table, and one set of ranks as data. No torch."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PYTHON = Path.home() / ".cache" / "pliant" / "peers" / "torchrec" / "bin" / "python"
+"""The interpreter of all ranks, which has TorchRec; benchmarks/recsys/install makes it."""
+SOURCES, EXAMPLES = HERE.parents[1] / "src", HERE.parents[1] / "examples"
+
+UNLIMITED = "none"
+"""The rate at which arms are also timed, to see which part of their steps is due to the links."""
+
+TORCHREC: dict[str, dict[str, Any]] = {
+    "torchrec row_wise": {"kinds": "row_wise"},
+    "torchrec table_wise": {"kinds": "table_wise"},
+    "torchrec column_wise": {"kinds": "column_wise"},
+    "torchrec planner": {"kinds": "planner"},
+    "torchrec planner, ids ahead": {"kinds": "planner", "ahead": True},
+    "torchrec table_wise, ids ahead": {"kinds": "table_wise", "ahead": True},
+    "torchrec planner, fp16": {"kinds": "planner", "bits": 16},
+}
+PLIANT = {
+    "plain rows": "row-wise, each id's row, as often as it comes",
+    "pliant rows": "row-wise, distinct rows",
+    "pliant pooled": "each table at one rank, which pools",
+    "pliant": "the placement for this cell, synchronous, float32",
+    "pliant, ids ahead": "the same, and the next batch's exchange beside the dense part",
+    "pliant lazy": "placed with rows on all ranks synchronized every 8 steps",
+    "pliant 16 bits": "placed with 16 bits allowed",
+    "pliant lazy 16 bits": "both",
+}
+ARMS = (*TORCHREC, *PLIANT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One kind of data and one limit of memory: what one set of ranks measures, at several rates in turn."""
+
+    pooling: int
+    """Ids of each bag."""
+    skew: float
+    """Exponent of the law of the rows."""
+    memory: float
+    """Limit for each rank, as a multiple of an equal share of all rows with what the optimizer keeps; 0: none."""
+
+    @property
+    def key(self) -> str:
+        """Its name in files."""
+        return f"pooling {self.pooling}, skew {self.skew:g}, memory {f'{self.memory:g}x' if self.memory else 'any'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one set of ranks does."""
+
+    pooling: int
+    skew: float
+    memory: float
+    num_rows: tuple[int, ...]
+    """Of each table."""
+    dim: int
+    batch: int
+    """Samples of a rank in a step."""
+    optimizer: str
+    """Of rows: sgd, adagrad, rowwise_adagrad or adam."""
+    lr: float
+    arms: tuple[str, ...]
+    rates: tuple[str, ...]
+    """In the order in which they are measured."""
+    topologies: tuple[str, ...]
+    """A file for each rate."""
+    flags: str
+    """Folder in which both sides say how far they are."""
+    rounds: int
+    window_s: float
+    """The least time that an arm is timed for in a round."""
+    longest_s: float
+    """Arms whose step would take longer, by the bytes they send, are not timed at that rate."""
+    distinct_batches: int
+    """That the timed steps go through, over and over."""
+    train_steps: int
+    """On data that does not repeat, before AUC; 0: no AUC."""
+    test_batches: int
+    """Of each rank, for AUC."""
+    seed: int
+
+    def write(self, path: Path) -> None:
+        """Write it where its ranks read it."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> "Job":
+        """Read what `write` wrote."""
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return Job(**{k: tuple(v) if isinstance(v, list) else v for k, v in body.items()})
+
+
+def capped(num_rows: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return the tables' sizes, none above `most`."""
+    return tuple(min(rows, most) for rows in num_rows)
+
+
+def limit_bytes(job: Job, row_bytes: float, num_ranks: int) -> float:
+    """Return the bytes that a rank may use for rows, or 0 for any number."""
+    return job.memory * sum(job.num_rows) * row_bytes / num_ranks
