@@ -1,7 +1,7 @@
 """The arms of a cell: TorchRec's shardings, a plain row-wise all-to-all, and Pliant's placement with its runners-up."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -91,7 +91,7 @@ def _arm(name: str, bags: Any, kind: str, about: str, given: Given, **rest: Any)
 
 
 def _pliant(name: str, given: Given) -> Arm:
-    from pliant_arms import PliantBags  # noqa: PLC0415
+    from pliant_arms import PliantBags
 
     lazy, narrow = "lazy" in name, "16 bits" in name
     if name in _FIXED:

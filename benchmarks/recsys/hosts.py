@@ -13,30 +13,22 @@ Needs root, for network namespaces, and benchmarks/recsys/install before.
 """
 
 import argparse
-import json
-import os
-import platform
-import shlex
 import signal
 import sys
-import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from jobs import ARMS, EXAMPLES, HERE, PYTHON, SOURCES, UNLIMITED, Cell, Job, capped
+from jobs import ARMS, PYTHON, UNLIMITED, Cell, Job, capped
+from session import Record, append, now, provenance, read, run_ranks
 from table import markdown
 
-from pliant.cli.bench.setup import MARK
 from pliant.cli.emulate import topology_from_flags
-from pliant.network import Cluster, emulated
-from pliant.network.linkcheck import judge
 from pliant.recsys.criteo import CRITEO_ROWS
-from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
-
-_TRIES = 3
 
 
 def main() -> None:
@@ -47,74 +39,51 @@ def main() -> None:
         sys.exit(f"TorchRec is not at {PYTHON}; run benchmarks/recsys/install.")
     end_s = time.monotonic() + 60 * arguments.minutes
     for cell in arguments.cells:
-        records = _read(arguments.jsonl)
+        records = read(arguments.jsonl)
         missing = [rate for rate in arguments.rates if not _has(records, cell, rate)]
         if not missing:
             continue
         if time.monotonic() > end_s:
             sys.exit(f"stopped after {arguments.minutes:g} minutes; the same command goes on from here.")
         print(f"{cell.key}: {', '.join(missing)}", flush=True)
-        _run(cell, missing, arguments)
-        write_atomically(arguments.md, markdown(_read(arguments.jsonl)))
-    print(markdown(_read(arguments.jsonl)))
+        try:
+            _run(cell, missing, arguments)
+        except RuntimeError as error:
+            sys.exit(f"{cell.key}: {error}")
+        write_atomically(arguments.md, markdown(read(arguments.jsonl)))
+    print(markdown(read(arguments.jsonl)))
 
 
 def _run(cell: Cell, rates: list[str], arguments: argparse.Namespace) -> None:
     topologies = {
         rate: topology_from_flags(arguments.hosts, rate, arguments.delay, [], 1, 0.0) for rate in (UNLIMITED, *rates)
     }
-    about = {
-        **_provenance(cell, arguments),
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        "load_before": os.getloadavg()[0],
-    }
+    about = {**_about(cell, arguments), **provenance()}
     told: dict[str, Any] = {"made": [], "refused": [], "tried": [], "left out": [], "links_wrong": []}
 
-    def on_line(rank: int, text: str) -> None:
-        if not text.startswith(MARK):
-            if text.strip() and not arguments.quiet:
-                print(f"[{rank}] {text}", flush=True)
-            return
-        record = json.loads(text.removeprefix(MARK))
-        kind = record.pop("kind")
+    def hear(kind: str, record: Record) -> None:
         if kind == "ready":
-            told["links_wrong"] = _shaped(cluster, topologies[record["rate"]], record["rate"])
-            (Path(folder) / record["rate"]).touch()
+            told["links_wrong"] = record["links_wrong"]
         elif kind == "auc":
             told["auc"] = record
         elif kind == "rate":
-            line = {**about, **told, **record, "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-            _append(arguments.jsonl, line)
+            append(arguments.jsonl, {**about, **told, **record, "time": now()})
             print(f"  {record['rate']}: {len(record['arms'])} arms measured", flush=True)
         else:
             told[kind].append(record)
             print(f"  {kind}: {' '.join(str(value) for value in list(record.values())[:3])}", flush=True)
 
-    with tempfile.TemporaryDirectory() as folder, emulated(topologies[UNLIMITED], check=False) as cluster:
-        job = _job(cell, rates, topologies, Path(folder), arguments)
-        job.write(Path(folder) / "job.json")
-        argv = [str(PYTHON), str(HERE / arguments.worker), str(Path(folder) / "job.json")]
-        env = {"PYTHONPATH": os.pathsep.join([str(SOURCES), str(EXAMPLES)]), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        results = cluster.run(argv, env=env, on_line=on_line, timeout_s=60 * arguments.cell_minutes)
-    if any(r.exit_code for r in results):
-        sys.exit(f"{cell.key}: ranks failed: {[r.exit_code for r in results]}.")
+    run_ranks(
+        "worker.py",
+        lambda folder, files: asdict(_job(cell, rates, files, folder, arguments)),
+        topologies,
+        hear,
+        minutes=arguments.cell_minutes,
+        quiet=arguments.quiet,
+    )
 
 
-def _shaped(cluster: Cluster, topology: Topology, rate: str) -> list[str]:
-    """Set the links; return what is wrong with them."""
-    cluster.reshape(topology)
-    if rate == UNLIMITED:
-        return []
-    for _ in range(_TRIES - 1):
-        wrong = judge(cluster.check_links())
-        if not wrong:
-            return []
-        time.sleep(1.0)  # the machine may be busy for a moment
-    return judge(cluster.check_links())
-
-
-def _provenance(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+def _about(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what a line is of."""
     return {
         "cell": cell.key,
@@ -131,12 +100,7 @@ def _provenance(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _job(
-    cell: Cell, rates: list[str], topologies: dict[str, Topology], folder: Path, arguments: argparse.Namespace
-) -> Job:
-    files = {rate: folder / f"topology-{rate}.json" for rate in rates}
-    for rate, path in files.items():
-        save(topologies[rate], path)
+def _job(cell: Cell, rates: list[str], files: Mapping[str, str], folder: Path, arguments: argparse.Namespace) -> Job:
     return Job(
         pooling=cell.pooling,
         skew=cell.skew,
@@ -148,7 +112,7 @@ def _job(
         lr=arguments.lr,
         arms=tuple(arguments.arms),
         rates=tuple(rates),
-        topologies=tuple(str(path) for path in files.values()),
+        topologies=tuple(files[rate] for rate in rates),
         flags=str(folder),
         rounds=arguments.rounds,
         window_s=arguments.window,
@@ -158,15 +122,6 @@ def _job(
         test_batches=arguments.test_batches,
         seed=arguments.seed,
     )
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def _append(path: Path, line: dict[str, Any]) -> None:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_atomically(path, text + json.dumps(line) + "\n")
 
 
 def _has(records: list[dict[str, Any]], cell: Cell, rate: str) -> bool:
@@ -198,7 +153,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--cell-minutes", type=float, default=40.0, help="that one set of ranks may take")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--worker", default="worker.py", help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="do not show what ranks print")
     parser.add_argument("--jsonl", type=Path, default=Path("results/recsys.jsonl"))
     parser.add_argument("--md", type=Path, default=Path("results/recsys.md"))

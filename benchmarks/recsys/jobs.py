@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,9 @@ class Job:
     """Of each rank, for AUC."""
     seed: int
 
-    def write(self, path: Path) -> None:
-        """Write it where its ranks read it."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
     @staticmethod
     def read(path: Path) -> "Job":
-        """Read what `write` wrote."""
+        """Return the job in a file."""
         body = json.loads(path.read_text(encoding="utf-8"))
         return Job(**{k: tuple(v) if isinstance(v, list) else v for k, v in body.items()})
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pliant.recsys.module import ShardedEmbeddingBag
 from torch import Tensor
 
 from pliant.comm import Comm, RecordedComm
 from pliant.recsys.batch import ClickBatch
-from pliant.recsys.module import ShardedEmbeddingBag
 from pliant.spec import EmbeddingPlan
 
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from arms import Given, initial, made
 from counted import counting
 from jobs import UNLIMITED, Job, limit_bytes
+from session import meet
 from steps import Arm, timed
 
 from pliant.cli.bench.lines import say
@@ -30,7 +30,6 @@ _MOST_STEPS = 400
 _TEST_STEP = 1 << 20
 """The first step of the data on which AUC is measured, after any on which arms train."""
 _TIMED_STEP = 1 << 21
-_POLL_S = 0.05
 
 
 def main(path: Path) -> None:
@@ -60,7 +59,7 @@ def main(path: Path) -> None:
     inputs = {kind: [arm.bags.input_of(batch) for batch in batches] for kind, arm in kinds.items()}
     link_bytes = {arm.name: _tried(arm, batches, inputs[arm.kind]) for arm in arms}
     for rate in (UNLIMITED, *job.rates):
-        _meet(job, rate)
+        meet(job.flags, rate, dist.barrier, say)
         _measure(rate, arms, batches, inputs, link_bytes, job)
     dist.barrier()
     comm.close()
@@ -135,19 +134,6 @@ def _measure(
             run["rounds"].append(asdict(timed(run["arm"], batches, inputs[run["arm"].kind], run["steps"])))
     rounds = {name: run["rounds"] for name, run in runs.items()}
     say("rate", {"rate": rate, "samples": job.batch * dist.get_world_size(), "arms": rounds})
-
-
-def _meet(job: Job, rate: str) -> None:
-    """Wait until the links are as this rate says."""
-    dist.barrier()
-    say("ready", {"rate": rate})
-    flag = Path(job.flags) / rate
-    deadline_s = time.monotonic() + _TIMEOUT_S
-    while not flag.exists():  # each rank looks by itself, so that no packet is on its way
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"links were not set to {rate} within {_TIMEOUT_S:g} s; did hosts.py fail?")
-        time.sleep(_POLL_S)
-    dist.barrier()
 
 
 if __name__ == "__main__":
