@@ -7,6 +7,9 @@ from typing import Any, cast
 
 import torch
 from jobs import ARMS, PLIANT, TORCHREC, Job
+from pliant.recsys.place import Limits, place
+from pliant.recsys.rates import Rates
+from pliant_arms import PliantBags, hot_of
 from steps import Arm
 from torch import Tensor
 from torchrec_arms import EPS, KINDS, TorchRecBags
@@ -15,6 +18,8 @@ from pliant.comm import Comm
 from pliant.recsys.rows import Frequencies
 from pliant.spec import EmbeddingPlan, Table, TableLayout, Topology
 from pliant.spec.embedding import RowOptimizer
+
+_ANY_BYTES = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,10 @@ class Given:
     memory_bytes: float
     frequencies: Frequencies
     """Of the rows, by the law of the data."""
+    rates: Rates
+    """Of the machine, for Pliant's planner."""
+    dense_sample_s: float
+    """Of the dense part, for each sample."""
     weights: Callable[[int, int, int], Tensor]
     """Table, first and last column -> its rows (num_rows, columns), the same for all arms."""
 
@@ -91,14 +100,15 @@ def _arm(name: str, bags: Any, kind: str, about: str, given: Given, **rest: Any)
 
 
 def _pliant(name: str, given: Given) -> Arm:
-    from pliant_arms import PliantBags
-
     lazy, narrow = "lazy" in name, "16 bits" in name
+    ahead = "ahead" in name
     if name in _FIXED:
-        plan, hot = _FIXED[name](given), {}
+        plan = _FIXED[name](given)
     else:
-        plan, hot = placed(given, max_staleness=7 if lazy else 0, bits=(32, 16) if narrow else (32,))
-    bags = PliantBags(plan, given.comm, hot, given.weights, lr=given.job.lr, eps=EPS, ahead="ahead" in name)
+        bits = (32, 16) if narrow else (32,)
+        plan = placed(given, max_staleness=7 if lazy else 0, bits=bits, overlap=ahead)
+    hot = hot_of(plan, given.frequencies)
+    bags = PliantBags(plan, given.comm, hot, given.weights, lr=given.job.lr, eps=EPS, ahead=ahead)
     return _arm(
         name,
         bags,
@@ -109,6 +119,23 @@ def _pliant(name: str, given: Given) -> Arm:
         sent_bytes=lambda: bags.recorded.sent_bytes,
         exact=not (lazy or narrow),
     )
+
+
+def placed(given: Given, *, max_staleness: int, bits: tuple[int, ...], overlap: bool) -> EmbeddingPlan:
+    """Return what Pliant's planner chooses for this cell, on rank 0, for all."""
+    limits = Limits(memory_bytes=given.memory_bytes or _ANY_BYTES, max_staleness=max_staleness, bits=bits)
+    placement = place(
+        given.tables,
+        given.frequencies,
+        given.topology,
+        limits,
+        batch_sizes=(given.job.batch,),
+        optimizer=cast(RowOptimizer, given.job.optimizer),
+        rates=given.rates,
+        dense_sample_s=given.dense_sample_s,
+        overlap=overlap,
+    )
+    return placement.plan
 
 
 def described(plan: EmbeddingPlan) -> str:

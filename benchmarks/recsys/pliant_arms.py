@@ -3,12 +3,23 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from pliant.recsys.module import ShardedEmbeddingBag
 from torch import Tensor
 
 from pliant.comm import Comm, RecordedComm
 from pliant.recsys.batch import ClickBatch
+from pliant.recsys.rows import Frequencies
 from pliant.spec import EmbeddingPlan
+
+
+def hot_of(plan: EmbeddingPlan, frequencies: Frequencies) -> dict[str, Tensor]:
+    """Return the ids of the rows that a plan has on all ranks as well: the most frequent."""
+    return {
+        table.name: torch.from_numpy(rows.head_ids[: layout.num_hot].copy())
+        for table, layout, rows in zip(plan.tables, plan.layouts, frequencies.tables, strict=True)
+        if layout.num_hot
+    }
 
 
 class PliantBags:
