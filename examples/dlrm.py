@@ -1,18 +1,36 @@
-"""DLRM (arXiv:1906.00091) on click data, from one command: tables placed by Pliant, the dense part relaxed by it.
+"""DLRM (arXiv:1906.00091) on click data, with one command: tables placed by Pliant, the dense part relaxed by it.
 
     torchrun --nproc-per-node 2 examples/dlrm.py
     pliant emulate --hosts 4 --rate 100mbit -- python examples/dlrm.py --algorithm bytegrad --memory 64MB
 
 First every rank counts the rows of the same first batches; from that, from the links (measured now, or --topology) and
-from --memory follows where each table goes, and why is printed. Then it trains: embeddings by ShardedEmbeddingBag, the next
-batch's exchange beside the dense part, whose gradients --algorithm exchanges. AUC is that of all ranks' test data together.
-With --checkpoint FOLDER it saves as it goes, and goes on from there when the same command is given again.
+from --memory follows where each table goes, and why is printed. Then it trains: embeddings by ShardedEmbeddingBag, the
+next batch's exchange beside the dense part, whose gradients --algorithm exchanges. AUC is that of all ranks' test data
+together. With --checkpoint FOLDER it saves as it goes, and goes on from there when the same command is given again.
 """
 
+import argparse
+import json
+import time
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from dlrm_data import Source, options_of_data, source_of
+from dlrm_state import restore, save
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import pliant
+from pliant.comm import Comm, own_group
+from pliant.network import probe
+from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, place
+from pliant.spec import Table, Topology, load
+from pliant.spec.units import format_bytes, parse_bytes
 
 TIMEOUT_S = 300.0
 
@@ -34,3 +52,165 @@ class DenseNet(nn.Module):
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         chosen = products[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat([x, chosen], dim=1)).squeeze(1)
+
+
+class Trainer:
+    """Both parts of the model on this rank, and how many steps they have made."""
+
+    def __init__(self, source: Source, placement: Placement, hot: dict[str, Tensor], comm: Comm, o: argparse.Namespace):
+        torch.manual_seed(o.seed)
+        self.bags = ShardedEmbeddingBag(
+            placement.plan, comm, lr=o.embedding_lr, hot=hot, hosts=_hosts(placement.problem.topology), seed=o.seed
+        )
+        net = DenseNet(len(source.num_rows), o.dim, source.num_dense)
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=o.lr, momentum=0.9)
+        self.run = pliant.relax(net, self.optimizer, o.algorithm, timeout_s=TIMEOUT_S)
+        self.net = net
+        self.steps = 0
+
+    def step(self, batch: ClickBatch, following: ClickBatch | None) -> Tensor:
+        """Train on a batch, and ask for the rows of the next; return the loss, ()."""
+        vectors = self.bags(_inputs(batch))
+        if following is not None:
+            self.bags.prefetch(_inputs(following))
+        loss = binary_cross_entropy_with_logits(self.run.model(batch.dense, vectors), batch.label)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.bags.step()
+        self.steps += 1
+        return loss.detach()
+
+    @torch.no_grad()
+    def auc(self, batches: Sequence[ClickBatch], comm: Comm) -> float:
+        """Return the area under the ROC curve over the test data of all ranks, exactly. Collective."""
+        logits = torch.cat([self.net(batch.dense, self.bags(_inputs(batch))) for batch in batches])
+        mine = torch.stack([logits, torch.cat([batch.label for batch in batches])], dim=1)  # (samples, 2)
+        most = torch.tensor([len(mine)])
+        comm.all_reduce(most, "max").wait()
+        padded = torch.full((int(most), 2), torch.nan)  # ranks may have a sample more or less
+        padded[: len(mine)] = mine
+        everybody = torch.empty(comm.size * padded.numel())
+        comm.all_gather(everybody, padded).wait()
+        rows = everybody.view(-1, 2)
+        scores, labels = rows[~rows[:, 1].isnan()].unbind(1)
+        return auc(scores, labels)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self.run.close()
+        self.bags.close()
+
+
+def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[Placement, dict[str, Tensor]]:
+    """Choose where tables go; also ids of rows that are on all ranks. The same on all ranks: each counts all batches."""
+    counter = FrequencyCounter(source.num_rows, names=source.names)
+    for step in range(o.observe):
+        for rank in range(comm.size):
+            batch = source.train(step, rank, comm.size, o.batch)
+            counter.add(batch.ids, batch.offsets)
+    frequencies = counter.result()
+    topology = load(Topology, o.topology) if o.topology else probe(comm, budget_s=2.0)
+    tables = [
+        Table(name=name, num_rows=rows, dim=o.dim) for name, rows in zip(source.names, source.num_rows, strict=True)
+    ]
+    limits = Limits(memory_bytes=o.memory, max_staleness=o.max_staleness, bits=o.bits)
+    found = place(
+        tables, frequencies, topology, limits, batch_sizes=[o.batch], optimizer=o.embedding_optimizer, overlap=True
+    )
+    hot = {
+        table.name: torch.from_numpy(rows.head_ids[: layout.num_hot].copy())
+        for table, layout, rows in zip(tables, found.plan.layouts, frequencies.tables, strict=True)
+        if layout.num_hot
+    }
+    return found, hot
+
+
+def train(trainer: Trainer, source: Source, comm: Comm, console: Console, o: argparse.Namespace) -> float:
+    """Train to the last step, saving as asked for; return samples per second of all ranks."""
+
+    def batch_of(step: int) -> ClickBatch:
+        return source.train(step, comm.rank, comm.size, o.batch)
+
+    columns = (TextColumn("loss {task.fields[loss]:.4f}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    start_s, first = time.perf_counter(), trainer.steps
+    coming = batch_of(first) if first < o.steps else None
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("training", total=o.steps, completed=first, loss=float("nan"))
+        while coming is not None:
+            batch, last = coming, trainer.steps + 1 == o.steps
+            coming = None if last else batch_of(trainer.steps + 1)
+            due = bool(o.checkpoint) and ((trainer.steps + 1) % o.save_every == 0 or last)
+            loss = trainer.step(batch, None if due else coming)  # nothing is on its way while state is saved
+            progress.update(task, completed=trainer.steps, loss=float(loss))
+            if not console.is_terminal and trainer.steps % o.report_every == 0:
+                console.print(f"step {trainer.steps}: loss {float(loss):.4f}")
+            if due:
+                save(trainer, Path(o.checkpoint), comm)
+    took_s = time.perf_counter() - start_s
+    return (trainer.steps - first) * o.batch * comm.size / took_s
+
+
+def main() -> None:
+    """Place, train, test."""
+    o = options()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    comm = own_group(dist.group.WORLD, TIMEOUT_S)
+    console = Console(quiet=comm.rank != 0)
+    source = source_of(o)
+    placement, hot = placed(source, comm, o)
+    console.print(placement.explain(), markup=False, highlight=False)
+    trainer = Trainer(source, placement, hot, comm, o)
+    if o.checkpoint:
+        restore(trainer, Path(o.checkpoint), comm)
+        console.print(f"begins at step {trainer.steps}")
+    samples_per_s = train(trainer, source, comm, console, o)
+    tests = list(source.test(comm.rank, comm.size, o.batch, o.test_batches))
+    result = {"steps": trainer.steps, "auc": trainer.auc(tests, comm), "best_auc": source.best_auc}
+    result |= {"samples_per_s": samples_per_s, "sent_bytes": trainer.run.stats().sent_bytes}
+    of = "" if source.best_auc is None else f", no model can do better than {source.best_auc:.4f}"
+    console.print(f"AUC {result['auc']:.4f} after {trainer.steps} steps{of}; {samples_per_s:,.0f} samples/s")
+    if o.json and comm.rank == 0:
+        Path(o.json).write_text(json.dumps(result), encoding="utf-8")
+    trainer.close()
+    comm.close()
+    dist.destroy_process_group()
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options_of_data(parser)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=512, help="samples of a rank in a step")
+    parser.add_argument("--test-batches", type=int, default=16, help="of each rank")
+    parser.add_argument("--dim", type=int, default=16, help="of a row")
+    parser.add_argument("--algorithm", default="allreduce", help="for the dense part: any of Pliant's")
+    parser.add_argument("--lr", type=float, default=0.05, help="of the dense part")
+    parser.add_argument("--embedding-lr", type=float, default=0.1)
+    parser.add_argument("--embedding-optimizer", default="rowwise_adagrad")
+    parser.add_argument("--memory", type=parse_bytes, default=parse_bytes("1GB"), help="of a rank, for embeddings")
+    parser.add_argument("--max-staleness", type=int, default=0, help="steps that gradients of hot rows may wait")
+    parser.add_argument("--bits", default="32", help="of numbers on the wire that may be chosen, as in 32,16,8")
+    parser.add_argument("--topology", default="", help="file with the links; measured, if it is not given")
+    parser.add_argument("--observe", type=int, default=8, help="batches of each rank whose rows are counted")
+    parser.add_argument("--checkpoint", default="", help="folder to save to, and to go on from")
+    parser.add_argument("--save-every", type=int, default=200)
+    parser.add_argument("--report-every", type=int, default=100, help="steps, where there is no terminal")
+    parser.add_argument("--json", default="", help="file for the result")
+    o = parser.parse_args()
+    o.bits = tuple(int(bits) for bits in o.bits.split(","))
+    return o
+
+
+def _inputs(batch: ClickBatch) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(batch.ids, batch.offsets, strict=True))
+
+
+def _hosts(topology: Topology) -> list[list[int]]:
+    return [list(topology.ranks_of(k)) for k in range(len(topology.hosts))]
+
+
+if __name__ == "__main__":
+    main()

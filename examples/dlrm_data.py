@@ -138,3 +138,13 @@ def source_of(options: argparse.Namespace) -> Source:
     if options.data == "criteo":
         return Criteo(folder / "train.txt", folder / "test.txt", options.max_rows)
     return Log((load_movielens if options.data == "movielens" else load_flights)(folder), options.seed)
+
+
+def options_of_data(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which log."""
+    parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo"), default="generated")
+    parser.add_argument("--folder", default="", help="with the files of a log; criteo: train.txt and test.txt")
+    parser.add_argument("--max-rows", type=int, default=100_000, help="of a table of Criteo's")
+    parser.add_argument("--pooling", default="1", help="ids of each generated bag, or 'criteo': as published")
+    parser.add_argument("--skew", type=float, default=1.05, help="exponent of the law of generated rows")
+    parser.add_argument("--seed", type=int, default=0)
