@@ -1,7 +1,9 @@
 """One rank of the benchmark of embeddings: `python worker.py JOB.json`, with torchrun's environment. See hosts.py."""
 
 import math
+import statistics
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from arms import Given, initial, made
 from counted import counting
+from dlrm import DenseNet
 from jobs import UNLIMITED, Job, limit_bytes
 from session import meet
 from steps import Arm, timed
@@ -21,12 +24,14 @@ from pliant.cli.bench.lines import say
 from pliant.comm import own_group
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
+from pliant.recsys.rates import Rates
 from pliant.spec import Topology, load
 from pliant.spec.embedding import STATE_NUMBERS
 from pliant.spec.units import parse_rate
 
 _TIMEOUT_S = 300.0
 _MOST_STEPS = 400
+_DENSE_STEPS = 5
 _TEST_STEP = 1 << 20
 """The first step of the data on which AUC is measured, after any on which arms train."""
 _TIMED_STEP = 1 << 21
@@ -50,6 +55,8 @@ def main(path: Path) -> None:
         memory_bytes=limit_bytes(job, 4 * (job.dim * (1 + per_element) + per_row), comm.size),
         weights=initial(job),
         frequencies=clicks.frequencies(),
+        rates=Rates(),
+        dense_sample_s=_dense_sample_s(job),
     )
     arms = _made(job, given)
     if job.train_steps:
@@ -64,6 +71,23 @@ def main(path: Path) -> None:
     dist.barrier()
     comm.close()
     dist.destroy_process_group()
+
+
+def _dense_sample_s(job: Job) -> float:
+    """Return what the dense part takes for a sample, on the slowest rank, while all compute. Collective."""
+    torch.manual_seed(0)
+    net = DenseNet(len(job.num_rows), job.dim)
+    dense = torch.randn(job.batch, 13)
+    bags = [torch.randn(job.batch, job.dim, requires_grad=True) for _ in job.num_rows]
+    dist.barrier()
+    took_s: list[float] = []
+    for _ in range(_DENSE_STEPS):
+        start_s = time.perf_counter()
+        net(dense, bags).sum().backward()
+        took_s.append(time.perf_counter() - start_s)
+    slowest = torch.tensor([statistics.median(took_s)], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest) / job.batch
 
 
 def _made(job: Job, given: Given) -> list[Arm]:
