@@ -23,6 +23,7 @@ from dlrm_state import restore, save
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pliant
@@ -30,7 +31,7 @@ from pliant.comm import Comm, own_group
 from pliant.network import probe
 from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, place
 from pliant.spec import Table, Topology, load
-from pliant.spec.units import format_bytes, parse_bytes
+from pliant.spec.units import parse_bytes
 
 TIMEOUT_S = 300.0
 
@@ -54,6 +55,14 @@ class DenseNet(nn.Module):
         return self.top(torch.cat([x, chosen], dim=1)).squeeze(1)
 
 
+class Given:
+    """A batch, and its ids as the tables take them: the same object when they are asked for early, and then."""
+
+    def __init__(self, batch: ClickBatch) -> None:
+        self.batch = batch
+        self.ids = list(zip(batch.ids, batch.offsets, strict=True))
+
+
 class Trainer:
     """Both parts of the model on this rank, and how many steps they have made."""
 
@@ -68,12 +77,12 @@ class Trainer:
         self.net = net
         self.steps = 0
 
-    def step(self, batch: ClickBatch, following: ClickBatch | None) -> Tensor:
+    def step(self, now: "Given", following: "Given | None") -> Tensor:
         """Train on a batch, and ask for the rows of the next; return the loss, ()."""
-        vectors = self.bags(_inputs(batch))
+        vectors = self.bags(now.ids)
         if following is not None:
-            self.bags.prefetch(_inputs(following))
-        loss = binary_cross_entropy_with_logits(self.run.model(batch.dense, vectors), batch.label)
+            self.bags.prefetch(following.ids)
+        loss = binary_cross_entropy_with_logits(self.run.model(now.batch.dense, vectors), now.batch.label)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -84,8 +93,9 @@ class Trainer:
     @torch.no_grad()
     def auc(self, batches: Sequence[ClickBatch], comm: Comm) -> float:
         """Return the area under the ROC curve over the test data of all ranks, exactly. Collective."""
-        logits = torch.cat([self.net(batch.dense, self.bags(_inputs(batch))) for batch in batches])
-        mine = torch.stack([logits, torch.cat([batch.label for batch in batches])], dim=1)  # (samples, 2)
+        weights = self.run.consolidate()  # one model, also where the algorithm lets ranks differ
+        found = [functional_call(self.net, weights, (b.dense, self.bags(Given(b).ids))) for b in batches]
+        mine = torch.stack([torch.cat(found), torch.cat([b.label for b in batches])], dim=1)  # (samples, 2)
         most = torch.tensor([len(mine)])
         comm.all_reduce(most, "max").wait()
         padded = torch.full((int(most), 2), torch.nan)  # ranks may have a sample more or less
@@ -129,8 +139,8 @@ def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[Placement
 def train(trainer: Trainer, source: Source, comm: Comm, console: Console, o: argparse.Namespace) -> float:
     """Train to the last step, saving as asked for; return samples per second of all ranks."""
 
-    def batch_of(step: int) -> ClickBatch:
-        return source.train(step, comm.rank, comm.size, o.batch)
+    def batch_of(step: int) -> Given:
+        return Given(source.train(step, comm.rank, comm.size, o.batch))
 
     columns = (TextColumn("loss {task.fields[loss]:.4f}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     start_s, first = time.perf_counter(), trainer.steps
@@ -138,10 +148,10 @@ def train(trainer: Trainer, source: Source, comm: Comm, console: Console, o: arg
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("training", total=o.steps, completed=first, loss=float("nan"))
         while coming is not None:
-            batch, last = coming, trainer.steps + 1 == o.steps
+            now, last = coming, trainer.steps + 1 == o.steps
             coming = None if last else batch_of(trainer.steps + 1)
             due = bool(o.checkpoint) and ((trainer.steps + 1) % o.save_every == 0 or last)
-            loss = trainer.step(batch, None if due else coming)  # nothing is on its way while state is saved
+            loss = trainer.step(now, None if due else coming)  # nothing is on its way while state is saved
             progress.update(task, completed=trainer.steps, loss=float(loss))
             if not console.is_terminal and trainer.steps % o.report_every == 0:
                 console.print(f"step {trainer.steps}: loss {float(loss):.4f}")
@@ -163,8 +173,7 @@ def main() -> None:
     console.print(placement.explain(), markup=False, highlight=False)
     trainer = Trainer(source, placement, hot, comm, o)
     if o.checkpoint:
-        restore(trainer, Path(o.checkpoint), comm)
-        console.print(f"begins at step {trainer.steps}")
+        console.print(restore(trainer, Path(o.checkpoint), comm))
     samples_per_s = train(trainer, source, comm, console, o)
     tests = list(source.test(comm.rank, comm.size, o.batch, o.test_batches))
     result = {"steps": trainer.steps, "auc": trainer.auc(tests, comm), "best_auc": source.best_auc}
@@ -202,10 +211,6 @@ def options() -> argparse.Namespace:
     o = parser.parse_args()
     o.bits = tuple(int(bits) for bits in o.bits.split(","))
     return o
-
-
-def _inputs(batch: ClickBatch) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(batch.ids, batch.offsets, strict=True))
 
 
 def _hosts(topology: Topology) -> list[list[int]]:

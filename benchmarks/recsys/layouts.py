@@ -73,6 +73,7 @@ def _run(data: str, arguments: argparse.Namespace) -> None:
             "layouts": missing,
             "flags": str(folder),
             "rounds": arguments.rounds,
+            "together": arguments.together,
             "window_s": arguments.window,
         }
 
@@ -95,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--window", type=float, default=1.5, help="seconds that a layout is timed for in a round, at least"
     )
+    parser.add_argument("--together", type=int, default=10, help="layouts that take turns")
     parser.add_argument("--only", default="", help="names of layouts, divided by ;")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--racks", type=int, default=0, help="that hosts are in; 0: none")
