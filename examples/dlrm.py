@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/dlrm.py
     pliant emulate --hosts 4 --rate 100mbit -- python examples/dlrm.py --algorithm bytegrad --memory 64MB
 
-First every rank counts the rows of the same first batches; from that, from the links (measured now, or --topology) and
+First all ranks count the rows of the first batches; from that, from the links (measured now, or --topology) and
 from --memory follows where each table goes, and why is printed. Then it trains: embeddings by ShardedEmbeddingBag, the
 next batch's exchange beside the dense part, whose gradients --algorithm exchanges. AUC is that of all ranks' test data
 together. With --checkpoint FOLDER it saves as it goes, and goes on from there when the same command is given again.
@@ -29,9 +29,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import pliant
 from pliant.comm import Comm, own_group
 from pliant.network import probe
-from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, place
+from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, gathered, place
 from pliant.spec import Table, Topology, load
-from pliant.spec.units import parse_bytes
+from pliant.spec.units import format_bytes, parse_bytes
 
 TIMEOUT_S = 300.0
 
@@ -66,7 +66,9 @@ class Given:
 class Trainer:
     """Both parts of the model on this rank, and how many steps they have made."""
 
-    def __init__(self, source: Source, placement: Placement, hot: dict[str, Tensor], comm: Comm, o: argparse.Namespace):
+    def __init__(
+        self, source: Source, placement: Placement, hot: dict[str, Tensor], comm: Comm, o: argparse.Namespace
+    ) -> None:
         torch.manual_seed(o.seed)
         self.bags = ShardedEmbeddingBag(
             placement.plan, comm, lr=o.embedding_lr, hot=hot, hosts=_hosts(placement.problem.topology), seed=o.seed
@@ -101,7 +103,7 @@ class Trainer:
         padded = torch.full((int(most), 2), torch.nan)  # ranks may have a sample more or less
         padded[: len(mine)] = mine
         everybody = torch.empty(comm.size * padded.numel())
-        comm.all_gather(everybody, padded).wait()
+        comm.all_gather(everybody, padded.view(-1)).wait()
         rows = everybody.view(-1, 2)
         scores, labels = rows[~rows[:, 1].isnan()].unbind(1)
         return auc(scores, labels)
@@ -113,13 +115,12 @@ class Trainer:
 
 
 def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[Placement, dict[str, Tensor]]:
-    """Choose where tables go; also ids of rows that are on all ranks. The same on all ranks: each counts all batches."""
+    """Choose, all ranks alike, where tables go; also the ids of rows that are on all ranks. Collective."""
     counter = FrequencyCounter(source.num_rows, names=source.names)
     for step in range(o.observe):
-        for rank in range(comm.size):
-            batch = source.train(step, rank, comm.size, o.batch)
-            counter.add(batch.ids, batch.offsets)
-    frequencies = counter.result()
+        batch = source.train(step, comm.rank, comm.size, o.batch)
+        counter.add(batch.ids, batch.offsets)
+    frequencies = gathered(counter, comm).result()
     topology = load(Topology, o.topology) if o.topology else probe(comm, budget_s=2.0)
     tables = [
         Table(name=name, num_rows=rows, dim=o.dim) for name, rows in zip(source.names, source.num_rows, strict=True)
@@ -136,8 +137,8 @@ def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[Placement
     return found, hot
 
 
-def train(trainer: Trainer, source: Source, comm: Comm, console: Console, o: argparse.Namespace) -> float:
-    """Train to the last step, saving as asked for; return samples per second of all ranks."""
+def train(trainer: Trainer, source: Source, comm: Comm, console: Console, o: argparse.Namespace) -> dict[str, float]:
+    """Train to the last step, saving as asked for; return how fast, and what this rank has sent in a step."""
 
     def batch_of(step: int) -> Given:
         return Given(source.train(step, comm.rank, comm.size, o.batch))
@@ -157,8 +158,12 @@ def train(trainer: Trainer, source: Source, comm: Comm, console: Console, o: arg
                 console.print(f"step {trainer.steps}: loss {float(loss):.4f}")
             if due:
                 save(trainer, Path(o.checkpoint), comm)
-    took_s = time.perf_counter() - start_s
-    return (trainer.steps - first) * o.batch * comm.size / took_s
+    made, took_s = max(1, trainer.steps - first), time.perf_counter() - start_s
+    return {
+        "samples_per_s": (trainer.steps - first) * o.batch * comm.size / took_s,
+        "rows_sent_bytes": sum(trainer.bags.stats().sent_bytes.values()) / made,
+        "dense_sent_bytes": trainer.run.stats()["sent_bytes"] / made,
+    }
 
 
 def main() -> None:
@@ -170,20 +175,26 @@ def main() -> None:
     console = Console(quiet=comm.rank != 0)
     source = source_of(o)
     placement, hot = placed(source, comm, o)
-    console.print(placement.explain(), markup=False, highlight=False)
+    console.print(placement.explain(), markup=False, highlight=False, soft_wrap=True)
     trainer = Trainer(source, placement, hot, comm, o)
-    if o.checkpoint:
-        console.print(restore(trainer, Path(o.checkpoint), comm))
-    samples_per_s = train(trainer, source, comm, console, o)
-    tests = list(source.test(comm.rank, comm.size, o.batch, o.test_batches))
-    result = {"steps": trainer.steps, "auc": trainer.auc(tests, comm), "best_auc": source.best_auc}
-    result |= {"samples_per_s": samples_per_s, "sent_bytes": trainer.run.stats().sent_bytes}
-    of = "" if source.best_auc is None else f", no model can do better than {source.best_auc:.4f}"
-    console.print(f"AUC {result['auc']:.4f} after {trainer.steps} steps{of}; {samples_per_s:,.0f} samples/s")
+    try:
+        if o.checkpoint:
+            console.print(restore(trainer, Path(o.checkpoint), comm))
+        speed = train(trainer, source, comm, console, o)
+        tests = list(source.test(comm.rank, comm.size, o.batch, o.test_batches))
+        found = trainer.auc(tests, comm)
+    finally:
+        trainer.close()
+        comm.close()
+    of = "" if source.best_auc is None else f"; no model can do better than {source.best_auc:.4f}"
+    console.print(f"AUC {found:.4f} after {trainer.steps} steps{of}")
+    sent = [format_bytes(speed[key]) for key in ("rows_sent_bytes", "dense_sent_bytes")]
+    console.print(
+        f"{speed['samples_per_s']:,.0f} samples/s; rank 0 sends {sent[0]} for rows a step, {sent[1]} for the rest"
+    )
     if o.json and comm.rank == 0:
+        result = {"steps": trainer.steps, "auc": found, "best_auc": source.best_auc, **speed}
         Path(o.json).write_text(json.dumps(result), encoding="utf-8")
-    trainer.close()
-    comm.close()
     dist.destroy_process_group()
 
 

@@ -9,10 +9,19 @@ from typing import Protocol
 
 import torch
 
-from pliant.recsys.batch import ClickBatch
-from pliant.recsys.clicks import Clicks
-from pliant.recsys.criteo import CRITEO_BAGS, CRITEO_ROWS, NUM_DENSE
-from pliant.recsys.logs import ClickLog, criteo_batches, load_flights, load_movielens
+from pliant.recsys import (
+    CRITEO_BAGS,
+    CRITEO_ROWS,
+    ClickBatch,
+    ClickLog,
+    Clicks,
+    criteo_batches,
+    load_flights,
+    load_movielens,
+)
+
+_NUM_DENSE = 13
+"""Of Criteo's samples."""
 
 _TEST_RANK = 1 << 20
 """A rank that no training has: what it draws is what all are tested on."""
@@ -49,7 +58,7 @@ class Generated:
         )
         self.num_rows = self._clicks.tables
         self.names = tuple(f"c{t + 1}" for t in range(len(CRITEO_ROWS)))
-        self.num_dense = NUM_DENSE
+        self.num_dense = _NUM_DENSE
         self.best_auc = self._clicks.best_auc(num_samples=20_000)
 
     def train(self, step: int, rank: int, size: int, num_samples: int) -> ClickBatch:
@@ -97,7 +106,7 @@ class Criteo:
     test_path: Path
     max_rows: int
     names: tuple[str, ...] = tuple(f"c{t + 1}" for t in range(len(CRITEO_ROWS)))
-    num_dense: int = NUM_DENSE
+    num_dense: int = _NUM_DENSE
     best_auc: float | None = None
     _coming: tuple[int, Iterator[ClickBatch]] | None = None
 

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import torch
 from jobs import ARMS, PLIANT, TORCHREC, Job
-from pliant.recsys.place import Limits, place
+from pliant.recsys.place import place
+from pliant.recsys.problem import Limits
 from pliant.recsys.rates import Rates
 from pliant_arms import PliantBags, hot_of
 from steps import Arm
