@@ -173,7 +173,10 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     comm = own_group(dist.group.WORLD, TIMEOUT_S)
     console = Console(quiet=comm.rank != 0)
-    source = source_of(o)
+    for rank in range(comm.size):  # in turn, since the first may have to fetch what the others then find
+        if rank == comm.rank:
+            source = source_of(o)
+        comm.barrier()
     placement, hot = placed(source, comm, o)
     console.print(placement.explain(), markup=False, highlight=False, soft_wrap=True)
     trainer = Trainer(source, placement, hot, comm, o)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from pliant.cli.bench.fetch import find_flights, find_movielens
 from pliant.recsys import (
     CRITEO_BAGS,
     CRITEO_ROWS,
@@ -136,23 +137,25 @@ def source_of(options: argparse.Namespace) -> Source:
     """Return the log that was asked for.
 
     Raises:
-        ValueError: A folder or file is missing that it needs.
+        ValueError: Criteo's files have no folder.
+        DataMissingError: A log is neither in the folder nor could it be fetched.
 
     """
     if options.data == "generated":
         return Generated(options)
-    if not options.folder:
-        raise ValueError(f"--data {options.data} needs --folder with its files.")
-    folder = Path(options.folder)
     if options.data == "criteo":
+        if not options.folder:
+            raise ValueError("--data criteo needs --folder with train.txt and test.txt; they are not to be had freely.")
+        folder = Path(options.folder)
         return Criteo(folder / "train.txt", folder / "test.txt", options.max_rows)
-    return Log((load_movielens if options.data == "movielens" else load_flights)(folder), options.seed)
+    find, read = {"movielens": (find_movielens, load_movielens), "flights": (find_flights, load_flights)}[options.data]
+    return Log(read(find(options.folder)), options.seed)
 
 
 def options_of_data(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which log."""
     parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo"), default="generated")
-    parser.add_argument("--folder", default="", help="with the files of a log; criteo: train.txt and test.txt")
+    parser.add_argument("--folder", default="", help="with the files of a log, if you have them; criteo: train.txt, test.txt")
     parser.add_argument("--max-rows", type=int, default=100_000, help="of a table of Criteo's")
     parser.add_argument("--pooling", default="1", help="ids of each generated bag, or 'criteo': as published")
     parser.add_argument("--skew", type=float, default=1.05, help="exponent of the law of generated rows")
