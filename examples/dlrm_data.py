@@ -155,7 +155,9 @@ def source_of(options: argparse.Namespace) -> Source:
 def options_of_data(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which log."""
     parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo"), default="generated")
-    parser.add_argument("--folder", default="", help="with the files of a log, if you have them; criteo: train.txt, test.txt")
+    parser.add_argument(
+        "--folder", default="", help="with the files of a log, if you have them; criteo: train.txt, test.txt"
+    )
     parser.add_argument("--max-rows", type=int, default=100_000, help="of a table of Criteo's")
     parser.add_argument("--pooling", default="1", help="ids of each generated bag, or 'criteo': as published")
     parser.add_argument("--skew", type=float, default=1.05, help="exponent of the law of generated rows")

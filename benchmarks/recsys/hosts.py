@@ -1,6 +1,6 @@
 """Embedding tables on emulated hosts: TorchRec's shardings and Pliant's placements, side by side in one set of ranks.
 
-    python benchmarks/recsys/hosts.py --pooling 1,10,50 --skew 0.8,1.05,1.2 --memory 0,1.25 --rates 1gbit,100mbit \
+    python benchmarks/recsys/hosts.py --pooling 1,10,50 --skew 0.8,1.05,1.2 --memory any,128MB --rates 1gbit,100mbit \
         --jsonl F.jsonl --md F.md
 
 All arms live in the same processes, one rank per host: same tables, initial rows, dense part, optimizers and batches.
@@ -8,11 +8,13 @@ For each pooling, skew and limit of memory they first learn the same data (AUC),
 limit first. A line of F.jsonl is written for each of these, and what the file holds is not measured again: an
 interrupted run goes on when the same command is given again. --minutes: no set of ranks begins after that.
 
---memory: bytes for rows on a rank, as a multiple of an equal share of all rows with their optimizer state; 0: no limit.
+--memory: of a rank, for all that rows take: shards, replicas, optimizer state, messages. TorchRec's planner has the same limit,
+the arms without a planner have none.
 Needs root, for network namespaces, and benchmarks/recsys/install before.
 """
 
 import argparse
+import json
 import signal
 import sys
 import time
@@ -28,6 +30,7 @@ from table import markdown
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.recsys.criteo import CRITEO_ROWS
+from pliant.spec.units import parse_bytes
 from pliant.spec.files import write_atomically
 
 
@@ -64,8 +67,8 @@ def _run(cell: Cell, rates: list[str], arguments: argparse.Namespace) -> None:
     def hear(kind: str, record: Record) -> None:
         if kind == "ready":
             told["links_wrong"] = record["links_wrong"]
-        elif kind == "auc":
-            told["auc"] = record
+        elif kind in ("auc", "machine"):
+            told[kind] = record
         elif kind == "rate":
             append(arguments.jsonl, {**about, **told, **record, "time": now()})
             print(f"  {record['rate']}: {len(record['arms'])} arms measured", flush=True)
@@ -104,7 +107,7 @@ def _job(cell: Cell, rates: list[str], files: Mapping[str, str], folder: Path, a
     return Job(
         pooling=cell.pooling,
         skew=cell.skew,
-        memory=cell.memory,
+        memory_bytes=0.0 if cell.memory == "any" else parse_bytes(cell.memory),
         num_rows=capped(CRITEO_ROWS, arguments.max_rows),
         dim=arguments.dim,
         batch=arguments.batch,
@@ -121,6 +124,7 @@ def _job(cell: Cell, rates: list[str], files: Mapping[str, str], folder: Path, a
         train_steps=arguments.train_steps,
         test_batches=arguments.test_batches,
         seed=arguments.seed,
+        machine=json.loads(arguments.machine.read_text(encoding="utf-8")) if arguments.machine else {},
     )
 
 
@@ -132,7 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pooling", default="1,10,50", help="ids of each bag")
     parser.add_argument("--skew", default="0.8,1.05,1.2", help="exponents of the law of the rows")
-    parser.add_argument("--memory", default="0,1.25", help="see above")
+    parser.add_argument("--memory", default="any,128MB", help="see above")
     parser.add_argument("--rates", default="1gbit,100mbit", help="of each host's link, both ways")
     parser.add_argument("--delay", default="0ms", help="extra one-way delay")
     parser.add_argument("--arms", default="all", help=f"all, or of: {'; '.join(ARMS)} (divided by ;)")
@@ -140,7 +144,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1024, help="samples of a rank in a step")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--max-rows", type=int, default=50_000, help="of a table; Criteo's sizes below that")
-    parser.add_argument("--optimizer", default="rowwise_adagrad")
+    parser.add_argument("--optimizer", default="adagrad", help="of rows; rowwise_adagrad differs where columns are cut")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -152,6 +156,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--test-batches", type=int, default=16, help="of each rank")
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--cell-minutes", type=float, default=40.0, help="that one set of ranks may take")
+    parser.add_argument(
+        "--machine", type=Path, help="rates that layouts.py --fitted has written; else they are measured"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="do not show what ranks print")
     parser.add_argument("--jsonl", type=Path, default=Path("results/recsys.jsonl"))
@@ -159,7 +166,7 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     numbers = [
         [kind(text) for text in getattr(arguments, name).split(",")]
-        for name, kind in (("pooling", int), ("skew", float), ("memory", float))
+        for name, kind in (("pooling", int), ("skew", float), ("memory", str))
     ]
     arguments.cells = [Cell(pooling=p, skew=s, memory=m) for p, s, m in product(*numbers)]
     arguments.rates = arguments.rates.split(",")

@@ -19,9 +19,10 @@ TORCHREC: dict[str, dict[str, Any]] = {
     "torchrec table_wise": {"kinds": "table_wise"},
     "torchrec column_wise": {"kinds": "column_wise"},
     "torchrec planner": {"kinds": "planner"},
+    "torchrec planner, row_wise too": {"kinds": "all"},
     "torchrec planner, ids ahead": {"kinds": "planner", "ahead": True},
     "torchrec table_wise, ids ahead": {"kinds": "table_wise", "ahead": True},
-    "torchrec planner, fp16": {"kinds": "planner", "bits": 16},
+    "torchrec table_wise, fp16": {"kinds": "table_wise", "bits": 16},
 }
 PLIANT = {
     "plain rows": "row-wise, each id's row, as often as it comes",
@@ -44,13 +45,13 @@ class Cell:
     """Ids of each bag."""
     skew: float
     """Exponent of the law of the rows."""
-    memory: float
-    """Limit for each rank, as a multiple of an equal share of all rows with what the optimizer keeps; 0: none."""
+    memory: str
+    """Limit for each rank, as in '64MB', of all that rows take; 'any': none."""
 
     @property
     def key(self) -> str:
         """Its name in files."""
-        return f"pooling {self.pooling}, skew {self.skew:g}, memory {f'{self.memory:g}x' if self.memory else 'any'}"
+        return f"pooling {self.pooling}, skew {self.skew:g}, memory {self.memory}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,8 @@ class Job:
 
     pooling: int
     skew: float
-    memory: float
+    memory_bytes: float
+    """That a rank may use for rows; 0: any number."""
     num_rows: tuple[int, ...]
     """Of each table."""
     dim: int
@@ -87,6 +89,8 @@ class Job:
     test_batches: int
     """Of each rank, for AUC."""
     seed: int
+    machine: dict[str, float]
+    """Rates of the machine, for Pliant's planner; none: they are measured."""
 
     @staticmethod
     def read(path: Path) -> "Job":
@@ -98,8 +102,3 @@ class Job:
 def capped(num_rows: Sequence[int], most: int) -> tuple[int, ...]:
     """Return the tables' sizes, none above `most`."""
     return tuple(min(rows, most) for rows in num_rows)
-
-
-def limit_bytes(job: Job, row_bytes: float, num_ranks: int) -> float:
-    """Return the bytes that a rank may use for rows, or 0 for any number."""
-    return job.memory * sum(job.num_rows) * row_bytes / num_ranks

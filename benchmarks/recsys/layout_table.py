@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -98,6 +98,12 @@ def _fit(half: Sequence[Seen], start: Rates) -> Rates:
     costs = [each.cost(start) for each in half]
     rest_s = [each.step_s - wire_s for each, (_, _, wire_s) in zip(half, costs, strict=True)]
     return fitted([features for _, features, _ in costs], rest_s, start)
+
+
+def fitted_to(lines: Sequence[Record]) -> dict[str, float]:
+    """Return rates of the machine that explain all lines best."""
+    cache: dict[str, Any] = {}
+    return asdict(_fit([seen(line, cache) for line in lines], Rates()))
 
 
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:

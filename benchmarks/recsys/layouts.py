@@ -11,6 +11,7 @@ and inside hosts first; --racks and --uplink make islands. --predict makes the t
 """
 
 import argparse
+import json
 import signal
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from jobs import PYTHON, UNLIMITED
 from layout_data import frame_of
 from layout_plans import POOLINGS, layouts
-from layout_table import markdown, topology_of
+from layout_table import fitted_to, markdown, topology_of
 from session import Record, append, now, provenance, read, run_ranks
 
 from pliant.spec.files import write_atomically
@@ -31,7 +32,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for data in [] if arguments.predict else arguments.data:
         _run(data, arguments)
-    text = markdown(read(arguments.jsonl))
+    lines = read(arguments.jsonl)
+    text = markdown(lines)
+    if arguments.fitted:
+        write_atomically(arguments.fitted, json.dumps(fitted_to(lines)) + "\n")
     write_atomically(arguments.md, text)
     print(text)
 
@@ -104,6 +108,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="that one set of ranks may take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--predict", action="store_true", help="measure nothing")
+    parser.add_argument("--fitted", type=Path, help="file for the machine's rates, fitted to all lines: for hosts.py")
     parser.add_argument("--jsonl", type=Path, default=Path("results/layouts.jsonl"))
     parser.add_argument("--md", type=Path, default=Path("results/layouts.md"))
     arguments = parser.parse_args()

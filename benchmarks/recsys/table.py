@@ -24,6 +24,7 @@ _HEAD = (
     "over its planner's",
     "over plain rows",
     "Pliant's best",
+    "TorchRec's best",
     "over it",
     "AUC apart",
 )
@@ -41,13 +42,14 @@ _ARMS_HEAD = (
 _NOTES = """\
 - samples/s: of all ranks together, by the median over the rounds of the slowest rank's step. Ratios are those of the
   same round: median (lowest to highest).
-- best of TorchRec's: the arm of float32 with the smallest median, of row-, table- and column-wise and its own planner's choice,
-  with and without the next batch's ids sent ahead. Pliant's, exact: synchronous and float32, likewise. Pliant's best:
-  of all its arms, also lazy ones and those with 16 bits.
+- best of TorchRec's: the arm of float32 with the smallest median, of row-, table- and column-wise and its planner's
+  choice, with and without the next batch's ids sent ahead. Pliant's, exact: synchronous and float32, with and without
+  the next batch ahead. Pliant's best, TorchRec's best: of all arms, also lazy ones and those with 16 bits.
 - links' share: the part of the step that goes away in the same processes when links have no limit. What moving bytes
   costs the processors remains, so that communication is more than this.
-- bytes on links: what left the busiest host's interface in a step, headers and the dense part's all-reduce too; counted: what
-  the busiest rank's collectives must send (torch's calls; our recorder's, for rows alone, where it says "rows").
+- bytes on links: what left the busiest host's interface in a step, headers and the dense part's all-reduce too;
+  counted: what the busiest rank's collectives must send (torch's calls; our recorder's, for rows alone, where it says
+  "rows").
 - AUC apart: the largest distance of an exact arm's AUC to that of TorchRec's table-wise, after the same steps.
 """
 
@@ -94,6 +96,7 @@ def links_share(r: Record, arm: str, records: Sequence[Record]) -> str:
 
 def _summary(r: Record, records: Sequence[Record]) -> list[str]:
     theirs, ours = best(r, EXACT_THEIRS), best(r, EXACT_OURS)
+    any_of_theirs = best(r, tuple(TORCHREC))
     any_of_ours = best(r, [name for name in PLIANT if name != "plain rows"])
     rate = r["rate"] + (" (links wrong)" if r["links_wrong"] else "")
     if theirs is None:
@@ -110,7 +113,8 @@ def _summary(r: Record, records: Sequence[Record]) -> list[str]:
         ratio(r, "torchrec planner", ours),
         ratio(r, "plain rows", ours),
         any_of_ours or "-",
-        ratio(r, theirs, any_of_ours),
+        any_of_theirs or "-",
+        ratio(r, any_of_theirs, any_of_ours),
         _apart(r),
     ]
 

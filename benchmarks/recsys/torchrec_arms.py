@@ -27,9 +27,10 @@ KINDS = {
     "row_wise": ("row_wise",),
     "table_wise": ("table_wise",),
     "column_wise": ("column_wise",),
-    "planner": ("row_wise", "table_wise", "column_wise", "data_parallel"),
+    "planner": ("data_parallel", "table_wise", "column_wise", "table_column_wise"),
+    "all": ("data_parallel", "table_wise", "column_wise", "table_column_wise", "row_wise"),
 }
-"""What may become of a table, by arm."""
+"""What may become of a table, by arm; 'planner' is what TorchRec offers on CPU by itself."""
 
 EPS = 1e-8
 _CPU_BYTES = 1 << 40
@@ -122,8 +123,7 @@ class TorchRecBags:
             storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
         )
         model = nn.ModuleDict({"tables": tables})
-        group = dist.group.WORLD
-        self.plan = planner.collective_plan(model, [sharder], group)
+        self.plan = planner.plan(model, [sharder])  # on each rank alike, so that all hear of an error
         self.module = DistributedModelParallel(model, device=torch.device("cpu"), plan=self.plan, sharders=[sharder])
         self.tables: ShardedEmbeddingBagCollection = self.module.module["tables"]
         self._fill(weights)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from arms import Given, initial, made
 from counted import counting
 from dlrm import DenseNet
-from jobs import UNLIMITED, Job, limit_bytes
+from jobs import UNLIMITED, Job
 from session import meet
 from steps import Arm, timed
 
@@ -24,14 +24,17 @@ from pliant.cli.bench.lines import say
 from pliant.comm import own_group
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
+from pliant.recsys.measuring import measured_rates
 from pliant.recsys.rates import Rates
 from pliant.spec import Topology, load
-from pliant.spec.embedding import STATE_NUMBERS
 from pliant.spec.units import parse_rate
 
 _TIMEOUT_S = 300.0
 _MOST_STEPS = 400
 _DENSE_STEPS = 5
+_MEASURING_S = 4.0
+_GIVEN = ("wire_factor", "memory_bytes_per_s")
+"""Rates of links, which are not measured here."""
 _TEST_STEP = 1 << 20
 """The first step of the data on which AUC is measured, after any on which arms train."""
 _TIMED_STEP = 1 << 21
@@ -46,18 +49,18 @@ def main(path: Path) -> None:
     comm = own_group(dist.group.WORLD, _TIMEOUT_S)
     topology = load(Topology, job.topologies[-1])
     clicks = Clicks(num_rows=job.num_rows, bag_sizes=job.pooling, exponent=job.skew, exponent_jitter=0.0, seed=job.seed)
-    per_element, per_row = STATE_NUMBERS[job.optimizer]
     given = Given(
         job=job,
         topology=topology,
         comm=comm,
         bytes_per_s=parse_rate(job.rates[-1]),
-        memory_bytes=limit_bytes(job, 4 * (job.dim * (1 + per_element) + per_row), comm.size),
+        memory_bytes=job.memory_bytes,
         weights=initial(job),
         frequencies=clicks.frequencies(),
-        rates=Rates(),
+        rates=_machine(job),
         dense_sample_s=_dense_sample_s(job),
     )
+    say("machine", {**asdict(given.rates), "dense_sample_s": given.dense_sample_s})
     arms = _made(job, given)
     if job.train_steps:
         _learn(arms, clicks, job)
@@ -71,6 +74,18 @@ def main(path: Path) -> None:
     dist.barrier()
     comm.close()
     dist.destroy_process_group()
+
+
+def _machine(job: Job) -> Rates:
+    """Return the rates that were given, or else those measured while all ranks work at once: the slowest. Collective."""
+    if job.machine:
+        return Rates(**job.machine)
+    dist.barrier()
+    mine = asdict(measured_rates(limit_s=_MEASURING_S))
+    slowest = torch.tensor([v for k, v in mine.items() if k not in _GIVEN], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    found = dict(zip([k for k in mine if k not in _GIVEN], slowest.tolist(), strict=True))
+    return Rates(**mine | found)
 
 
 def _dense_sample_s(job: Job) -> float:
