@@ -28,7 +28,7 @@ class CountedBytes(TorchDispatchMode):
     def _sent(self, name: str, args: Sequence[Any]) -> float:
         rank, size = dist.get_rank(), dist.get_world_size()
         if name.startswith("alltoall_base"):
-            out, x, _, _, splits = args[:5]
+            _, x, _, _, splits = args[:5]
             own = splits[rank] / max(sum(splits), 1) if splits else 1 / size
             return x.nbytes * (1 - own)
         if name.startswith("alltoall"):

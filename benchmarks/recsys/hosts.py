@@ -4,13 +4,12 @@
         --jsonl F.jsonl --md F.md
 
 All arms live in the same processes, one rank per host: same tables, initial rows, dense part, optimizers and batches.
-For each pooling, skew and limit of memory they first learn the same data (AUC), then take turns at each rate, without any
-limit first. A line of F.jsonl is written for each of these, and what the file holds is not measured again: an
+For each pooling, skew and limit of memory they first learn the same data (AUC), then take turns at each rate, without
+any limit first. A line of F.jsonl is written for each of these, and what the file holds is not measured again: an
 interrupted run goes on when the same command is given again. --minutes: no set of ranks begins after that.
 
---memory: of a rank, for all that rows take: shards, replicas, optimizer state, messages. TorchRec's planner has the same limit,
-the arms without a planner have none.
-Needs root, for network namespaces, and benchmarks/recsys/install before.
+--memory: of a rank, for all that rows take: shards, replicas, optimizer state, messages. TorchRec's planner has the
+same limit; arms without a planner have none. Needs root, for network namespaces, and benchmarks/recsys/install before.
 """
 
 import argparse
@@ -30,8 +29,8 @@ from table import markdown
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.recsys.criteo import CRITEO_ROWS
-from pliant.spec.units import parse_bytes
 from pliant.spec.files import write_atomically
+from pliant.spec.units import parse_bytes
 
 
 def main() -> None:
@@ -67,7 +66,7 @@ def _run(cell: Cell, rates: list[str], arguments: argparse.Namespace) -> None:
     def hear(kind: str, record: Record) -> None:
         if kind == "ready":
             told["links_wrong"] = record["links_wrong"]
-        elif kind in ("auc", "machine"):
+        elif kind in ("auc", "rates"):
             told[kind] = record
         elif kind == "rate":
             append(arguments.jsonl, {**about, **told, **record, "time": now()})

@@ -25,8 +25,8 @@ _HEAD = ("rate", "layout", "measured", "lowest to highest", "predicted", "off by
 _NOTES = """\
 - measured: median over the rounds of the slowest rank's step: lookup, gradients back, optimizer; no dense part.
 - predicted: by rates that were fitted to the other half of the layouts (of each data set and rate, every other line).
-- sent: what our recorder counted in whole periods, per step; bytes: "equal" if the framework's count from the same ids is
-  the same for every rank, to the byte.
+- sent: what our recorder counted in whole periods, per step; bytes: "equal" if the framework's count from the same ids
+  is the same for every rank, to the byte.
 - tau: Kendall's, of the orders by measured and by predicted time; 1 if they are the same.
 """
 

@@ -3,11 +3,12 @@
     python benchmarks/recsys/layouts.py --data one-hot,multi-hot --rates 1gbit,100mbit --jsonl F.jsonl --md F.md
     python benchmarks/recsys/layouts.py --hosts 2 --ranks-per-host 2 --racks 2 --uplink 25mbit ...
 
-Tables alone, without a dense part: lookup, gradients back, optimizer. One set of ranks for each data set; a line for each
-layout at each rate, and what the file holds is not measured again. Bytes are held against the framework's count from the
-same ids; times against its prediction, with rates fitted to every other layout (both ways, so that none is predicted with
-rates that have seen it). With more than one rank on a host, layouts with rows on all ranks are measured twice: summed flat,
-and inside hosts first; --racks and --uplink make islands. --predict makes the table anew from the file alone, also after the framework has changed.
+Tables alone, without a dense part: lookup, gradients back, optimizer. One set of ranks for each data set; a line for
+each layout at each rate, and what the file holds is not measured again. Bytes are held against the framework's count
+from the same ids; times against its prediction, with rates fitted to every other layout (both ways, so that none is
+predicted with rates that have seen it). With more than one rank on a host, layouts with rows on all ranks are measured
+twice: summed flat, and inside hosts first; --racks and --uplink make islands. --predict makes the table anew from the
+file alone, also after the framework has changed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Ranks on emulated hosts whose links change while they live: what starts them, shapes links and hears what they say."""
+"""Ranks on emulated hosts whose links change while they live: start them, shape links, hear what they say."""
 
 import json
 import os

@@ -17,6 +17,8 @@ from arms import Given, initial, made
 from counted import counting
 from dlrm import DenseNet
 from jobs import UNLIMITED, Job
+from pliant.recsys.measuring import measured_rates
+from pliant.recsys.rates import Rates
 from session import meet
 from steps import Arm, timed
 
@@ -24,8 +26,6 @@ from pliant.cli.bench.lines import say
 from pliant.comm import own_group
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
-from pliant.recsys.measuring import measured_rates
-from pliant.recsys.rates import Rates
 from pliant.spec import Topology, load
 from pliant.spec.units import parse_rate
 
@@ -60,7 +60,7 @@ def main(path: Path) -> None:
         rates=_machine(job),
         dense_sample_s=_dense_sample_s(job),
     )
-    say("machine", {**asdict(given.rates), "dense_sample_s": given.dense_sample_s})
+    say("rates", {**asdict(given.rates), "dense_sample_s": given.dense_sample_s})
     arms = _made(job, given)
     if job.train_steps:
         _learn(arms, clicks, job)
@@ -77,7 +77,7 @@ def main(path: Path) -> None:
 
 
 def _machine(job: Job) -> Rates:
-    """Return the rates that were given, or else those measured while all ranks work at once: the slowest. Collective."""
+    """Return the rates that were given, or those measured while all ranks work at once: the slowest. Collective."""
     if job.machine:
         return Rates(**job.machine)
     dist.barrier()

@@ -1,6 +1,7 @@
 """Where `examples/dlrm.py` gets its clicks: every sample once in an epoch, by one rank, and none of the test data."""
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_an_epoch_of_a_log_is_each_sample_once_and_the_next_is_another_order():
         for first in (0, 4)
     ]
     for epoch in epochs:
-        assert sorted(sum(epoch, [])) == list(range(80))
+        assert sorted(itertools.chain(*epoch)) == list(range(80))
     assert epochs[0] != epochs[1]
     assert log.train(2, 1, 2, 10).ids[0].tolist() == epochs[0][5]  # also after another epoch
 
@@ -43,7 +44,7 @@ def test_an_epoch_of_a_log_is_each_sample_once_and_the_next_is_another_order():
 def test_ranks_test_on_all_that_is_kept_for_it():
     log = Log(_log(103), seed=0)
     found = [batch.ids[0].tolist() for rank in range(3) for batch in log.test(rank, 3, 10, 2)]
-    assert sorted(sum(found, [])) == list(range(82, 103))
+    assert sorted(itertools.chain(*found)) == list(range(82, 103))
 
 
 def test_a_log_that_is_too_short_for_a_step_is_refused():
