@@ -166,11 +166,12 @@ def _uniform(given: Given, layout: TableLayout) -> EmbeddingPlan:
 
 
 def _pooled(given: Given) -> EmbeddingPlan:
-    """Each table at the rank that has the fewest rows so far, the largest table first."""
-    held, homes = [0] * given.comm.size, [0] * len(given.tables)
+    """Each table at the rank that has the fewest so far, and then the fewest rows, the largest table first."""
+    homes = [0] * len(given.tables)
+    held = [(0, 0, rank) for rank in range(given.comm.size)]  # tables, rows, rank
     for t in sorted(range(len(homes)), key=lambda t: -given.job.num_rows[t]):
-        homes[t] = min(range(len(held)), key=lambda rank: (held[rank], homes.count(rank), rank))
-        held[homes[t]] += given.job.num_rows[t]
+        num_tables, num_rows, homes[t] = min(held)
+        held[homes[t]] = num_tables + 1, num_rows + given.job.num_rows[t], homes[t]
     return _plan(given, [TableLayout(kind="table", homes=(home,), moves="sums") for home in homes])
 
 
