@@ -28,7 +28,7 @@ from session import Record, append, now, provenance, read, run_ranks
 from table import markdown
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.recsys.criteo import CRITEO_ROWS
+from pliant.recsys import CRITEO_ROWS
 from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_bytes
 
