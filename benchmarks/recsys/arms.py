@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import torch
 from jobs import ARMS, PLIANT, TORCHREC, Job
-from pliant.recsys.place import place
-from pliant.recsys.problem import Limits
-from pliant.recsys.rates import Rates
 from pliant_arms import PliantBags, hot_of
 from steps import Arm
 from torch import Tensor
 from torchrec_arms import EPS, KINDS, TorchRecBags
 
 from pliant.comm import Comm
+from pliant.recsys.place import place
+from pliant.recsys.problem import Limits
+from pliant.recsys.rates import Rates
 from pliant.recsys.rows import Frequencies
 from pliant.spec import EmbeddingPlan, Table, TableLayout, Topology
 from pliant.spec.embedding import RowOptimizer

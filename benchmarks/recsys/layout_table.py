@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 from layout_data import clicks_of
-from pliant.recsys.cost import Network, StepCost, step_cost
-from pliant.recsys.counted import counted
-from pliant.recsys.rates import Rates, fitted
-from pliant.recsys.traffic import Traffic
 from pliant_arms import hot_of
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
+from pliant.recsys.cost import Network, StepCost, step_cost
+from pliant.recsys.counted import counted
+from pliant.recsys.rates import Rates, fitted
+from pliant.recsys.traffic import Traffic
 from pliant.spec import EmbeddingPlan, Topology, from_json
 from pliant.spec.units import format_bytes, format_time
 

@@ -17,8 +17,6 @@ from arms import Given, initial, made
 from counted import counting
 from dlrm import DenseNet
 from jobs import UNLIMITED, Job
-from pliant.recsys.measuring import measured_rates
-from pliant.recsys.rates import Rates
 from session import meet
 from steps import Arm, timed
 
@@ -26,6 +24,8 @@ from pliant.cli.bench.lines import say
 from pliant.comm import own_group
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
+from pliant.recsys.measuring import measured_rates
+from pliant.recsys.rates import Rates
 from pliant.spec import Topology, load
 from pliant.spec.units import parse_rate
 
