@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from layout_data import clicks_of, frame_of
 from layout_plans import Frame, layouts
-from pliant.recsys.module import ShardedEmbeddingBag
 from pliant_arms import hot_of
 from session import meet
 
 from pliant.cli.bench.lines import say
 from pliant.cli.bench.wire import interface_bytes
 from pliant.comm import Comm, RecordedComm, own_group
+from pliant.recsys.module import ShardedEmbeddingBag
 from pliant.spec import EmbeddingPlan, to_json
 
 Inputs = list[Any]

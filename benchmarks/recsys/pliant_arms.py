@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from pliant.recsys.module import ShardedEmbeddingBag
 from torch import Tensor
 
 from pliant.comm import Comm, RecordedComm
 from pliant.recsys.batch import ClickBatch
+from pliant.recsys.module import ShardedEmbeddingBag
 from pliant.recsys.rows import Frequencies
 from pliant.spec import EmbeddingPlan
 
