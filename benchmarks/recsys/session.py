@@ -20,6 +20,8 @@ from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 
 _TRIES = 3
+_BURST_BYTES = 32_000
+"""That a link lets pass at once after a pause: little beside what a phase of a step sends."""
 
 Record = dict[str, Any]
 
@@ -62,7 +64,10 @@ def run_ranks(
         else:
             hear(kind, record)
 
-    with tempfile.TemporaryDirectory() as folder, emulated(topologies[UNLIMITED], check=False) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        emulated(topologies[UNLIMITED], check=False, burst=_BURST_BYTES) as cluster,
+    ):
         files: dict[str, str] = {}
         for name, topology in topologies.items():
             files[name] = str(Path(folder) / f"topology-{name}.json")
