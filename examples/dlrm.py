@@ -29,8 +29,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import pliant
 from pliant.comm import Comm, own_group
 from pliant.network import probe
-from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, place
-from pliant.recsys.gathered import gathered
+from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, gathered, place
 from pliant.spec import Table, Topology, load
 from pliant.spec.units import format_bytes, parse_bytes
 

@@ -92,18 +92,23 @@ def predicted(all_seen: Sequence[Seen], start: Rates) -> list[float]:
     return [each.cost(rates[1 - k % 2])[0] for k, each in enumerate(all_seen)]
 
 
+def _machine(line: Record) -> Rates:
+    """Return rates of a machine with as many cores as the emulated hosts have shared: '2 cores, ...'."""
+    return Rates(shared_cores=int(line["machine"].split()[0]))
+
+
 def _fit(half: Sequence[Seen], start: Rates) -> Rates:
     if not half:
         return start
     costs = [each.cost(start) for each in half]
-    rest_s = [each.step_s - wire_s for each, (_, _, wire_s) in zip(half, costs, strict=True)]
-    return fitted([features for _, features, _ in costs], rest_s, start)
+    _, features, wire_s = zip(*costs, strict=True)
+    return fitted(features, wire_s, [each.step_s for each in half], start)
 
 
 def fitted_to(lines: Sequence[Record]) -> dict[str, float]:
     """Return rates of the machine that explain all lines best."""
     cache: dict[str, Any] = {}
-    return asdict(_fit([seen(line, cache) for line in lines], Rates()))
+    return asdict(_fit([seen(line, cache) for line in lines], _machine(lines[0])))
 
 
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
@@ -124,7 +129,7 @@ def markdown(lines: Sequence[Record]) -> str:
         groups.setdefault(f"{line['data']}, {where}{racks}", []).append(line)
     for data, its in groups.items():
         all_seen = [seen(line, cache) for line in its]
-        text += _group(data, all_seen, predicted(all_seen, Rates()))
+        text += _group(data, all_seen, predicted(all_seen, _machine(its[0])))
     if lines:
         last = lines[-1]
         text += [f"`{last['command']}`, {last['machine']}, load before {last['load_before']:.1f}, {last['time']}", ""]

@@ -1,8 +1,13 @@
 """Times of steps: by hand where that is easy, fitted rates from steps, measured ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
+import pliant
+from pliant.comm import RecordedComm, by_hosts
 from pliant.recsys import Frequencies, Network, Rates, expected, fitted, held, step_cost
 from pliant.recsys.rates import nonnegative_least_squares
 from pliant.recsys.traffic import PHASES, sync_pairs
@@ -62,9 +67,14 @@ def test_all_reduces_send_what_the_recorder_counts():
     assert sync_pairs(103, 4).sum(axis=1).tolist() == [2 * 3 * 103 // 4] * 4
     hosts = [range(2), range(2, 4), range(4, 6)]
     pairs = sync_pairs(90, 6, hosts)
-    ring = 2 * 2 * 90 // 3
-    assert pairs.sum(axis=1).tolist() == [ring + 90, 90] * 3
-    assert pairs[0, 2] == ring
+
+    def body(place):
+        recorded = RecordedComm(place.comm)
+        by_hosts(recorded, hosts).all_reduce(torch.zeros(90, dtype=torch.uint8)).wait()
+        return recorded.sent_bytes
+
+    assert pairs.sum(axis=1).tolist() == pliant.run_world(6, body)
+    assert pairs[0, 2] == 2 * 2 * 90 // 3
     found = expected(plan(TableLayout(kind="replicated"), 6, hierarchical=True), Frequencies.uniform([1000]))
     with pytest.raises(ValueError, match="give the topology"):
         found.sent_bytes()
@@ -100,8 +110,10 @@ def test_memory_by_hand():
 
 def test_rates_are_found_again_from_steps():
     rng = np.random.default_rng(3)
-    truth = Rates(id_s=9e-8, row_s=2e-7, number_s=1e-9, updated_s=5e-9, piece_s=8e-5, message_s=3e-4, step_s=4e-3)
-    features, taken = [], []
+    truth = Rates(
+        wire_factor=1.2, id_s=9e-8, row_s=2e-7, number_s=1e-9, updated_s=5e-9, piece_s=8e-5, message_s=3e-4, step_s=4e-3
+    )
+    features, wires, taken = [], [], []
     for _ in range(40):
         layout = [
             TableLayout(kind="rows", num_hot=int(rng.integers(0, 500))),
@@ -113,12 +125,15 @@ def test_rates_are_found_again_from_steps():
         network = Network(topology(one.num_ranks), truth)
         cost = step_cost(found, network, truth)
         features.append(np.array(cost.features))
-        taken.append((cost.total_s - cost.wire_s) * float(rng.uniform(0.97, 1.03)))
-    again = fitted(features, taken, Rates())
-    predicted = np.array(features) @ [*again.counts_s, again.message_s, again.step_s]
+        wires.append(cost.wire_s / truth.wire_factor * Rates().wire_factor)
+        taken.append(cost.total_s * float(rng.uniform(0.97, 1.03)))
+    again = fitted(features, wires, taken, Rates())
+    wire_s = np.array(wires) / Rates().wire_factor * again.wire_factor
+    predicted = np.array(features) @ [*again.counts_s, again.message_s, again.step_s] + wire_s
     assert np.abs(predicted / taken - 1).max() < 0.08
+    assert again.wire_factor == pytest.approx(truth.wire_factor, abs=0.02)
     with pytest.raises(ValueError, match="0 steps have features, 1 times"):
-        fitted([], [1.0], Rates())
+        fitted([], [], [1.0], Rates())
 
 
 def test_least_squares_that_stay_positive():
@@ -132,7 +147,7 @@ def test_least_squares_that_stay_positive():
 def test_rates_are_records():
     rates = Rates(id_s=1e-7)
     assert from_json(Rates, to_json(rates)) == rates
-    with pytest.raises(ValueError, match="times are at least 0"):
+    with pytest.raises(ValueError, match="times and cores are at least 0"):
         Rates(row_s=-1)
 
 
@@ -142,3 +157,17 @@ def test_this_machine_can_be_measured():
     rates = measured_rates(limit_s=0.3)
     assert 1e-10 < rates.id_s + rates.row_s < 1e-4
     assert rates.message_s == Rates().message_s
+
+
+def test_ranks_that_share_cores_wait_for_each_other():
+    work = Rates(id_s=1e-6, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, message_s=1e-3, step_s=0)
+
+    def prepare_s(layout, cores):
+        rates = replace(work, shared_cores=cores)
+        found = expected(plan(layout, 4), Frequencies.uniform([1000]))
+        return step_cost(found, Network(topology(4), rates), rates).part_s("prepare")
+
+    rows = TableLayout(kind="rows")
+    assert prepare_s(rows, 2) == pytest.approx(2 * prepare_s(rows, 0))
+    assert prepare_s(rows, 4) == prepare_s(rows, 0)
+    assert prepare_s(rows, 16) == prepare_s(rows, 0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pliant.recsys.clicks import Clicks
     from pliant.recsys.counting import FrequencyCounter, TableCounter
     from pliant.recsys.criteo import criteo_batches
-    from pliant.recsys.gathered import gathered
+    from pliant.recsys.gathering import gathered
     from pliant.recsys.logs import ClickLog, load_flights, load_movielens, load_table
     from pliant.recsys.measuring import measured_rates
     from pliant.recsys.module import ShardedEmbeddingBag
@@ -86,7 +86,7 @@ _LATE = {
     "FrequencyCounter": "pliant.recsys.counting",
     "TableCounter": "pliant.recsys.counting",
     "criteo_batches": "pliant.recsys.criteo",
-    "gathered": "pliant.recsys.gathered",
+    "gathered": "pliant.recsys.gathering",
     "ClickLog": "pliant.recsys.logs",
     "load_flights": "pliant.recsys.logs",
     "load_movielens": "pliant.recsys.logs",

@@ -29,7 +29,8 @@ class StepCost:
     wire_s: float
     """Of those, links and delays."""
     features: tuple[float, ...]
-    """(8,), which times the rates to be fitted are what links, delays and the dense part leave of the step."""
+    """(8,), which times the rates to be fitted are what links, delays and the dense part leave of the step: the counts
+    of the busiest rank of each stage, summed, then messages, then 1."""
 
     @property
     def total_s(self) -> float:
@@ -104,6 +105,7 @@ def step_cost(
 
     A phase takes as long as the busiest link, the longest delay in use and the messages of the busiest rank; a stage as
     long as the rank with the most work; they follow one another, because each needs what the one before brought.
+    Ranks that share cores take at least as long as all their work does on these.
 
     Args:
         traffic: What the step moves and does, counted or expected.
@@ -118,22 +120,25 @@ def step_cost(
     """
     if network.num_ranks != traffic.num_ranks:
         raise ValueError(f"the plan is for {traffic.num_ranks} ranks, but the topology has {network.num_ranks}.")
-    busiest = (traffic.work * rates.counts_s[:, None]).sum(axis=1)  # (stages, ranks)
+    cores = rates.shared_cores or network.num_ranks
+    shared = _with_shares(traffic.work, cores)  # (stages, counts, ranks + 1)
+    busiest = (shared * rates.counts_s[:, None]).sum(axis=1)  # (stages, ranks + 1)
     at = busiest.argmax(axis=1)
     stages = dict(zip(STAGES, busiest.max(axis=1).tolist(), strict=True))
-    counts = sum((traffic.work[k, :, rank] for k, rank in enumerate(at)), np.zeros(rates.counts_s.size))
+    counts = sum((shared[k, :, rank] for k, rank in enumerate(at)), np.zeros(rates.counts_s.size))
     hosts = network.by_host(traffic.num_bytes)
     wires = network.seconds(hosts)
     used = network.by_host(traffic.num_messages)
     wires = wires + (np.minimum(used, 1.0) * network.delays_s).max(axis=(-2, -1))
-    handled = (traffic.num_messages.sum(axis=-1) + traffic.num_messages.sum(axis=-2)).max(axis=-1)  # (phases,)
+    messages = traffic.num_messages.sum(axis=-1) + traffic.num_messages.sum(axis=-2)  # (phases, ranks)
+    handled = _with_shares(messages, cores).max(axis=-1)  # (phases,)
     phases = dict(zip(PHASES, (wires + handled * rates.message_s).tolist(), strict=True))
     sync_wire_s = sync_messages = 0.0
     for sync in traffic.syncs:
         for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
-            wire_s, messages = network.sync(num_bytes, hierarchical=traffic.hierarchical)
+            wire_s, each_rank = network.sync(num_bytes, hierarchical=traffic.hierarchical)
             sync_wire_s += traffic.sync_share * wire_s
-            sync_messages += traffic.sync_share * messages
+            sync_messages += traffic.sync_share * each_rank * max(1.0, network.num_ranks / cores)
     sync_s = stages["sync"] + sync_wire_s + sync_messages * rates.message_s
     parts = (
         ("prepare", stages["prepare"]),
@@ -156,3 +161,8 @@ def step_cost(
         wire_s=float(wires.sum()) + sync_wire_s,
         features=(*counts.tolist(), float(handled.sum()) + sync_messages, 1.0),
     )
+
+
+def _with_shares(work: Floats, cores: int) -> Floats:
+    """Return work (..., ranks) with one more column: a core's share of that of all ranks."""
+    return np.concatenate([work, work.sum(axis=-1, keepdims=True) / cores], axis=-1)

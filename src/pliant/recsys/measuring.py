@@ -39,7 +39,7 @@ def measured_rates(start: Rates | None = None, *, limit_s: float = 4.0) -> Rates
         row = np.array([counts.get(name, 0.0) for name in COUNTS] + [0.0] * _MORE_FEATURES)
         features.append(row)
         taken_s.append(_shortest_s(job, limit_s / len(jobs)))
-    return fitted(features, taken_s, start)
+    return fitted(features, [0.0] * len(features), taken_s, start)
 
 
 def _jobs(num: int, dim: int, generator: torch.Generator) -> list[tuple[Mapping[str, float], Callable[[], object]]]:

@@ -73,7 +73,7 @@ class Menu:
             self.offers.append(self._rows(TableLayout(kind="rows", moves="sums", bits=each)))
             self.offers.append(self._at_homes(each, 1))
             for parts in sorted({2, n} - {1}):
-                if n > 1 and parts <= n:
+                if frame.may_cut_columns and 1 < parts <= n:
                     self.offers.append(self._at_homes(each, parts))
 
     def best(self, price_s: float) -> tuple[list[tuple[int, int]], float]:

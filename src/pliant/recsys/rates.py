@@ -35,11 +35,13 @@ class Rates:
     """Time on a link over bytes / rate."""
     memory_bytes_per_s: float = 3e9
     """Between ranks of one host."""
+    shared_cores: int = 0
+    """All ranks work on so many cores, as on emulated hosts; 0: each has its own."""
 
     def __post_init__(self) -> None:
         times = [getattr(self, f.name) for f in fields(self) if f.name.endswith("_s") and "bytes" not in f.name]
-        if min(times) < 0 or self.wire_factor < 1 or self.memory_bytes_per_s <= 0:
-            raise ValueError(f"{self} cannot be: times are at least 0, the factor at least 1, the rate above 0.")
+        if min(*times, self.shared_cores) < 0 or self.wire_factor < 1 or self.memory_bytes_per_s <= 0:
+            raise ValueError(f"{self} cannot be: times and cores are at least 0, the factor 1, the rate above 0.")
 
     @property
     def counts_s(self) -> Floats:
@@ -47,38 +49,45 @@ class Rates:
         return np.array([self.id_s, self.row_s, self.number_s, self.coded_s, self.updated_s, self.piece_s])
 
 
+_PULL = 1e-2
 _FITTED = ("id_s", "row_s", "number_s", "coded_s", "updated_s", "piece_s", "message_s", "step_s")
 
 
-def fitted(features: Sequence[Floats], rest_s: Sequence[float], start: Rates) -> Rates:
-    """Return rates that explain measured steps best, in relative squared error.
+def fitted(features: Sequence[Floats], wire_s: Sequence[float], measured_s: Sequence[float], start: Rates) -> Rates:
+    """Return rates that explain measured steps best, in squared error relative to what was measured.
 
     Args:
         features: Of each step (8,): the six counts of the busiest rank of each stage, summed, then messages, then 1: as
             `StepCost.features` has them.
-        rest_s: Of each step: what was measured, less links, delays and the dense part.
+        wire_s: Of each step: links and delays, by the rates `start`; as `StepCost.wire_s`.
+        measured_s: Of each step, without its dense part.
         start: Where the steps say nothing about a rate, it stays; a rate that no step uses cannot be learned.
 
     Raises:
-        ValueError: There are no steps, or not as many times.
+        ValueError: There are no steps, not as many times, or a time that is not above 0.
 
     """
-    if not len(features) or len(features) != len(rest_s):
-        raise ValueError(f"{len(features)} steps have features, {len(rest_s)} times; there must be as many, and some.")
-    A, b = np.asarray(features, np.float64), np.maximum(np.asarray(rest_s, np.float64), 1e-6)
-    known = np.array([getattr(start, name) for name in _FITTED])
+    if not len(features) == len(wire_s) == len(measured_s) > 0 or min(measured_s) <= 0:
+        raise ValueError(
+            f"{len(features)} steps have features, {len(measured_s)} times; there must be as many, some, all above 0."
+        )
+    took = np.asarray(measured_s, np.float64)
+    wire = np.asarray(wire_s, np.float64) / start.wire_factor
+    A = np.concatenate([np.asarray(features, np.float64), wire[:, None]], axis=1) / took[:, None]
+    b = 1 - wire / took
+    known = np.array([*(getattr(start, name) for name in _FITTED), start.wire_factor - 1])
     used = A.any(axis=0)
-    # Relative errors, and columns in units of what they were believed to take; a weak pull towards that belief settles
-    # what the steps cannot tell apart.
+    # Columns in units of what they were believed to take; a weak pull towards that belief settles what the steps cannot
+    # tell apart.
     scale = np.where(known > 0, known, 1e-9)
-    weighted = (A * scale)[:, used] / b[:, None]
-    pull = 1e-2 * np.eye(int(used.sum()))
+    pull = _PULL * np.eye(int(used.sum()))
     found = nonnegative_least_squares(
-        np.concatenate([weighted, pull]), np.concatenate([np.ones(len(b)), 1e-2 * (known / scale)[used]])
+        np.concatenate([(A * scale)[:, used], pull]), np.concatenate([b, _PULL * (known / scale)[used]])
     )
     values = known.copy()
     values[used] = found * scale[used]
-    return replace(start, **dict(zip(_FITTED, values.tolist(), strict=True)))
+    *times_s, more = values.tolist()
+    return replace(start, wire_factor=1 + more, **dict(zip(_FITTED, times_s, strict=True)))
 
 
 def nonnegative_least_squares(A: Floats, b: Floats) -> Floats:

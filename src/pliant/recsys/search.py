@@ -138,7 +138,8 @@ class Search:
             "all replicated": TableLayout(kind="replicated"),
         }
         found = {name: [layout] * num for name, layout in alike.items()}
-        if 1 < n <= min(table.dim for table in self.frame.tables) and num * n <= _MOST_PIECES:
+        narrowest = min(table.dim for table in self.frame.tables)
+        if self.frame.may_cut_columns and 1 < n <= narrowest and num * n <= _MOST_PIECES:
             found["all by columns"] = [TableLayout(kind="columns", homes=tuple(range(n)), moves="sums")] * num
         return found
 

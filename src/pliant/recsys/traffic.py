@@ -190,20 +190,19 @@ def group_counts(plan: EmbeddingPlan, pieces: Sequence[Piece]) -> tuple[int, int
 
 
 def sync_pairs(num_bytes: float, num_ranks: int, hosts: Sequence[range] | None = None) -> Floats:
-    """Return the bytes (ranks, ranks) of an all-reduce: a ring, or, given hosts, a ring of their first ranks.
+    """Return the bytes (ranks, ranks) of an all-reduce: a ring, or, given hosts, what `HierarchicalComm` does.
 
-    Each rank of a ring of n sends 2 (n-1)/n of the vector, rounded down, to the next. Inside hosts the vector goes
-    to the first rank and back.
+    Each rank of a ring of n sends 2 (n-1)/n of the vector, rounded down, to the next. With hosts there is a ring in
+    each of them, then one of their first ranks, which broadcast the result to the others.
     """
     pairs = np.zeros((num_ranks, num_ranks))
-    ring = list(range(num_ranks)) if hosts is None else [ranks[0] for ranks in hosts]
-    if len(ring) > 1:
-        whole = float(num_bytes).is_integer()
+    rings = [range(num_ranks)] if hosts is None else [*hosts, [ranks[0] for ranks in hosts]]
+    whole = float(num_bytes).is_integer()
+    for ring in rings:
         moved = 2 * (len(ring) - 1) * num_bytes / len(ring)
-        for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
-            pairs[rank, after] = 2 * (len(ring) - 1) * int(num_bytes) // len(ring) if whole else moved
-    for ranks in hosts or ():
-        for rank in ranks[1:]:
-            pairs[rank, ranks[0]] += num_bytes
-            pairs[ranks[0], rank] += num_bytes
+        for rank, after in zip(ring, [*ring[1:], *ring[:1]], strict=True):
+            if rank != after:
+                pairs[rank, after] += moved // 1 if whole else moved
+    for first, *others in hosts or ():
+        pairs[first, others] += num_bytes
     return pairs

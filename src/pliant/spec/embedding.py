@@ -127,6 +127,11 @@ class EmbeddingPlan:
             if layout.num_hot > table.num_rows:
                 raise ValueError(f"{table.name!r} has {table.num_rows} rows, but {layout.num_hot} hot ones.")
 
+    @property
+    def may_cut_columns(self) -> bool:
+        """Whether a table by 'columns' learns as a whole one, unlike with one mean square for each part of a row."""
+        return self.optimizer != "rowwise_adagrad"
+
     def pieces(self) -> tuple[Piece, ...]:
         """Return what each table is cut into, in order: one piece, or one for each home of its columns.
 
