@@ -85,3 +85,24 @@ def test_mistakes_are_one_sentence(tables, tmp_path):
     code, _, error = run(tables)
     assert code == 2
     assert "say who there is, once" in error
+
+
+def test_rows_counted_in_a_log(tables, tmp_path):
+    table = tmp_path / "clicks.csv"
+    lines = [f"{k % 2},u{k % 90},{k % 7},{k % 5}" for k in range(400)]
+    table.write_text("\n".join(["clicked,user,item,day", *lines]))
+    code, text, error = run(tables, *HERE, "--log", table, "--label", "clicked", "--json", tmp_path / "found.json")
+    assert code == 0, error
+    assert "user" in text
+    criteo = tmp_path / "day_0"
+    codes = ["\t".join(f"{(k * (c + 1)) % 50:08x}" for c in range(26)) for k in range(200)]
+    criteo.write_text("".join(f"{k % 2}\t" + "\t" * 13 + line + "\n" for k, line in enumerate(codes)))
+    code, text, error = run("criteo", *HERE, "--log", criteo, "--memory", "40GB", "--dim", "8")
+    assert code == 0, error
+    assert "C26" in text
+
+
+def test_one_source_of_frequencies(tables, tmp_path):
+    code, _, error = run(tables, *HERE, "--log", tmp_path / "a.csv", "--frequencies", tmp_path / "f.npz")
+    assert code != 0
+    assert "name one of them" in error

@@ -29,6 +29,8 @@ _BUILT_IN = ("criteo", "criteo-multihot")
 _SHARES = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
 """Of the limit of memory, in the plot."""
 _SHOWN = 30
+_COUNTED = 65_536
+"""Samples of a log that are read at once."""
 
 
 def embed(
@@ -41,6 +43,10 @@ def embed(
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     frequencies: Annotated[Path | None, typer.Option(help="Counted rows, as Frequencies.save writes them.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Or a click log to count: Criteo's format, or CSV or Parquet, see --label.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="Of CSV or Parquet: the label's column; tables name the others.")] = "",
     skew: Annotated[float, typer.Option(help="Or Zipf's exponent of all tables.")] = 1.05,
     dim: Annotated[int, typer.Option(help="Of the built-in tables, or of those that do not say.")] = 64,
     memory: Annotated[str, typer.Option(help="Of each rank, for embeddings: 8GB.")] = "8GB",
@@ -65,6 +71,8 @@ def embed(
     if optimizer not in get_args(RowOptimizer):
         raise ValueError(f"--optimizer is {optimizer}, but rows are updated by {', '.join(get_args(RowOptimizer))}.")
     wanted, bags = _tables(tables, dim)
+    if log is not None and frequencies is not None:
+        raise ValueError(f"rows are counted in {log}, but also given by {frequencies}; name one of them.")
     limits = Limits(
         memory_bytes=parse_bytes(memory),
         max_staleness=max_staleness,
@@ -74,7 +82,7 @@ def embed(
     )
     placement = place(
         wanted,
-        _frequencies(frequencies, wanted, bags, skew),
+        _frequencies(frequencies, wanted, bags, skew) if log is None else _counted(log, label, wanted),
         where,
         limits,
         batch_sizes=_numbers(batch, "--batch"),
@@ -133,6 +141,23 @@ def _frequencies(path: Path | None, tables: list[Table], bags: list[float], skew
         return Frequencies.load(path)
     names, rows = [table.name for table in tables], [table.num_rows for table in tables]
     return Frequencies.zipf(rows, skew, pooling=bags, names=names)
+
+
+def _counted(log: Path, label: str, tables: list[Table]) -> Frequencies:
+    """Count the rows in a click log, whose categories are hashed into the rows of the tables."""
+    from pliant.recsys.counting import FrequencyCounter  # needs torch, for which who states a law need not wait
+    from pliant.recsys.criteo import criteo_batches
+    from pliant.recsys.logs import load_table
+
+    rows = {table.name: table.num_rows for table in tables}
+    counter = FrequencyCounter(list(rows.values()), names=list(rows))
+    if label:
+        samples = load_table(log, label=label, categories=list(rows), num_rows=rows).samples
+        counter.add(samples.ids, samples.offsets)
+    else:
+        for batch in criteo_batches(log, num_rows=list(rows.values()), num_samples=_COUNTED):
+            counter.add(batch.ids, batch.offsets)
+    return counter.result()
 
 
 def _numbers(text: str, option: str) -> list[int]:
