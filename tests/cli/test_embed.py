@@ -74,7 +74,7 @@ def test_mistakes_are_one_sentence(tables, tmp_path):
     for arguments, sentence in (
         (("nowhere",), "there are no tables 'nowhere'"),
         ((bad,), "needs name and num_rows"),
-        ((tables, "--plot", "x.gif"), "plots are .svg, .html, .png"),
+        ((tables, "--plot", "x.gif"), "plots are .svg, .html"),
         ((tables, "--optimizer", "lamb"), "rows are updated by sgd"),
         ((tables, "--bits", "many"), "--bits is 'many'"),
         ((tables, "--bits", "4"), "some of 32, 16 and 8 bits"),

@@ -1,4 +1,4 @@
-"""Throughput against memory as a picture: SVG by hand, a page around it, or PNG where matplotlib is installed."""
+"""Throughput against memory as a picture: SVG, or a page around it."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,7 +9,7 @@ from pliant.spec.units import format_bytes
 
 __all__ = ["KINDS", "curve_svg", "draw_curve"]
 
-KINDS = (".svg", ".html", ".png")
+KINDS = (".svg", ".html")
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 90, 50, 30, 60
 """Pixels: of the picture, and beside the plot."""
@@ -28,14 +28,11 @@ def draw_curve(path: Path, title: str, points: Sequence[Point], chosen: tuple[fl
         chosen: The point of the placement.
 
     Raises:
-        ValueError: The file's name asks for something else, or for PNG without matplotlib.
+        ValueError: The file's name asks for something else.
 
     """
     if path.suffix not in KINDS:
         raise ValueError(f"{path} is to be a plot, but plots are {', '.join(KINDS)}; name it so.")
-    if path.suffix == ".png":
-        _png(path, title, points, chosen)
-        return
     picture = curve_svg(title, points, chosen)
     if path.suffix == ".html":
         picture = (
@@ -89,20 +86,3 @@ def _text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "star
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{_INK}" text-anchor="{anchor}">{escape(words)}</text>'
     )
-
-
-def _png(path: Path, title: str, points: Sequence[Point], chosen: tuple[float, float]) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, since it is not always installed
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path} as PNG needs matplotlib, which is not installed; take .svg or .html.") from error
-    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    fits = [(x / 1e9, y) for x, y in points if y is not None]
-    axes.plot([x for x, _ in fits], [y for _, y in fits], marker="o", color=_LINE)
-    axes.plot([chosen[0] / 1e9], [chosen[1]], marker="o", markersize=12, fillstyle="none", color="#c2410c")
-    axes.set(title=title, xlabel="memory of each rank (GB)", ylabel="samples/s", ylim=(0, None))
-    axes.grid(color=_GRID)
-    figure.savefig(path, dpi=150)

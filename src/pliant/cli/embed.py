@@ -60,7 +60,7 @@ def embed(
     overlap: Annotated[bool, typer.Option("--overlap", help="The next batch is prefetched.")] = False,
     rates: Annotated[Path | None, typer.Option(help="What work costs on the machine, as measured.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Also solve an integer program; for few tables.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw throughput against memory there: .svg, .html, .png.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw throughput against memory there: .svg, .html.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
