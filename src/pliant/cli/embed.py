@@ -43,10 +43,8 @@ def embed(
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     frequencies: Annotated[Path | None, typer.Option(help="Counted rows, as Frequencies.save writes them.")] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="Or a click log to count: Criteo's format, or CSV or Parquet, see --label.")
-    ] = None,
-    label: Annotated[str, typer.Option(help="Of CSV or Parquet: the label's column; tables name the others.")] = "",
+    log: Annotated[Path | None, typer.Option(help="Or a click log, in Criteo's format, or with --label.")] = None,
+    label: Annotated[str, typer.Option(help="Its column in a CSV or Parquet log; tables name the others.")] = "",
     skew: Annotated[float, typer.Option(help="Or Zipf's exponent of all tables.")] = 1.05,
     dim: Annotated[int, typer.Option(help="Of the built-in tables, or of those that do not say.")] = 64,
     memory: Annotated[str, typer.Option(help="Of each rank, for embeddings: 8GB.")] = "8GB",
@@ -71,8 +69,6 @@ def embed(
     if optimizer not in get_args(RowOptimizer):
         raise ValueError(f"--optimizer is {optimizer}, but rows are updated by {', '.join(get_args(RowOptimizer))}.")
     wanted, bags = _tables(tables, dim)
-    if log is not None and frequencies is not None:
-        raise ValueError(f"rows are counted in {log}, but also given by {frequencies}; name one of them.")
     limits = Limits(
         memory_bytes=parse_bytes(memory),
         max_staleness=max_staleness,
@@ -82,7 +78,7 @@ def embed(
     )
     placement = place(
         wanted,
-        _frequencies(frequencies, wanted, bags, skew) if log is None else _counted(log, label, wanted),
+        _frequencies(frequencies, log, label, wanted, bags, skew),
         where,
         limits,
         batch_sizes=_numbers(batch, "--batch"),
@@ -95,9 +91,7 @@ def embed(
     _show(placement)
     if out is not None:
         save(placement.plan, out)
-    points = placement.curve([limits.memory_bytes * share for share in _SHARES]) if plot is not None else []
-    if plot is not None:
-        draw_curve(plot, _title(placement), points, (limits.memory_bytes, placement.samples_per_s))
+    points = _drawn(plot, placement, limits) if plot is not None else []
     if json_file is not None:
         write_atomically(json_file, json.dumps(_plain(placement, points), indent=1, allow_nan=False) + "\n")
 
@@ -136,7 +130,13 @@ def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
     return tables, bags
 
 
-def _frequencies(path: Path | None, tables: list[Table], bags: list[float], skew: float) -> Frequencies:
+def _frequencies(
+    path: Path | None, log: Path | None, label: str, tables: list[Table], bags: list[float], skew: float
+) -> Frequencies:
+    if log is not None and path is not None:
+        raise ValueError(f"rows are counted in {log}, but also given by {path}; name one of them.")
+    if log is not None:
+        return _counted(log, label, tables)
     if path is not None:
         return Frequencies.load(path)
     names, rows = [table.name for table in tables], [table.num_rows for table in tables]
@@ -194,9 +194,12 @@ def _show(placement: Placement) -> None:
         console.print(f"Samples per second by batch of a rank: {tried}", highlight=False)
 
 
-def _title(placement: Placement) -> str:
+def _drawn(plot: Path, placement: Placement, limits: Limits) -> list[tuple[float, float | None]]:
+    points = placement.curve([limits.memory_bytes * share for share in _SHARES])
     plan = placement.plan
-    return f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"
+    title = f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"
+    draw_curve(plot, title, points, (limits.memory_bytes, placement.samples_per_s))
+    return points
 
 
 def _plain(placement: Placement, points: list[tuple[float, float | None]]) -> dict[str, Any]:
