@@ -149,11 +149,9 @@ class Search:
         placed = list(layouts)
         if not homeless:
             return placed
-        self.learn([(t, layouts[t]) for t in homeless])
-        others = [np.zeros((ROWS, self.frame.num_ranks))]
-        self.learn([(t, layout) for t, layout in enumerate(layouts) if not layout.homes])
-        others += [self.row(t, layout) for t, layout in enumerate(layouts) if not layout.homes]
-        rest = np.sum(others, axis=0)
+        self.learn(list(enumerate(layouts)))
+        settled = [self.row(t, layout) for t, layout in enumerate(layouts) if not layout.homes]
+        rest = np.sum([np.zeros((ROWS, self.frame.num_ranks)), *settled], axis=0)
         room = self.model.limits[0] - rest[8] - rest[9] - np.maximum(rest[10], rest[11])
         parts = [len(layouts[t].homes) for t in homeless]
         sizes = [float(self.row(t, layouts[t])[8].max()) for t in homeless]
@@ -197,28 +195,26 @@ class Search:
         options = [layout for layout in options if layout != found.layouts[t]]
         if not options:
             return
-        self.learn([(t, layout) for layout in options])
-        rest = found.state - found.rows[t]
-        states = np.stack([rest + self.row(t, layout) for layout in options])
-        dims = [found.dims - Counter([self.dim_of(t, found.layouts[t])]) for _ in options]
-        for each, layout in zip(dims, options, strict=True):
-            each[self.dim_of(t, layout)] += 1
-        scores = self.scores(states, dims)
+        states, dims, scores = self._tried(found, t, options)
         best = int(scores.argmin())
         if scores[best] < found.score * (1 - 1e-9):
             found.layouts[t], found.rows[t] = options[best], self.row(t, options[best])
             found.state, found.dims, found.score = states[best], dims[best], float(scores[best])
 
+    def _tried(self, found: Found, t: int, options: Sequence[TableLayout]) -> tuple[Floats, list[Counter[int]], Floats]:
+        """Return states (m, 15, ranks), dims and scores (m,) with each of these layouts for one table; others stay."""
+        self.learn([(t, layout) for layout in options])
+        rest = found.state - found.rows[t]
+        states = np.stack([rest + self.row(t, layout) for layout in options])
+        others = found.dims - Counter([self.dim_of(t, found.layouts[t])])
+        dims = [others + Counter([self.dim_of(t, layout)]) for layout in options]
+        return states, dims, self.scores(states, dims)
+
     def alternatives(self, found: Found, t: int) -> dict[str, tuple[TableLayout, float]]:
         """Return the best layout of each family for one table, with the score of a step that has it; others stay."""
         options = self.neighbours(found, t, self.menu(Weights()))
         options = list(dict.fromkeys([found.layouts[t], *options]))
-        self.learn([(t, layout) for layout in options])
-        rest = found.state - found.rows[t]
-        dims = [found.dims - Counter([self.dim_of(t, found.layouts[t])]) for _ in options]
-        for each, layout in zip(dims, options, strict=True):
-            each[self.dim_of(t, layout)] += 1
-        scores = self.scores(np.stack([rest + self.row(t, layout) for layout in options]), dims)
+        _, _, scores = self._tried(found, t, options)
         best: dict[str, tuple[TableLayout, float]] = {}
         for layout, score in zip(options, scores.tolist(), strict=True):
             name = family(layout)
