@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from pliant.cli.svg import svg, svg_text
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes
 
@@ -13,7 +14,7 @@ KINDS = (".svg", ".html")
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 420, 90, 50, 30, 60
 """Pixels: of the picture, and beside the plot."""
-_INK, _GRID, _LINE = "#111827", "#e5e7eb", "#0f766e"
+_GRID, _LINE = "#e5e7eb", "#0f766e"
 
 Point = tuple[float, float | None]
 
@@ -52,14 +53,14 @@ def curve_svg(title: str, points: Sequence[Point], chosen: tuple[float, float]) 
         up = (_HEIGHT - _TOP - _BOTTOM) * y / most_y
         return _LEFT + across, _HEIGHT - _BOTTOM - up
 
-    body = [_text(_LEFT, 26, title, size=15)]
+    body = [svg_text(_LEFT, 26, title, size=15)]
     for k in range(5):
         x, y = at(most_x * k / 4, most_y * k / 4)
         body.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}"/>')
-        body.append(_text(_LEFT - 8, y + 4, f"{most_y * k / 4:,.0f}", anchor="end"))
-        body.append(_text(x, _HEIGHT - _BOTTOM + 20, format_bytes(most_x * k / 4), anchor="middle"))
-    body.append(_text(_WIDTH / 2, _HEIGHT - 12, "memory of each rank", anchor="middle"))
-    body.append(_text(12, _TOP - 10, "samples/s"))
+        body.append(svg_text(_LEFT - 8, y + 4, f"{most_y * k / 4:,.0f}", anchor="end"))
+        body.append(svg_text(x, _HEIGHT - _BOTTOM + 20, format_bytes(most_x * k / 4), anchor="middle"))
+    body.append(svg_text(_WIDTH / 2, _HEIGHT - 12, "memory of each rank", anchor="middle"))
+    body.append(svg_text(12, _TOP - 10, "samples/s"))
     short = [x for x, y in points if y is None]
     if short:
         right = at(max(short), 0)[0]
@@ -75,14 +76,4 @@ def curve_svg(title: str, points: Sequence[Point], chosen: tuple[float, float]) 
         body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{_LINE}"><title>{said}</title></circle>')
     x, y = at(*chosen)
     body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="#c2410c" stroke-width="2.5"/>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
-    )
-
-
-def _text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{_INK}" text-anchor="{anchor}">{escape(words)}</text>'
-    )
+    return svg(_WIDTH, _HEIGHT, body)

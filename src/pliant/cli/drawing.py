@@ -2,6 +2,7 @@
 
 from html import escape
 
+from pliant.cli.svg import svg, svg_text
 from pliant.schedules import Candidate
 from pliant.spec import Topology
 from pliant.spec.units import format_bytes, format_time
@@ -29,17 +30,13 @@ def drawn(candidate: Candidate, topology: Topology, bound_s: float) -> str:
     over = f", {total_s / bound_s:.2f} times the lower bound of {format_time(bound_s)}" if bound_s > 0 else ""
     body = [
         *_markers(),
-        _text(12, 24, f"{candidate.name}: predicted {format_time(total_s)}{over}", size=15),
+        svg_text(12, 24, f"{candidate.name}: predicted {format_time(total_s)}{over}", size=15),
         *_hosts(topology, width),
         *_rounds(candidate, height),
         *(_arrow(*message, largest) for message in messages),
         *_legend(height),
     ]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
-    )
+    return svg(width, height, body)
 
 
 def _kind(reduces: bool, copies: bool) -> str:
@@ -48,10 +45,6 @@ def _kind(reduces: bool, copies: bool) -> str:
 
 def _y(rank: int) -> float:
     return _TOP + _ROW * (rank + 0.5)
-
-
-def _text(x: float, y: float, words: str, *, size: int = 12, color: str = "#111827") -> str:
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{color}">{escape(words)}</text>'
 
 
 def _markers() -> list[str]:
@@ -72,7 +65,7 @@ def _hosts(topology: Topology, width: float) -> list[str]:
         found.append(f'<rect x="0" y="{top}" width="{width}" height="{_ROW * len(ranks)}" fill="{shade}"/>')
         for rank in ranks:
             y = _y(rank)
-            found.append(_text(12, y + 4, f"{host.name} rank {rank}"))
+            found.append(svg_text(12, y + 4, f"{host.name} rank {rank}"))
             found.append(f'<line x1="{_LEFT - 20}" y1="{y:g}" x2="{width - 10}" y2="{y:g}" stroke="#9ca3af"/>')
     return found
 
@@ -84,7 +77,7 @@ def _rounds(candidate: Candidate, height: float) -> list[str]:
         found.append(
             f'<line x1="{x}" y1="{_TOP - 24}" x2="{x}" y2="{height - 45}" stroke="#6b7280" stroke-dasharray="3"/>'
         )
-        found.append(_text(x + 6, _TOP - 10, f"round {k + 1}: {format_time(each.total_s)}"))
+        found.append(svg_text(x + 6, _TOP - 10, f"round {k + 1}: {format_time(each.total_s)}"))
     return found
 
 
@@ -103,5 +96,5 @@ def _legend(height: float) -> list[str]:
     for k, (kind, color) in enumerate(_COLORS.items()):
         x, y = 12 + 160 * k, height - 18
         found.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 28}" y2="{y - 4}" stroke="{color}" stroke-width="3"/>')
-        found.append(_text(x + 34, y, _WORDS[kind]))
+        found.append(svg_text(x + 34, y, _WORDS[kind]))
     return found
