@@ -1,6 +1,6 @@
 """Who talks to whom: one protocol, several implementations that stack."""
 
-from pliant.comm.base import Comm, CommError, ReduceOp, Work
+from pliant.comm.base import Comm, CommError, ReduceOp, Work, another
 from pliant.comm.faulty import FaultyComm
 from pliant.comm.hierarchical import HierarchicalComm, by_hosts
 from pliant.comm.process_group import ProcessGroupComm, own_group
@@ -18,6 +18,7 @@ __all__ = [
     "RecordedComm",
     "ReduceOp",
     "Work",
+    "another",
     "by_hosts",
     "own_group",
     "run_world",

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["Comm", "CommError", "ReduceOp", "Work", "require_contiguous"]
+__all__ = ["Comm", "CommError", "ReduceOp", "Work", "another", "require_contiguous"]
 
 ReduceOp = Literal["sum", "min", "max"]
 
@@ -105,6 +105,14 @@ class Comm(Protocol):
     def close(self) -> None:
         """Free what was opened; a second call does nothing."""
         ...
+
+
+def another(comm: Comm) -> Comm:
+    """Return a comm of the same ranks, in which nobody else's communication comes between. Collective."""
+    own = comm.split([list(range(comm.size))])
+    if own is None:
+        raise RuntimeError("a group of all ranks was made without this one.")
+    return own
 
 
 def require_contiguous(*tensors: Tensor) -> None:

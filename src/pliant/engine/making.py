@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer, unwrapped
 from pliant.collectives import place
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, another
 from pliant.comm.hierarchical import by_hosts
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.feel import Feeler
@@ -200,9 +200,7 @@ class Maker:
 
     def _comms_for_weights(self, choices: Mapping[str, Choice]) -> Mapping[bool, Comm]:
         """Make comms of their own, since weights travel beside gradients."""
-        ours = self._comms[False].split([list(range(self._comms[False].size))])
-        if ours is None:
-            raise RuntimeError("a group of all ranks was made without this one.")
+        ours = another(self._comms[False])
         comms: dict[bool, Comm] = {False: ours}
         if any(choice.hierarchical and choice.between_steps for choice in choices.values()):
             comms[True] = by_hosts(ours, self._know_hosts())

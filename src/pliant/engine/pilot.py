@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
 from pliant.engine.auto import Auto
 from pliant.engine.bounds import Verdict
@@ -292,7 +292,5 @@ def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:
 
     """
     require_gloo(comm)
-    own = comm.split([range(comm.size)])
-    if own is None:
-        raise RuntimeError("a group of all ranks was made without this one.")
+    own = another(comm)
     return Pilot(run, auto, observe(run.model, run.optimizer, steps=_WATCHED, gradient_steps=0), own)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from pliant.codecs import all_finite
 from pliant.collectives import Clocks
-from pliant.comm.base import Comm, CommError, Work
+from pliant.comm.base import Comm, CommError, Work, another
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.owned import Owned, pack, unpack
 from pliant.engine.shard import Shard
@@ -65,7 +65,7 @@ class Served:
     def __init__(self, owned: Owned, comm: Comm, optimizer: Optimizer, staleness: int) -> None:
         self._comm = comm
         self._staleness = staleness if comm.size > 1 else 0  # alone, there is no network to hide
-        self._asks, self._answers = _like(comm), _like(comm)
+        self._asks, self._answers = another(comm), another(comm)
         held = {r: [owned.parameters[name] for name in owned.names_of(r)] for r in range(comm.size)}
         self._held = {rank: parameters for rank, parameters in held.items() if parameters}
         if any(p.device.type != "cpu" for parameters in held.values() for p in parameters):
@@ -287,10 +287,3 @@ def _wait(work: Work) -> None:
     """Keep a message and its connection until it has come, or nobody is there to receive it."""
     with contextlib.suppress(CommError):
         work.wait()
-
-
-def _like(comm: Comm) -> Comm:
-    made = comm.split([list(range(comm.size))])
-    if made is None:
-        raise RuntimeError("a group of all ranks was made without this one.")
-    return made
