@@ -48,8 +48,8 @@ def test_overheads_by_hand():
     assert first.wire_s == first.latency_s == 0
     with pytest.raises(ValueError, match="for 2 ranks, but the topology has 3"):
         cost(build(full, [0, 1], mixed_radix((2,))), full, hosts([3]))
-    with pytest.raises(ValueError, match="the factor at least 1"):
-        Overheads(wire_factor=0.9)
+    with pytest.raises(ValueError, match="the factor and rates above 0"):
+        Overheads(wire_factor=0.0)
 
 
 def test_flows_that_share_an_interface_by_hand():

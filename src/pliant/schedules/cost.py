@@ -30,9 +30,9 @@ class Overheads:
 
     def __post_init__(self) -> None:
         rates = self.memory_bytes_per_s, self.reduce_bytes_per_s
-        if self.message_s < 0 or self.wire_factor < 1 or self.sharing < 0 or min(rates) <= 0:
+        if self.message_s < 0 or self.wire_factor <= 0 or self.sharing < 0 or min(rates) <= 0:
             raise ValueError(
-                f"{self} cannot be: a message's time and sharing are at least 0, the factor at least 1, rates above 0."
+                f"{self} cannot be: a message's time and sharing are at least 0, the factor and rates above 0."
             )
 
     def shared(self, num_flows: int) -> float:
