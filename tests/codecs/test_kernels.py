@@ -188,3 +188,59 @@ def test_only_blocks_that_do_not_overflow_change_the_residual(encoder, header_by
     assert torch.equal(fast[1], slow[1])
     assert torch.equal(fast[1][64:128], residual[64:128])
     assert not (fast[1] == residual).view(4, 64).all(1)[[0, 2, 3]].any()
+
+
+@given(num=st.integers(0, 300), few=st.sampled_from([1, 7, 1 << 40]), seed=st.integers(0, 9))
+def test_distinct_keys_equal_their_twin(num, few, seed):
+    keys = torch.randint(few, (num,), generator=torch.Generator().manual_seed(seed))
+    for fast, slow in zip(native.distinct_keys(keys), twins.distinct_keys(keys), strict=True):
+        assert torch.equal(fast, slow)
+        assert fast.dtype == slow.dtype
+
+
+def test_distinct_keys_are_found_among_many():
+    keys = torch.randint(1 << 50, (50_000,)).repeat(2)  # the table of the kernel grows many times
+    distinct, index = native.distinct_keys(keys)
+    assert torch.equal(distinct, keys.unique())
+    assert torch.equal(distinct[index], keys)
+
+
+@given(num_bags=st.integers(0, 40), dim=st.sampled_from([1, 3, 16, 65]), weighted=st.booleans(), seed=st.integers(0, 9))
+def test_kernels_of_rows_equal_their_twins(num_bags, dim, weighted, seed):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(5, (num_bags,), generator=generator)
+    num = int(lengths.sum())
+    vectors = torch.randn(num_bags, dim, generator=generator)
+    index = torch.randint(7, (num,), generator=generator, dtype=torch.int32)
+    weights = torch.rand(num, generator=generator) if weighted else None
+    fast, slow = both("add_rows", torch.zeros(7, dim), index, vectors, lengths, weights, {})
+    torch.testing.assert_close(fast[0], slow[0], rtol=1e-6 * weighted, atol=1e-6 * weighted)
+    keys = torch.randint(30, (num,), generator=generator)
+    divided = [module.by_owner(keys, lengths, weights, 8, 4) for module in (native, twins)]
+    for a, b in zip(*divided, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@given(num=st.integers(0, 20), dim=st.sampled_from([1, 3, 16, 65]), seed=st.integers(0, 9))
+def test_updates_of_rows_equal_their_twins(num, dim, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows, squares = torch.randn(20, dim, generator=generator), torch.rand(20, dim, generator=generator)
+    slots, changes = torch.randperm(20, generator=generator)[:num], torch.randn(num, dim, generator=generator)
+    for fast, slow in (
+        both("subtract_rows", rows, slots, changes, {}),
+        both("add_squares", squares, slots, changes, {}),
+        both("subtract_ratios", rows, slots, changes, squares[slots], {"lr": 0.1, "eps": 1e-10}),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))
+
+
+def test_a_row_that_is_not_there_is_told_and_nothing_changes():
+    rows, slots, changes = torch.zeros(4, 3), torch.tensor([1, 4]), torch.ones(2, 3)
+    for change in (
+        native.subtract_rows,
+        native.add_squares,
+        lambda *its: native.subtract_ratios(*its, torch.ones(2, 3), lr=0.1, eps=1.0),
+    ):
+        with pytest.raises(IndexError, match="1 gradients are of rows outside of the 4 here"):
+            change(rows, slots, changes)
+        assert not rows.any()

@@ -9,12 +9,11 @@ import torch
 import pliant
 from pliant.comm import RecordedComm, by_hosts
 from pliant.recsys import Frequencies, Network, Rates, expected, fitted, held, step_cost
-from pliant.recsys.rates import nonnegative_least_squares
 from pliant.recsys.traffic import PHASES, sync_pairs
 from pliant.spec import EmbeddingPlan, Host, Link, Rack, Table, TableLayout, Topology, from_json, to_json
 
 FREE = Rates(
-    id_s=0, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, message_s=0, step_s=0, wire_factor=1.0,
+    id_s=0, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, lookup_s=0, message_s=0, step_s=0, wire_factor=1.0,
     memory_bytes_per_s=1e18,
 )  # fmt: skip
 
@@ -111,7 +110,15 @@ def test_memory_by_hand():
 def test_rates_are_found_again_from_steps():
     rng = np.random.default_rng(3)
     truth = Rates(
-        wire_factor=1.2, id_s=9e-8, row_s=2e-7, number_s=1e-9, updated_s=5e-9, piece_s=8e-5, message_s=3e-4, step_s=4e-3
+        wire_factor=1.2,
+        id_s=9e-8,
+        row_s=2e-7,
+        number_s=1e-9,
+        updated_s=5e-9,
+        piece_s=8e-5,
+        lookup_s=1e-3,
+        message_s=3e-4,
+        step_s=4e-3,
     )
     features, wires, taken = [], [], []
     for _ in range(40):
@@ -129,19 +136,11 @@ def test_rates_are_found_again_from_steps():
         taken.append(cost.total_s * float(rng.uniform(0.97, 1.03)))
     again = fitted(features, wires, taken, Rates())
     wire_s = np.array(wires) / Rates().wire_factor * again.wire_factor
-    predicted = np.array(features) @ [*again.counts_s, again.message_s, again.step_s] + wire_s
+    predicted = np.array(features) @ [*again.counts_s, again.lookup_s, again.message_s, again.step_s] + wire_s
     assert np.abs(predicted / taken - 1).max() < 0.08
     assert again.wire_factor == pytest.approx(truth.wire_factor, abs=0.02)
     with pytest.raises(ValueError, match="0 steps have features, 1 times"):
         fitted([], [], [1.0], Rates())
-
-
-def test_least_squares_that_stay_positive():
-    rng = np.random.default_rng(0)
-    scipy = pytest.importorskip("scipy.optimize")
-    for _ in range(50):
-        A, b = rng.normal(size=(12, 5)), rng.normal(size=12)
-        assert nonnegative_least_squares(A, b) == pytest.approx(scipy.nnls(A, b)[0], abs=1e-9)
 
 
 def test_rates_are_records():

@@ -202,3 +202,28 @@ def test_the_cost_framework_counts_what_is_sent(name, every):
             found = results[rank][step]
             # RecordedComm takes the floor of each all-reduce's 2 (n - 1) / n
             np.testing.assert_allclose(found, (sent[rank], received[rank]), atol=2 * len(traffic.syncs), rtol=0)
+
+
+@pytest.mark.parametrize("name", list(spread(1)))
+def test_the_cost_framework_counts_batches_that_were_asked_for_ahead(name):
+    n, num = 3, 3
+    plan = plan_of(spread(n)[name], n)
+    hot = hot_ids(plan)
+
+    def be(place):
+        bags = ShardedEmbeddingBag(plan, place.comm, lr=0.1, weights=first_weights(TABLES), hot=hot)
+        before = sum(bags.stats().sent_bytes.values())
+        batches = [inputs_of(TABLES, place.rank, step) for step in range(num)]
+        for step, batch in enumerate(batches):
+            out = bags(batch)
+            if step + 1 < num:
+                bags.prefetch(batches[step + 1])
+            sum((x.square() / 2).sum() for x in out).backward()
+            bags.step()
+        bags.close()
+        return sum(bags.stats().sent_bytes.values()) - before
+
+    steps = [[inputs_of(TABLES, rank, step) for rank in range(n)] for step in range(num)]
+    traffic = [counted(plan, steps, hot)[0], *counted(plan, steps, hot, ahead=True)[1:]]
+    sent = np.sum([t.sent_bytes() for t in traffic], axis=0)
+    np.testing.assert_allclose(run_world(n, be), sent, atol=2 * sum(len(t.syncs) for t in traffic), rtol=0)

@@ -34,7 +34,6 @@ class Batch:
 
     Attributes:
         ids: int64 (num_ids,).
-        bags: Of each id, int64 (num_ids,).
         lengths: Of each bag, int64 (num_bags,).
         weights: float32 (num_ids,), or None where no table has any.
         id_ends: Where each table's ids end, after a zero.
@@ -43,7 +42,6 @@ class Batch:
     """
 
     ids: Tensor
-    bags: Tensor
     lengths: Tensor
     weights: Tensor | None
     id_ends: tuple[int, ...]
@@ -73,15 +71,25 @@ class Batch:
             return self
         ids = [slice(self.id_ends[t], self.id_ends[t + 1]) for t in tables]
         bags = [slice(self.bag_ends[t], self.bag_ends[t + 1]) for t in tables]
-        bag_ends = _ends([s.stop - s.start for s in bags])
-        moved = [self.bags[i] + (at - b.start) for i, b, at in zip(ids, bags, bag_ends[:-1], strict=True)]
         return Batch(
             ids=torch.cat([self.ids[s] for s in ids]),
-            bags=torch.cat(moved),
             lengths=torch.cat([self.lengths[s] for s in bags]),
             weights=None if self.weights is None else torch.cat([self.weights[s] for s in ids]),
             id_ends=_ends([s.stop - s.start for s in ids]),
-            bag_ends=bag_ends,
+            bag_ends=_ends([s.stop - s.start for s in bags]),
+        )
+
+    def where(self, keep: Tensor) -> "Batch":
+        """Return the same bags with those ids only for which `keep`, bool (num_ids,), is true."""
+        before = torch.zeros(len(keep) + 1, dtype=torch.int64, device=keep.device)
+        torch.cumsum(keep, 0, out=before[1:])
+        ends = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+        return Batch(
+            ids=self.ids[keep],
+            lengths=torch.diff(before[ends]),
+            weights=None if self.weights is None else self.weights[keep],
+            id_ends=tuple(before[list(self.id_ends)].tolist()),
+            bag_ends=self.bag_ends,
         )
 
     def runs(self, tables: Sequence[Table]) -> list[Run]:
@@ -137,9 +145,8 @@ def read_batch(
     lengths = torch.diff(all_starts, append=all_starts.new_tensor([at]))  # (bags of all tables,)
     id_ends, bag_ends = _ends([len(own) for own in ids]), _ends(num_bags)
     _check_offsets(tables, all_starts, lengths, id_ends, bag_ends)
-    bags = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=at)
     given_weights = _join_weights(ids, weights) if any(w is not None for w in weights) else None
-    batch = Batch(ids=all_ids, bags=bags, lengths=lengths, weights=given_weights, id_ends=id_ends, bag_ends=bag_ends)
+    batch = Batch(ids=all_ids, lengths=lengths, weights=given_weights, id_ends=id_ends, bag_ends=bag_ends)
     _check_ids(tables, batch)
     return _without_padding(tables, batch)
 
@@ -227,14 +234,16 @@ def _check_offsets(
 
 
 def _check_ids(tables: Sequence[Table], batch: Batch) -> None:
-    num_rows = batch.repeat(torch.tensor([table.num_rows for table in tables], device=batch.ids.device))
-    outside = (batch.ids < 0) | (batch.ids >= num_rows)
-    if not bool(outside.any()):
+    ids = [batch.ids[a:b] for a, b in pairwise(batch.id_ends)]
+    ends = [torch.stack(its.aminmax()) if len(its) else its.new_zeros(2) for its in ids]
+    found = torch.stack(ends).tolist()
+    outside = [t for t, (low, high) in enumerate(found) if low < 0 or high >= tables[t].num_rows]
+    if not outside:
         return
-    at = int(outside.nonzero()[0])
-    t = max(k for k, begin in enumerate(batch.id_ends[:-1]) if begin <= at)
+    t = outside[0]
+    at = int(((ids[t] < 0) | (ids[t] >= tables[t].num_rows)).nonzero()[0])
     raise IndexError(
-        f"table {tables[t].name!r} got id {int(batch.ids[at])} at position {at - batch.id_ends[t]}, "
+        f"table {tables[t].name!r} got id {int(ids[t][at])} at position {at}, "
         f"but has rows 0 to {tables[t].num_rows - 1}."
     )
 
@@ -243,13 +252,4 @@ def _without_padding(tables: Sequence[Table], batch: Batch) -> Batch:
     if all(table.padding_id is None for table in tables):
         return batch
     pads = torch.tensor([-1 if t.padding_id is None else t.padding_id for t in tables], device=batch.ids.device)
-    keep = batch.ids != batch.repeat(pads)
-    bags = batch.bags[keep]
-    return Batch(
-        ids=batch.ids[keep],
-        bags=bags,
-        lengths=torch.bincount(bags, minlength=batch.num_bags),
-        weights=None if batch.weights is None else batch.weights[keep],
-        id_ends=_ends([int(keep[a:b].sum()) for a, b in pairwise(batch.id_ends)]),
-        bag_ends=batch.bag_ends,
-    )
+    return batch.where(batch.ids != batch.repeat(pads))

@@ -29,8 +29,8 @@ class StepCost:
     wire_s: float
     """Of those, links and delays."""
     features: tuple[float, ...]
-    """(8,), which times the rates to be fitted are what links, delays and the dense part leave of the step: the counts
-    of the busiest rank of each stage, summed, then messages, then 1."""
+    """(9,), which times the rates to be fitted are what links, delays and the dense part leave of the step: the counts
+    of the busiest rank of each stage, summed, then lookups, messages, and 1."""
 
     @property
     def total_s(self) -> float:
@@ -133,12 +133,14 @@ def step_cost(
     messages = traffic.num_messages.sum(axis=-1) + traffic.num_messages.sum(axis=-2)  # (phases, ranks)
     handled = _with_shares(messages, cores).max(axis=-1)  # (phases,)
     phases = dict(zip(PHASES, (wires + handled * rates.message_s).tolist(), strict=True))
+    crowd = rates.crowd(network.num_ranks)
+    lookups = crowd * traffic.num_lookups
     sync_wire_s = sync_messages = 0.0
     for sync in traffic.syncs:
         for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
             wire_s, each_rank = network.sync(num_bytes, hierarchical=traffic.hierarchical)
             sync_wire_s += traffic.sync_share * wire_s
-            sync_messages += traffic.sync_share * each_rank * max(1.0, network.num_ranks / cores)
+            sync_messages += traffic.sync_share * each_rank * crowd
     sync_s = stages["sync"] + sync_wire_s + sync_messages * rates.message_s
     parts = (
         ("prepare", stages["prepare"]),
@@ -152,14 +154,14 @@ def step_cost(
         ("gradients", phases["gradients"]),
         ("update", stages["update"]),
         ("sync", sync_s),
-        ("step", rates.step_s),
+        ("step", rates.step_s + lookups * rates.lookup_s),
     )
     ahead_s = sum(s for name, s in parts if name in HIDDEN)
     return StepCost(
         parts_s=parts,
         hidden_s=min(ahead_s, dense_s) if overlap else 0.0,
         wire_s=float(wires.sum()) + sync_wire_s,
-        features=(*counts.tolist(), float(handled.sum()) + sync_messages, 1.0),
+        features=(*counts.tolist(), lookups, float(handled.sum()) + sync_messages, 1.0),
     )
 
 

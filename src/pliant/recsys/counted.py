@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from pliant.recsys.traffic import Kinds, Load, Sync, Traffic, group_counts
+from pliant.recsys.traffic import Kinds, Load, Sync, Traffic, asked_by_group, group_counts, num_lookups, shared_by
 from pliant.recsys.wire import sizes_bytes
 from pliant.spec import EmbeddingPlan, Table
 from pliant.spec.embedding import Piece
@@ -19,7 +19,11 @@ Bags = Any
 
 
 def counted(
-    plan: EmbeddingPlan, steps: Sequence[Sequence[Sequence[Bags]]], hot: Mapping[str, Any] | None = None
+    plan: EmbeddingPlan,
+    steps: Sequence[Sequence[Sequence[Bags]]],
+    hot: Mapping[str, Any] | None = None,
+    *,
+    ahead: bool = False,
 ) -> tuple[Traffic, ...]:
     """Return what each of some consecutive steps of the module sends and does, to the byte.
 
@@ -30,6 +34,7 @@ def counted(
         plan: What is counted.
         steps: Of each step, of each rank, of each table: its bags, as NumPy arrays or torch tensors.
         hot: Ids that are hot, for each table that has some.
+        ahead: Whether the batches were asked for ahead: then masks travel as well, here with the requests.
 
     Raises:
         ValueError: There are other ranks or tables than the plan's, or other hot rows than it has.
@@ -51,7 +56,7 @@ def counted(
             warm = [ids[np.isin(ids, hot_ids[index])] for ids, _ in (tables[index] for tables in flat)]
             touched.setdefault(index, set()).update(np.unique(np.concatenate(warm)).tolist())
         is_due = (k + 1) % plan.every == 0
-        found.append(_step(plan, pieces, flat, hot_ids, touched, is_due=is_due))
+        found.append(_step(plan, pieces, flat, hot_ids, touched, is_due=is_due, ahead=ahead))
         if is_due:
             touched = {}
     return tuple(found)
@@ -65,14 +70,19 @@ def _step(
     touched: Mapping[int, set[int]],
     *,
     is_due: bool,
+    ahead: bool,
 ) -> Traffic:
     n = plan.num_ranks
     counts = [_piece(plan, piece, [tables[piece.index] for tables in flat], hot_ids) for piece in pieces]
     ids, vectors, bags, lookups, warm, updated = (np.stack(each) for each in zip(*counts, strict=True))
     load = Load.of(Kinds.of(plan, pieces), ids, vectors, bags, lookups, warm, updated).total()
     apart = 1 - np.eye(n)
-    sizes = np.full((n, n), sizes_bytes(*group_counts(plan, pieces)), np.float64)
-    num_bytes = np.stack([sizes, load.pairs[0], load.pairs[1].T, load.pairs[1]]) * apart
+    shared = shared_by(plan, pieces)
+    sizes = np.full((n, n), sizes_bytes(*group_counts(shared)), np.float64)
+    requests = load.pairs[0]
+    if ahead:  # from owners, a bit for each vector, in whole bytes
+        requests = requests + np.ceil(asked_by_group(plan, pieces, vectors) / 8).sum(axis=0).T
+    num_bytes = np.stack([sizes, requests, load.pairs[1].T, load.pairs[1]]) * apart
     syncs: dict[int, Sync] = {}
     for index, rows in hot_ids.items():
         dim = plan.tables[index].dim
@@ -87,6 +97,7 @@ def _step(
         syncs=due,
         sync_share=float(is_due),
         work=load.work(len(pieces), sum(each.dim * each.num_touched for each in due)),
+        num_lookups=num_lookups(shared),
         hierarchical=plan.hierarchical,
     )
 

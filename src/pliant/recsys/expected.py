@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from pliant.recsys.bins import RowBins, draws
 from pliant.recsys.rows import Frequencies
-from pliant.recsys.traffic import PHASES, Kinds, Load, Sync, Traffic, group_counts
+from pliant.recsys.traffic import (
+    PHASES,
+    Kinds,
+    Load,
+    Sync,
+    Traffic,
+    asked_by_group,
+    group_counts,
+    num_lookups,
+    shared_by,
+)
 from pliant.recsys.wire import sizes_bytes
 from pliant.spec import EmbeddingPlan
 from pliant.spec.embedding import Piece
@@ -57,12 +67,13 @@ class Asked:
         )
 
 
-def expected(plan: EmbeddingPlan, frequencies: Frequencies | RowBins) -> Traffic:
+def expected(plan: EmbeddingPlan, frequencies: Frequencies | RowBins, *, ahead: bool = False) -> Traffic:
     """Return what an average step of a plan moves and does, for lookups that are drawn from these frequencies.
 
     Args:
         plan: Any; the hot rows are the most frequent ones.
         frequencies: Of its tables, in its order; or the bins of them, if it is asked often.
+        ahead: Whether batches are asked for ahead; see `counted`.
 
     Raises:
         ValueError: The frequencies are of other tables.
@@ -74,9 +85,14 @@ def expected(plan: EmbeddingPlan, frequencies: Frequencies | RowBins) -> Traffic
     load = found.load(Kinds.of(plan, pieces)).total()
     apart = 1 - np.eye(n)
     speaks = -np.expm1(found.silence.sum(axis=0))
-    sizes = np.full(n, sizes_bytes(*group_counts(plan, pieces)), np.float64)
+    shared = shared_by(plan, pieces)
+    sizes = np.full(n, sizes_bytes(*group_counts(shared)), np.float64)
     asks = [sizes, load.pairs[0, 0], load.pairs[1, 0], load.pairs[1, 0]]
-    num_bytes = np.stack([np.broadcast_to(each, (n, n)) for each in asks]) * apart
+    num_bytes = np.stack([np.broadcast_to(each, (n, n)) for each in asks])
+    if ahead:  # whole bytes: of the last one half is empty, on average
+        masks = (asked_by_group(plan, pieces, found.vectors) + 3.5) / 8
+        num_bytes[1] += masks.sum(axis=0)[:, None]
+    num_bytes = num_bytes * apart
     num_messages = np.stack([np.broadcast_to(each, (n, n)) for each in [sizes > 0] + 3 * [speaks]]) * apart
     answer = PHASES.index("answer")
     num_bytes[answer], num_messages[answer] = num_bytes[answer].T, num_messages[answer].T
@@ -87,6 +103,7 @@ def expected(plan: EmbeddingPlan, frequencies: Frequencies | RowBins) -> Traffic
         syncs=syncs,
         sync_share=1 / plan.every,
         work=load.work(len(pieces), sum(each.dim * each.num_touched for each in syncs) / plan.every),
+        num_lookups=num_lookups(shared),
         hierarchical=plan.hierarchical,
     )
 

@@ -63,6 +63,7 @@ class Group:
         self._shift = torch.tensor([p.index % n if p.home is None else 0 for p in self.pieces], device=device)
         first = [[self._first_key(k, r if home is None else home) for r in range(n)] for k, home in enumerate(homes)]
         self._first = torch.tensor(first, device=device).view(-1)  # (pieces * num_ranks,)
+        self._at_home = self._first[::n]  # (pieces,), where a piece has one
         self.hot_keys = self.hot_slots = torch.zeros(0, dtype=torch.int64, device=device)
 
     def _first_key(self, k: int, owner: int) -> int:
@@ -70,6 +71,8 @@ class Group:
 
     def keys(self, batch: Batch) -> Tensor:
         """Return the key of each id, int64 (num_ids,), of a batch of this group's tables."""
+        if self.whole:
+            return batch.repeat(self._at_home).add_(batch.ids)
         modulus, shift = batch.repeat(self._modulus), batch.repeat(self._shift)
         piece = batch.repeat(torch.arange(len(self.pieces), device=batch.ids.device) * self.num_ranks)
         return self._first[piece + (batch.ids + shift) % modulus] + batch.ids // modulus
@@ -123,10 +126,8 @@ def groups_of(plan: EmbeddingPlan, device: torch.device) -> list[Group]:
     """Return the groups of a plan's sharded pieces, in an order that is the same on all ranks."""
     alike: dict[tuple[int, str, int, bool, bool], list[Piece]] = {}
     for piece in plan.pieces():
-        layout = piece.layout
-        if layout.kind != "replicated":
-            weighted = layout.moves == "sums" and plan.tables[piece.index].weighted
-            alike.setdefault((piece.dim, layout.moves, layout.bits, layout.distinct, weighted), []).append(piece)
+        if piece.layout.kind != "replicated":
+            alike.setdefault(plan.alike(piece), []).append(piece)
     return [Group(plan, alike[key], device) for key in sorted(alike)]
 
 

@@ -38,6 +38,7 @@ class Held:
             "replicas' gradients": sum(its.gradients.nbytes + its.touched.nbytes for its in replicas),
             "places of hot rows": sum(its.nbytes for its in self.hot),
             "gradients that wait": sum(shard.waiting_nbytes for shard in self.shards),
+            "sums of gradients": sum(shard.room_nbytes for shard in self.shards),
         }
 
 

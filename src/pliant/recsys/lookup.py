@@ -1,16 +1,18 @@
 """One rank's side of a lookup: what it asks of each owner, how it pools what comes, which gradients it sends back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pliant.codecs.kernels import kernels_for
 from pliant.recsys.bags import Batch, Run
 from pliant.recsys.groups import Group, Local
 from pliant.recsys.replicas import Replicas
 from pliant.recsys.requests import Request
-from pliant.recsys.segments import in_order, mean_divisors, pool, segments, sum_rows
+from pliant.recsys.segments import apart, mean_divisors, pool, segments, sum_rows
 
 __all__ = ["LocalLookup", "Lookup", "SumLookup", "VectorLookup", "look_up"]
 
@@ -49,9 +51,8 @@ class VectorLookup:
         self._runs = batch.runs(group.tables)
         self._replicas = replicas
         keys = group.keys(batch)
-        self._sorted = segments(keys) if group.distinct else segments(keys // group.stride).apart(keys)
-        keys = self._sorted.keys  # (entries,), by owner
-        index = self._sorted.inverse()
+        self._entries = segments(keys) if group.distinct else apart(keys, keys // group.stride)
+        keys, index = self._entries.keys, self._entries.index  # (entries,), by owner; (num_ids,)
         self._hot = found = group.find_hot(keys)
         self.num_hot = 0
         if found is not None:
@@ -59,7 +60,7 @@ class VectorLookup:
             self.num_hot = len(slots)
             cold = ~hot
             places = torch.where(hot, hot.cumsum(0) + (len(keys) - self.num_hot), cold.cumsum(0)) - 1
-            index, keys = places[index], keys[cold]
+            index, keys = places.to(torch.int32)[index], keys[cold]
         self._index = index
         owners = keys // group.stride
         self.num_vectors = torch.bincount(owners, minlength=group.num_ranks).tolist()
@@ -74,7 +75,7 @@ class VectorLookup:
     def gradients(self, gradient: Tensor) -> Tensor:
         divisors = mean_divisors(self.batch, self._runs)
         scaled = gradient if divisors is None else gradient / divisors
-        summed = self._sorted.sum(scaled, self.batch.bags, _weights_of(self.batch, self._runs))
+        summed = self._entries.sum(scaled, self.batch.lengths, _weights_of(self.batch, self._runs))
         if self._hot is None or self._replicas is None:
             return summed
         hot, slots = self._hot
@@ -90,27 +91,22 @@ class SumLookup:
         self._runs = batch.runs(group.tables)
         self._replicas = replicas
         keys = group.keys(batch)
-        owners = keys // group.stride
-        slots = (keys - owners * group.stride).to(torch.int32)
+        if not group.weighted:
+            batch = replace(batch, weights=None)
         found = group.find_hot(keys)
-        self._hot: tuple[Tensor, Tensor] | None = None
+        self._hot: Batch | None = None
         self.num_hot = 0
-        order = torch.sort(owners, stable=True)[1]  # ids by owner, then by bag
         if found is not None:
-            hot, hot_slots = found
-            self._hot = hot.nonzero().view(-1), hot_slots
-            self.num_hot = len(hot_slots)
-            order = order[~hot[order]]
-        owners, bags, slots = owners[order], batch.bags[order], slots[order]
-        pairs = in_order(owners * batch.num_bags + bags)
-        lengths = torch.diff(pairs.starts, append=pairs.starts.new_tensor([len(order)])).to(torch.int32)
-        self._bags = bags[pairs.starts]  # (vectors,)
-        self._by_bag = None if group.whole else segments(self._bags)
-        n = group.num_ranks
-        num_ids = torch.bincount(owners, minlength=n).tolist()
-        self.num_vectors = torch.bincount(owners[pairs.starts], minlength=n).tolist()
-        weights = batch.weights[order].split(num_ids) if group.weighted and batch.weights is not None else [None] * n
-        parts = zip(slots.split(num_ids), lengths.split(self.num_vectors), weights, strict=True)
+            hot, slots = found
+            self._hot = replace(batch.where(hot), ids=slots)
+            batch, keys = batch.where(~hot), keys[~hot]
+            self.num_hot = len(slots)
+        its = kernels_for(keys).by_owner(keys, batch.lengths, batch.weights, group.stride, group.num_ranks)
+        self._bags, self.num_vectors = its.bags, its.num_bags  # (vectors,)
+        self._by_bag = None if group.whole else segments(its.bags)
+        num = its.num_ids
+        by_rank = [None] * len(num) if its.weights is None else its.weights.split(num)
+        parts = zip(its.slots.split(num), its.lengths.split(its.num_bags), by_rank, strict=True)
         self.requests = [Request(slots=s, lengths=b, weights=w) for s, b, w in parts]
 
     def pooled(self, vectors: Tensor) -> Tensor:
@@ -120,9 +116,8 @@ class SumLookup:
         else:
             out[self._by_bag.keys] = self._by_bag.sum(vectors)
         if self._hot is not None and self._replicas is not None:
-            at, slots = self._hot
-            lengths = torch.bincount(self.batch.bags[at], minlength=self.batch.num_bags)
-            out += sum_rows(self._replicas.rows.weights, slots, lengths.cumsum(0) - lengths, self._weights(at))
+            its = self._hot
+            out += sum_rows(self._replicas.rows.weights, its.ids, its.starts(), its.weights)
         divisors = mean_divisors(self.batch, self._runs)
         return out if divisors is None else out.div_(divisors)
 
@@ -130,14 +125,9 @@ class SumLookup:
         divisors = mean_divisors(self.batch, self._runs)
         scaled = gradient if divisors is None else gradient / divisors
         if self._hot is not None and self._replicas is not None:
-            at, slots = self._hot
-            alike = segments(slots)
-            self._replicas.add(alike.keys, alike.sum(scaled, self.batch.bags[at], self._weights(at)))
+            alike = segments(self._hot.ids)
+            self._replicas.add(alike.keys, alike.sum(scaled, self._hot.lengths, self._hot.weights))
         return scaled.index_select(0, self._bags)
-
-    def _weights(self, at: Tensor) -> Tensor | None:
-        weights = _weights_of(self.batch, self._runs)
-        return None if weights is None else weights[at]
 
 
 class LocalLookup:
@@ -159,7 +149,7 @@ class LocalLookup:
         divisors = mean_divisors(self.batch, self._runs)
         alike = segments(self._slots)
         scaled = gradient if divisors is None else gradient / divisors
-        self._replicas.add(alike.keys, alike.sum(scaled, self.batch.bags, _weights_of(self.batch, self._runs)))
+        self._replicas.add(alike.keys, alike.sum(scaled, self.batch.lengths, _weights_of(self.batch, self._runs)))
 
 
 def _weights_of(batch: Batch, runs: Sequence[Run]) -> Tensor | None:

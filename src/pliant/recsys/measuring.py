@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from pliant.recsys.optimizers import RowRule, Rows
 from pliant.recsys.rates import Rates, fitted
+from pliant.recsys.segments import segments, sum_rows
 from pliant.recsys.traffic import COUNTS
 
 __all__ = ["measured_rates"]
@@ -16,18 +17,22 @@ _SIZES = ((1 << 10, 16), (1 << 12, 64), (1 << 14, 32), (1 << 15, 64))
 """Ids and columns"""
 _NUM_ROWS = 1 << 18
 """Of the table: more than caches hold, and little enough for any machine."""
-_MORE_FEATURES = 2
-"""Messages and steps: not measured here."""
+_MORE_FEATURES = 3
+"""Lookups, messages and steps: not measured here."""
 
 
 def measured_rates(start: Rates | None = None, *, limit_s: float = 4.0) -> Rates:
-    """Return rates of this machine, with as many threads as torch has; what messages and steps cost is not measured.
+    """Return rates of this machine, with as many threads as torch has; what lookups, messages and steps cost is
+    not measured.
 
     Rates whose work cannot be told apart are split as in `start`. Runs no longer than about `limit_s`.
 
     Args:
-        start: What stays where nothing is measured: messages, steps, links.
+        start: What stays where nothing is measured: lookups, messages, steps, links.
         limit_s: Seconds for all measurements.
+
+    Raises:
+        ModuleNotFoundError: SciPy is not installed.
 
     """
     start = start if start is not None else Rates()
@@ -44,31 +49,31 @@ def measured_rates(start: Rates | None = None, *, limit_s: float = 4.0) -> Rates
 
 def _jobs(num: int, dim: int, generator: torch.Generator) -> list[tuple[Mapping[str, float], Callable[[], object]]]:
     """Return what is counted and done, for so many ids and columns."""
-    weights = torch.zeros(_NUM_ROWS, dim)  # (rows, dim)
-    state = torch.zeros(_NUM_ROWS)  # (rows,)
+    rows = Rows(_NUM_ROWS, dim, "rowwise_adagrad", torch.device("cpu"))
+    rule = RowRule(kind="rowwise_adagrad")
     ids = (torch.rand(num, generator=generator) ** 3 * _NUM_ROWS).long()  # (num,)
-    rows, inverse = torch.unique(ids, return_inverse=True)
-    fetched, gradients = torch.ones(len(rows), dim), torch.ones(num, dim)
-    offsets = torch.arange(0, num, 4)
+    alike = segments(ids)
+    fetched, gradients = torch.ones(len(alike.keys), dim), torch.ones(num, dim)
+    offsets = torch.arange(0, num, 4, dtype=alike.index.dtype)
     numbers = float(num * dim)
 
     def distinct() -> object:
-        return torch.unique(ids, return_inverse=True)
+        return segments(ids)
 
     def pool() -> object:
-        return torch.nn.functional.embedding_bag(inverse, fetched, offsets, mode="sum")
+        return sum_rows(fetched, alike.index, offsets)
 
     def add() -> object:
-        return torch.zeros(len(rows), dim).index_add_(0, inverse, gradients)
+        return alike.sum(gradients)
 
     def gather() -> object:
-        return weights.index_select(0, ids)
+        return rows.weights.index_select(0, ids)
 
     def code() -> object:
         return gradients.to(torch.bfloat16).to(torch.float32)
 
     def update() -> object:
-        return _adagrad(weights, state, rows, fetched)
+        return rows.update(alike.keys, fetched, rule, 0.01)
 
     return [
         ({"ids": num, "pieces": 1}, distinct),
@@ -76,15 +81,8 @@ def _jobs(num: int, dim: int, generator: torch.Generator) -> list[tuple[Mapping[
         ({"numbers": numbers, "pieces": 1}, add),
         ({"rows": num, "numbers": numbers, "pieces": 1}, gather),
         ({"coded": 2 * numbers, "pieces": 1}, code),
-        ({"updated": float(len(rows) * dim), "pieces": 1}, update),
+        ({"updated": float(fetched.numel()), "pieces": 1}, update),
     ]
-
-
-def _adagrad(weights: Tensor, state: Tensor, rows: Tensor, gradients: Tensor) -> None:
-    """Update rows (k,) by row-wise Adagrad."""
-    total = state.index_select(0, rows) + gradients.square().mean(dim=1)
-    state.index_copy_(0, rows, total)
-    weights.index_add_(0, rows, gradients * (-0.01 / (total.sqrt() + 1e-8))[:, None])
 
 
 def _shortest_s(job: Callable[[], object], limit_s: float) -> float:

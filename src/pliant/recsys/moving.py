@@ -1,6 +1,6 @@
 """The state of a search: what all tables together make ranks do, and what a step takes if one of them changes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from pliant.recsys.cost import Network
 from pliant.recsys.rates import Rates
+from pliant.recsys.traffic import Shared
 
 __all__ = ["Judged", "Model", "longest_first"]
 
@@ -56,13 +57,18 @@ class Model:
         """Of a byte all-reduced"""
         self.sync_fixed_s = 2 * (fixed_s + messages * rates.message_s) / every
         """Of rows of one dim on all ranks, however few"""
+        self.lookup_s = rates.lookup_s * rates.crowd(network.num_ranks)
 
-    def judge(self, states: Floats, num_dims: Floats) -> Judged:
+    def shared_s(self, shared: Iterable[Shared]) -> float:
+        """Return seconds of what tables share, however little is asked of it."""
+        return sum(self.sync_fixed_s if key[0] == "sum" else self.lookup_s for key in shared)
+
+    def judge(self, states: Floats, shared_s: Floats) -> Judged:
         """Judge states.
 
         Args:
             states: (m, 15, ranks), sums of contributions.
-            num_dims: (m,), different dims of rows on all ranks.
+            shared_s: (m,), of what tables share.
 
         """
         n = self.network.num_ranks
@@ -76,9 +82,9 @@ class Model:
         talk_s = handled * self.rates.message_s + self._delay_s * np.minimum(1.0, speaks.max(axis=-1))
         first_s = exchanges * (sizes_s + 2 * (n - 1) * self.rates.message_s + self._delay_s)
         ahead_s = stages[:, 0] + first_s + request_s + talk_s
-        sync_s = stages[:, 5] + self.sync_s * states[:, 12:14, 0].sum(axis=-1) + self.sync_fixed_s * num_dims
+        sync_s = stages[:, 5] + self.sync_s * states[:, 12:14, 0].sum(axis=-1)
         hidden_s = np.minimum(ahead_s, self.dense_s) if self.overlap else 0.0
-        rest_s = stages[:, 1:5].sum(axis=-1) + answer_s + gradients_s + 2 * talk_s + sync_s
+        rest_s = stages[:, 1:5].sum(axis=-1) + answer_s + gradients_s + 2 * talk_s + sync_s + shared_s
         step_s = ahead_s + rest_s + self.dense_s + self.rates.step_s - hidden_s
         held = (states[:, 8] + states[:, 9] + np.maximum(states[:, 10], states[:, 11])).max(axis=-1)
         asked = states[:, 6] + states[:, 7]

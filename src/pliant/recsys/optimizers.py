@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pliant.codecs.kernels import kernels_for
 from pliant.spec.embedding import STATE_NUMBERS, RowOptimizer
 
 __all__ = ["RowRule", "Rows"]
@@ -75,22 +76,23 @@ class Rows:
             self.numbers[m, slots] = values[:, dim * (1 + len(self.elements)) + m]
 
     def update(self, slots: Tensor, gradients: Tensor, rule: RowRule, lr: float) -> None:
-        """Apply gradients, float32 (len(slots), dim), to rows at these slots, int64; none is there twice."""
+        """Apply gradients, float32 (len(slots), dim), to rows at these slots, int64; none is there twice.
+
+        Products are rounded before sums, on all devices.
+        """
+        kernels = kernels_for(self.weights)
         block = max(1, _BLOCK_NUMBERS // self.weights.shape[1])
-        for at in range(0, len(slots), block):
-            part = slots[at : at + block]
-            self.weights[part] = self.weights.index_select(0, part).sub_(
-                self._change(part, gradients[at : at + block], rule, lr)
-            )
+        for part, g in zip(slots.split(block), gradients.split(block), strict=True):
+            if rule.kind == "adagrad":
+                roots = kernels.add_squares(self.elements[0], part, g).sqrt_()
+                kernels.subtract_ratios(self.weights, part, g, roots, lr=lr, eps=rule.epsilon)
+            else:
+                kernels.subtract_rows(self.weights, part, self._change(part, g, rule, lr))
 
     def _change(self, slots: Tensor, g: Tensor, rule: RowRule, lr: float) -> Tensor:
-        """Update what is kept of these rows, and return what is taken from them; products are rounded before sums."""
+        """Update what is kept of these rows, and return what is taken from them."""
         if rule.kind == "sgd":
             return g * lr
-        if rule.kind == "adagrad":
-            s = self.elements[0].index_select(0, slots).add_(g * g)
-            self.elements[0][slots] = s
-            return (g * lr).div_(s.sqrt_().add_(rule.epsilon))
         if rule.kind == "rowwise_adagrad":
             s = self.numbers[0].index_select(0, slots).add_((g * g).mean(1))
             self.numbers[0][slots] = s

@@ -74,7 +74,7 @@ class Valued:
     @classmethod
     def of(cls, plan: EmbeddingPlan, problem: Problem) -> "Valued":
         """Predict a plan."""
-        traffic = expected(plan, problem.bins)
+        traffic = expected(plan, problem.bins, ahead=problem.overlap)
         dense_s = problem.dense_sample_s * plan.batch_size
         network = Network(problem.topology, problem.rates)
         cost = step_cost(traffic, network, problem.rates, dense_s=dense_s, overlap=problem.overlap)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.recsys.curves import Weights
+from pliant.recsys.traffic import Shared
 from pliant.spec import TableLayout
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def best_of_all(search: "Search", found: "Found") -> list[TableLayout]:
 
     Minimize the sum, over stages and phases, of the time of the busiest rank or host; each of them is at least what
     every rank or host needs, which is linear in the choices; memory of every rank stays in its limit, with messages
-    and with a change of the hot rows. Time of rows on all ranks of a dim that has any is a binary of that dim. Limits
+    and with a change of the hot rows. What tables share (a lookup, an all-reduce) is a binary of its own. Limits
     of sent bytes are for the local search; here they are not seen.
 
     Raises:
@@ -111,7 +112,7 @@ class _Program:
             self._busiest(every[:, stage])
         for part, back in ((6, False), (7, True), (7, False)):
             self._busiest(_host_seconds(every[:, part], search.network, back=back))
-        self._dims(search, options, model.sync_fixed_s)
+        self._shared(search, options)
 
     @property
     def num_columns(self) -> int:
@@ -141,15 +142,15 @@ class _Program:
             terms = [*enumerate(seconds[:, resource].tolist()), (longest, -1.0)]
             self._constraint(terms, -np.inf, 0.0)
 
-    def _dims(self, search: "Search", options: Sequence[Sequence[TableLayout]], fixed_s: float) -> None:
-        columns: dict[int, int] = {}
+    def _shared(self, search: "Search", options: Sequence[Sequence[TableLayout]]) -> None:
+        """Add a column for all that tables can share, which is 1 where an option that has it is chosen."""
+        columns: dict[Shared, int] = {}
         for t, those in enumerate(options):
             for k, layout in enumerate(those):
-                dim = search.dim_of(t, layout)
-                if dim:
-                    if dim not in columns:
-                        columns[dim] = self._column(fixed_s, 1.0, whole=True)
-                    self._constraint([(self.firsts[t] + k, 1.0), (columns[dim], -1.0)], -np.inf, 0.0)
+                for key in search.shared(t, layout):
+                    if key not in columns:
+                        columns[key] = self._column(search.model.shared_s([key]), 1.0, whole=True)
+                    self._constraint([(self.firsts[t] + k, 1.0), (columns[key], -1.0)], -np.inf, 0.0)
 
 
 def _host_seconds(asked: Floats, network: Any, *, back: bool) -> Floats:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, another
 from pliant.comm.hierarchical import by_hosts
 from pliant.comm.recorded import RecordedComm
 from pliant.recsys.exchange import Talk
@@ -25,7 +25,7 @@ class Ranks:
 
     def __init__(self, comm: Comm, hosts: Sequence[Sequence[int]] | None, device: torch.device) -> None:
         self._device = device
-        self.comm = _split(comm)
+        self.comm = another(comm)
         self.talk = Talk(self.comm, device)
         self.sums = RecordedComm(self.comm)
         self._by_hosts = None if hosts is None else by_hosts(self.sums, hosts)
@@ -43,17 +43,10 @@ class Ranks:
 
     def another(self) -> Talk:
         """Return exchanges through a group of their own. Collective."""
-        return Talk(_split(self.comm), self._device)
+        return Talk(another(self.comm), self._device)
 
     def close(self) -> None:
         """Free the groups."""
         if self._by_hosts is not None:
             self._by_hosts.close()
         self.comm.close()
-
-
-def _split(comm: Comm) -> Comm:
-    own = comm.split([list(range(comm.size))])
-    if own is None:
-        raise RuntimeError(f"rank {comm.rank} is in no group, though all ranks are.")
-    return own

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rates", "fitted", "nonnegative_least_squares"]
+__all__ = ["Rates", "fitted"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,12 +27,14 @@ class Rates:
     """Of a number of a row that the optimizer updates."""
     piece_s: float = 2e-5
     """Of a piece of a table in each step, however little is asked of it."""
+    lookup_s: float = 5e-4
+    """Of a lookup in a group of alike pieces, however few ids it has, there and back."""
     message_s: float = 1.5e-4
     """Of a rank, for each message that it sends or receives."""
     step_s: float = 1e-3
     """Of a step with embeddings, whatever is in it."""
     wire_factor: float = 1.05
-    """Time on a link over bytes / rate."""
+    """Time on a link over bytes / rate: below 1 where it lets bursts pass, or exchanges overlap."""
     memory_bytes_per_s: float = 3e9
     """Between ranks of one host."""
     shared_cores: int = 0
@@ -40,33 +42,43 @@ class Rates:
 
     def __post_init__(self) -> None:
         times = [getattr(self, f.name) for f in fields(self) if f.name.endswith("_s") and "bytes" not in f.name]
-        if min(*times, self.shared_cores) < 0 or self.wire_factor < 1 or self.memory_bytes_per_s <= 0:
-            raise ValueError(f"{self} cannot be: times and cores are at least 0, the factor 1, the rate above 0.")
+        if min(*times, self.shared_cores) < 0 or min(self.wire_factor, self.memory_bytes_per_s) <= 0:
+            raise ValueError(f"{self} cannot be: times and cores are at least 0, the factor and the rate above 0.")
+
+    def crowd(self, num_ranks: int) -> float:
+        """Return how many of so many ranks share a core; at least 1."""
+        return max(1.0, num_ranks / (self.shared_cores or num_ranks))
 
     @property
     def counts_s(self) -> Floats:
         """Seconds (counts,) of each of `traffic.COUNTS`."""
-        return np.array([self.id_s, self.row_s, self.number_s, self.coded_s, self.updated_s, self.piece_s])
+        return np.array([getattr(self, name) for name in _COUNTED])
 
 
 _PULL = 1e-2
-_FITTED = ("id_s", "row_s", "number_s", "coded_s", "updated_s", "piece_s", "message_s", "step_s")
+_COUNTED = ("id_s", "row_s", "number_s", "coded_s", "updated_s", "piece_s")
+_FITTED = (*_COUNTED, "lookup_s", "message_s", "step_s", "wire_factor")
 
 
 def fitted(features: Sequence[Floats], wire_s: Sequence[float], measured_s: Sequence[float], start: Rates) -> Rates:
     """Return rates that explain measured steps best, in squared error relative to what was measured.
 
     Args:
-        features: Of each step (8,): the six counts of the busiest rank of each stage, summed, then messages, then 1: as
-            `StepCost.features` has them.
+        features: Of each step (9,): the six counts of the busiest rank of each stage, summed, then lookups, messages,
+            and 1: as `StepCost.features` has them.
         wire_s: Of each step: links and delays, by the rates `start`; as `StepCost.wire_s`.
         measured_s: Of each step, without its dense part.
         start: Where the steps say nothing about a rate, it stays; a rate that no step uses cannot be learned.
 
     Raises:
         ValueError: There are no steps, not as many times, or a time that is not above 0.
+        ModuleNotFoundError: SciPy is not installed.
 
     """
+    try:
+        from scipy.optimize import nnls  # here, since it is an extra
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("fitting rates needs SciPy: install pliant[plan].") from error
     if not len(features) == len(wire_s) == len(measured_s) > 0 or min(measured_s) <= 0:
         raise ValueError(
             f"{len(features)} steps have features, {len(measured_s)} times; there must be as many, some, all above 0."
@@ -74,46 +86,14 @@ def fitted(features: Sequence[Floats], wire_s: Sequence[float], measured_s: Sequ
     took = np.asarray(measured_s, np.float64)
     wire = np.asarray(wire_s, np.float64) / start.wire_factor
     A = np.concatenate([np.asarray(features, np.float64), wire[:, None]], axis=1) / took[:, None]
-    b = 1 - wire / took
-    known = np.array([*(getattr(start, name) for name in _FITTED), start.wire_factor - 1])
+    known = np.array([getattr(start, name) for name in _FITTED])
     used = A.any(axis=0)
     # Columns in units of what they were believed to take; a weak pull towards that belief settles what the steps cannot
     # tell apart.
     scale = np.where(known > 0, known, 1e-9)
     pull = _PULL * np.eye(int(used.sum()))
-    found = nonnegative_least_squares(
-        np.concatenate([(A * scale)[:, used], pull]), np.concatenate([b, _PULL * (known / scale)[used]])
-    )
+    wanted = np.concatenate([np.ones(len(took)), _PULL * (known / scale)[used]])
+    found, _ = nnls(np.concatenate([(A * scale)[:, used], pull]), wanted)
     values = known.copy()
     values[used] = found * scale[used]
-    *times_s, more = values.tolist()
-    return replace(start, wire_factor=1 + more, **dict(zip(_FITTED, times_s, strict=True)))
-
-
-def nonnegative_least_squares(A: Floats, b: Floats) -> Floats:
-    """Return x >= 0 with the least |A x - b|: Lawson and Hanson's active set (1974).
-
-    Args:
-        A: (rows, columns)
-        b: (rows,)
-
-    """
-    num = A.shape[1]
-    x, passive = np.zeros(num), np.zeros(num, np.bool_)
-    for _ in range(3 * num + 10):
-        gradient = A.T @ (b - A @ x)
-        if passive.all() or gradient[~passive].max() <= 1e-12 * max(1.0, float(np.abs(A.T @ b).max())):
-            break
-        passive[np.where(passive, -np.inf, gradient).argmax()] = True
-        while True:
-            z = np.zeros(num)
-            z[passive] = np.linalg.lstsq(A[:, passive], b, rcond=None)[0]
-            if not passive.any() or z[passive].min() > 0:
-                break
-            # As far towards z as all stay at least 0; those that get there leave.
-            low = passive & (z <= 0)
-            step = float((x[low] / (x[low] - z[low] + 1e-300)).min())
-            x = x + step * (z - x)
-            passive &= x > 1e-15
-        x = z
-    return x
+    return replace(start, **dict(zip(_FITTED, values.tolist(), strict=True)))

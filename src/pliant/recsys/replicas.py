@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pliant.codecs.kernels import kernels_for
 from pliant.comm.base import Comm
 from pliant.recsys.groups import Span
 from pliant.recsys.optimizers import RowRule, Rows
@@ -29,7 +30,7 @@ class Replicas:
 
     def add(self, slots: Tensor, gradients: Tensor) -> None:
         """Keep gradients, float32 (num, dim), of rows at these slots, int64; none is there twice."""
-        self.gradients[slots] = self.gradients.index_select(0, slots).add_(gradients)
+        kernels_for(gradients).add_rows(self.gradients, slots.to(torch.int32), gradients)
         self.touched[slots] = 1
 
     def synchronize(self, comm: Comm, rule: RowRule, lr: float, divisor: int) -> int:
@@ -48,7 +49,7 @@ class Replicas:
             if divisor > 1:
                 summed.div_(divisor)
             self.rows.update(slots, summed, rule, lr)
-            self.gradients[slots] = 0.0
+            self.gradients.index_fill_(0, slots, 0.0)
             self.touched.zero_()
         return len(slots)
 

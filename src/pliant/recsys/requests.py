@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pliant.recsys.segments import in_order, segments, sum_rows
+from pliant.codecs.kernels import kernels_for
+from pliant.recsys.segments import Room, segments, sum_rows
 
 __all__ = ["Contribution", "Request", "summed"]
 
@@ -65,29 +66,24 @@ class Contribution:
     vectors: Tensor
 
 
-def summed(contributions: Sequence[Contribution], *, distinct: bool) -> tuple[Tensor, Tensor] | None:
+def summed(contributions: Sequence[Contribution], rooms: tuple[Room, Room], *, distinct: bool) -> tuple[Tensor, Tensor]:
     """Return slots, int64 (num,), and their gradients, float32 (num, dim): first inside each contribution, in order of
-    its ids, then over contributions, in their order. None: there are none.
+    its ids, weights times vectors, then over contributions, in their order.
 
-    With `distinct`, no contribution has a slot twice, and the first part is done.
+    Args:
+        contributions: At least one.
+        rooms: For the sums, until the next call.
+        distinct: That no contribution has a slot twice: the first part is done.
+
     """
-    contributions = [c for c in contributions if len(c.request.slots)]
-    if not contributions:
-        return None
-    vectors = torch.cat([c.vectors for c in contributions])
-    slots = torch.cat([c.request.slots for c in contributions]).long()
-    if distinct:
-        alike = segments(slots)
-        return alike.keys, alike.sum(vectors)
-    num = torch.tensor([len(c.request.slots) for c in contributions], device=slots.device)
-    whose = torch.arange(len(num), device=slots.device).repeat_interleave(num)
-    inside = segments(slots * len(num) + whose)
-    index = weights = None
-    if contributions[0].request.lengths is not None:
-        lengths = torch.cat([c.request.lengths for c in contributions if c.request.lengths is not None])
-        index = torch.arange(len(lengths), device=slots.device).repeat_interleave(lengths)
-    if contributions[0].request.weights is not None:
-        weights = torch.cat([c.request.weights for c in contributions if c.request.weights is not None])
-    vectors = inside.sum(vectors, index, weights)
-    over = in_order(inside.keys // len(num))
-    return over.keys, vectors if len(over.keys) == len(vectors) else over.sum(vectors)
+    inside = [None if distinct else segments(c.request.slots.long(), ascending=False) for c in contributions]
+    slots = [c.request.slots.long() if its is None else its.keys for c, its in zip(contributions, inside, strict=True)]
+    over = segments(torch.cat(slots), ascending=False)
+    sums = rooms[0].zeros(len(over.keys), contributions[0].vectors.shape[1])
+    for one, its, index in zip(contributions, inside, over.index.split([len(s) for s in slots]), strict=True):
+        vectors = one.vectors
+        if its is not None:
+            lengths = None if one.request.lengths is None else one.request.lengths.long()
+            vectors = its.sum(vectors, lengths, one.request.weights, room=rooms[1])
+        kernels_for(sums).add_rows(sums, index, vectors)
+    return over.keys, sums

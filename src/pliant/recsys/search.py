@@ -14,6 +14,7 @@ from pliant.recsys.expected import asked
 from pliant.recsys.menu import Bits, Menu, family
 from pliant.recsys.moving import Model, longest_first
 from pliant.recsys.rates import Rates
+from pliant.recsys.traffic import Shared, shared_by
 from pliant.spec import EmbeddingPlan, TableLayout
 from pliant.spec.embedding import Piece
 
@@ -40,8 +41,8 @@ class Found:
         search.learn(list(enumerate(layouts)))
         self.rows = [search.row(t, layout) for t, layout in enumerate(layouts)]
         self.state = np.sum(self.rows, axis=0)  # (15, ranks)
-        self.dims = Counter(search.dim_of(t, layout) for t, layout in enumerate(layouts))
-        self.score = search.scores(self.state[None], [self.dims])[0]
+        self.shared = sum((search.shared(t, layout) for t, layout in enumerate(layouts)), Counter[Shared]())
+        self.score = search.score(self.state, self.shared)
 
 
 class Search:
@@ -62,6 +63,7 @@ class Search:
         """Of a byte that every rank asks one owner for, on average over owners"""
         self._menus: dict[Weights, Menu] = {}
         self._known: dict[tuple[int, TableLayout], Floats] = {}
+        self._shared: dict[tuple[int, TableLayout], Counter[Shared]] = {}
 
     def menu(self, weights: Weights) -> Menu:
         """Return offers at some weights of work and links."""
@@ -84,8 +86,10 @@ class Search:
         pieces: list[Piece] = []
         whose: list[tuple[int, TableLayout]] = []
         for t, layout in new:
-            own = replace(self.frame, tables=(self.frame.tables[t],), layouts=(layout,)).pieces()
-            pieces += [replace(piece, index=t) for piece in own]
+            alone = replace(self.frame, tables=(self.frame.tables[t],), layouts=(layout,))
+            own = [replace(piece, index=t) for piece in alone.pieces()]
+            self._shared[t, layout] = Counter(shared_by(self.frame, own))
+            pieces += own
             whose += [(t, layout)] * len(own)
         if not pieces:
             return
@@ -99,14 +103,14 @@ class Search:
             self.learn([(table, layout)])
         return self._known[table, layout]
 
-    def dim_of(self, table: int, layout: TableLayout) -> int:
-        """Return the dim of rows on all ranks; 0 if a layout has none."""
-        return self.frame.tables[table].dim if layout.kind == "replicated" or layout.num_hot else 0
+    def shared(self, table: int, layout: TableLayout) -> Counter[Shared]:
+        """Return what a table has in common with those laid out alike, once each."""
+        self.row(table, layout)
+        return self._shared[table, layout]
 
-    def scores(self, states: Floats, dims: Sequence[Counter[int]]) -> Floats:
-        """Return seconds, with penalties, of states (m, 15, ranks)."""
-        num_dims = [sum(1 for dim, count in each.items() if dim and count > 0) for each in dims]
-        return self.model.judge(states, np.array(num_dims)).score
+    def score(self, state: Floats, shared: Counter[Shared]) -> float:
+        """Return seconds, with penalties, of a state (15, ranks)."""
+        return float(self.model.judge(state[None], np.array([self.model.shared_s(shared)])).score[0])
 
     def starts(self, weights: Sequence[Weights]) -> list[Found]:
         """Return layouts to begin with: the best one by one at prices of memory around the one that fits; all alike."""
@@ -195,26 +199,28 @@ class Search:
         options = [layout for layout in options if layout != found.layouts[t]]
         if not options:
             return
-        states, dims, scores = self._tried(found, t, options)
+        states, scores = self._tried(found, t, options)
         best = int(scores.argmin())
         if scores[best] < found.score * (1 - 1e-9):
+            found.shared = found.shared - self.shared(t, found.layouts[t]) + self.shared(t, options[best])
             found.layouts[t], found.rows[t] = options[best], self.row(t, options[best])
-            found.state, found.dims, found.score = states[best], dims[best], float(scores[best])
+            found.state, found.score = states[best], float(scores[best])
 
-    def _tried(self, found: Found, t: int, options: Sequence[TableLayout]) -> tuple[Floats, list[Counter[int]], Floats]:
-        """Return states (m, 15, ranks), dims and scores (m,) with each of these layouts for one table; others stay."""
+    def _tried(self, found: Found, t: int, options: Sequence[TableLayout]) -> tuple[Floats, Floats]:
+        """Return states (m, 15, ranks) and scores (m,) with each of these layouts for one table; others stay."""
         self.learn([(t, layout) for layout in options])
         rest = found.state - found.rows[t]
         states = np.stack([rest + self.row(t, layout) for layout in options])
-        others = found.dims - Counter([self.dim_of(t, found.layouts[t])])
-        dims = [others + Counter([self.dim_of(t, layout)]) for layout in options]
-        return states, dims, self.scores(states, dims)
+        others = found.shared - self.shared(t, found.layouts[t])
+        rest_s = self.model.shared_s(others)
+        shared_s = [rest_s + self.model.shared_s(self.shared(t, layout).keys() - others.keys()) for layout in options]
+        return states, self.model.judge(states, np.array(shared_s)).score
 
     def alternatives(self, found: Found, t: int) -> dict[str, tuple[TableLayout, float]]:
         """Return the best layout of each family for one table, with the score of a step that has it; others stay."""
         options = self.neighbours(found, t, self.menu(Weights()))
         options = list(dict.fromkeys([found.layouts[t], *options]))
-        _, _, scores = self._tried(found, t, options)
+        _, scores = self._tried(found, t, options)
         best: dict[str, tuple[TableLayout, float]] = {}
         for layout, score in zip(options, scores.tolist(), strict=True):
             name = family(layout)
@@ -265,7 +271,7 @@ class Search:
                 )
                 rows = self.row(a, swapped[0]), self.row(b, swapped[1])
                 state = found.state - found.rows[a] - found.rows[b] + rows[0] + rows[1]
-                score = float(self.scores(state[None], [found.dims])[0])
+                score = self.score(state, found.shared)
                 if score < found.score * (1 - 1e-9):
                     found.layouts[a], found.layouts[b] = swapped
                     found.rows[a], found.rows[b] = rows

@@ -6,66 +6,78 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pliant.codecs.kernels import kernels_for
 from pliant.recsys.bags import Batch, Run
 
-__all__ = ["Segments", "in_order", "mean_divisors", "pool", "segments", "sum_rows"]
+__all__ = ["Room", "Segments", "apart", "mean_divisors", "pool", "segments", "sum_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segments:
-    """Equal keys, side by side.
+    """Members with equal keys.
 
     Attributes:
-        keys: Distinct ones, ascending, int64 (segments,).
-        order: Of all, such that equal ones are side by side and keep their order, int64 (num,).
-        starts: Of each segment in that order, int64 (segments,).
+        keys: Distinct ones, int64 (segments,).
+        index: The segment of each member, int32 (members,).
 
     """
 
     keys: Tensor
-    order: Tensor
-    starts: Tensor
+    index: Tensor
 
-    def inverse(self) -> Tensor:
-        """Return the segment of each key, int64 (num,)."""
-        steps = torch.zeros_like(self.order)
-        steps[self.starts[1:]] = 1
-        return torch.empty_like(self.order).scatter_(0, self.order, steps.cumsum(0))
-
-    def apart(self, keys: Tensor) -> "Segments":
-        """Return these keys, (num,), in this order, each as a segment of its own."""
-        return Segments(keys=keys[self.order], order=self.order, starts=torch.arange(len(keys), device=keys.device))
-
-    def sum(self, vectors: Tensor, index: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    def sum(
+        self,
+        vectors: Tensor,
+        lengths: Tensor | None = None,
+        weights: Tensor | None = None,
+        *,
+        room: "Room | None" = None,
+    ) -> Tensor:
         """Return float32 (segments, dim): for each segment the sum, in order, of the vectors of its members.
 
         Args:
             vectors: float32 (num vectors, dim).
-            index: Which vector each member has, (num,); None: one each.
-            weights: Its factor, float32 (num,).
+            lengths: How many members each vector has, one vector's after another's, int64; None: one each.
+            weights: Of members, float32 (members,).
+            room: Where the sums are; None: in memory of their own.
 
         """
-        order = self.order if index is None else index[self.order]
-        return sum_rows(vectors, order, self.starts, None if weights is None else weights[self.order])
+        size = len(self.keys), vectors.shape[1]
+        sums = vectors.new_zeros(size) if room is None else room.zeros(*size)
+        kernels_for(sums).add_rows(sums, self.index, vectors, lengths, weights)
+        return sums
 
 
-def segments(keys: Tensor) -> Segments:
-    """Bring equal keys, int64 (num,), side by side."""
-    return _cut(*torch.sort(keys, stable=True))
+class Room:
+    """Memory that is used again and again: fresh pages would take longer than the sums in them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._numbers = torch.empty(0, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return self._numbers.nbytes
+
+    def zeros(self, num: int, dim: int) -> Tensor:
+        """Return float32 (num, dim) of zeros, in the place of what was returned before."""
+        if len(self._numbers) < num * dim:
+            self._numbers = self._numbers.new_empty(num * dim)
+        return self._numbers[: num * dim].view(num, dim).zero_()
 
 
-def in_order(keys: Tensor) -> Segments:
-    """Return the segments of keys, int64 (num,), that are ascending already."""
-    return _cut(keys, torch.arange(len(keys), device=keys.device))
+def segments(keys: Tensor, *, ascending: bool = True) -> Segments:
+    """Find which keys, int64 (num,), are equal; the distinct ones ascending, or, which is faster, in any order."""
+    distinct, index = kernels_for(keys).distinct_keys(keys, ascending=ascending)
+    return Segments(keys=distinct, index=index)
 
 
-def _cut(ordered: Tensor, order: Tensor) -> Segments:
-    if len(ordered) == 0:
-        return Segments(keys=ordered, order=order, starts=order)
-    new = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
-    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
-    starts = new.nonzero().view(-1)
-    return Segments(keys=ordered[starts], order=order, starts=starts)
+def apart(keys: Tensor, owners: Tensor) -> Segments:
+    """Return each key, int64 (num,), as a segment of its own, by owner, (num,), and otherwise in their order."""
+    order = torch.sort(owners, stable=True)[1]
+    index = torch.empty_like(order, dtype=torch.int32)
+    index[order] = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    return Segments(keys=keys[order], index=index)
 
 
 def sum_rows(

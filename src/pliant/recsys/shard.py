@@ -6,6 +6,7 @@ from torch import Tensor
 from pliant.recsys.groups import Group
 from pliant.recsys.optimizers import RowRule, Rows
 from pliant.recsys.requests import Contribution, Request, summed
+from pliant.recsys.segments import Room
 from pliant.spec.embedding import RowOptimizer
 
 __all__ = ["Shard"]
@@ -19,6 +20,7 @@ class Shard:
         self.spans = group.spans(rank)
         self.rows = Rows(group.num_slots[rank], group.dim, kind, device)
         self._came: list[Contribution] = []
+        self._rooms = Room(device), Room(device)
 
     @property
     def num_waiting(self) -> int:
@@ -30,6 +32,11 @@ class Shard:
         """Bytes of their vectors and requests."""
         return sum(c.vectors.nbytes + sum(part.nbytes for part in c.request.parts) for c in self._came)
 
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes kept for sums of gradients."""
+        return sum(room.nbytes for room in self._rooms)
+
     def answer(self, request: Request) -> Tensor:
         """Return the vectors asked for, float32 (num vectors, dim)."""
         return request.answer(self.rows.weights)
@@ -40,11 +47,11 @@ class Shard:
 
     def apply(self, rule: RowRule, lr: float, divisor: int) -> int:
         """Sum what came, divide, and update each row once; return how many rows it were."""
-        found = summed(self._came, distinct=self.group.distinct and not self.group.pools)
+        came = [one for one in self._came if len(one.request.slots)]
         self._came = []
-        if found is None:
+        if not came:
             return 0
-        slots, gradients = found
+        slots, gradients = summed(came, self._rooms, distinct=self.group.distinct and not self.group.pools)
         if divisor > 1:
             gradients.div_(divisor)
         self.rows.update(slots, gradients, rule, lr)

@@ -1,6 +1,6 @@
 """What one step of an embedding plan moves and does: bytes and messages of each pair of ranks, work of each rank."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,21 @@ from pliant.recsys.wire import request_bytes, vector_bytes
 from pliant.spec import EmbeddingPlan, Topology
 from pliant.spec.embedding import Piece
 
-__all__ = ["COUNTS", "PHASES", "STAGES", "Kinds", "Load", "Sync", "Traffic", "group_counts", "sync_pairs"]
+__all__ = [
+    "COUNTS",
+    "PHASES",
+    "STAGES",
+    "Kinds",
+    "Load",
+    "Shared",
+    "Sync",
+    "Traffic",
+    "asked_by_group",
+    "group_counts",
+    "num_lookups",
+    "shared_by",
+    "sync_pairs",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,6 +36,13 @@ STAGES = ("prepare", "serve", "pool", "back", "update", "sync")
 them up and update rows; rows on all ranks are updated."""
 COUNTS = ("ids", "rows", "numbers", "coded", "updated", "pieces")
 """Ids sorted, rows gathered, numbers added, encoded or decoded, and updated by the optimizer, and pieces of tables."""
+
+_PASSES = {32: 0.0, 16: 1.0, 8: 5.0}
+"""By bits of a number on the wire: to bfloat16 in one; scales, factors, rounding, limits and integers for 8 bits."""
+
+Shared = tuple[Any, ...]
+"""What alike pieces share: ('group', dim, moves, bits, distinct, weighted), one lookup and one part of each message;
+('hot', ...), the lookup of its rows on all ranks; ('here', dim), of replicated tables; ('sum', dim), all-reduces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +66,8 @@ class Kinds:
     """1 where owners pool, else 0."""
     id_bytes: Floats
     """Of an id in a request, with its weight."""
-    is_coded: Floats
+    coded: Floats
+    """Passes over the numbers of a vector to encode or decode it."""
 
     @classmethod
     def of(cls, plan: EmbeddingPlan, pieces: Sequence[Piece]) -> "Kinds":
@@ -56,7 +78,7 @@ class Kinds:
                 vector_bytes(piece.dim, piece.layout.bits),
                 piece.layout.moves == "sums",
                 request_bytes(1, 0, weighted=piece.layout.moves == "sums" and plan.tables[piece.index].weighted),
-                piece.layout.bits < 32,
+                _PASSES[piece.layout.bits],
             )
             for piece in pieces
         ]
@@ -71,11 +93,12 @@ class Load:
     """
 
     pairs: Floats
-    """(7, pieces, requesters, ranks), without pieces in a total; of an owner for a requester, itself included: bytes of
-    requests; bytes of vectors; rows gathered; numbers pooled there; numbers of partial sums; numbers coded; numbers of
-    gradients added there."""
+    """(8, pieces, requesters, ranks), without pieces in a total; of an owner for a requester, itself included: bytes of
+    requests; bytes of vectors; rows gathered; numbers pooled there; numbers of partial sums; passes over numbers coded;
+    numbers of gradients added there; ids made distinct there."""
     asks: Floats
-    """(3, pieces, requesters): ids; numbers added when pooling, and again for gradients; gathered rows on all ranks."""
+    """(3, pieces, requesters): ids made distinct; numbers added when pooling, and again for gradients; gathered rows on
+    all ranks."""
     updated: Floats
     """(pieces, ranks): numbers of rows that owners update."""
 
@@ -96,7 +119,7 @@ class Load:
 
         """
         wide = [getattr(kinds, name)[:, None, None] for name in Kinds.__dataclass_fields__]
-        dim, vector, sums, id_bytes, is_coded = wide  # (m, 1, 1)
+        dim, vector, sums, id_bytes, coded = wide  # (m, 1, 1)
         at_owner, own = sums * dim * ids, (1 - sums) * dim * vectors
         pairs = [
             id_bytes * ids + request_bytes(0, 1, weighted=False) * sums * bags,
@@ -104,11 +127,12 @@ class Load:
             np.where(sums > 0, ids, vectors),
             at_owner,
             sums * dim * vectors,
-            is_coded * dim * vectors,
+            coded * dim * vectors,
             at_owner + own,
+            sums * ids,
         ]
-        pooled = kinds.dim[:, None] * np.where(kinds.is_sums[:, None] > 0, warm, lookups)
-        return cls(np.stack(pairs), np.stack([lookups, pooled, warm]), kinds.dim[:, None] * updated)
+        here = np.where(kinds.is_sums[:, None] > 0, warm, lookups)
+        return cls(np.stack(pairs), np.stack([here, kinds.dim[:, None] * here, warm]), kinds.dim[:, None] * updated)
 
     def total(self) -> "Load":
         """Sum over pieces."""
@@ -126,7 +150,8 @@ class Load:
         serve[1], serve[2], serve[3] = pairs[2].sum(axis=-2), pairs[3].sum(axis=-2), coded.sum(axis=-2)
         pool[1], pool[2], pool[3] = asks[2], asks[1] + pairs[4].sum(axis=-1), coded.sum(axis=-1)
         back[2], back[3] = asks[1], coded.sum(axis=-1)
-        update[2], update[3], update[4] = pairs[6].sum(axis=-2), coded.sum(axis=-2), self.updated
+        update[0], update[2] = pairs[7].sum(axis=-2), pairs[6].sum(axis=-2)
+        update[3], update[4] = coded.sum(axis=-2), self.updated
         sync[2] = sync[4] = synced
         return found
 
@@ -145,6 +170,8 @@ class Traffic:
     """Of this step: 1 where they take place, 0 where not, 1 / every on average."""
     work: Floats
     """(stages, counts, ranks)"""
+    num_lookups: int
+    """Of each rank, of its ids in groups of alike pieces."""
     hierarchical: bool
 
     @property
@@ -177,16 +204,37 @@ class Traffic:
         return [topology.ranks_of(k) for k in range(len(topology.hosts))]
 
 
-def group_counts(plan: EmbeddingPlan, pieces: Sequence[Piece]) -> tuple[int, int]:
-    """Return how many groups of vectors and of sums a plan has: pieces that are alike are one (see wire.py)."""
-    keys: set[tuple[Any, ...]] = set()
+def shared_by(plan: EmbeddingPlan, pieces: Sequence[Piece]) -> set[Shared]:
+    """Return what alike pieces of a plan share, each once."""
+    found: set[Shared] = set()
     for piece in pieces:
-        layout = piece.layout
-        if layout.kind != "replicated":
-            weighted = layout.moves == "sums" and plan.tables[piece.index].weighted
-            keys.add((piece.dim, layout.moves, layout.bits, layout.distinct, weighted))
-    num_sums = sum(key[1] == "sums" for key in keys)
-    return len(keys) - num_sums, num_sums
+        if piece.layout.kind == "replicated":
+            found |= {("here", piece.dim), ("sum", piece.dim)}
+            continue
+        key = plan.alike(piece)
+        found.add(("group", *key))
+        if piece.layout.num_hot:
+            found |= {("hot", *key), ("sum", piece.dim)}
+    return found
+
+
+def asked_by_group(plan: EmbeddingPlan, pieces: Sequence[Piece], vectors: Floats) -> Floats:
+    """Return (groups, ...) of vectors (m, ...) that are asked for, of the groups where vectors move."""
+    keys = [plan.alike(piece) if piece.layout.moves == "vectors" else None for piece in pieces]
+    groups = sorted({key for key in keys if key is not None})
+    sums = [vectors[[key == group for key in keys]].sum(axis=0) for group in groups]
+    return np.stack(sums) if sums else np.zeros((0, *vectors.shape[1:]))
+
+
+def group_counts(shared: Iterable[Shared]) -> tuple[int, int]:
+    """Return how many groups of vectors and of sums there are: pieces that are alike are one (see wire.py)."""
+    moves = [key[2] for key in shared if key[0] == "group"]
+    return moves.count("vectors"), moves.count("sums")
+
+
+def num_lookups(shared: Iterable[Shared]) -> int:
+    """Return how many times ids are looked up: in each group, its rows on all ranks, and replicated tables of a dim."""
+    return sum(key[0] != "sum" for key in shared)
 
 
 def sync_pairs(num_bytes: float, num_ranks: int, hosts: Sequence[range] | None = None) -> Floats:

@@ -182,7 +182,7 @@ def ask(held: Held, read: Callable[[], Batch], talk: Talk) -> Turn:
     if error is not None and (n == 1 or not held.groups):
         raise error
     if bad or error is not None or batch is None:
-        raise_everywhere(talk, error, bad, held.device)
+        raise_everywhere(talk.comm, error, bad, held.device)
         raise RuntimeError("the error of a rank was lost.")
     asked = [
         [

@@ -18,7 +18,7 @@ A batch that is asked for ahead has its answers in two: where vectors move, the 
 that it was asked for, those of a group in whole bytes (is its row sent early?), in one message for all groups; then
 the early ones, and the others in their turn. Both together are as many as otherwise.
 
-A rank whose inputs are bad sends sizes of -1, and then each other rank a sentence of 1024 bytes.
+A rank whose inputs are bad sends sizes of -1, and then, by broadcast, its error.
 """
 
 __all__ = ["hot_bytes", "mask_bytes", "request_bytes", "sizes_bytes", "vector_bytes"]

@@ -150,6 +150,12 @@ class EmbeddingPlan:
                 first += dim
         return tuple(found)
 
+    def alike(self, piece: Piece) -> tuple[int, Moves, int, bool, bool]:
+        """Return what makes sharded pieces one group: dim, moves, bits, distinct, and whether ids have weights."""
+        layout = piece.layout
+        weighted = layout.moves == "sums" and self.tables[piece.index].weighted
+        return piece.dim, layout.moves, layout.bits, layout.distinct, weighted
+
     def row_bytes(self, piece: Piece) -> int:
         """Return what a row of a piece takes where it lives, with what the optimizer keeps of it."""
         per_element, per_row = STATE_NUMBERS[self.optimizer]

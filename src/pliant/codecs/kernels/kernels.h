@@ -6,7 +6,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #if __GNUC__ >= 12  // knows the levels; v4 has the AVX-512 instructions that work on bytes
-#define DISPATCHED EXPORT __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#define DISPATCHED EXPORT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define DISPATCHED EXPORT __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif

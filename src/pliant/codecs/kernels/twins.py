@@ -8,6 +8,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pliant.codecs.kernels.twins_lowrank import low_rank_left, low_rank_right, low_rank_split
+from pliant.codecs.kernels.twins_rows import (
+    add_rows,
+    add_squares,
+    by_owner,
+    distinct_keys,
+    subtract_ratios,
+    subtract_rows,
+)
+from pliant.codecs.kernels.twins_scan import all_finite, hash_bytes, scale
 from pliant.codecs.kernels.twins_select import (
     add_at,
     block_rms,
@@ -24,12 +33,16 @@ from pliant.codecs.kernels.twins_select import (
 
 __all__ = [
     "add_at",
+    "add_rows",
+    "add_squares",
     "all_finite",
     "block_rms",
     "blocks_add",
     "blocks_clear",
     "blocks_gather",
+    "by_owner",
     "clear_at",
+    "distinct_keys",
     "fp8_decode",
     "fp8_encode",
     "hash_bytes",
@@ -49,6 +62,8 @@ __all__ = [
     "scale",
     "sign_decode",
     "sign_encode",
+    "subtract_ratios",
+    "subtract_rows",
     "topk_encode",
 ]
 
@@ -252,36 +267,3 @@ def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     step = payload[: 4 * num_blocks].view(torch.float32)
     values = _blocks(payload[4 * num_blocks :].view(torch.float8_e4m3fn).float(), block, 0.0)
     _store(values * step[:, None], acc, add=add)
-
-
-def all_finite(x: Tensor) -> bool:
-    return bool(x.isfinite().all())
-
-
-def scale(x: Tensor, factor: float) -> bool:
-    return all_finite(x.mul_(factor))
-
-
-def hash_bytes(x: Tensor) -> int:
-    data = x.contiguous().view(-1).view(torch.uint8)
-    num_words = data.numel() // 8
-    last = pad(data[8 * num_words :], (0, 8 - data.numel() % 8)).view(torch.int64)
-    place = torch.arange(1, num_words + 1, device=x.device) * _signed(0x9E3779B97F4A7C15)
-    mixed = _mixed(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum()
-    mixed += _mixed(last ^ ((data.numel() + 1) * torch.full_like(last, _signed(0xC4CEB9FE1A85EC53))))[0]
-    return int(mixed ^ _shifted(mixed, 29)) % (1 << 64)
-
-
-def _mixed(word: Tensor) -> Tensor:
-    h = word * _signed(0xFF51AFD7ED558CCD)
-    return h ^ _shifted(h, 32)
-
-
-def _shifted(h: Tensor, bits: int) -> Tensor:
-    """Return h >> bits as if h were unsigned."""
-    return (h >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    """Return the int64 with the bits of an unsigned value."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,40 @@
+"""One look at all of a tensor, in plain torch: the twins of scan.c."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+__all__ = ["all_finite", "hash_bytes", "scale"]
+
+
+def all_finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
+def scale(x: Tensor, factor: float) -> bool:
+    return all_finite(x.mul_(factor))
+
+
+def hash_bytes(x: Tensor) -> int:
+    data = x.contiguous().view(-1).view(torch.uint8)
+    num_words = data.numel() // 8
+    last = pad(data[8 * num_words :], (0, 8 - data.numel() % 8)).view(torch.int64)
+    place = torch.arange(1, num_words + 1, device=x.device) * _signed(0x9E3779B97F4A7C15)
+    mixed = _mixed(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum()
+    mixed += _mixed(last ^ ((data.numel() + 1) * torch.full_like(last, _signed(0xC4CEB9FE1A85EC53))))[0]
+    return int(mixed ^ _shifted(mixed, 29)) % (1 << 64)
+
+
+def _mixed(word: Tensor) -> Tensor:
+    h = word * _signed(0xFF51AFD7ED558CCD)
+    return h ^ _shifted(h, 32)
+
+
+def _shifted(h: Tensor, bits: int) -> Tensor:
+    """Return h >> bits as if h were unsigned."""
+    return (h >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the bits of an unsigned value."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
