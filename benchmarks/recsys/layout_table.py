@@ -3,12 +3,12 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from layout_data import clicks_of
 from pliant_arms import hot_of
+from scipy.stats import kendalltau
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
@@ -111,13 +111,6 @@ def fitted_to(lines: Sequence[Record]) -> dict[str, float]:
     return asdict(_fit([seen(line, cache) for line in lines], _machine(lines[0])))
 
 
-def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return Kendall's tau of two lists of different numbers."""
-    pairs = list(combinations(range(len(a)), 2))
-    signs = [np.sign(a[i] - a[j]) * np.sign(b[i] - b[j]) for i, j in pairs]
-    return float(np.mean(signs)) if signs else 1.0
-
-
 def markdown(lines: Sequence[Record]) -> str:
     """Return a table for each data set, with how far predictions are off."""
     cache: dict[str, Any] = {}
@@ -140,15 +133,8 @@ def _group(data: str, all_seen: Sequence[Seen], predicted_s: Sequence[float]) ->
     off = [p / s.step_s - 1 for s, p in zip(all_seen, predicted_s, strict=True)]
     equal = sum(_same_bytes(s) for s in all_seen)
     rates = list(dict.fromkeys(s.line["rate"] for s in all_seen))
-    taus = {
-        rate: kendall_tau(
-            *zip(
-                *[(s.step_s, p) for s, p in zip(all_seen, predicted_s, strict=True) if s.line["rate"] == rate],
-                strict=True,
-            )
-        )
-        for rate in rates
-    }
+    both = [[(s.step_s, p) for s, p in zip(all_seen, predicted_s, strict=True) if s.line["rate"] == r] for r in rates]
+    taus = {rate: float(kendalltau(*zip(*its, strict=True)).statistic) for rate, its in zip(rates, both, strict=True)}
     wrong = {
         rate: s.line["links_wrong"]
         for rate in rates

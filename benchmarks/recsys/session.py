@@ -13,13 +13,13 @@ from typing import Any
 
 from jobs import EXAMPLES, HERE, PYTHON, SOURCES, UNLIMITED
 
+from pliant.cli.bench.grid import checked
 from pliant.cli.bench.setup import MARK
 from pliant.network import Cluster, emulated
 from pliant.network.linkcheck import judge
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 
-_TRIES = 3
 _BURST_BYTES = 32_000
 """That a link lets pass at once after a pause: little beside what a phase of a step sends."""
 
@@ -84,11 +84,7 @@ def run_ranks(
 def _shaped(cluster: Cluster, topology: Topology, name: str) -> list[str]:
     """Set the links; return what is wrong with them."""
     cluster.reshape(topology)
-    for _ in range(0 if name == UNLIMITED else _TRIES - 1):
-        if not judge(cluster.check_links()):
-            return []
-        time.sleep(1.0)  # the machine may be busy for a moment
-    return [] if name == UNLIMITED else judge(cluster.check_links())
+    return [] if name == UNLIMITED else judge(checked(cluster))
 
 
 def meet(flags: str, name: str, barrier: Callable[[], None], say: Callable[[str, Record], None]) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from table import markdown
 from worker import Job, written
 
+from pliant.cli.bench.grid import checked
 from pliant.cli.bench.setup import MARK
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
@@ -34,7 +35,6 @@ from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 
 _HERE = Path(__file__).resolve().parent
-_TRIES = 3
 TOPOLOGIES = {
     "4": "4 hosts",
     "8": "8 hosts",
@@ -71,11 +71,7 @@ def _run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, emulated(topology, check=False, burst=arguments.burst) as cluster:
-        links = cluster.check_links()
-        for _ in range(_TRIES - 1):
-            if judge(links):
-                time.sleep(1.0)  # the machine may be busy for a moment
-                links = cluster.check_links()
+        links = checked(cluster)
         print("; ".join(judge(links)) or "links are as asked for", flush=True)
         job = _job(arguments, topology, Path(folder))
         written(job, Path(folder) / "job.json")
