@@ -13,7 +13,6 @@ from typing import Any
 
 from jobs import EXAMPLES, HERE, PYTHON, SOURCES, UNLIMITED
 
-from pliant.cli.bench.grid import checked
 from pliant.cli.bench.setup import MARK
 from pliant.network import Cluster, emulated
 from pliant.network.linkcheck import judge
@@ -84,7 +83,7 @@ def run_ranks(
 def _shaped(cluster: Cluster, topology: Topology, name: str) -> list[str]:
     """Set the links; return what is wrong with them."""
     cluster.reshape(topology)
-    return [] if name == UNLIMITED else judge(checked(cluster))
+    return [] if name == UNLIMITED else judge(cluster.check_links())
 
 
 def meet(flags: str, name: str, barrier: Callable[[], None], say: Callable[[str, Record], None]) -> None:

@@ -25,7 +25,6 @@ from typing import Any
 from table import markdown
 from worker import Job, written
 
-from pliant.cli.bench.grid import checked
 from pliant.cli.bench.setup import MARK
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
@@ -71,7 +70,7 @@ def _run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, emulated(topology, check=False, burst=arguments.burst) as cluster:
-        links = checked(cluster)
+        links = cluster.check_links()
         print("; ".join(judge(links)) or "links are as asked for", flush=True)
         job = _job(arguments, topology, Path(folder))
         written(job, Path(folder) / "job.json")

@@ -13,7 +13,8 @@ each task, optimizer, arm and ratio); one that cannot send so little is said to 
 
 Tasks: Fashion-MNIST with the network of `pliant bench --train`, and State of the Union addresses with a decoder, both
 with SGD of momentum 0.9 and with Adam. Arms and ratios are in `accuracy_arms.py`: tasc with p of 0, 0.5 and 1, rows and
-blocks of 64 at 10, 30, 130 and 300, and blocks of 16, 32 and 128 at 130; magnitude (blocks of 64 of the whole model),
+blocks of 64 at 10, 30, 130 and 300, and blocks of 16, 32 and 128 at 130, all with values of 4 bits, and blocks of 64
+also with 16 and 32; magnitude (blocks of 64 of the whole model),
 uniform (the same share of each layer; also in blocks of 16), random elements, top-k elements; peers at 130; and
 tasc with the momentum before the choice (corrected, SGD alone). The short
 form is images with SGD and language with Adam, at 130, dense, tasc of p 0 and 1 with rows and

@@ -11,7 +11,7 @@ import pliant
 from pliant.algorithms import Algorithm
 from pliant.cli.bench.peers import peer
 from pliant.engine.choose import ONE_BUCKET_BYTES
-from pliant.spec import Match, Rule, SyncPlan
+from pliant.spec import Match, Rule, SyncPlan, ValueBits
 
 RATIOS = (10, 30, 130, 300)
 """Of the bytes of dense float32 to an arm's."""
@@ -50,11 +50,11 @@ class Arm:
         return SyncPlan(rules=tuple(rules), bucket_bytes=ONE_BUCKET_BYTES, name=self.name)
 
 
-def _tasc(power: float, block: int, ratios: tuple[int, ...]) -> Arm:
+def _tasc(power: float, block: int, ratios: tuple[int, ...], bits: ValueBits = 4) -> Arm:
     of = f"b{block}" if block else "rows"
     return Arm(
-        name=f"tasc-p{power:g}-{of}",
-        made=lambda size: pliant.tasc(ratio=size, block=block, power=power),
+        name=f"tasc-p{power:g}-{of}" + (f"-{bits}bit" if bits != 4 else ""),
+        made=lambda size: pliant.tasc(ratio=size, block=block, power=power, value_bits=bits),
         fitted=False,
         whole=True,
         ratios=ratios,
@@ -93,6 +93,7 @@ def arms() -> dict[str, Arm]:
         Arm(name="dense", made=lambda size: pliant.bf16(), fixed=True, whole=True, ratios=(2,)),
         Arm(name="powersgd", made=lambda size: pliant.powersgd(), fixed=True, ratios=(0,)),
         *(_tasc(p, b, RATIOS if b in (0, BLOCK) else (130,)) for b in BLOCKS for p in POWERS),
+        *(_tasc(p, BLOCK, RATIOS if bits == 32 else (130,), bits) for bits in (32, 16) for p in (0.0, 1.0)),
         *(make(p) for make in (_summed, _corrected) for p in (0.0, 1.0)),
         Arm(name="magnitude", made=lambda size: peer("magnitude_blocks", {"ratio": size, "block": BLOCK})),
         Arm(name="uniform", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": BLOCK})),

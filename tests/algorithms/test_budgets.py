@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pliant.algorithms.budgets import chosen_blocks, exact_counts, floor_counts
 from pliant.algorithms.course import COURSE_NUMEL, Course, ramped
 from pliant.spec import Host, Selection, Topology
-from pliant.spec.blocks import divided, rows_of
+from pliant.spec.blocks import divided, rows_of, values_bytes
 
 
 def a_model(rng, num_layers):
@@ -82,9 +82,8 @@ def test_all_bytes_together_are_the_ratios_share(shapes, ratio, block, agreement
     except ValueError:
         return  # scores alone would be too much
     parts = divided(shapes, sel, num_ranks)
-    sent = (
-        2 * (num_ranks - 1) / num_ranks * (sel.value_bytes * parts.message_numel(ratio) + 2 * parts.fresh_numel(ratio))
-    )
+    message = values_bytes(parts.message_numel(ratio), parts.bits(ratio)) + 2 * parts.told_numel(ratio)
+    sent = 2 * (num_ranks - 1) / num_ranks * message
     whole = parts.is_whole(ratio)
     sent += (num_ranks - 1) * parts.payload_bytes(ratio)
     sent += (num_ranks - 1) / num_ranks * parts.mask_bytes * (agreement == "leader" and not whole)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pliant.cli.bench.grid import checked
 from pliant.cli.racks import in_racks
 from pliant.network import emulated
 from pliant.network.linkcheck import LinkReport, judge, measure
@@ -45,7 +44,7 @@ def test_flags_divide_hosts():
 def test_an_uplink_is_shared_and_can_be_changed():
     topology = four(rate=6.25e6, uplink=2e6)  # slow ones, which a busy machine can carry
     with emulated(topology, check=False) as cluster:
-        links = {(r.source, r.target): r for r in checked(cluster)}
+        links = {(r.source, r.target): r for r in cluster.check_links()}
         assert set(links) == {("h0", "h1"), ("h1", "h0"), ("h2", "h3"), ("h3", "h2"), ("r0", "r1"), ("r1", "r0")}
         for ends, report in links.items():
             assert report.wanted_bytes_per_s == (2e6 if ends[0].startswith("r") else 6.25e6)
@@ -53,7 +52,7 @@ def test_an_uplink_is_shared_and_can_be_changed():
             assert 0.2 < report.found_bytes_per_s / report.wanted_bytes_per_s < 1.25
         wide = replace(topology, racks=tuple(replace(r, send_bytes_per_s=0.0) for r in topology.racks))
         cluster.reshape(replace(wide, racks=tuple(replace(r, receive_bytes_per_s=0.0) for r in wide.racks)))
-        across = checked(cluster)[4:]
+        across = cluster.check_links()[4:]
         assert [report.wanted_bytes_per_s for report in across] == [6.25e6] * 2
         assert max(report.found_bytes_per_s for report in across) > 2.5e6
         with pytest.raises(ValueError, match="in 2 racks, but the new topology has"):
@@ -67,7 +66,7 @@ def test_an_uplink_is_shared_and_can_be_changed():
 def test_a_slow_uplink_behind_faster_links_is_read_right():
     """Slow start makes its queue run over, and then a connection says nothing for a while, though the link is busy."""
     with emulated(four(rate=2e6, uplink=1e6), check=False) as cluster:
-        across = [report for report in checked(cluster) if report.source.startswith("r")]
+        across = [report for report in cluster.check_links() if report.source.startswith("r")]
     assert [report.wanted_bytes_per_s for report in across] == [1e6, 1e6]
     assert judge(across) == []
 

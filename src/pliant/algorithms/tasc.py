@@ -17,7 +17,7 @@ from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
 from pliant.comm.base import Comm
-from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Target, Topology
+from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Target, Topology, ValueBits
 from pliant.spec.blocks import divided, rows_of
 
 __all__ = ["Tasc", "is_adaptive", "tasc"]
@@ -271,7 +271,7 @@ def tasc(
     floor: float = 0.05,
     age: float = 0.05,
     dense: float = 0.25,
-    value_bits: Literal[32, 16] = 32,
+    value_bits: ValueBits = 4,
     relief: float = 1.0,
 ) -> Tasc | BetweenHosts:
     """Send `ratio` of the bytes of an all-reduce: the blocks that matter most to the loss; see `Tasc` and `Selection`.

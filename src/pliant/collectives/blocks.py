@@ -1,17 +1,27 @@
 """Chosen blocks of a vector, averaged in one message that holds nothing else; or each rank's own, gathered."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.codecs import Int4
 from pliant.collectives.averaging import DirectAverage
+from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
+from pliant.spec import ValueBits
 from pliant.spec.blocks import Divided, rows_of
 
 __all__ = ["AgreedBlocks", "BlockGrid", "Carried", "GatheredBlocks", "LedMask", "ScoreMean", "packed", "unpacked"]
+
+_CODEC = Int4()
+"""Of values of 4 bits."""
+_DTYPES: Mapping[ValueBits, torch.dtype] = MappingProxyType({32: torch.float32, 16: torch.bfloat16})
+_CHUNK_BYTES = 1 << 20
+"""As in other averages by owners, unless a plan says otherwise."""
 
 
 class BlockGrid:
@@ -115,25 +125,22 @@ class AgreedBlocks:
     def __init__(self, grid: BlockGrid, ratio: float, comm: Comm) -> None:
         parts = grid.parts
         self._grid = grid
-        self._num_told = 0 if parts.is_whole(ratio) else parts.selection.num_told(parts.num_blocks)
-        self._mean = _Mean(parts.message_numel(ratio), parts.selection.value_bits, comm, grid.device)
+        self._mean = _mean_of(parts.message_numel(ratio), parts.bits(ratio), comm, grid.device)
+        self._scores = ScoreMean(parts.told_numel(ratio), comm, grid.device)
 
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> Carried:
-        """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,), and scores, (at most num_told,).
+        """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,), and scores, which may be none.
 
         A rank that is poisoned sends NaN in all places.
         """
         index = torch.cat([self._grid.dense, self._grid.elements(chosen)])
-        message = self._mean.message
-        message.zero_()
-        sent = message[: len(index)].copy_(x[index]).to(torch.float32, copy=True)
-        tail = message[len(message) - self._num_told :] if self._num_told else None
-        if tail is not None:
-            tail[: len(told)].copy_(told)
-        sound = self._mean(poisoned=poisoned)
-        values = message[: len(index)].float()
-        scores = None if tail is None else tail[: len(told)].float()
-        return Carried(index=index, sent=sent, got=((index, values),), told=scores, sound=sound)
+        if self._scores.numel:
+            sent, means, sound = self._mean(x[index], poisoned=poisoned)
+            scores = self._scores(told)
+        else:
+            sent, means, sound = self._mean(torch.cat([x[index], told]), poisoned=poisoned)
+            sent, (means, scores) = sent[: len(index)], means.split([len(index), len(told)])
+        return Carried(index=index, sent=sent, got=((index, means),), told=scores if len(told) else None, sound=sound)
 
 
 class GatheredBlocks:
@@ -152,35 +159,35 @@ class GatheredBlocks:
     def __init__(self, grid: BlockGrid, ratio: float, comm: Comm) -> None:
         parts = grid.parts
         self._grid, self._comm = grid, comm
-        self._dense = _Mean(parts.message_numel(ratio), parts.selection.value_bits, comm, grid.device)
+        self._bits: ValueBits = parts.selection.value_bits
+        self._dense = _mean_of(parts.message_numel(ratio), self._bits, comm, grid.device)
+        self._values = torch.zeros(parts.room(ratio), device=grid.device)
         size = parts.payload_bytes(ratio)
         self._own = torch.zeros(size, dtype=torch.uint8, device=grid.device)
         self._all = torch.empty(comm.size * size, dtype=torch.uint8, device=grid.device)
 
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> Carried:
         """Exchange; see `AgreedBlocks`. Scores are not told."""
-        grid, dtype = self._grid, self._dense.message.dtype
-        mask_bytes = grid.parts.mask_bytes
+        grid, values, mask_bytes = self._grid, self._values, self._grid.parts.mask_bytes
         of_blocks = grid.elements(chosen)
-        self._own.zero_()
+        values.zero_()[: len(of_blocks)] = torch.nan if poisoned else x[of_blocks]
         self._own[:mask_bytes] = packed(chosen, mask_bytes)
-        sent = self._own[mask_bytes:].view(dtype)[: len(of_blocks)].copy_(x[of_blocks])
-        index, values = torch.cat([grid.dense, of_blocks]), sent.to(torch.float32, copy=True)
-        if poisoned:
-            sent.fill_(torch.nan)
+        _write(values, self._own[mask_bytes:], self._bits)
+        sent = _read(self._own[mask_bytes:], values, self._bits)[: len(of_blocks)].clone()
         self._comm.all_gather(self._all, self._own).wait()
         got: list[tuple[Tensor, Tensor]] = []
         sound = True
         for row in self._all.view(self._comm.size, -1):
             theirs = grid.elements(unpacked(row[:mask_bytes], len(grid.starts)))
-            means = row[mask_bytes:].view(dtype)[: len(theirs)].float().div_(self._comm.size)
+            means = _read(row[mask_bytes:], values, self._bits)[: len(theirs)] / self._comm.size
             sound = sound and bool(means.isfinite().all())
             got.append((theirs, means))
-        message = self._dense.message.zero_()
-        dense = message[: len(grid.dense)].copy_(x[grid.dense]).to(torch.float32, copy=True)
-        sound = self._dense(poisoned=poisoned) and sound
-        got.append((grid.dense, message[: len(grid.dense)].float()))
-        return Carried(index=index, sent=torch.cat([dense, values]), got=tuple(got), told=None, sound=sound)
+        dense, means, dense_sound = self._dense(x[grid.dense], poisoned=poisoned)
+        got.append((grid.dense, means))
+        index = torch.cat([grid.dense, of_blocks])
+        return Carried(
+            index=index, sent=torch.cat([dense, sent]), got=tuple(got), told=None, sound=sound and dense_sound
+        )
 
 
 class LedMask:
@@ -200,34 +207,73 @@ class LedMask:
 
 
 class ScoreMean:
-    """Means of scores over ranks, in bfloat16, which has float32's range. Bytes: 2 (n-1)/n of 2 for each block."""
+    """Means of scores over ranks, in bfloat16, which has float32's range. Bytes: 2 (n-1)/n of 2 for each score."""
 
-    def __init__(self, num_blocks: int, comm: Comm, device: torch.device) -> None:
-        self._mean = _Mean(-(-num_blocks // comm.size) * comm.size, 16, comm, device)
+    def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
+        self.numel = -(-numel // comm.size) * comm.size
+        self._mean = _Mean(self.numel, torch.bfloat16, comm, device)
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Return the means of scores, (num_blocks,), the same on all ranks."""
-        message = self._mean.message
-        message[: len(scores)].copy_(scores)
-        message[len(scores) :].zero_()
-        self._mean(poisoned=False)
-        return message[: len(scores)].float()
+        """Return the means of scores, (at most numel,), the same on all ranks."""
+        return self._mean(scores, poisoned=False)[1]
 
 
 class _Mean:
-    """An average in place of a message in the wire's format."""
+    """An average of vectors of at most `numel` elements, in a message of a fixed size."""
 
-    def __init__(self, numel: int, bits: int, comm: Comm, device: torch.device) -> None:
-        dtype = torch.float32 if bits == 32 else torch.bfloat16
-        self.message = torch.empty(numel, dtype=dtype, device=device)
+    def __init__(self, numel: int, dtype: torch.dtype, comm: Comm, device: torch.device) -> None:
+        self._message = torch.empty(numel, dtype=dtype, device=device)
         self._average = DirectAverage(numel, comm, device, dtype=dtype, in_parts=True)
 
-    def __call__(self, *, poisoned: bool) -> bool:
-        """Replace the message by its mean; return whether that is finite."""
+    def __call__(self, values: Tensor, *, poisoned: bool) -> tuple[Tensor, Tensor, bool]:
+        """Return what this rank has sent of its values, after rounding; the means; and whether all is finite."""
+        message = self._message.zero_()
+        own = message[: len(values)]
+        sent = own.copy_(values).to(torch.float32, copy=True)
         if poisoned:
-            self.message.fill_(torch.nan)
-        self._average(self.message)
-        return bool(self.message.isfinite().all())
+            message.fill_(torch.nan)
+        self._average(message)
+        return sent, own.to(torch.float32, copy=True), bool(message.isfinite().all())
+
+
+class _CodedMean:
+    """As `_Mean`, in codes both ways. What the codes of a mean lose, its owner has not sent."""
+
+    def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
+        self._message, self._owed = torch.empty(2, numel, device=device)
+        self._average = CompressedAverage(
+            _CODEC, numel, comm, chunk_bytes=_CHUNK_BYTES, owner_feedback=True, device=device
+        )
+
+    def __call__(self, values: Tensor, *, poisoned: bool) -> tuple[Tensor, Tensor, bool]:
+        message = self._message.zero_()
+        own = message[: len(values)].copy_(values)
+        if poisoned:
+            message.fill_(torch.nan)
+        self._average(message, 0, self._owed.zero_())
+        return values - self._owed[: len(values)], own.clone(), bool(message.isfinite().all())
+
+
+def _mean_of(numel: int, bits: ValueBits, comm: Comm, device: torch.device) -> _Mean | _CodedMean:
+    if bits == 4:
+        return _CodedMean(numel, comm, device)
+    return _Mean(numel, _DTYPES[bits], comm, device)
+
+
+def _write(values: Tensor, payload: Tensor, bits: ValueBits) -> None:
+    """Bring values, float32 (numel,), into the wire's format, uint8."""
+    if bits == 4:
+        _CODEC.encode(values, payload, 0)
+    else:
+        payload.view(_DTYPES[bits]).copy_(values)
+
+
+def _read(payload: Tensor, values: Tensor, bits: ValueBits) -> Tensor:
+    """Return what `_write` was given, after rounding; in place of `values`."""
+    if bits == 4:
+        _CODEC.decode(payload, values)
+        return values
+    return values.copy_(payload.view(_DTYPES[bits]))
 
 
 def packed(chosen: Tensor, num_bytes: int) -> Tensor:

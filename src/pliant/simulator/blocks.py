@@ -1,10 +1,10 @@
 """What an exchange of chosen blocks moves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pliant.simulator.messages import Product, Round
+from pliant.simulator.messages import Floats, Product, Round
 from pliant.simulator.schedules import around_ring, average
 from pliant.spec import Selection
 from pliant.spec.blocks import divided
@@ -12,7 +12,12 @@ from pliant.spec.blocks import divided
 __all__ = ["blocks"]
 
 
-def blocks(selection: Selection, shapes: Sequence[Sequence[tuple[int, ...]]], num_ranks: int) -> list[Round]:
+def blocks(
+    selection: Selection,
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    num_ranks: int,
+    coded: Callable[[Floats], list[Round]],
+) -> list[Round]:
     """Return the rounds of an exchange at the final ratio: scores or a mask, values, and payloads of local choices.
 
     A leader's mask counts as the mean of the turns of all ranks.
@@ -21,6 +26,7 @@ def blocks(selection: Selection, shapes: Sequence[Sequence[tuple[int, ...]]], nu
         selection: After its ramp, and without relief.
         shapes: Per bucket, of its tensors.
         num_ranks: n.
+        coded: From elements, (num_buckets,), to the rounds of an average that travels in codes.
 
     Raises:
         ValueError: Sums get a schedule, so that what is sent depends on what each rank has chosen.
@@ -33,7 +39,7 @@ def blocks(selection: Selection, shapes: Sequence[Sequence[tuple[int, ...]]], nu
         )
     ratio = selection.ratio
     parts = [divided(of_bucket, selection, num_ranks) for of_bucket in shapes]
-    told = np.array([float(each.fresh_numel(ratio)) for each in parts])
+    told = np.array([float(each.told_numel(ratio)) for each in parts])
     masks = np.array([float(each.mask_bytes * (not each.is_whole(ratio))) for each in parts])
     message = np.array([float(each.message_numel(ratio)) for each in parts])
     payload = np.array([float(each.payload_bytes(ratio)) for each in parts])
@@ -41,7 +47,10 @@ def blocks(selection: Selection, shapes: Sequence[Sequence[tuple[int, ...]]], nu
     if selection.agreement == "leader":
         give = np.repeat(masks[:, None] / num_ranks, num_ranks, 1)
         rounds.append(Round(messages=Product(give=give, take=np.ones((1, num_ranks)))))
-    rounds += average(message, num_ranks, value_bytes=selection.value_bytes, in_parts=True)
+    bits = np.array([each.bits(ratio) for each in parts])
+    for each in np.unique(bits):
+        of_these = message * (bits == each)
+        rounds += coded(of_these) if each == 4 else average(of_these, num_ranks, value_bytes=each // 8, in_parts=True)
     if payload.any():
         rounds.append(around_ring(payload, num_ranks))
     return rounds

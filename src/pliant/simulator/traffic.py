@@ -210,7 +210,13 @@ def _low_rank(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[R
 def _blocks(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
     if choice.selection is None:
         raise ValueError("blocks need a selection, but the choice has none.")
-    return [_work(_passes(batch, 2)), *blocks(choice.selection, batch.shapes, num_ranks), _work(_passes(batch, 2))]
+    by_owners = Choice(collective="scatter_gather", codec=CodecSpec(name="int4"), feedback="both")
+
+    def coded(numel: Floats) -> list[Round]:
+        return _scatter_gather(by_owners, replace(batch, numel=numel), num_ranks, turn)
+
+    rounds = blocks(choice.selection, batch.shapes, num_ranks, coded)
+    return [_work(_passes(batch, 2)), *rounds, _work(_passes(batch, 2))]
 
 
 def _owner(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[Round]:

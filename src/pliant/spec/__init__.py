@@ -7,7 +7,7 @@ from pliant.spec.graph import Graph
 from pliant.spec.machine import Machine
 from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule
-from pliant.spec.selection import Agreement, Selection
+from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
@@ -39,6 +39,7 @@ __all__ = [
     "TensorSpec",
     "Timeline",
     "Topology",
+    "ValueBits",
     "Workload",
     "canonical_hash",
     "from_json",

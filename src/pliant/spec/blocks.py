@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.spec.selection import Selection
+from pliant.spec.coded import payload_bytes
+from pliant.spec.plan import CodecSpec
+from pliant.spec.selection import VALUE_BYTES, Selection, ValueBits
 
-__all__ = ["Divided", "Rows", "divided", "rows_of"]
+__all__ = ["Divided", "Rows", "divided", "rows_of", "values_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,13 @@ class Divided:
             left = left * 2 / self.num_ranks - self.mask_bytes
         return min(max(int(left / sel.value_bytes), self.largest), self.numel_blocks)
 
+    def bits(self, ratio: float) -> ValueBits:
+        """Return the bits of an element on the wire: the most in which a ratio pays for all, or those asked for."""
+        for bits, size in VALUE_BYTES.items():
+            if bits > self.selection.value_bits and self.is_whole(ratio) and size <= 4 * ratio:
+                return bits
+        return self.selection.value_bits
+
     def is_whole(self, ratio: float) -> bool:
         """Say whether a ratio pays for everything, so that nothing is chosen and no score travels."""
         return self.room(ratio) >= self.numel_blocks
@@ -110,19 +119,24 @@ class Divided:
         if self.is_whole(ratio):
             numel = self.numel
         elif self.selection.agreement != "local":
-            numel += self.room(ratio) + self.selection.num_told(self.num_blocks)
+            numel += self.room(ratio) + self.selection.num_told(self.num_blocks)[1]
         return -(-numel // self.num_ranks) * self.num_ranks
 
     def payload_bytes(self, ratio: float) -> int:
         """Return the bytes that each rank gives to an all-gather of its own blocks."""
         if self.selection.agreement != "local" or self.is_whole(ratio):
             return 0
-        return self.mask_bytes + self.selection.value_bytes * self.room(ratio)
+        return self.mask_bytes + values_bytes(self.room(ratio), self.selection.value_bits)
 
-    def fresh_numel(self, ratio: float) -> int:
-        """Return the scores, of 16 bits, that are told first in a message of their own, filled up like the other."""
-        alone = self.selection.agreement == "global" and self.selection.rescore == 1 and not self.is_whole(ratio)
-        return -(-self.num_blocks // self.num_ranks) * self.num_ranks if alone else 0
+    def told_numel(self, ratio: float) -> int:
+        """Return the scores, of 16 bits, that are told in a message of their own, filled up like the other."""
+        apart = 0 if self.is_whole(ratio) else self.selection.num_told(self.num_blocks)[0]
+        return -(-apart // self.num_ranks) * self.num_ranks
+
+
+def values_bytes(numel: int, bits: ValueBits) -> int:
+    """Return the exact bytes of so many values on the wire."""
+    return payload_bytes(CodecSpec(name="int4"), numel) if bits == 4 else int(VALUE_BYTES[bits]) * numel
 
 
 def divided(shapes: Sequence[tuple[int, ...]], selection: Selection, num_ranks: int) -> Divided:

@@ -1,14 +1,19 @@
 """Which blocks of a gradient travel: settings that are part of a plan."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.topology import Topology
 
-__all__ = ["Agreement", "Selection"]
+__all__ = ["VALUE_BYTES", "Agreement", "Selection", "ValueBits"]
 
 Agreement = Literal["global", "leader", "local"]
+ValueBits = Literal[32, 16, 4]
+VALUE_BYTES: Mapping[ValueBits, float] = MappingProxyType({32: 4.0, 16: 2.0, 4: 0.5 + 4 / 64})
+"""Of an element on the wire; of 4 bits, with a float32 for each 64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +50,9 @@ class Selection:
     """A block's score grows by so much with each 1 / ratio exchanges that it waits, so that none waits for ever."""
     dense: float = 0.25
     """Most of the bytes that go to tensors which stay dense: vectors first, then the smallest, whole ones."""
-    value_bits: Literal[32, 16] = 32
-    """Of an element on the wire: float32, or bfloat16, whose rounding stays in the residual."""
+    value_bits: ValueBits = 4
+    """Of an element on the wire: float32; bfloat16; or 4 bits, in steps of the largest of 64 (the codec `int4`). What
+    rounding loses stays in the residual. Where a ratio pays for everything in more bits, more are used."""
     relief: float = 1.0
     """Factor of the ratio for a while when gradients or the learning rate change much; 1 for never."""
     eta: float = 0.5
@@ -70,7 +76,7 @@ class Selection:
             "resolve": self.resolve >= 1,
             "age": self.age >= 0,
             "dense": 0 <= self.dense < 1,
-            "value_bits": self.value_bits in (16, 32),
+            "value_bits": self.value_bits in VALUE_BYTES,
             "relief": self.relief >= 1,
             "eta": self.eta > 0,
             "window": self.window >= 1,
@@ -80,12 +86,17 @@ class Selection:
             raise ValueError(
                 f"blocks cannot be selected with {', '.join(bad)}; needed are 0 < ratio <= 1, block >= 0, an agreement "
                 "of 'global', 'leader' or 'local', rescore, resolve and window >= 1, 0 <= floor <= 1, age >= 0, "
-                "0 <= dense < 1, 16 or 32 value_bits, relief >= 1 and eta > 0."
+                "0 <= dense < 1, 4, 16 or 32 value_bits, relief >= 1 and eta > 0."
             )
         if self.topology is not None and self.agreement != "local":
             raise ValueError(
                 f"a topology is for sums of blocks that each rank chooses by itself, but the agreement is "
                 f"{self.agreement!r}; leave it out, or make the agreement 'local'."
+            )
+        if self.topology is not None and self.is_coded:
+            raise ValueError(
+                f"a schedule adds values up on their way, but values of {self.value_bits} bits have a scale each; make "
+                "value_bits 16 or 32, or leave the topology out: then payloads are gathered."
             )
         self._check_scores()
 
@@ -95,19 +106,26 @@ class Selection:
         return self.curvature is not None and self.power != 0
 
     @property
-    def value_bytes(self) -> int:
+    def value_bytes(self) -> float:
         """Bytes of an element on the wire."""
-        return self.value_bits // 8
+        return VALUE_BYTES[self.value_bits]
 
-    def score_bytes(self, num_blocks: int) -> int:
+    @property
+    def is_coded(self) -> bool:
+        """Whether values travel as codes with scales, which do not add up on the way."""
+        return self.value_bits == 4
+
+    def score_bytes(self, num_blocks: int) -> float:
         """Return the bytes of scores in one exchange of so many blocks."""
-        if self.agreement != "global":
-            return 0
-        return 2 * num_blocks if self.rescore == 1 else self.value_bytes * self.num_told(num_blocks)
+        apart, behind = self.num_told(num_blocks)
+        return 2 * apart + self.value_bytes * behind
 
-    def num_told(self, num_blocks: int) -> int:
-        """Return how many scores travel behind the values of one exchange."""
-        return -(-num_blocks // self.rescore) if self.agreement == "global" and self.rescore > 1 else 0
+    def num_told(self, num_blocks: int) -> tuple[int, int]:
+        """Return how many scores travel in an exchange in a message of their own, of 16 bits, and behind the values."""
+        if self.agreement != "global":
+            return 0, 0
+        told = -(-num_blocks // self.rescore)
+        return (told, 0) if self.rescore == 1 or self.is_coded else (0, told)
 
     def _check_scores(self) -> None:
         if not self.block or self.ratio == 1:

@@ -17,9 +17,7 @@ from pliant.spec import Topology
 from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_rate, parse_time
 
-__all__ = ["Conductor", "Reshaped", "cells_of", "checked", "left_to_measure", "measured_before"]
-
-_TRIES = 3
+__all__ = ["Conductor", "Reshaped", "cells_of", "left_to_measure", "measured_before"]
 
 
 class Reshaped(Protocol):
@@ -32,17 +30,6 @@ class Reshaped(Protocol):
     def check_links(self) -> list[LinkReport]:
         """Measure the links."""
         ...
-
-
-def checked(cluster: Reshaped) -> list[LinkReport]:
-    """Measure the links, again up to three times while one is not what was asked for; return what was found last."""
-    links = cluster.check_links()
-    for _ in range(_TRIES - 1):
-        if not judge(links):
-            break
-        time.sleep(1.0)  # the machine may be busy for a moment
-        links = cluster.check_links()
-    return links
 
 
 def cells_of(models: Sequence[str], rates: Sequence[str], delays: Sequence[str], slow_share: float) -> tuple[Cell, ...]:
@@ -124,7 +111,7 @@ class Conductor:
         self.cluster.reshape(topology_from_flags(self.num_hosts, rate, delay, [], 1, 0.0))
         if cell is None:
             return
-        self.links = checked(self.cluster)
+        self.links = self.cluster.check_links()
         if not judge(self.links):
             return
         # Not an error: half an hour of measuring must not end with one cell. The tables say it beside the cell.

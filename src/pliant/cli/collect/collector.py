@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pliant.cli.bench.grid import Reshaped, checked
+from pliant.cli.bench.grid import Reshaped
 from pliant.cli.bench.local import LocalHosts
 from pliant.cli.bench.setup import MARK, OPEN, STOP, stage_file
 from pliant.cli.collect.book import Book
@@ -113,7 +113,7 @@ class Collector:
             self._cluster.reshape(_opened(topology) if wanted == OPEN else topology)
         if wanted == OPEN:
             return
-        self._links = checked(self._cluster) if self._cluster is not None else []
+        self._links = self._cluster.check_links() if self._cluster is not None else []
         if wrong := judge(self._links):
             self._note(f"links are not what was asked for: {'; '.join(wrong)}")
         if wanted == CHECK:
