@@ -1,6 +1,6 @@
 """Accuracy against bytes on the wire: tasc, and other ways to choose, beside dense training in 16 bits.
 
-``python benchmarks/tasc/accuracy.py --out results.jsonl``            everything: 1300 runs of 15 to 30 s on one core
+``python benchmarks/tasc/accuracy.py --out results.jsonl``            everything: 1500 runs of 15 to 30 s on one core
 ``python benchmarks/tasc/accuracy.py --out results.jsonl --short``    the stated short form: 90 runs
 ``python benchmarks/tasc/accuracy.py --out results.jsonl --only 'images/sgd/130/*' --seeds 3 --time-limit 1800``
 

@@ -115,7 +115,7 @@ class Tasc:
             slots["velocity"] = None
         if num_blocks := len(self.blocks(shape)):
             slots |= {"age": (num_blocks,), "share": (1,)}
-            slots |= {"score": (num_blocks,)} if self.selection.num_told(num_blocks) else {}
+            slots |= {"score": (num_blocks,)} if self.selection.tells_in_turns else {}
             slots |= {CURVATURE: (num_blocks,)} if self.curvature is not None else {}
         return slots
 

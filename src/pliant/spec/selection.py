@@ -115,6 +115,11 @@ class Selection:
         """Whether values travel as codes with scales, which do not add up on the way."""
         return self.value_bits == 4
 
+    @property
+    def tells_in_turns(self) -> bool:
+        """Whether ranks add up some of the blocks' scores in each exchange, and never all of them."""
+        return self.agreement == "global" and self.rescore > 1
+
     def score_bytes(self, num_blocks: int) -> float:
         """Return the bytes of scores in one exchange of so many blocks."""
         apart, behind = self.num_told(num_blocks)
@@ -125,7 +130,7 @@ class Selection:
         if self.agreement != "global":
             return 0, 0
         told = -(-num_blocks // self.rescore)
-        return (told, 0) if self.rescore == 1 or self.is_coded else (0, told)
+        return (0, told) if self.tells_in_turns and not self.is_coded else (told, 0)
 
     def _check_scores(self) -> None:
         if not self.block or self.ratio == 1:
