@@ -31,8 +31,9 @@ from pliant.schedules import (
 from pliant.simulator.links import Links
 from pliant.simulator.messages import Round
 from pliant.simulator.schedules import around_ring, ring
-from pliant.spec import Schedule, Selection, Topology, from_json, to_json
+from pliant.spec import Schedule, Selection, Topology, ValueBits, from_json, to_json
 from pliant.spec.blocks import divided
+from pliant.spec.selection import VALUE_BYTES
 
 _RESCORE = 8
 CLASSIC = ("direct", "ring", "halving")
@@ -51,6 +52,8 @@ class Arm:
     """Which sum is right: of 'all' elements, of those 'chosen' by each rank, or 'agreed' upon."""
     about: str = ""
     rounds: int = 0
+    off: float = 0.0
+    """How far from the right sum an element may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ def arms_of(given: Given, draw: Callable[[int], np.ndarray], limit_s: float) -> 
     found = candidates(group(given.collective()), given.topology)
     by_name = {each.name: each for each in reversed(found)}  # the fastest of a name
     made = [_dense(given), _gathered(given), _agreed(given), _agreed_by_schedule(given)]
-    made += [_agreed_as_tasc(given), _agreed_before(given)]
+    made += [make(given, bits) for bits in (32, 4) for make in (_agreed_as_tasc, _agreed_before)]
     made += [_scheduled(name, by_name[name], given) for name in CLASSIC]
     # Two levels, the racks' or, where there are none, whatever factors are predicted to be best.
     levels = [each for each in found if each.recipe is not None and len(each.recipe.shape.levels) == 2]
@@ -195,9 +198,9 @@ def _agreed_by_schedule(given: Given) -> Arm:
     )
 
 
-def _agreed_as_tasc(given: Given) -> Arm:
+def _agreed_as_tasc(given: Given, bits: ValueBits) -> Arm:
     """What the algorithm tasc does: an eighth of the scores goes behind the values of the exchange before."""
-    carry, grid = _compact(given)
+    carry, grid, off = _compact(given, bits)
     rows, y = given.x.view(-1, given.block), torch.zeros(given.x.numel())
     known = grid.squares(given.x).sqrt_().round_()
     dist.all_reduce(known)
@@ -216,17 +219,18 @@ def _agreed_as_tasc(given: Given) -> Arm:
         return y.index_copy_(0, sent, carried.got[0][1].mul_(given.comm.size))
 
     return Arm(
-        name="agreed mask, as tasc",
+        name=f"agreed mask, as tasc, {bits} bits",
         run=run,
-        predicted_s=_all_held_s(given, given.count * given.block + -(-len(rows) // _RESCORE)),
+        predicted_s=_all_held_s(given, VALUE_BYTES[bits] * given.count * given.block + 4 * -(-len(rows) // _RESCORE)),
         wanted="agreed",
-        about="an eighth of the scores behind the values, one average",
+        about="an eighth of the scores with the values",
+        off=off,
     )
 
 
-def _agreed_before(given: Given) -> Arm:
+def _agreed_before(given: Given, bits: ValueBits) -> Arm:
     """The exchange alone."""
-    carry, _ = _compact(given)
+    carry, _, off = _compact(given, bits)
     chosen = torch.zeros(given.held.shape[1], dtype=torch.bool)
     chosen[agreed(given)] = True
     y, nothing = torch.zeros(given.x.numel()), torch.empty(0)
@@ -236,28 +240,34 @@ def _agreed_before(given: Given) -> Arm:
         return y.index_copy_(0, carried.index, carried.got[0][1].mul_(given.comm.size))
 
     return Arm(
-        name="agreed mask, known before",
+        name=f"agreed mask, known before, {bits} bits",
         run=run,
-        predicted_s=_all_held_s(given, given.count * given.block),
+        predicted_s=_all_held_s(given, VALUE_BYTES[bits] * given.count * given.block),
         wanted="agreed",
         about="the exchange of values alone",
+        off=off,
     )
 
 
-def _compact(given: Given) -> tuple[AgreedBlocks, BlockGrid]:
-    """Return what exchanges as many blocks as each rank has chosen."""
+def _compact(given: Given, bits: ValueBits) -> tuple[AgreedBlocks, BlockGrid, float]:
+    """Return what exchanges as many blocks as each rank has chosen, and how far off a sum of codes may be."""
     shape = (given.held.shape[1], given.block)
-    told = -(-shape[0] // _RESCORE)
-    ratio = (given.count * given.block + told + 0.5) / given.x.numel()
-    selection = Selection(ratio=ratio, block=given.block, dense=0.0, rescore=_RESCORE, curvature=None)
+    selection = Selection(
+        block=given.block, dense=0.0, agreement="global", rescore=_RESCORE, value_bits=bits, curvature=None
+    )
+    paid_bytes = selection.value_bytes * (given.count * given.block + 0.5) + selection.score_bytes(shape[0])
+    ratio = paid_bytes / (4 * given.x.numel())
     grid = BlockGrid([shape], divided([shape], selection, given.comm.size), given.x.device)
-    return AgreedBlocks(grid, ratio, given.comm), grid
+    largest = given.x.abs().max()
+    given.comm.all_reduce(largest, "max").wait()
+    steps = 0.0 if bits == 32 else 2 * given.comm.size / 14  # each rank's rounding, and the mean's: half a step of 7
+    return AgreedBlocks(grid, ratio, given.comm), grid, steps * float(largest)
 
 
-def _all_held_s(given: Given, numel: int) -> float:
-    """Return what a direct sum of so many elements that all hold is predicted to take."""
+def _all_held_s(given: Given, num_bytes: float) -> float:
+    """Return what a direct sum of so many bytes that all hold is predicted to take."""
     size = given.comm.size
-    collective = Collective.of(np.ones((size, size), dtype=bool), [4 * numel // size] * size)
+    collective = Collective.of(np.ones((size, size), dtype=bool), [int(num_bytes) // size] * size)
     found = candidates(group(collective), given.topology)
     return next(each.cost.total_s for each in found if each.name == "direct")
 

@@ -69,7 +69,7 @@ def _measure(density: float, job: Job, topology: Topology, comm: Comm) -> None:
     arms = arms_of(given, lambda number: drawn[number % _DRAWN], job.limit_s)
     wanted = _sums(given)
     for arm in arms:
-        if not torch.equal(arm.run(0), wanted[arm.wanted]):
+        if not float((arm.run(0) - wanted[arm.wanted]).abs().max()) <= arm.off:  # nor may it be NaN
             raise RuntimeError(f"{arm.name} at {density:.2%} gave another sum on rank {rank}.")
     calls = {arm.name: min(_MOST_CALLS, max(1, math.ceil(_WINDOW_S / arm.predicted_s))) for arm in arms}
     seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}

@@ -184,7 +184,7 @@ def test_faults_strike_where_they_are_told_to():
         comm.all_reduce(x).wait()
 
     with pytest.raises(CommError, match="made to fail at call 2"):
-        run_world(2, fails, timeout_s=10)
+        run_world(2, fails, timeout_s=3)
 
 
 def test_a_dropped_call_times_out_elsewhere_and_says_so():

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tasc" / "pace_worker.py"
 RATES_MBIT = (1000, 100, 10, 100)
-STEPS = 60
+STEPS = 45
 
 
 def hosts(mbit):
