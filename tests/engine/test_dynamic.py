@@ -148,6 +148,12 @@ def test_it_is_kept_by_a_switch_of_buckets_and_forgotten_with_its_target():
         assert after == 0
 
 
+@pytest.mark.parametrize(("value_bits", "most"), [(4, 0.140625), (16, 0.4), (32, 0.4)])
+def test_no_ratio_is_above_the_one_that_sends_everything(value_bits, most):
+    what = pliant.dynamic(pliant.tasc(value_bits=value_bits), exposed_s=0.1, ceiling=0.4)
+    assert what.choice.target.ceiling == most
+
+
 def test_what_cannot_be_is_refused_with_both_sides_named():
     with pytest.raises(ValueError, match="given 0 targets"):
         pliant.dynamic(pliant.topk())

@@ -35,7 +35,7 @@ def dynamic(
         bytes_per_step: Bytes that leave the rank that sends most in a step.
         bytes_per_s: The same in a second.
         floor: The least ratio.
-        ceiling: The largest.
+        ceiling: The largest; of `tasc` at most the one that sends everything in values of its bits.
         effort: Share of a step that choosing what is sent may take, before what was found out serves longer.
 
     Raises:
@@ -67,4 +67,6 @@ def _held(algorithm: Any, target: Target) -> Any:
             f"dynamic() was given a {type(algorithm).__name__}, which has no ratio to set; give it tasc, topk or "
             "blocktopk, and put every(), late() and others around it."
         )
+    if isinstance(algorithm, Tasc):
+        target = replace(target, ceiling=min(target.ceiling, algorithm.selection.value_bytes / 4))
     return replace(algorithm, target=target)
