@@ -54,10 +54,10 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_s
         time.sleep(0.05)
     dist.barrier()
     plans = []
-    for _ in range(120):
+    for _ in range(240):
         step()
         plans.append(run.plan)
-    (settled, steps_in_it), = collections.Counter(plans[-60:]).most_common(1)
+    (settled, steps_in_it), = collections.Counter(plans[-120:]).most_common(1)
     run.pilot.close()
     run.pilot = None
     turns = {"exact": [], "chosen": []}
@@ -94,8 +94,8 @@ def test_a_rate_that_falls_is_answered_within_50_steps_and_with_a_gain(tmp_path)
     assert [result.exit_code for result in results] == [0, 0]
     before, end = said[0]["change"], said[-1]
     assert any(plan != before for plan in end["plans"][:50]), "nothing else was tried within 50 steps"
-    # On a busy machine it may search once more, in some 15 steps, before it doubles the time it keeps still.
-    assert end["steps_in_it"] >= 40, "it goes to and fro"
+    # On a busy machine a search takes up to 80 steps, and there may be another before it keeps still for longer.
+    assert end["steps_in_it"] >= 60, "it goes to and fro"
     gains = [a / b for a, b in zip(end["turns"]["exact"], end["turns"]["chosen"], strict=True)]
     assert statistics.median(gains) > 1.3, end["turns"]
     assert end["losses"][1] < 0.8 * end["losses"][0]
