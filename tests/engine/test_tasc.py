@@ -218,7 +218,7 @@ def test_relief_sends_more_for_a_while():
 
 
 def test_a_run_goes_on_with_another_number_of_ranks():
-    algorithm = pliant.tasc(0.2, block=16, power=0, momentum=0.9)
+    algorithm = pliant.tasc(0.05, block=16, power=0, momentum=0.9)
 
     def stop(place):
         ddp = new_ddp(place)

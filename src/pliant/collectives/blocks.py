@@ -104,7 +104,7 @@ class Carried:
     got: tuple[tuple[Tensor, Tensor], ...]
     """Places, and the float32 values to be added there: together the mean over ranks."""
     told: Tensor | None
-    """(num_told,) means of the scores that travelled behind the values."""
+    """(num_told,) means of the scores that travelled with the values."""
     sound: bool
     """Whether all that came is finite, which all ranks see alike."""
 
@@ -134,13 +134,14 @@ class AgreedBlocks:
         A rank that is poisoned sends NaN in all places.
         """
         index = torch.cat([self._grid.dense, self._grid.elements(chosen)])
-        if self._scores.numel:
-            sent, means, sound = self._mean(x[index], poisoned=poisoned)
-            scores = self._scores(told)
-        else:
-            sent, means, sound = self._mean(torch.cat([x[index], told]), poisoned=poisoned)
-            sent, (means, scores) = sent[: len(index)], means.split([len(index), len(told)])
-        return Carried(index=index, sent=sent, got=((index, means),), told=scores if len(told) else None, sound=sound)
+        apart = self._scores.numel > 0
+        sent, means, sound = self._mean(torch.cat([x[index], told[:0] if apart else told]), poisoned=poisoned)
+        scores = None
+        if len(told):
+            scores = self._scores(told) if apart else means[len(index) :]
+        return Carried(
+            index=index, sent=sent[: len(index)], got=((index, means[: len(index)]),), told=scores, sound=sound
+        )
 
 
 class GatheredBlocks:
