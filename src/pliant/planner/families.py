@@ -141,7 +141,7 @@ FAMILIES = {
         ),
         Family(
             name="tasc",
-            grids={"agreement": ("global", "leader"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
+            grids={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
             make=_tasc,
         ),
         Family(

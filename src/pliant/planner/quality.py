@@ -26,6 +26,12 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
         ("sparse", {"choice": "topk", "ratio": 0.01}, 1.26),
         ("sparse", {"choice": "blocktopk", "ratio": 0.01}, 1.61),
         ("sparse", {"choice": "randomk", "ratio": 0.01}, 1.9),
+        ("tasc", {"agreement": "leader", "ratio": 0.1}, 1.01),
+        ("tasc", {"agreement": "leader", "ratio": 0.03}, 1.41),
+        ("tasc", {"agreement": "leader", "ratio": 0.01}, 1.68),
+        ("tasc", {"agreement": "leader", "ratio": 1 / 130}, 2.25),
+        ("tasc", {"agreement": "global", "ratio": 0.01}, 2.81),
+        ("tasc", {"agreement": "global", "ratio": 1 / 130}, 3.01),
         ("gossip", {"every": 1, "graph": "one_peer"}, 1.04),
         ("choco", {"bits": 8, "graph": "exponential"}, 1.0),
         ("local", {"every": 8}, 1.07),
@@ -34,7 +40,7 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
         ("diloco", {"bits": 4, "delay_steps": 2, "every": 32, "fragments": 4}, 1.21),
     )
 }
-"""Steps to 85 % over those of bfloat16 DDP, mean of three seeds (benchmarks/results, 2026-11-21): one small model, and
+"""Steps to 85 % over those of bfloat16 DDP, mean of three seeds (benchmarks/results, accuracy_*): one small model, and
 its first 350 steps, where relaxations weigh most. A user's own ratios take their place."""
 
 
