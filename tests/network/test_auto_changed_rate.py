@@ -13,7 +13,7 @@ from pliant.spec import Host, Topology
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating"), pytest.mark.flaky(reruns=2)]
 
 _SCRIPT = """
-import collections, json, statistics, sys, time
+import json, statistics, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -55,10 +55,10 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_s
         time.sleep(0.05)
     dist.barrier()
     plans = []
-    for _ in range(240):
+    while len(plans) < 500 and (len(plans) < 60 or len(set(plans[-60:])) > 1):
         step()
         plans.append(run.plan)
-    (settled, steps_in_it), = collections.Counter(plans[-120:]).most_common(1)
+    settled = plans[-1]
     run.pilot.close()
     run.pilot = None
     turns = {"exact": [], "chosen": []}
@@ -68,7 +68,7 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_s
             step()
             turns[name].append(statistics.median(step() for _ in range(4)))
     ends = [statistics.mean(losses[:10]), statistics.mean(losses[-10:])]
-    say(plans=[plan.hash for plan in plans], steps_in_it=steps_in_it, turns=turns, losses=ends)
+    say(plans=[plan.hash for plan in plans], turns=turns, losses=ends)
 """
 
 
@@ -95,8 +95,7 @@ def test_a_rate_that_falls_is_answered_within_50_steps_and_with_a_gain(tmp_path)
     assert [result.exit_code for result in results] == [0, 0]
     before, end = said[0]["change"], said[-1]
     assert any(plan != before for plan in end["plans"][:50]), "nothing else was tried within 50 steps"
-    # On a busy machine a search takes up to 80 steps, and there may be another before it keeps still for longer.
-    assert end["steps_in_it"] >= 60, "it goes to and fro"
+    assert len(set(end["plans"][-60:])) == 1, "it goes to and fro for 500 steps"
     gains = [a / b for a, b in zip(end["turns"]["exact"], end["turns"]["chosen"], strict=True)]
     assert statistics.median(gains) > 1.3, end["turns"]
     assert end["losses"][1] < 0.8 * end["losses"][0]
