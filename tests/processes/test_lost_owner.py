@@ -7,7 +7,8 @@ import pytest
 from processes.ranks import await_all, said, start
 from processes.test_lost_rank import SCRIPT
 
-pytestmark = pytest.mark.processes
+# Who is named is up to which of two waits ends first, and the machine may be busy.
+pytestmark = [pytest.mark.processes, pytest.mark.flaky(reruns=2)]
 
 
 @pytest.mark.parametrize(("victim", "sign"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)])

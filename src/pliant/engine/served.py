@@ -265,8 +265,11 @@ class Served:
         def done() -> bool:
             return self._failure is not None or self._clocks.may_read(rank, epoch)
 
-        if not self._changed.wait_for(done, limit_s):
-            slowest = self._clocks.slowest
+        may_go_on = self._changed.wait_for(done, limit_s)
+        slowest = self._clocks.slowest
+        if not may_go_on and slowest == self._comm.rank:  # it waits for somebody as well, and will find out for whom
+            may_go_on = self._changed.wait_for(done, self._comm.timeout_s)
+        if not may_go_on:
             self._fail(slowest, f"it has sent nothing while rank {rank} waited for it for {limit_s:.3g}s")
         answer.head.fill_(-1 if self._failure is None else self._failure[0])
         self._shard.read(answer.body)
