@@ -53,10 +53,8 @@ def _no_stray_rows(strays: int, rows: Tensor) -> None:
 
 def by_owner(keys: Tensor, lengths: Tensor, weights: Tensor | None, stride: int, num_ranks: int) -> ByOwner:
     counts = torch.empty(5, num_ranks, dtype=torch.int64)
-    slots, owners_weights = (
-        keys.new_empty(keys.shape, dtype=torch.int32),
-        None if weights is None else torch.empty_like(weights),
-    )
+    slots = torch.empty_like(keys, dtype=torch.int32)
+    owners_weights = None if weights is None else torch.empty_like(weights)
     bags = lengths.new_empty(min(keys.numel(), num_ranks * lengths.numel()))
     owners_lengths = torch.empty_like(bags, dtype=torch.int32)
     library().by_owner(
