@@ -48,8 +48,8 @@ def test_exposed_time_is_held_while_the_rate_changes(tmp_path, algorithm, target
         ratios.append(statistics.median(one["ratios"][-20:]))
         exposed_s.append(min(statistics.median(each["exposed_s"][-20:]) for each in (one, other)))
     # Generous, since the machine is busy: that the target is held within 10 % is measured by benchmarks/tasc/pace.py.
-    assert all(0.5 * target_s < s < 2 * target_s for s in exposed_s[1:]), (exposed_s, ratios)
-    assert exposed_s[0] < 2 * target_s
+    assert all(0.6 * target_s < s < 1.5 * target_s for s in exposed_s[1:]), (exposed_s, ratios)
+    assert exposed_s[0] < 1.5 * target_s
     assert ratios[0] > 3 * ratios[2], ratios
     assert ratios[1] > 3 * ratios[2], ratios
     assert ratios[3] > 2 * ratios[2], ratios
