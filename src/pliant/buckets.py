@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["Bucket", "Span", "spans_of"]
+__all__ = ["Bucket", "Span", "as_real", "real_shape", "spans_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Bucket:
     spans: tuple[Span, ...]
     """Parameters in the order in which they lie in `flat`, without gaps."""
     weights: tuple[Tensor, ...] = ()
-    """The parameters themselves, in the same order, for those who look at them."""
+    """The parameters themselves, in the same order; `as_real` gives one the shape of its span."""
     flat: Tensor
     """(numel,), contiguous, any floating dtype. The engine puts this step's tensor here before each exchange."""
 
@@ -46,6 +47,16 @@ class Bucket:
     def view(self, span: Span) -> Tensor:
         """Return the parameter's part of the bucket in its own shape."""
         return self.flat[span.offset : span.offset + span.numel].view(span.shape)
+
+
+def as_real(x: Tensor) -> Tensor:
+    """Return x itself, or, if it is complex, its pairs of real numbers: a detached view, (*shape, 2)."""
+    return torch.view_as_real(x.detach()) if x.is_complex() else x
+
+
+def real_shape(x: Tensor) -> tuple[int, ...]:
+    """Return the shape of `as_real`: how a parameter lies in a bucket."""
+    return (*x.shape, 2) if x.is_complex() else tuple(x.shape)
 
 
 def spans_of(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Span, ...]:

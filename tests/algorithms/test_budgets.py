@@ -23,7 +23,6 @@ def a_model(rng, num_layers):
 
 @given(st.integers(0, 10**6), st.sampled_from([0.15, 0.3, 0.6]), st.sampled_from([0.0, 0.25]))
 def test_greedy_is_within_a_percent_of_the_program(seed, share, floor):
-    pytest.importorskip("scipy")
     rng = np.random.default_rng(seed)
     scores, numels, layers = a_model(rng, 8)
     room = int(share * numels.sum())
@@ -46,7 +45,6 @@ def test_greedy_is_within_a_percent_of_the_program(seed, share, floor):
 
 
 def test_a_program_without_room_is_refused():
-    pytest.importorskip("scipy")
     with pytest.raises(ValueError, match="there is room for 3"):
         exact_counts([[1.0], [1.0]], [[2], [2]], 3)
     assert exact_counts([[0, 5], [0, 4, 6]], [[0, 3], [0, 1, 2]], 3) == (0, 2)

@@ -75,6 +75,7 @@ def test_two_local_ranks_train_to_an_accuracy(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.extended
 def test_ranks_that_differ_are_judged_by_what_they_come_to_together(tmp_path):
     _write_task(tmp_path)
     done = _bench(
@@ -92,6 +93,7 @@ def test_ranks_that_differ_are_judged_by_what_they_come_to_together(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.extended
 def test_two_local_ranks_learn_characters(tmp_path):
     for k in range(10):
         (tmp_path / f"{k}.txt").write_text("the cat sat on the mat. " * 40)

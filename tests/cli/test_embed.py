@@ -1,12 +1,11 @@
 """`pliant embed`: what it shows and writes, and mistakes."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 import pytest
 
+from cli import inside
 from pliant.recsys import Frequencies
 from pliant.spec import EmbeddingPlan, load
 
@@ -14,8 +13,7 @@ HERE = ("--hosts", "2", "--ranks", "2", "--rate", "100mbit", "--delay", "1ms")
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "pliant.cli.main", "embed", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = inside.run("embed", *arguments)
     return done.returncode, " ".join(done.stdout.split()), " ".join(done.stderr.split())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pliant.cli.plan import plan as plan_command
 from pliant.planner import Errors, lossy_codecs
-from pliant.simulator import workload_named
+from pliant.simulator import Costs, workload_named
 from pliant.spec import SyncPlan, load, save
 
 
@@ -34,6 +34,21 @@ def test_on_a_slow_network_with_a_budget_it_sends_less(tmp_path):
     first, second = (json.loads(path.read_text())[0]["to_accuracy_s"] for path in (exact, relaxed))
     assert second < 0.5 * first
     assert json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_with_an_optimizer_that_nothing_was_measured_with_plans_are_exact(tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    call("100mbit", quality=1.3, optimizer="AdamW", out=out)
+    said = capsys.readouterr().out
+    assert "measured with SGD only, and this training uses AdamW; --unmeasured considers them all" in said
+    assert "costs: defaults of one CPU core and Gloo, not of your machines; fit theirs with pliant collect" in said
+    assert all(rule.choice.codec is None or rule.choice.codec.name == "bf16" for rule in load(SyncPlan, out).rules)
+    save(Costs(), tmp_path / "costs.json")
+    call("100mbit", quality=1.3, optimizer="AdamW", unmeasured=True, costs=tmp_path / "costs.json", out=out)
+    said = capsys.readouterr().out
+    assert "measured with" not in said
+    assert f"costs: {tmp_path / 'costs.json'}" in said
+    assert any(rule.choice.codec is not None and rule.choice.codec.name != "bf16" for rule in load(SyncPlan, out).rules)
 
 
 def test_the_same_seed_finds_the_same_plan(tmp_path):

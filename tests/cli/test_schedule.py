@@ -1,18 +1,14 @@
 """`pliant schedule`: the table, the picture, the files, and mistakes."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
-import pytest
-
+from cli import inside
 from pliant.spec import Schedule, load
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "pliant.cli.main", "schedule", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return inside.run("schedule", *arguments)
 
 
 def test_a_schedule_with_picture_and_files(tmp_path):
@@ -54,7 +50,6 @@ def test_racks(tmp_path):
 
 
 def test_programs_beside_the_family(tmp_path):
-    pytest.importorskip("ortools")
     found = tmp_path / "found.json"
     done = run("--hosts", "3", "--rate", "100mbit", "--density", "0.3", "--improve", "2s", "--json", str(found))
     assert done.returncode == 0, done.stderr

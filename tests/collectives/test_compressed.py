@@ -145,3 +145,60 @@ def test_vectors_are_averaged_in_few_hops_alike_on_all_ranks(size, numel):
             assert sent_bytes == 2 * (size - 1) * numel * 4
         if hops == 2:  # a rank's own part may be a little shorter than the others'
             assert abs(sent_bytes - 2 * 2 * (size - 1) / size * numel * 4) <= 2 * 4 * size * size
+
+
+class Heard:
+    """A codec, and what it has decoded from others before it is added up."""
+
+    def __init__(self, codec):
+        self._codec, self.decoded = codec, []
+
+    def __getattr__(self, name):
+        return getattr(self._codec, name)
+
+    def decode_add(self, payload, acc):
+        self.decoded.append(torch.zeros_like(acc))
+        self._codec.decode_add(payload, self.decoded[-1])
+        acc.add_(self.decoded[-1])
+
+
+@pytest.mark.parametrize("codec", [c for c in DENSE if c.unbiased], ids=str)
+def test_ranks_round_independently(codec):
+    """All ranks hold the same vector: the error of the mean of n of them has an n-th of one's variance."""
+    size, numel = 4, 4 * 4096
+
+    def body(place):
+        heard = Heard(codec)
+        average = CompressedAverage(
+            heard, numel, place.comm, chunk_bytes=1 << 20, owner_feedback=False, device=torch.device("cpu")
+        )
+        x = vector(0, numel)
+        average(x, 5)
+        own = vector(0, numel)[place.rank * 4096 : (place.rank + 1) * 4096]
+        return torch.stack(heard.decoded) - own  # (size - 1, 4096)
+
+    for errors in run_world(size, body, timeout_s=20):
+        ratio = float(len(errors) * errors.mean(0).square().mean() / errors.square().mean())
+        assert 0.85 < ratio < 1.15  # it would be 3 if all drew the same random numbers
+
+
+def test_low_rank_pays_what_was_owed_once():
+    """Residuals that are there at the start, as after a switch of plans, of matrices and of what stays whole."""
+    shapes = {"b": (7,), "w": (12, 20), "c": (5,)}
+    numel, size = 7 + 12 * 20 + 5, 3
+
+    def body(place):
+        average = LowRankAverage(shapes, 2, place.comm, torch.device("cpu"))
+        factors = {"w": torch.zeros(factor_shape(shapes["w"], 2))}
+        residual, out = vector(place.rank, numel, 9), torch.zeros(numel)
+        owed = residual.clone()
+        for step in range(3):
+            x = vector(place.rank, numel, step)
+            owed += x
+            average(x, residual, factors)
+            out += x
+        return size * out, owed, residual
+
+    results = run_world(size, body, timeout_s=20)
+    found = results[0][0] + sum(residual for _, _, residual in results)
+    torch.testing.assert_close(found, sum(owed for _, owed, _ in results), rtol=1e-4, atol=1e-4)

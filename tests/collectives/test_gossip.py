@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.codecs import MinMax8, Qsgd, Sign, TopK
+from pliant.codecs import MinMax8, Natural, Qsgd, Sign, Ternary, TopK
 from pliant.collectives import CodedGossip, Gossip
 from pliant.comm import RecordedComm, run_world
 from pliant.spec import Graph
@@ -66,6 +66,24 @@ def test_coded_gossip_keeps_the_mean_and_replicas_agree(codec, kind, size):
     end = torch.stack([x for x, _ in results])
     torch.testing.assert_close(end.mean(0), start.mean(0), atol=2e-4, rtol=0)
     assert (end - end.mean(0)).norm() < 0.25 * (start - start.mean(0)).norm()
+
+
+@pytest.mark.parametrize("codec", [Qsgd(bits=4), Qsgd(bits=8), Ternary(), Natural()], ids=str)
+def test_ranks_round_their_differences_independently(codec):
+    """All ranks hold the same vector: the error of the mean of n replicas has an n-th of one's variance."""
+    size, numel = 4, 8192
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+
+    def body(place):
+        gossip = CodedGossip(codec, Graph(kind="complete"), numel, place.comm, gamma=0.2, device=CPU)
+        replicas = {r: torch.zeros(numel) for r in range(size)}
+        gossip.encode(x, replicas, 5)
+        gossip.exchange(replicas)
+        return torch.stack([replicas[r] - x for r in range(size)])  # (size, numel)
+
+    for errors in run_world(size, body, timeout_s=20):
+        ratio = float(size * errors.mean(0).square().mean() / errors.square().mean())
+        assert 0.85 < ratio < 1.15  # it would be 4 if all drew the same random numbers
 
 
 def test_coded_gossip_refuses_neighbours_that_change():

@@ -36,13 +36,10 @@ class World:
         self._interleave()
         return all(key in self.data for key in keys)
 
-    def add(self, key, value):
-        self.data[key] = str(int(self.data.get(key, b"0")) + value).encode()
-        return int(self.data[key])
-
     def compare_set(self, key, expected_value, desired_value):
         self._interleave()
-        if expected_value == "" and key not in self.data:
+        expected = expected_value.encode() if isinstance(expected_value, str) else expected_value
+        if self.data.get(key, b"") == expected:
             self.data[key] = desired_value.encode()
         return self.data[key]
 
@@ -88,7 +85,9 @@ class World:
             self.now_s += 0.5
             for k in range(len(self.ranks)):
                 self.turn(k)
-        alive = [it for k, it in enumerate(self.ranks) if k not in self.dead]
+            alive = [it for k, it in enumerate(self.ranks) if k not in self.dead]
+            if not any(it.waits or it.is_over() for it in alive):
+                break  # nothing would ever change
         assert not any(it.waits for it in alive), "somebody waits for ever"
         return alive
 

@@ -1,33 +1,36 @@
 """ "auto" tries plans while it trains, keeps the better one, says why, and leaves training as it should be."""
 
-import time
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from models import new_ddp, train, weights
 
 import pliant
+from pliant.engine import cruise, pilot, tryout
 
 QUICK = {"max_trials": 4, "max_seconds": 20, "probe_s": 0.5}
 
 
-def flown(place, auto, num_steps: int, slow=None):
-    """Train until the plan is chosen, at most so many steps; return the run's plan, explanation, weights, losses."""
+def flown(place, auto, num_steps: int, before_step=lambda rank, step: None, until_chosen=False):
+    """Train so many steps, or until the plan is chosen; return the run's plan, explanation, weights, losses."""
     ddp = new_ddp(place)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     losses = []
     with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
         for step in range(num_steps):
-            if slow is not None:
-                slow(place.rank, step)
-            losses += train(ddp, optimizer, place.rank, [step])
+            before_step(place.rank, step)
+            losses += train(ddp, optimizer, place.rank, [step % 2])
+            if until_chosen and "auto is still" not in run.pilot.explanation:
+                break
         return run.plan, run.pilot.explanation, weights(ddp), losses
 
 
 @pytest.mark.parametrize("quality", [1.0, 1.3])
 def test_all_ranks_choose_one_plan_and_say_why(quality):
     auto = pliant.Auto(quality=quality, watch=False, **QUICK)
-    found = pliant.run_world(2, lambda place: flown(place, auto, 900))
+    found = pliant.run_world(2, lambda place: flown(place, auto, 9000, until_chosen=True))
     plans, texts = {plan.hash for plan, *_ in found}, {text for _, text, *_ in found}
     assert len(plans) == len(texts) == 1
     text = texts.pop()
@@ -46,7 +49,7 @@ def test_exact_auto_trains_like_ddp():
     def body(place):
         _, _, chosen, _ = flown(place, auto, 150)
         ddp = new_ddp(place)
-        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), place.rank, range(150))
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), place.rank, [step % 2 for step in range(150)])
         return chosen, weights(ddp)
 
     for chosen, plain in pliant.run_world(2, body):
@@ -54,21 +57,20 @@ def test_exact_auto_trains_like_ddp():
 
 
 def test_it_tries_again_when_steps_have_become_longer(monkeypatch):
-    from pliant.engine import pilot
-
     monkeypatch.setattr(pilot, "_HOLD_STEPS", 10)
     probes = []
     measured = pilot.probe
     monkeypatch.setattr(pilot, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
     auto = pliant.Auto(**{**QUICK, "max_trials": 2})
-    started = {}
+    mine = threading.local()
+    for module in (cruise, tryout):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: mine.now_s))
 
-    def slow(rank, step):
-        if 2 <= len(probes) < 4 and step > started.setdefault("slow", step + 400):
-            time.sleep(0.03)
+    def pass_time(rank, step):
+        mine.now_s = getattr(mine, "now_s", 0.0) + (0.01 if step < 400 else 0.04)
 
-    pliant.run_world(2, lambda place: flown(place, auto, 1200, slow=slow))
-    assert len(probes) >= 4
+    pliant.run_world(2, lambda place: flown(place, auto, 480, before_step=pass_time))
+    assert sorted(probes) == [0, 0, 1, 1]
 
 
 def test_what_auto_may_do_is_checked():

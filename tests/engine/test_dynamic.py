@@ -1,7 +1,5 @@
 """Ratios that follow the network, in real runs on ranks that are threads."""
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +10,7 @@ from pliant.algorithms import build
 from pliant.engine.governor import governor_for
 from pliant.engine.tape import Tape
 from pliant.spec import Match, Rule, SyncPlan, Target
+from waiting import dawdle
 
 NUMEL = 64 * 64
 
@@ -68,7 +67,7 @@ def test_a_link_that_waits_lowers_the_ratio():
                 class Slow:
                     def wait(self):
                         wait()
-                        time.sleep(nbytes / rate["bytes_per_s"])
+                        dawdle(nbytes / rate["bytes_per_s"])
 
                 return Slow()
 

@@ -1,6 +1,7 @@
 """Algorithms that ask for the curvature: what is written is right, and nothing else of the training changes."""
 
 import copy
+import logging
 import math
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import pliant
 from pliant.algorithms import CURVATURE
 from pliant.curvature import GaussNewton, Task, block_means, settled
 from pliant.engine.feel import _batch_size, _first
+from pliant.engine.felt import Curvature
 from pliant.spec import Choice, CurvatureSpec, OwnSpec
 
 ESTIMATORS = ("gauss_newton", "hutchinson", "fisher")
@@ -238,25 +240,126 @@ def test_save_load_continue_is_uninterrupted(tmp_path):
     assert pliant.run_world(2, body, timeout_s=60) == [(True, True, [1, 4, 7, 10], [7, 10])] * 2
 
 
-def test_an_error_on_one_rank_ends_all():
+def test_a_look_that_fails_on_one_rank_is_the_last_on_all(caplog):
+    caplog.set_level(logging.WARNING, "pliant")
+
     class Moody(Net):
         moods = None
 
         def forward(self, x):
-            out = super().forward(x)
-            return {"loss": out} if self.moods == "bad" and len(x) == 2 else out
+            if self.moods == "bad" and len(x) == 2:
+                raise ArithmeticError("not with two")
+            return super().forward(x)
 
     def body(place):
         ddp, optimizer, run = relax(place, Curved(), model=Moody)
         with run:
             train(ddp, optimizer, place.rank, [0])
             ddp.module.moods = "bad" if place.rank == 1 else None
-            wanted = ("no logits" if place.rank == 1 else "could not be felt on 1 of 3 ranks after step 2", ValueError)
-            with pytest.raises((ValueError, RuntimeError), match=wanted[0]):
-                train(ddp, optimizer, place.rank, [1])
-        return True
+            train(ddp, optimizer, place.rank, range(1, 4))
+            return [look.step for look in run.curvature.history], any(x.any() for x in felt(run, place).values())
 
-    assert pliant.run_world(3, body, timeout_s=30) == [True] * 3
+    assert pliant.run_world(3, body, timeout_s=30) == [([1], False)] * 3
+    (record,) = caplog.records
+    assert "on rank 1 a look has failed: ArithmeticError: not with two" in record.getMessage()
+
+
+class Outputs(nn.Module):
+    """One hidden layer, and an output in any form."""
+
+    def __init__(self, width, form):
+        super().__init__()
+        self.hidden, self.head, self.form = nn.Linear(16, 24), nn.Linear(24, width), form
+
+    def forward(self, x):
+        return self.form(self.head(torch.relu(self.hidden(x.flatten(1)))))
+
+
+@dataclass
+class Answer:
+    """An output that is no tensor."""
+
+    values: torch.Tensor
+
+
+def plain(z):
+    return z
+
+
+def mean_square(z):
+    return z.square().mean()
+
+
+CROSS = nn.CrossEntropyLoss()
+BINARY = nn.BCEWithLogitsLoss()
+FORMS = {  # width, form, loss of output and labels, whether it is recognized
+    "softmax": (5, plain, CROSS, True),
+    "tuple": (5, lambda z: (z, None), lambda z, y: CROSS(z[0], y), True),
+    "dict": (5, lambda z: {"logits": z}, lambda z, y: CROSS(z["logits"], y), True),
+    "binary": (1, plain, lambda z, y: BINARY(z, (y > 2).float()[:, None]), True),
+    "flat": (1, lambda z: z.squeeze(-1), lambda z, y: BINARY(z, (y > 2).float()), True),
+    "labels": (5, plain, lambda z, y: BINARY(z, nn.functional.one_hot(y, 5).float()), True),
+    "one number": (1, plain, lambda z, y: (z - y[:, None]).square().mean(), False),
+    "numbers": (5, plain, lambda z, y: (z - y[:, None]).square().mean(), False),
+    "loss": (5, mean_square, lambda z, y: z, False),
+    "loss in a dict": (5, lambda z: {"loss": mean_square(z)}, lambda z, y: z["loss"], False),
+    "dataclass": (5, Answer, lambda z, y: mean_square(z.values), False),
+    "not trained on": (5, lambda z: (z, 2 * z), lambda z, y: CROSS(z[1], y), False),
+}
+
+
+def looked_at(place, width, form, loss, algorithm, read=lambda run: None, optimizer=torch.optim.SGD):
+    ddp = new_ddp(place, model=lambda: Outputs(width, form))
+    optimizer = optimizer(ddp.parameters(), lr=0.01)
+    with pliant.relax(ddp, optimizer, algorithm, timeout_s=20, agreement_every=1) as run:
+        read(run)
+        for step in range(4):
+            x, y = batch(place.rank, step, num=16)
+            optimizer.zero_grad()
+            loss(ddp(x), y).backward()
+            optimizer.step()
+        return run.curvature.history, weights(ddp), bool(run.curvature.unfelt)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_it_is_felt_where_the_loss_is_recognized_and_said_once_where_not(name, caplog):
+    caplog.set_level(logging.WARNING, "pliant")
+    width, form, loss, known = FORMS[name]
+    algorithm = pliant.tasc(0.3, block=16)
+    results = pliant.run_world(2, lambda place: looked_at(place, width, form, loss, algorithm))
+    (looks, ours, unfelt), (_, others, _) = results
+    assert unfelt != known
+    assert torch.equal(ours, others)
+    assert len(looks) == (1 if known else 0)
+    assert [r.levelname for r in caplog.records] == ([] if known else ["WARNING"])
+    assert all("run.curvature.reads(loss=" in r.getMessage() for r in caplog.records)
+    if not known:  # then it is what it is with p=0, to the bit
+        sized = pliant.tasc(0.3, block=16, power=0)
+        for (_, ours, _), (_, other, _) in zip(
+            results, pliant.run_world(2, lambda place: looked_at(place, width, form, loss, sized)), strict=True
+        ):
+            assert torch.equal(ours, other)
+
+
+def test_a_loss_may_be_told(caplog):
+    width, form, loss, _ = FORMS["numbers"]
+    tell = lambda run: run.curvature.reads(loss="squared_error")  # noqa: E731
+    for looks, _, unfelt in pliant.run_world(2, lambda p: looked_at(p, width, form, loss, Curved(), tell)):
+        assert len(looks) == 4
+        assert not unfelt
+        assert all(mean > 0 for look in looks for mean in look.means.values())
+    assert not caplog.records
+    with pytest.raises(ValueError, match="the loss is 'hinge', but curvature knows cross_entropy, binary"):
+        Curvature().reads(loss="hinge")
+
+
+def test_nobody_looks_where_it_would_not_count(caplog):
+    width, form, loss, _ = FORMS["numbers"]
+    algorithm, adam = pliant.tasc(0.3, block=16), torch.optim.AdamW
+    for looks, _, unfelt in pliant.run_world(1, lambda p: looked_at(p, width, form, loss, algorithm, optimizer=adam)):
+        assert not looks
+        assert not unfelt
+    assert not caplog.records
 
 
 def test_a_rank_that_sees_nothing_or_not_finite_counts_for_nothing():

@@ -1,7 +1,6 @@
 """Owners at a free pace: bounded staleness, over real connections."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from test_owner import OPTIMIZERS
 from torch import nn
 
 import pliant
+from waiting import dawdle, until
 
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 
@@ -45,7 +45,7 @@ def test_staleness_zero_equals_synchronous_training(size, optimizer, plain):
 
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_ranks_are_never_further_apart_and_a_slow_one_holds_nobody_within_the_bound(staleness):
-    """Rank 0 sleeps before its 6th gradient: the others come exactly as far as the bound lets them, and no further."""
+    """Rank 0 waits before its 6th gradient: the others come exactly as far as the bound lets them, and no further."""
     size, slow_from, done = 3, 5, [0] * 3
     seen, early = [], {}
 
@@ -55,7 +55,8 @@ def test_ranks_are_never_further_apart_and_a_slow_one_holds_nobody_within_the_bo
         with pliant.relax(ddp, made, pliant.stale(staleness), timeout_s=20) as run:
             for step in range(12):
                 if place.rank == 0 and step == slow_from:
-                    time.sleep(1.5)
+                    until(lambda: done[1:] == [slow_from + staleness] * 2, lambda: done)
+                    dawdle(0.3)  # so that they could go further
                     early.update(enumerate(done))
                 train(ddp, made, place.rank, [step])
                 done[place.rank] += 1
@@ -79,7 +80,7 @@ def test_ranks_of_different_speed_and_length_learn_and_end_equal(staleness):
         with pliant.relax(ddp, made, pliant.stale(staleness), timeout_s=20):
             losses = []
             for step in range(20 + 3 * place.rank):
-                time.sleep(0.002 * place.rank)
+                dawdle(0.002 * place.rank)
                 losses += train(ddp, made, place.rank, [step % 2])
         return weights(ddp), losses, made.state_dict()["state"]
 
@@ -140,24 +141,22 @@ def test_an_error_on_one_rank_ends_all_and_names_it(staleness):
     def body(place):
         ddp = new_ddp(place)
         made = OPTIMIZERS["sgd"](ddp.parameters())
-        start_s = time.monotonic()
         try:
-            with pliant.relax(ddp, made, pliant.stale(staleness), timeout_s=20):
+            with pliant.relax(ddp, made, pliant.stale(staleness), timeout_s=300):  # not what ends them
                 for step in range(30):
                     if place.rank == 1 and step == 4:
                         raise KeyError("the user's own")
                     train(ddp, made, place.rank, [step])
         except pliant.CommError as error:
-            found[place.rank] = error, time.monotonic() - start_s
+            found[place.rank] = error
         except KeyError:
-            time.sleep(1)  # keeps its connections: it is the message that ends the others
+            until(lambda: len(found) == 3)  # keeps its connections: it is the message that ends the others
 
     pliant.run_world(4, body, timeout_s=60)
     assert set(found) == {0, 2, 3}
-    for error, took_s in found.values():
+    for error in found.values():
         assert error.lost == (1,)
         assert "rank 1 no longer takes part" in str(error)
-        assert took_s < 8
 
 
 def test_a_silent_rank_is_named_after_the_timeout():
@@ -170,7 +169,7 @@ def test_a_silent_rank_is_named_after_the_timeout():
             with pliant.relax(ddp, made, pliant.stale(1), timeout_s=2):
                 for step in range(10):
                     if place.rank == 2 and step == 4:
-                        time.sleep(5)
+                        until(lambda: len(found) == 2)
                     train(ddp, made, place.rank, [step])
         except pliant.CommError as error:
             found[place.rank] = error

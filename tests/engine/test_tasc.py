@@ -94,7 +94,7 @@ def test_sent_and_residual_are_the_sum_of_updates(mode):
 
 
 @pytest.mark.parametrize("mode", sorted(MODES.keys() - {"scheduled"}))
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.extended)])
 def test_masks_and_results_are_the_same_on_all_ranks(mode, size):
     def body(place):
         me = Rank(MODES[mode], place.comm)
@@ -149,13 +149,13 @@ def test_estimates_of_differences_add_up(value_bits, ratio, off):
 def test_no_block_waits_for_ever(mode):
     def body(place):
         me, oldest = Rank(MODES[mode], place.comm), 0.0
-        loudness = torch.where(torch.arange(NUMEL) % 480 < 400, 1.0, 0.1)
-        for step in range(600):
+        loudness = torch.where(torch.arange(NUMEL) % 480 < 400, 1.0, 0.25)
+        for step in range(240):
             me.step(whole_numbers(place.rank, step) * loudness)
             oldest = max(oldest, float(me.slot("age").max()))
         return oldest
 
-    assert max(pliant.run_world(2, body)) < 400
+    assert max(pliant.run_world(2, body)) < 180  # where age counts for nothing, all of the 240
 
 
 @modes

@@ -38,7 +38,8 @@ def _equal(a, b):
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        # Python's and NumPy's generators begin where each process has put them.
+        return a.keys() == b.keys() and all(key == "random" or _equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(_equal, a, b))
     return a == b
@@ -64,6 +65,7 @@ def test_it_learns_and_a_broken_run_goes_on_to_the_bit(tmp_path):
     assert results[0]["auc"] > 0.5 + _SHARE * (results[0]["best_auc"] - 0.5)
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_it_goes_on_with_another_number_of_ranks(tmp_path):
     arguments = ("--checkpoint", str(tmp_path / "saved"), "--memory", "20MB", "--pooling", "3")

@@ -1,24 +1,28 @@
-"""The links become slower in mid-training, on emulated hosts: "auto" answers within 50 steps, and gains by it."""
+"""The links become slower in mid-training, on emulated hosts: "auto" notices, measures them anew and chooses again.
+
+How soon is held on made-up clocks by tests/engine/test_flight.py; what it gains is measured by
+benchmarks/planner/changed_rate.py.
+"""
 
 import json
-import statistics
 import sys
+from pathlib import Path
 
 import pytest
 
 from pliant.network import emulated
 from pliant.spec import Host, Topology
 
-# Measured times decide here, and the machine may be busy: what is wrong is wrong three times.
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating"), pytest.mark.flaky(reruns=2)]
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
 _SCRIPT = """
-import json, statistics, sys, time
+import json, statistics, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import pliant
-from pliant.planner import BUILDERS
+from pliant.engine import pilot
+from waiting import until
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
@@ -27,59 +31,56 @@ layers = torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300)
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 generator = torch.Generator().manual_seed(dist.get_rank())
-losses = []
+losses, rates = [], []
+measured = pilot.probe
+
+def probe(comm, **settings):
+    found = measured(comm, **settings)
+    rates.append(min(host.send_bytes_per_s for host in found.hosts))
+    return found
+
+pilot.probe = probe
 
 def step():
-    start_s = time.perf_counter()
     optimizer.zero_grad()
     x = torch.randn(16, 300, generator=generator)
     loss = (model(x) - x).square().sum(1).mean()
     loss.backward()
     optimizer.step()
     losses.append(float(loss))
-    return time.perf_counter() - start_s
 
 def say(**what):
     if dist.get_rank() == 0:
         print(json.dumps(what), flush=True)
 
-with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_seconds=20, probe_s=2.0)) as run:
-    while "still watching" in run.pilot.explanation:
+with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=2, max_seconds=20, probe_s=1.0)) as run:
+    while "auto is still" in run.pilot.explanation:
         step()
-    for _ in range(40):
+    for _ in range(20):
         step()
-    before = run.plan.hash
-    say(change=before)
-    flag = Path(sys.argv[1])
-    while dist.get_rank() == 0 and not flag.exists():
-        time.sleep(0.05)
+    before = run.pilot.explanation
+    say(change=True)
+    if dist.get_rank() == 0:
+        until(Path(sys.argv[1]).exists)
     dist.barrier()
-    plans = []
-    while len(plans) < 500 and (len(plans) < 60 or len(set(plans[-60:])) > 1):
+    num_steps = 0
+    while (run.pilot.explanation == before or "auto is still" in run.pilot.explanation) and num_steps < 400:
         step()
-        plans.append(run.plan)
-    settled = plans[-1]
-    run.pilot.close()
-    run.pilot = None
-    turns = {"exact": [], "chosen": []}
-    for _ in range(3):
-        for name, plan in (("exact", BUILDERS["ddp"].plan()), ("chosen", settled)):
-            run.switch(plan)
-            step()
-            turns[name].append(statistics.median(step() for _ in range(4)))
+        num_steps += 1
     ends = [statistics.mean(losses[:10]), statistics.mean(losses[-10:])]
-    say(plans=[plan.hash for plan in plans], turns=turns, losses=ends)
+    say(chosen_again=run.pilot.explanation != before, rates=rates, losses=ends)
 """
 
 
-def test_a_rate_that_falls_is_answered_within_50_steps_and_with_a_gain(tmp_path):
+def test_a_rate_that_falls_is_measured_and_answered(tmp_path, monkeypatch):
     fast, slow = (
         Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=r, receive_bytes_per_s=r) for k in range(2)))
-        for r in (2.5e7, 1.25e6)
+        for r in (2.5e7, 2.5e6)
     )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     (tmp_path / "script.py").write_text(_SCRIPT)
     flag, said = tmp_path / "changed", []
-    with emulated(fast) as cluster:
+    with emulated(fast, check=False) as cluster:
 
         def take(rank: int, line: str) -> None:
             if not line.startswith("{"):
@@ -91,11 +92,9 @@ def test_a_rate_that_falls_is_answered_within_50_steps_and_with_a_gain(tmp_path)
                 flag.touch()
 
         argv = [sys.executable, str(tmp_path / "script.py"), str(flag)]
-        results = cluster.run(argv, on_line=take, timeout_s=200)
+        results = cluster.run(argv, on_line=take, timeout_s=110)
     assert [result.exit_code for result in results] == [0, 0]
-    before, end = said[0]["change"], said[-1]
-    assert any(plan != before for plan in end["plans"][:50]), "nothing else was tried within 50 steps"
-    assert len(set(end["plans"][-60:])) == 1, "it goes to and fro for 500 steps"
-    gains = [a / b for a, b in zip(end["turns"]["exact"], end["turns"]["chosen"], strict=True)]
-    assert statistics.median(gains) > 1.3, end["turns"]
+    end = said[-1]
+    assert end["chosen_again"]
+    assert end["rates"][-1] < 0.5 * end["rates"][0], "the links that it chose for are not those that were there"
     assert end["losses"][1] < 0.8 * end["losses"][0]

@@ -7,13 +7,12 @@ import pytest
 
 from pliant.spec import Machine, Topology, load
 
-# Measured times decide here, and the machine may be busy: what is wrong is wrong three times.
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating"), pytest.mark.flaky(reruns=2)]
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
 PLIANT = [sys.executable, "-m", "pliant.cli.main"]
 
 
-@pytest.mark.parametrize(("hosts", "slow", "rate", "delay_ms"), [(2, [], 10, 0), (3, ["--slow", "1:0.5"], 100, 20)])
+@pytest.mark.parametrize(("hosts", "slow", "rate", "delay_ms"), [(2, [], 10, 0), (3, ["--slow", "1:0.25"], 20, 20)])
 def test_it_finds_what_was_asked_for(hosts, slow, rate, delay_ms, tmp_path):
     emulate = ["emulate", "--hosts", str(hosts), "--rate", f"{rate}mbit", "--delay", f"{delay_ms}ms", "--no-check"]
     files = ["--out", str(tmp_path / "topology.json"), "--machine", str(tmp_path / "machine.json")]
@@ -22,9 +21,13 @@ def test_it_finds_what_was_asked_for(hosts, slow, rate, delay_ms, tmp_path):
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.count("hosts, each at its best") == 1  # one rank speaks
     found = load(Topology, tmp_path / "topology.json")
-    wanted = [rate * (0.5 if slow and k == 1 else 1.0) for k in range(hosts)]
+    wanted = [rate * (0.25 if slow and k == 1 else 1.0) for k in range(hosts)]
     for host, mbit in zip(found.hosts, wanted, strict=True):
-        assert host.send_bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.35)
-        assert host.receive_bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.35)
-        assert host.delay_s == pytest.approx(delay_ms * 1e-3, rel=0.3, abs=4e-3)
+        for bytes_per_s in (host.send_bytes_per_s, host.receive_bytes_per_s):
+            # A busy machine makes less of a rate and more of a delay, and nothing beats what was asked for.
+            assert 0.4 * mbit < bytes_per_s * 8e-6 < 1.35 * mbit
+        assert 0.7 * delay_ms - 4 < 1e3 * host.delay_s < 5 * delay_ms + 100
+    if slow:
+        rates = [host.send_bytes_per_s for host in found.hosts]
+        assert rates[1] == min(rates)
     assert "qsgd" in load(Machine, tmp_path / "machine.json").encode_s_per_element

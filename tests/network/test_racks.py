@@ -111,21 +111,18 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
         "dist.destroy_process_group()\n"
     )
     out = tmp_path / "out.json"
-    links = ["--hosts", "3", "--rate", "100mbit", "--racks", "2", "--uplink", "25mbit"]
+    links = ["--hosts", "3", "--rate", "20mbit", "--racks", "2", "--uplink", "5mbit"]  # even a busy machine
     command = [*EMULATE, *links, "--json", str(out), "--elastic", "--", sys.executable, "-c", code]
-    for _ in range(3):  # the check itself asks to wait where the machine is busy
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        if "The machine may be busy" not in done.stderr:
-            break
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 3.0") == 3
     found = json.loads(out.read_text())["links"]
     # host0 is alone in its rack, so its own link is seen only as part of the uplink.
     assert [(r["source"], r["wanted_bytes_per_s"]) for r in found] == [
-        ("host1", 12.5e6),
-        ("host2", 12.5e6),
-        ("rack0", 3.125e6),
-        ("rack1", 3.125e6),
+        ("host1", 2.5e6),
+        ("host2", 2.5e6),
+        ("rack0", 0.625e6),
+        ("rack1", 0.625e6),
     ]
 
 

@@ -109,3 +109,19 @@ def test_sizes_that_mean_the_same_plan_come_once():
     assert {genes.bucket_bytes for genes in space.enumerate()} == {2**19, 2**20, 2**21, 5 * 2**20}  # the last holds all
     rng = random.Random(0)
     assert {space.sample(rng).chunk_bytes for _ in range(200)} == {2**18, 2**20, 2**22}
+
+
+def test_what_was_never_measured_with_an_optimizer_is_not_chosen():
+    lossy, exact = Gene("quantized", {"bits": 8}), Gene("exact", {"bits": 16})
+    weights = Gene("local", {"every": 8})
+    other = Quality(budget=3, optimizer="AdamW")
+    assert other.admits(exact)
+    assert not other.admits(lossy)
+    assert not other.admits(weights)
+    assert "measured with SGD only, and this training uses AdamW" in other.sentence
+    assert all(not Quality(budget=budget, optimizer=name).sentence for budget, name in ((1, "AdamW"), (3, "SGD")))
+    assert Quality(budget=3, optimizer="AdamW", ratios={weights: 1.2}).admits(weights)  # by whom it is their own
+    for free in (Quality(budget=3), Quality(budget=3, optimizer="AdamW", unmeasured=True)):
+        assert free.admits(lossy)
+        assert free.admits(weights)
+        assert not free.sentence

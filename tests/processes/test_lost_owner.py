@@ -4,16 +4,17 @@ import signal
 
 import pytest
 
-from processes.ranks import await_all, said, start
+from processes.ranks import await_all, fork, said
 from processes.test_lost_rank import SCRIPT
 
-# Who is named is up to which of two waits ends first, and the machine may be busy.
-pytestmark = [pytest.mark.processes, pytest.mark.flaky(reruns=2)]
+pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize(("victim", "sign"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("victim", "sign"), [(1, signal.SIGKILL), pytest.param(2, signal.SIGSTOP, marks=pytest.mark.extended)]
+)
 def test_the_others_end_and_name_it(tmp_path, victim, sign):
-    ranks = start(SCRIPT.format(what="stale", timeout_s=10), 3, tmp_path)
+    ranks = fork(SCRIPT.format(what="stale", timeout_s=10), 3, tmp_path)
     try:
         await_all(ranks, tmp_path, "training")
         ranks[victim].send_signal(sign)

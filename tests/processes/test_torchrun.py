@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
+
+from waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -63,12 +64,8 @@ class Agents:
         log = self.folder / f"{rank}.log"
         return log.read_text() if log.exists() else ""
 
-    def wait_for(self, condition, within_s=120):
-        deadline_s = time.monotonic() + within_s
-        while not condition():
-            words = [log.read_text()[-1500:] for log in self.folder.glob("*.log")]
-            assert time.monotonic() < deadline_s, "\n".join(words)
-            time.sleep(0.1)
+    def wait_for(self, condition):
+        until(condition, lambda: "\n".join(log.read_text()[-1500:] for log in self.folder.glob("*.log")))
 
     def kill_rank(self, rank):
         self.wait_for(lambda: all("training" in self.said(r) for r in range(3)))
@@ -81,6 +78,7 @@ class Agents:
             agent.wait()
 
 
+@pytest.mark.extended
 def test_one_agent_ends_the_siblings_of_a_lost_rank(tmp_path):
     agents = Agents(tmp_path, 1, "--standalone", "--nproc-per-node=3")
     try:

@@ -1,7 +1,5 @@
 """Mistakes: a sentence on every rank, and nobody hangs."""
 
-import time
-
 import pytest
 import torch
 
@@ -16,11 +14,36 @@ ROWS = TableLayout(kind="rows")
 IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1])
 GOOD = [(IDS, OFFSETS), (IDS, OFFSETS, torch.ones(3))]
 
+
+class Keyed:
+    """As torchrec.KeyedJaggedTensor: a bag of one id for each key, unless lengths say otherwise."""
+
+    def __init__(self, keys, *, weights=None, lengths=(1, 1), inverse=None):
+        self.keys, self.values, self.lengths = lambda: keys, lambda: IDS[:2], lambda: torch.tensor(lengths)
+        self.weights_or_none, self.inverse_indices_or_none = lambda: weights, lambda: inverse
+
+
 BAD = {
+    "weights of all keys where a table has none": (
+        Keyed(["b", "a"], weights=torch.ones(2)),
+        ValueError,
+        "'a' got weights, but it has none; say `weighted=True`",
+    ),
+    "a key of another name": (
+        Keyed(["a", "c"]),
+        ValueError,
+        r"have keys \['a', 'c'\], but the features are \['a', 'b'\]",
+    ),
+    "a key twice": (Keyed(["a", "b", "a"]), ValueError, "name each once"),
+    "a key too few": ({"a": GOOD[0]}, ValueError, r"have keys \['a'\]"),
+    "lengths for other bags": (Keyed(["a", "b"], lengths=(1, 1, 0)), ValueError, "3 lengths for 2 keys"),
+    "lengths for other values": (Keyed(["a", "b"], lengths=(1, 2)), ValueError, "2 values where lengths add up to 3"),
+    "inverse indices": (Keyed(["a", "b"], inverse=(["a"], IDS)), ValueError, "one bag for each sample"),
+    "what is no input at all": (None, (TypeError, ValueError), "not iterable"),
     "an id too large": (
         [(torch.tensor([1, 2, 10]), OFFSETS), GOOD[1]],
         IndexError,
-        "table 'a' got id 10 at position 2, but has rows 0 to 9",
+        "table 'a' got id 10 at position 2, but has rows 0 to 9; give it more rows, or map ids to rows first",
     ),
     "an id below zero": (
         [GOOD[0], (torch.tensor([-1, 2, 3]), OFFSETS)],
@@ -92,8 +115,6 @@ def test_one_rank_alone():
 
 
 def test_a_rank_that_fails_frees_the_others():
-    start_s = time.perf_counter()
-
     def be(place):
         bags = bags_of(place)
         bags(GOOD)
@@ -105,7 +126,6 @@ def test_a_rank_that_fails_frees_the_others():
 
     with pytest.raises(KeyError, match="of its own"):
         run_world(3, be, timeout_s=5.0)
-    assert time.perf_counter() - start_s < 30
 
 
 def raised(place, make, kind, text):

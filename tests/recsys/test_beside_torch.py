@@ -1,4 +1,4 @@
-"""Beside torch's own modules and optimizers; any inputs; hierarchies; processes; KeyedJaggedTensors."""
+"""Beside torch's own modules and optimizers; any inputs; hierarchies."""
 
 import pytest
 import torch
@@ -84,57 +84,15 @@ def test_what_tables_cannot_do_is_refused():
             ShardedEmbeddingBag.from_modules(modules(max_norm=1.0), plan, place.comm, lr=0.1)
         with pytest.raises(ValueError, match="but the plan"):
             ShardedEmbeddingBag.from_modules(modules()[::-1], plan, place.comm, lr=0.1)
+        tied = modules()
+        tied[1].weight = tied[0].weight
+        with pytest.raises(ValueError, match="'sum' and 'mean' have one weight; make them one table"):
+            ShardedEmbeddingBag.from_modules(tied, plan, place.comm, lr=0.1)
         bags = ShardedEmbeddingBag.from_modules(modules(), plan, place.comm, lr=0.1)
         with pytest.raises(ValueError, match="must end with the number of its ids, 29"):
             bags([(ids, offsets[:-1]) for ids, offsets in everything(0, 0)])
 
     run_world(1, be)
-
-
-class Jagged:
-    """As torchrec.KeyedJaggedTensor: keys, values, lengths by key."""
-
-    def __init__(self, tables, inputs):
-        self._keys = [t.name for t in tables]
-        self._values = torch.cat([x[0] for x in inputs])
-        self._lengths = torch.cat([torch.diff(x[1], append=torch.tensor([len(x[0])])) for x in inputs])
-
-    def keys(self):
-        return self._keys
-
-    def values(self):
-        return self._values
-
-    def lengths(self):
-        return self._lengths.int()
-
-    def weights_or_none(self):
-        return None
-
-
-def test_jagged_tensors_and_matrices():
-    tables = (Table(name="a", num_rows=9, dim=4), Table(name="b", num_rows=7, dim=4))
-    plan = plan_of(TableLayout(kind="rows"), 2, tables=tables)
-
-    def be(place):
-        bags = ShardedEmbeddingBag(plan, place.comm, lr=0.1)
-        inputs = inputs_of(tables, place.rank, 0)
-        compare(bags(Jagged(tables, inputs)), bags(inputs), exact=True)
-        with pytest.raises(ValueError, match="use their order"):
-            bags(Jagged(tables[::-1], inputs))
-        square = [torch.randint(0, 7, (5, 3)) for _ in tables]
-        flat = [(x.view(-1).int(), torch.arange(5) * 3) for x in square]
-        compare(bags(square), bags(flat), exact=True)
-        compare(bags([(x, None) for x in square]), bags(flat), exact=True)
-        with torch.no_grad():
-            assert not bags(flat)[0].requires_grad
-        return bags.full_weights()
-
-    a, b = run_world(2, be)
-    alone = plan_of(TableLayout(kind="replicated"), 1, tables=tables)
-    (c,) = run_world(1, lambda place: [ShardedEmbeddingBag(alone, place.comm, lr=0.1).full_weights()])
-    compare(a, b, exact=True)
-    compare(a, c[0], exact=True)  # first values do not depend on the plan
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -232,50 +190,3 @@ def test_any_tables_any_layouts_any_bags(case):
     for full in run_world(n, be):
         for a, b in zip(full, whole.weights, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-class Model(nn.Module):
-    def __init__(self, bags):
-        super().__init__()
-        self.bags = bags
-        self.dense = nn.Linear(9, 1)
-
-    def forward(self, inputs):
-        return self.dense(torch.cat(self.bags(inputs), 1))
-
-
-def test_inside_a_model_of_ddp():
-    plan = plan_of(TableLayout(kind="rows"), 2, tables=PLAIN)
-    start = nn.Linear(9, 1).state_dict()
-
-    def be(place):
-        model = Model(ShardedEmbeddingBag(plan, place.comm, lr=0.1, weights=first_weights(PLAIN)))
-        model.dense.load_state_dict(start)
-        ddp = nn.parallel.DistributedDataParallel(model, process_group=place.process_group)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            ddp(everything(place.rank, step)[:2]).square().mean().backward()
-            optimizer.step()
-            model.bags.step()
-        assert list(model.state_dict()) == ["dense.weight", "dense.bias"]
-        model.load_state_dict(model.state_dict())
-        return model.bags.full_weights(), model.dense.weight.detach()
-
-    a, b = run_world(2, be)
-    compare(a[0], b[0], exact=True)
-    assert torch.equal(a[1], b[1])
-    whole = [w.clone().requires_grad_() for w in first_weights(PLAIN)]
-    dense = nn.Linear(9, 1)
-    dense.load_state_dict(start)
-    optimizer = torch.optim.SGD([*whole, *dense.parameters()], lr=0.1)
-    for step in range(3):
-        optimizer.zero_grad()
-        for rank in range(2):
-            out = [
-                nn.functional.embedding_bag(ids, w, offsets, mode=t.pooling, padding_idx=t.padding_id)
-                for t, w, (ids, offsets) in zip(PLAIN, whole, everything(rank, step), strict=True)
-            ]
-            (dense(torch.cat(out, 1)).square().mean() / 2).backward()
-        optimizer.step()
-    compare(a[0], [w.detach() for w in whole], exact=False)

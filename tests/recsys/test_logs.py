@@ -126,7 +126,9 @@ def test_tables_with_named_columns(tmp_path, kind):
     path = tmp_path / f"log.{kind}"
     (tmp_path / "log.csv").write_text(TABLE)
     if kind == "parquet":
-        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        import pyarrow as arrow
+        from pyarrow import parquet
+
         columns = {"when": [3, 1, 2], "clicked": [1, 0, 1], "user": ["ann", "bob", "ann"], "shop": ["x", None, "y"]}
         parquet.write_table(arrow.table(columns | {"price": [1.5, 2.5, None]}), path)
     log = load_table(

@@ -71,9 +71,8 @@ def test_within_three_percent_of_an_exhaustive_sweep(seed, staleness):
     assert found.samples_per_s >= 0.97 * swept(found)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.extended) for k in (2, 3))])
 def test_the_integer_program_finds_nothing_much_better(seed):
-    pytest.importorskip("scipy")
     tables, frequencies, topology = case(100 + seed, num_tables=5)
     limits = Limits(memory_bytes=0.6 * sum(t.num_rows * 4 * (t.dim + 1) for t in tables) + 5e6, max_staleness=3)
     fast = place(tables, frequencies, topology, limits, batch_sizes=(128,))
@@ -109,7 +108,7 @@ def test_ranks_that_share_a_link_make_replicas_pay():
     assert shared.plan.layouts[0].num_hot > 100
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(st.integers(0, 10_000), st.sampled_from([0, 7]))
 def test_more_memory_or_rate_is_never_slower_and_it_beats_all_alike(seed, staleness):
     tables, frequencies, topology = case(seed, num_tables=3)

@@ -24,7 +24,7 @@ def said(plan, of_ranks, hot):
     num_sums = sum(key[1] == "sums" for key in groups)
     sent = [(n - 1) * sizes_bytes(len(groups) - num_sums, num_sums)] * n
     touched = {}
-    for rank, inputs in enumerate(of_ranks):
+    for rank, inputs in enumerate(map(whole.merged, of_ranks)):
         for (dim, moves, bits, distinct, weighted), pieces in groups.items():
             ids, bags = [[] for _ in range(n)], [set() for _ in range(n)]
             for piece in pieces:

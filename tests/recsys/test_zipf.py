@@ -18,10 +18,10 @@ def drawn(p, num, rng):
     [(20_000, 0.8, 100_000), (20_000, 1.05, 100_000), (100_000, 1.2, 300_000), (1_000, 0.6, 10_000)],
 )
 def test_the_interval_covers_the_truth(num_rows, exponent, num):
-    """95 % is promised: of 100 simulations, fewer than 88 would be so by chance once in three hundred times."""
+    """95 % is promised: of 40 simulations, fewer than 34 would be so by chance once in three hundred times."""
     p, rng = cell_masses(np.arange(num_rows + 1), exponent), np.random.default_rng(5)
-    fits = [fit_zipf(drawn(p, num, rng)) for _ in range(100)]
-    assert sum(f.low <= exponent <= f.high for f in fits) >= 88
+    fits = [fit_zipf(drawn(p, num, rng)) for _ in range(40)]
+    assert sum(f.low <= exponent <= f.high for f in fits) >= 34
     estimates = [f.exponent for f in fits]
     assert abs(np.mean(estimates) - exponent) < 0.005
     assert np.mean([f.high - f.low for f in fits]) < 1.5 * 2 * 1.96 * np.std(estimates)
@@ -30,8 +30,8 @@ def test_the_interval_covers_the_truth(num_rows, exponent, num):
 
 def test_a_plateau_is_found():
     p, rng = cell_masses(np.arange(20_001), 1.1, 10.0), np.random.default_rng(6)
-    fits = [fit_zipf(drawn(p, 1_000_000, rng), plateau=True) for _ in range(20)]
-    assert sum(f.low <= 1.1 <= f.high for f in fits) >= 16
+    fits = [fit_zipf(drawn(p, 1_000_000, rng), plateau=True) for _ in range(8)]
+    assert sum(f.low <= 1.1 <= f.high for f in fits) >= 6
     assert np.mean([f.shift for f in fits]) == pytest.approx(10, rel=0.1)
     assert all(f.fits for f in fits)
     without = fit_zipf(drawn(p, 1_000_000, rng))

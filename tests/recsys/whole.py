@@ -7,8 +7,8 @@ from pliant.spec import EmbeddingPlan, Table, TableLayout
 
 TABLES = (
     Table(name="plain", num_rows=50, dim=8),
-    Table(name="mean", num_rows=7, dim=8, pooling="mean"),
-    Table(name="weighted", num_rows=30, dim=8, weighted=True),
+    Table(name="mean", num_rows=7, dim=8, pooling="mean", features=("now", "then", "ever")),
+    Table(name="weighted", num_rows=30, dim=8, weighted=True, features=("seen", "liked")),
     Table(name="padded", num_rows=11, dim=5, padding_id=4),
     Table(name="padded mean", num_rows=9, dim=5, pooling="mean", padding_id=0),
     Table(name="one row", num_rows=1, dim=8),
@@ -28,7 +28,7 @@ def inputs_of(tables, rank, step, *, one_hot=False, empty=False):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     num_bags = 0 if empty else 3 + rank
     found = []
-    for table in tables:
+    for table in [its for its in tables for _ in its.inputs]:
         lengths = torch.ones(num_bags, dtype=torch.int64)
         if not one_hot:
             lengths = torch.randint(0, 5, (num_bags,), generator=generator)
@@ -45,6 +45,21 @@ class Whole:
         self.weights = [w.clone() for w in weights]
         self.states = [None] * len(weights)
 
+    def of_tables(self, of_features):
+        """For each table a list of what is given for its features."""
+        given = iter(of_features)
+        return [[next(given) for _ in table.inputs] for table in self.plan.tables]
+
+    def merged(self, inputs):
+        """For each table the bags of all its features, one feature's after another's."""
+        found = []
+        for parts in self.of_tables(inputs):
+            ids, offsets, *weights = zip(*parts, strict=True)
+            firsts = [sum(len(i) for i in ids[:k]) for k in range(len(ids))]
+            starts = torch.cat([at + first for at, first in zip(offsets, firsts, strict=True)])
+            found.append((torch.cat(ids), starts, *map(torch.cat, weights)))
+        return found
+
     def bags(self, t, given):
         """Without what pads: ids, bag of each, number of each bag, weights."""
         ids, offsets, weights = (*given, None)[:3]
@@ -56,13 +71,15 @@ class Whole:
 
     def forward(self, inputs):
         out = []
-        for t, (table, given) in enumerate(zip(self.plan.tables, inputs, strict=True)):
+        nums = self.of_tables([len(given[1]) for given in inputs])
+        for t, (table, given) in enumerate(zip(self.plan.tables, self.merged(inputs), strict=True)):
             ids, _, counts, weights = self.bags(t, given)
             starts = counts.cumsum(0) - counts
-            if len(ids) == 0:
-                out.append(torch.zeros(len(counts), table.dim))
-                continue
-            out.append(F.embedding_bag(ids, self.weights[t], starts, mode=table.pooling, per_sample_weights=weights))
+            pooled = torch.zeros(len(counts), table.dim)
+            if len(ids):
+                w = self.weights[t]
+                pooled = F.embedding_bag(ids, w, starts, mode=table.pooling, per_sample_weights=weights)
+            out += pooled.split(nums[t])
         return out
 
     def partial(self, t, given, gradient):
@@ -80,6 +97,7 @@ class Whole:
 
     def step(self, of_ranks):
         """of_ranks: for each rank (inputs, gradients of the outputs)."""
+        of_ranks = [(self.merged(inputs), [torch.cat(its) for its in self.of_tables(g)]) for inputs, g in of_ranks]
         for t, table in enumerate(self.plan.tables):
             parts = [self.partial(t, inputs[t], gradients[t]) for inputs, gradients in of_ranks]
             total = parts[0][0]

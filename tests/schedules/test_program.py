@@ -48,7 +48,6 @@ def test_owners_by_program_are_not_worse():
 @settings(max_examples=5)
 @given(problems(max_ranks=4))
 def test_any_small_problem(problem):
-    pytest.importorskip("ortools")
     collective, topology, shape, owners = problem
     schedule = build(collective, owners, shape)
     found = improve(schedule, collective, topology, limit_s=1)
@@ -58,7 +57,6 @@ def test_any_small_problem(problem):
 
 
 def test_a_bad_schedule_is_improved():
-    pytest.importorskip("ortools")
     full = Collective.of([[True] * 4] * 4, 100_000)
     start = build(full, [0] * 4, mixed_radix((4,)))  # all on rank 0
     found = improve(start, full, hosts([1] * 4), limit_s=10)
@@ -69,7 +67,6 @@ def test_a_bad_schedule_is_improved():
 
 
 def test_programs_beside_the_family():
-    pytest.importorskip("ortools")
     collective = random_collective(4, 12, 0.3, 7)
     best = candidates(group(collective), RACKS)[0]
     found = better_rounds(best, collective, RACKS, limit_s=4)

@@ -38,7 +38,7 @@ WARMUP = 12
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 300), nn.ReLU(), nn.Linear(300, 900), nn.ReLU(), nn.Linear(900, 7))
+    return nn.Sequential(nn.Linear(40, 120), nn.ReLU(), nn.Linear(120, 300), nn.ReLU(), nn.Linear(300, 7))
 
 
 def workload_of(module: nn.Module) -> Workload:

@@ -18,6 +18,7 @@ __all__ = [
     "ChecksOptimizer",
     "Dial",
     "FeelsCurvature",
+    "FeelsUnder",
     "MixesWeights",
     "Moment",
     "Rest",
@@ -200,6 +201,15 @@ class FeelsCurvature(Protocol):
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the elements of each contiguous block of a parameter of this shape; none if it is not looked at."""
+        ...
+
+
+@runtime_checkable
+class FeelsUnder(Protocol):
+    """An algorithm of which it depends on the optimizer whether it wants to know the curvature."""
+
+    def feels_under(self, optimizer: Optimizer) -> bool:
+        """Say whether the curvature counts; if not, nobody looks, and its slots stay zero."""
         ...
 
 

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
 from pliant.algorithms.base import Algorithm
+from pliant.algorithms.course import is_adaptive
 from pliant.algorithms.demo import DeMo, demo
 from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
 from pliant.algorithms.hierarchy import BetweenHosts
@@ -19,7 +20,7 @@ from pliant.algorithms.powersgd import PowerSgd, powersgd
 from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
 from pliant.algorithms.randomk import RandomSparse, randomk
 from pliant.algorithms.sparse import Sparse, blocktopk, topk
-from pliant.algorithms.tasc import Tasc, is_adaptive, tasc
+from pliant.algorithms.tasc import Tasc, tasc
 from pliant.algorithms.timing import After, Every, Late, late
 from pliant.codecs import BlockTopK, Dct, RandomK, TopK, codec_from
 from pliant.spec import Choice, CodecSpec, Outer, OwnSpec, Selection, SyncPlan

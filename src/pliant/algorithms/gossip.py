@@ -31,7 +31,8 @@ class Neighbours:
     graph: Graph = field(default_factory=Graph)
     period: int = 1
     free: bool = False
-    """Whether each rank exchanges at the step it is in, whenever the network is free (AD-PSGD, arXiv:1710.06952)."""
+    """Whether a rank goes on with its steps while an exchange is under way (towards AD-PSGD, arXiv:1710.06952). Each
+    exchange still begins with all ranks: averages come as often as the slowest rank makes them."""
 
     @property
     def choice(self) -> Choice:
@@ -133,7 +134,11 @@ def _replicas(state: State) -> Mapping[int, Tensor]:
 
 
 def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Neighbours:
-    """Average with neighbours in full precision; by default on the one-peer exponential graph."""
+    """Average with neighbours in full precision; by default on the one-peer exponential graph.
+
+    With `free` no rank waits for an exchange before its next step, but each exchange begins with all ranks, so that a
+    slow rank makes them as rare for all, and one that has stopped ends all after the timeout.
+    """
     return Neighbours(graph=Graph(kind="one_peer") if graph is None else graph, period=period, free=free)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
-from pliant.comm.hierarchical import HierarchicalComm
+from pliant.comm.hierarchical import levels_of
 from pliant.spec import Choice
 
 __all__ = ["BetweenHosts", "between_hosts"]
@@ -34,17 +34,17 @@ class BetweenHosts:
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The inner algorithm's slots on the rank that leads its host."""
-        outer = _two_levels(comm).outer
+        outer = levels_of(comm).outer
         return {} if outer is None else self.inner.slots(shape, outer)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare the inner algorithm on the rank that leads its host."""
-        outer = _two_levels(comm).outer
+        outer = levels_of(comm).outer
         return None if outer is None else (self.inner.prepare(bucket, outer),)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Go up, across and down; or, where weights are exchanged, stay in the host."""
-        levels = _two_levels(comm)
+        levels = levels_of(comm)
         if self.choice.between_steps and moment.step >= self.choice.until_step:
             levels.inner.all_reduce(bucket.flat.mul_(1 / levels.inner.size)).wait()
             return None
@@ -64,7 +64,7 @@ class BetweenHosts:
 
     def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Let leaders mix, and give the result to the host."""
-        levels, rest = _two_levels(comm), None
+        levels, rest = levels_of(comm), None
         if levels.outer is not None:
             rest = cast(MixesWeights, self.inner).mix(bucket, _leaders(state), levels.outer, moment)
         levels.inner.broadcast(bucket.flat, 0).wait()
@@ -75,12 +75,21 @@ def _leaders(state: State) -> State:
     return replace(state, workspace=state.workspace[0])
 
 
-def _two_levels(comm: Comm) -> HierarchicalComm:
-    if not isinstance(comm, HierarchicalComm):
-        raise TypeError(f"a hierarchical algorithm needs to know the hosts, but got a {type(comm).__name__}.")
-    return comm
-
-
 def between_hosts(algorithm: Algorithm) -> BetweenHosts:
-    """Run an algorithm between hosts, and exact sums inside them."""
+    """Run an algorithm between hosts, and exact sums inside them.
+
+    Raises:
+        ValueError: The algorithm is between hosts already, or has owners.
+
+    """
+    if isinstance(algorithm, BetweenHosts):
+        raise ValueError(
+            "between_hosts() was given an algorithm that is between hosts already, but there are two levels only: "
+            "hosts, and the network between them; leave one between_hosts() out."
+        )
+    if algorithm.choice.collective == "owner":
+        raise ValueError(
+            "between_hosts() was given an owner algorithm, but owners hold parts of the optimizer for all ranks, not "
+            "for hosts; use owner() by itself, or an algorithm without owners between hosts."
+        )
     return BetweenHosts(inner=algorithm)

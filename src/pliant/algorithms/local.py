@@ -103,7 +103,11 @@ def local_sgd(period: int = 8, *, stretch: float = 0.0, delay_steps: int = 0) ->
 
 
 def async_average(period: int = 1, *, averaging: Algorithm | None = None) -> Local:
-    """Average weights in the background, whenever the network is free: nobody waits, and slow ranks count for less."""
+    """Average weights in the background; slow ranks count for less.
+
+    No rank waits for an exchange before its next step, but each exchange begins with all ranks: a slow rank makes them
+    as rare for all, and one that has stopped ends all after the timeout.
+    """
     return Local(inner=averaging or AllReduce(), period=period, free=True, weighted=True)
 
 

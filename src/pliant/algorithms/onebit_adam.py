@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
-from pliant.buckets import Bucket
+from pliant.buckets import Bucket, as_real
 from pliant.codecs import Codec, Sign, all_finite, spec_of
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
@@ -92,9 +92,10 @@ class OneBitAdam(Optimizer):
         frozen = state["step"] >= self.warmup_steps
         state["step"] += 1
         t = float(state["step"])
-        m, v, g = state["exp_avg"], state["exp_avg_sq"], p.grad
-        if g is None:
+        if p.grad is None:
             return
+        # Complex numbers count as pairs of real ones, as in torch's Adam.
+        p, m, v, g = (as_real(x) for x in (p, state["exp_avg"], state["exp_avg_sq"], p.grad))
         if frozen:
             m.copy_(g)
         else:
@@ -183,4 +184,4 @@ class Momentum:
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Continue the momentum that the optimizer has."""
         if "exp_avg" in optimizer.state.get(parameter, {}):
-            slots["momentum"].copy_(optimizer.state[parameter]["exp_avg"])
+            slots["momentum"].copy_(as_real(optimizer.state[parameter]["exp_avg"]))

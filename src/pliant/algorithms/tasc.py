@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import CURVATURE, Moment, Slots, State
 from pliant.algorithms.budgets import chosen_blocks, floor_counts
-from pliant.algorithms.course import COURSE_NUMEL, Course, ramped, refuse_second_momentum
+from pliant.algorithms.course import COURSE_NUMEL, Course, is_adaptive, ramped, refuse_second_momentum
 from pliant.algorithms.hierarchy import BetweenHosts
 from pliant.algorithms.scheduled import ScheduledBlocks
 from pliant.buckets import Bucket
@@ -20,7 +20,7 @@ from pliant.comm.base import Comm
 from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Target, Topology, ValueBits
 from pliant.spec.blocks import divided, rows_of
 
-__all__ = ["Tasc", "is_adaptive", "tasc"]
+__all__ = ["Tasc", "tasc"]
 
 
 class _Workspace:
@@ -128,6 +128,10 @@ class Tasc:
         if "power" in slots:
             power = self.selection.power
             slots["power"].fill_(float(not is_adaptive(optimizer)) if power is None else power)
+
+    def feels_under(self, optimizer: Optimizer) -> bool:
+        """Say whether p is not 0."""
+        return self.selection.power is not None or not is_adaptive(optimizer)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
@@ -245,11 +249,6 @@ class Tasc:
             rates[among] = _finite(told) / waits[among]
             work.spread(rates, state.of["score"])
         work.spread(waits.masked_fill_(chosen, 0), state.of["age"])
-
-
-def is_adaptive(optimizer: Optimizer) -> bool:
-    """Say whether an optimizer divides by what it has seen of the gradient's size: one that has betas, such as Adam."""
-    return any("betas" in group for group in optimizer.param_groups)
 
 
 def _finite(x: Tensor) -> Tensor:

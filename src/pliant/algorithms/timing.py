@@ -19,7 +19,7 @@ from pliant.algorithms.base import (
     State,
     unwrapped,
 )
-from pliant.buckets import Bucket
+from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
 from pliant.spec import Choice
@@ -55,13 +55,12 @@ class Every:
         """Gather, or add what was gathered and exchange."""
         g, pending = bucket.flat, state.flat["pending"]
         if (moment.step + 1) % self.period:
-            if all_finite(g):
-                pending.add_(g)
-                g.zero_()
-            return None  # an overflow stays in g for this rank's scaler or the engine's check to see
+            pending.add_(g)  # an overflow too: all ranks see it when it is exchanged, and none before
+            g.zero_()
+            return None
         g.add_(pending)
         rest = self.inner.on_ready(bucket, state, comm, moment)
-        if all_finite(g):
+        if all_finite(g) or not all_finite(pending):
             pending.zero_()
         return rest
 
@@ -128,7 +127,7 @@ class Late:
     def _compensate(self, bucket: Bucket, taken_at: Tensor, scratch: Tensor) -> None:
         g, now = bucket.flat, scratch
         for span, weight in zip(bucket.spans, bucket.weights, strict=True):
-            now[span.offset : span.offset + span.numel].view(span.shape).copy_(weight.detach())
+            now[span.offset : span.offset + span.numel].view(span.shape).copy_(as_real(weight.detach()))
         moved = torch.sub(now, taken_at, out=taken_at)
         g.addcmul_(moved.mul_(g), g, value=self.compensation)
         taken_at.copy_(now)

@@ -21,6 +21,7 @@ from pliant.recsys.rows import Frequencies
 from pliant.spec import Table, from_json, load, save, to_json
 from pliant.spec.embedding import RowOptimizer
 from pliant.spec.files import write_atomically
+from pliant.spec.reading import read_json
 from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_time
 
 __all__ = ["embed"]
@@ -29,6 +30,7 @@ _BUILT_IN = ("criteo", "criteo-multihot")
 _SHARES = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
 """Of the limit of memory, in the plot."""
 _SHOWN = 30
+_LARGEST_BAG = 1 << 20
 _COUNTED = 65_536
 """Samples of a log that are read at once."""
 
@@ -103,10 +105,7 @@ def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
         return list(criteo_tables(dim)), sizes
     if not Path(text).exists():
         raise ValueError(f"there are no tables {text!r}: it is neither a file nor one of {', '.join(_BUILT_IN)}.")
-    try:
-        listed: Any = json.loads(Path(text).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{text} is not JSON ({error}); it should be a list of tables.") from None
+    listed: Any = read_json(text)
     if not isinstance(listed, list) or not listed:
         raise ValueError(
             f'{text} should be a list of tables, such as [{{"name": "user", "num_rows": 1000, "bag": 1}}].'
@@ -122,7 +121,10 @@ def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
                 f"{text}: table {k} has {sorted(one)}, but needs name and num_rows, and may have bag (ids in one), "
                 f"{', '.join(name for name in names if name not in ('name', 'num_rows'))}."
             )
-        bags.append(float(one.pop("bag", 1)))
+        bag = one.pop("bag", 1)
+        if type(bag) not in (int, float) or not 0 < bag < _LARGEST_BAG:
+            raise ValueError(f"{text}: table {k} has bags of {bag!r} ids, but the mean is a number above 0.")
+        bags.append(float(bag))
         try:
             tables.append(from_json(Table, json.dumps({"pliant": "Table", "format": 1, "dim": dim, **one})))
         except ValueError as error:

@@ -68,7 +68,7 @@ def emulate(
     rate: Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")] = "100mbit",
     delay: Annotated[str, typer.Option(help="Extra one-way delay of what a host receives: 5ms.")] = "0ms",
     slow: Annotated[list[str] | None, typer.Option(help="HOST:SHARE of the rate, repeatable: 2:0.5.")] = None,
-    ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
+    ranks_per_host: Annotated[int, typer.Option("--ranks", "--ranks-per-host", help="Ranks on each host.")] = 1,
     cpus_per_host: Annotated[float, typer.Option(help="CPUs that each host may use; 0: all.")] = 0.0,
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
@@ -93,6 +93,8 @@ def emulate(
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
         cluster_spec = in_racks(cluster_spec, racks, uplink)
     timeout_s = parse_time(timeout)
+    if command[0].startswith("-"):
+        raise ValueError(f"the command after -- begins with {command[0]!r}, which is an option; put it before the --.")
     if restart and not elastic:
         raise ValueError(f"--restart {restart} brings ranks back to others that go on; add --elastic.")
     for number in (signal.SIGTERM, signal.SIGHUP):

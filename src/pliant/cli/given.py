@@ -22,6 +22,7 @@ __all__ = [
     "RateOption",
     "TopologyOption",
     "WorkloadOption",
+    "costs_from",
     "costs_given",
     "plan_given",
     "topology_given",
@@ -33,7 +34,7 @@ WorkloadOption = Annotated[
 ]
 TopologyOption = Annotated[Path | None, typer.Option(help="A topology's file, instead of the next four.")]
 HostsOption = Annotated[int, typer.Option(help="Number of equal hosts.")]
-RanksOption = Annotated[int, typer.Option(help="Ranks on each host.")]
+RanksOption = Annotated[int, typer.Option("--ranks", "--ranks-per-host", help="Ranks on each host.")]
 RateOption = Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")]
 DelayOption = Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")]
 ComputeOption = Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")]
@@ -55,6 +56,16 @@ def plan_given(text: str) -> SyncPlan:
 def costs_given(path: Path | None) -> Costs:
     """Return costs from their file, or the defaults."""
     return Costs() if path is None else load(Costs, path)
+
+
+def costs_from(path: Path | None) -> str:
+    """Return a line that says whose costs a prediction is of."""
+    if path is not None:
+        return f"costs: {path}"
+    return (
+        "costs: defaults of one CPU core and Gloo, not of your machines; fit theirs with pliant collect and "
+        "pliant dataset, and give them with --costs FILE"
+    )
 
 
 def workload_given(text: str, compute: str) -> Workload:

@@ -49,7 +49,7 @@ def _load(name: str) -> typer.Typer:
     module, _, function = COMMANDS[name][0].partition(":")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # What follows the command that is to be emulated belongs to that command.
-    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "emulate" else None
+    settings = {"allow_interspersed_args": False} if name == "emulate" else None
     app.command(context_settings=settings)(getattr(import_module(module), function))
     return app
 

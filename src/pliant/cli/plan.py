@@ -21,6 +21,7 @@ from pliant.cli.given import (
     RateOption,
     TopologyOption,
     WorkloadOption,
+    costs_from,
     costs_given,
     topology_given,
     workload_given,
@@ -33,6 +34,16 @@ from pliant.spec.units import format_bytes, format_time
 
 __all__ = ["plan"]
 
+_QualityOption = Annotated[
+    float | None,
+    typer.Option(
+        help="How many times the steps to the same accuracy a plan may need; 1: exact ones alone. By default 1, or, "
+        "with --error-budget, any."
+    ),
+]
+_UnmeasuredOption = Annotated[
+    bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
+]
 _ROUNDS, _ELITE = 4, 16
 _SHOWN = 12
 
@@ -45,20 +56,15 @@ def plan(
     rate: RateOption = "none",
     delay: DelayOption = "0ms",
     compute: ComputeOption = "",
-    quality: Annotated[
-        float | None,
-        typer.Option(
-            help="How many times the steps to the same accuracy a plan may need; 1: exact ones alone. By default 1, "
-            "or, with --error-budget, any."
-        ),
-    ] = None,
+    quality: _QualityOption = None,
     error_budget: Annotated[
         float | None,
         typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
     ] = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
-    optimizer: Annotated[str, typer.Option(help="The training's, by its class, for the advice: SGD, AdamW.")] = "SGD",
+    optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW.")] = "SGD",
+    unmeasured: _UnmeasuredOption = False,
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
@@ -73,7 +79,9 @@ def plan(
     given, network = workload_given(workload, compute), topology_given(topology, hosts, ranks, rate, delay)
     known = costs_given(costs)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    space = Space(given, network, Quality(budget=within), error_budget)
+    unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
+    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
+    space = Space(given, network, allowed, error_budget)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
         return simulate_many(plans, workload, network, costs=known).tolist()
@@ -89,6 +97,7 @@ def plan(
     _show(found, space, seeds)
     advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, Errors(given).of(best), advice)
+    _tell_limits(allowed, costs)
     if out is not None:
         budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
@@ -108,6 +117,12 @@ def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Adv
         f"\n{advice.paragraph}",
     ):
         Console().print(line, markup=False, highlight=False)
+
+
+def _tell_limits(allowed: Quality, costs: Path | None) -> None:
+    cure = "; --unmeasured considers them all" if allowed.sentence else ""
+    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, costs_from(costs))):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _searched(

@@ -25,6 +25,7 @@ from pliant.schedules import (
 )
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
+from pliant.spec.reading import read_text
 from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_time
 
 __all__ = ["schedule"]
@@ -183,7 +184,7 @@ def _drawn_by_chance(num_ranks: int, num_blocks: int, part: float, *, agreed: bo
 
 def _read(path: Path, num_ranks: int) -> list[list[bool]]:
     """Return the bitmap of a file: a line for each rank, of 0 and 1, which blanks or commas may part."""
-    lines = [line.replace(" ", "").replace(",", "") for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line.replace(" ", "").replace(",", "") for line in read_text(path).splitlines()]
     lines = [line for line in lines if line]
     if len(lines) != num_ranks or len({len(line) for line in lines}) != 1 or set("".join(lines)) - {"0", "1"}:
         raise ValueError(

@@ -19,6 +19,7 @@ from pliant.cli.given import (
     RateOption,
     TopologyOption,
     WorkloadOption,
+    costs_from,
     costs_given,
     plan_given,
     topology_given,
@@ -63,6 +64,7 @@ def simulate(
         steps=steps,
     )
     _show(plan, found)
+    Console().print(costs_from(costs), markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(found.timeline, trace)
     if json_file is not None:

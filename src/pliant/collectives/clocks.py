@@ -62,7 +62,12 @@ class Clocks:
     @property
     def slowest(self) -> int:
         """The active rank with the lowest clock."""
-        return min((c, r) for r, c in enumerate(self.clocks) if not self.left[r])[1]
+        return self.slowest_but(-1)
+
+    def slowest_but(self, rank: int) -> int:
+        """Return the active rank with the lowest clock, but for one rank unless no other is active."""
+        active = [(r == rank, clock, r) for r, clock in enumerate(self.clocks) if not self.left[r]]
+        return min(active)[2]
 
     def _due(self) -> int:
         active = self.left.count(False)

@@ -3,7 +3,8 @@
 from pliant.comm.base import Comm, CommError, ReduceOp, Work, another
 from pliant.comm.faulty import FaultyComm
 from pliant.comm.hierarchical import HierarchicalComm, by_hosts
-from pliant.comm.process_group import ProcessGroupComm, own_group
+from pliant.comm.own import own_group
+from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.sharing import share_text
 from pliant.comm.threads import Place, run_world

@@ -1,11 +1,12 @@
-"""The one seam to the outside world: who I am, how many we are, and ten verbs."""
+"""The one seam to the outside world: who I am, how many we are, and eleven verbs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["Comm", "CommError", "ReduceOp", "Work", "another", "require_contiguous"]
+__all__ = ["Comm", "CommError", "Limit", "ReduceOp", "Work", "another", "require_contiguous"]
 
 ReduceOp = Literal["sum", "min", "max"]
 
@@ -21,6 +22,13 @@ class CommError(RuntimeError):
         self.rank = rank
         self.op = op
         self.lost = lost
+
+
+@dataclass(kw_only=True)
+class Limit:
+    """The longest wait for one communication, which a comm shares with all that is split from it."""
+
+    timeout_s: float
 
 
 class Work(Protocol):
@@ -100,6 +108,18 @@ class Comm(Protocol):
 
     def split(self, groups: Sequence[Sequence[int]]) -> "Comm | None":
         """Return the comm of the one of these disjoint groups that holds this rank, or None. Collective."""
+        ...
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether torch's process groups were destroyed under this comm."""
+        ...
+
+    def hang_up(self) -> None:
+        """Break this rank's connections, also those of what was split from it: whoever waits on them fails at once.
+
+        Takes no lock and waits for nobody, so that a finalizer may call it in any thread.
+        """
         ...
 
     def close(self) -> None:

@@ -1,23 +1,29 @@
 """A group of ranks that is made anew when one is lost or comes: the agreement, its signs of life, and the comm."""
 
 import gc
+import queue
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from itertools import count
 from typing import TypeVar
 
-from torch.distributed import PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.base import CommError
-from pliant.comm.membership import Agreement, Epoch, MembershipError
+from pliant.comm.answering import answers_within
+from pliant.comm.base import CommError, Limit
+from pliant.comm.membership import Agreement, MembershipError
 from pliant.comm.process_group import ProcessGroupComm
+from pliant.comm.records import Epoch
+from pliant.comm.sealed import SealedStore
+from pliant.comm.secret import is_loopback
+from pliant.comm.signed import Records, Seal
 from pliant.comm.torch_private import gloo_group, meeting_of
 
-__all__ = ["Party"]
+__all__ = ["NotSignedError", "Party"]
 
 T = TypeVar("T")
 
@@ -26,6 +32,10 @@ _POLL_S = 0.02
 _COLLECT_S = 1.0
 _SILENT_S = 5.0
 _PREFIX = "pliant-elastic"
+
+
+class NotSignedError(CommError):
+    """What a rank was sent is not what the first member of its epoch has signed."""
 
 
 class Party:
@@ -39,14 +49,38 @@ class Party:
         min_ranks: Fewest that may go on.
         regroup_s: Longest wait for members that live but do not come.
         timeout_s: Longest that one communication, or the beginning, may take.
+        secret: What all ranks know and strangers do not; None for a run that stays on loopback.
+        run: Name of the run, with which the secret is mixed.
+
+    Raises:
+        ValueError: There is no secret, and the store is not on this machine's loopback address.
 
     """
 
-    def __init__(self, group: ProcessGroup | None, *, min_ranks: int, regroup_s: float, timeout_s: float) -> None:
-        meeting = meeting_of(group, timeout_s)
+    def __init__(
+        self,
+        group: ProcessGroup | None,
+        *,
+        min_ranks: int,
+        regroup_s: float,
+        timeout_s: float,
+        secret: bytes | None = None,
+        run: str = "",
+    ) -> None:
+        with answers_within(regroup_s) if group is None else nullcontext():
+            meeting = meeting_of(group, timeout_s)
+        self._store_lost = False
+        if secret is None and not (meeting.loopback or is_loopback(meeting.host)):
+            raise ValueError(
+                f"an elastic run without a secret stays on loopback, but its store is at {meeting.host!r}, which "
+                "others reach, and torch's store asks nobody who they are; make a secret, (umask 077; openssl rand "
+                "-hex 32 > run.secret), give it to all ranks, and say Elastic(secret_file='run.secret')."
+            )
+        self._seal = Seal(secret or b"", run)
+        self._sealed: list[SealedStore] = []  # as long as a group may ask them
         self.rank = meeting.rank
         """This rank's number in the world that it was started for."""
-        self._timeout_s, self._loopback = timeout_s, meeting.loopback
+        self._timeout_s, self._loopback = timeout_s, meeting.loopback or secret is None
         self._store = PrefixStore(_PREFIX, meeting.store)
         if not meeting.loopback:
             for store in (meeting.store, meeting.beside):
@@ -56,6 +90,8 @@ class Party:
                 self._store,
                 rank=meeting.rank,
                 size=meeting.size,
+                seal=self._seal,
+                started=time.time_ns(),
                 min_ranks=min_ranks,
                 regroup_s=regroup_s,
                 start_s=timeout_s,
@@ -66,9 +102,10 @@ class Party:
         """The one that this rank is in."""
         self._over_number = -1
         """The last of its epochs that the watcher has seen called over."""
-        self._stop = threading.Event()
-        watch = PrefixStore(_PREFIX, meeting.beside)
-        self._watcher = threading.Thread(target=self._watch, args=(watch,), name="pliant-elastic", daemon=True)
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put; an Event's lock may be held
+        self._left = False
+        beside = self._agreement.records.beside(PrefixStore(_PREFIX, meeting.beside))
+        self._watcher = threading.Thread(target=self._watch, args=(beside,), name="pliant-elastic", daemon=True)
         self._watcher.start()
 
     @property
@@ -108,14 +145,17 @@ class Party:
 
     def connect(self) -> ProcessGroupComm:
         """Return a comm over the epoch's members, ranks in their order. Collective; raises CommError."""
-        number, members = self.epoch.number, [member.rank for member in self.epoch.members]
+        limit = Limit(timeout_s=self._timeout_s)
+        epoch, members = self.epoch, [member.rank for member in self.epoch.members]
         numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(count)  # members make common groups in one order
         here = members.index(self.rank)
+        self._sealed.clear()
 
         def make(ranks: Sequence[int] | None) -> ProcessGroup:
             chosen = tuple(range(len(members))) if ranks is None else tuple(ranks)
-            name = f"{_PREFIX}-{number}-{'.'.join(map(str, chosen))}-{next(numbers[chosen])}"
-            store = PrefixStore(name, self._store)
+            name = f"{_PREFIX}-{epoch.number}-{epoch.id}-{'.'.join(map(str, chosen))}-{next(numbers[chosen])}"
+            store = SealedStore(self._store, self._seal, name, self._timeout_s)
+            self._sealed.append(store)
             try:
                 return gloo_group(
                     store, chosen.index(here), len(chosen), name, self._timeout_s, loopback=self._loopback
@@ -124,7 +164,32 @@ class Party:
                 text = f"rank {self.rank}: no connection among ranks {members}: {str(error).splitlines()[0]}"
                 raise CommError(text, rank=here, op="connect") from None
 
-        return ProcessGroupComm(make(None), timeout_s=self._timeout_s, make_group=make, owns_group=True)
+        return ProcessGroupComm(make(None), limit=limit, make_group=make, owns_group=True)
+
+    def vouch(self, part: str, digest: str) -> None:
+        """Sign, as the epoch's first member, the digest of what it hands to those that come."""
+        self._asking(lambda: self._agreement.vouch(part, digest))
+
+    def require_vouched(self, part: str, digest: str) -> None:
+        """Raise CommError unless the epoch's first member has signed this digest; wait until it has said which.
+
+        Nothing that was received may be used before.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        while (theirs := self._asking(lambda: self._agreement.vouched(part))) is None:
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        if theirs != digest:
+            first = self.epoch.members[0].rank
+            said = f"has signed {theirs}" if theirs else f"has signed nothing within {self._timeout_s:g}s"
+            raise NotSignedError(
+                f"rank {self.rank} was sent {part} with the digest {digest}, but rank {first}, whose they should be, "
+                f"{said}; they were not loaded. Somebody is between the "
+                "ranks, or their memory or network is broken.",
+                rank=[member.rank for member in self.epoch.members].index(self.rank),
+                op="regroup",
+            )
 
     def conclude(self) -> None:
         """Say that the run is over, so that nobody begins it anew alone."""
@@ -132,20 +197,37 @@ class Party:
 
     def leave(self) -> None:
         """Say good-bye, so that nobody waits for this rank, and end the watcher. A second call does nothing."""
-        if self._stop.is_set():
+        if self._left:
             return
-        self._stop.set()
-        self._watcher.join(timeout=2 * _BEAT_S)
+        self._left = True
+        self.stop()
+        self.join(2 * _BEAT_S)
+        if self._store_lost:
+            return
         with suppress(RuntimeError):  # without a store nobody can be told, and nobody waits for long either
             self._agreement.leave()
 
-    def _watch(self, store: Store) -> None:
-        life = self._agreement.life
-        while not self._stop.wait(_BEAT_S):
+    def stop(self) -> None:
+        """End the watcher, and say nothing to anybody. Takes no lock and waits for nobody."""
+        self._stop.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the watcher to end."""
+        if self._watcher is not threading.current_thread():
+            self._watcher.join(timeout_s)
+
+    def _watch(self, beside: Records) -> None:
+        while True:
             try:
-                store.add(f"beats of {life}", 1)
+                self._stop.get(timeout=_BEAT_S)
+            except queue.Empty:
+                pass
+            else:
+                return
+            try:
+                self._agreement.beat(beside)
                 number = self.epoch.number
-                if store.check([f"over {number}"]):
+                if self._agreement.is_over(beside):
                     self._over_number = number
             except RuntimeError:
                 return  # no store: whoever needs it next says so
@@ -156,6 +238,7 @@ class Party:
         except MembershipError as error:
             raise CommError(str(error), rank=self.rank, op="regroup") from None
         except RuntimeError as error:
+            self._store_lost = True
             raise CommError(
                 "the store that the ranks of this elastic run meet in does not answer, so they cannot agree on who "
                 f"goes on ({str(error).splitlines()[0]}). Its host is lost: rank 0, unless a launcher or torchrun's "

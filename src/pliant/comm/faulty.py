@@ -103,6 +103,13 @@ class FaultyComm:
     def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
         return self._comm.split(groups)
 
+    @property
+    def is_destroyed(self) -> bool:
+        return self._comm.is_destroyed
+
+    def hang_up(self) -> None:
+        self._comm.hang_up()
+
     def close(self) -> None:
         self._comm.close()
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pliant.comm.base import Comm, ReduceOp, Work
 
-__all__ = ["HierarchicalComm", "by_hosts"]
+__all__ = ["HierarchicalComm", "by_hosts", "levels_of"]
 
 
 class _Done:
@@ -97,10 +97,24 @@ class HierarchicalComm:
     def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
         return self._flat.split(groups)
 
+    @property
+    def is_destroyed(self) -> bool:
+        return self._flat.is_destroyed
+
+    def hang_up(self) -> None:
+        self._flat.hang_up()
+
     def close(self) -> None:
         self.inner.close()
         if self.outer is not None:
             self.outer.close()
+
+
+def levels_of(comm: Comm) -> HierarchicalComm:
+    """Return a comm of two levels as what it is, or raise TypeError."""
+    if not isinstance(comm, HierarchicalComm):
+        raise TypeError(f"a hierarchical algorithm needs to know the hosts, but got a {type(comm).__name__}.")
+    return comm
 
 
 def by_hosts(comm: Comm, hosts: Sequence[Sequence[int]]) -> HierarchicalComm:

@@ -1,13 +1,20 @@
-"""Who is alive: each rank counts up in the store, and after a failure the silent ones are named."""
+"""Who is alive and who has come: signs of life of all ranks, which name the right one when a wait was in vain."""
 
+import json
+import queue
 import threading
 import time
+import weakref
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from pliant.comm.progress import Progress, Told, late_ranks
+from pliant.comm.verdict import Verdict
 
 __all__ = ["Liveness"]
 
 _BEAT_S = 0.5
+_LEAST_SILENT_S, _MOST_SILENT_S = 2.0, 30.0
 
 
 class Liveness:
@@ -15,10 +22,11 @@ class Liveness:
 
     A thread adds 1 to this rank's counter twice a second. A process that is killed or stopped no longer counts; one
     that computes for long still does. If the store itself does not answer, its host is lost: rank 0, unless
-    torchrun's agent hosts it.
+    torchrun's agent hosts it. Whoever has waited in vain also asks how far the others have come, and each rank's thread
+    writes that down: so a rank that lives and has not come is told from one that is gone.
 
-    Whoever finds ranks silent first writes that down, and everybody names the same: a survivor that ends takes its own
-    connections with it, and the store if it hosts that, so that those who notice later would blame it.
+    Whoever first finds ranks silent, or late, writes that down, and everybody names the same: a survivor that ends
+    takes its own connections with it, and the store if it hosts that, so that those who notice later would blame it.
 
     Args:
         store: A connection that nobody else uses, since a call on it may block.
@@ -31,45 +39,99 @@ class Liveness:
         self._store = store
         self._rank, self._size = rank, size
         self._lock = threading.Lock()  # one connection, one request at a time
-        self._stop = threading.Event()
-        self._verdict: tuple[int, ...] = ()
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put; an Event's lock may be held
+        self._verdict = Verdict()
+        self._progress: weakref.WeakValueDictionary[str, Progress] = weakref.WeakValueDictionary()
         # Collective, so that all ranks have the same number: an earlier run's verdict is not this one's.
-        self._key = f"lost {store.add(f'runs of {rank}', 1)}"
+        self._number = store.add(f"runs of {rank}", 1)
+        self._asked = f"asked {self._number}"
+        self._answered = 0
         self._beat()  # before anybody can ask
-        self._thread = threading.Thread(target=self._count, name="pliant-liveness", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._count, name="pliant-liveness", daemon=True)]
+        self._threads[0].start()
 
-    def lost(self, wait_s: float = 2.0) -> tuple[int, ...]:
-        """Return the ranks that gave no sign of life for `wait_s` seconds, or that others have found so before."""
-        found: list[tuple[int, ...]] = []
+    def follow(self, name: str, progress: Progress) -> None:
+        """Tell others who ask how far this rank has come in a group, which all its members call by this name."""
+        with self._lock:
+            self._progress[name] = progress
+
+    def blame(self, name: str, waited_s: float, limit_s: float) -> Verdict:
+        """Return who is to blame for a communication of a group that has failed after so long.
+
+        A broken connection is a sign by itself; after a timeout a rank is called gone only if it is silent for a tenth
+        of it, since whoever computes for long may hold up its own thread.
+        """
+        silent_s = _LEAST_SILENT_S
+        if waited_s >= limit_s:
+            silent_s = min(max(silent_s, limit_s / 10), _MOST_SILENT_S)
+        found: list[Verdict] = []
         # A dead store may block its caller for long: ask from a thread that can be left behind.
-        asker = threading.Thread(target=lambda: found.append(self._judge(wait_s)), daemon=True)
+        asker = threading.Thread(
+            target=lambda: found.append(self._judge(name, silent_s)),
+            name="pliant-liveness-asks",
+            daemon=True,
+        )
+        self._threads.append(asker)
         asker.start()
-        asker.join(3 * wait_s)
-        return found[0] if found else self._verdict or (0,)
+        asker.join(silent_s + 2 * _LEAST_SILENT_S)
+        return found[0] if found else self._known or Verdict(gone=(0,), by=self._rank)
+
+    def absent(self) -> tuple[int, ...]:
+        """Return the ranks that have not come to the beginning of this run."""
+        try:
+            with self._lock:
+                return tuple(r for r in range(self._size) if self._store.add(f"runs of {r}", 0) < self._number)
+        except RuntimeError:
+            return ()
+
+    def stop(self) -> None:
+        """Count no more. Takes no lock and waits for nobody."""
+        self._stop.put(None)
 
     def close(self) -> None:
-        """Stop counting."""
-        self._stop.set()
-        self._thread.join(timeout=2 * _BEAT_S)
+        """Count no more, and wait for the threads; one that the store holds up is left behind."""
+        self.stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=2 * _BEAT_S)
 
-    def _judge(self, wait_s: float) -> tuple[int, ...]:
+    @property
+    def _known(self) -> Verdict | None:
+        return self._verdict if self._verdict.by >= 0 else None
+
+    def _judge(self, name: str, silent_s: float) -> Verdict:
         try:
-            if not self._verdict:
-                silent = self._silent(wait_s)
-                if silent and not self._verdict:
+            if self._known is None:
+                found = self._look(name, silent_s)
+                if found.by >= 0 and self._known is None:
                     with self._lock:
-                        self._verdict = _ranks(self._store.compare_set(self._key, "", ",".join(map(str, silent))))
+                        self._verdict = Verdict.read(self._store.compare_set(self._key, "", found.text))
                     time.sleep(2 * _BEAT_S)  # until all have read it: the store may end with this rank
         except RuntimeError:  # the connection is gone, and with it the process that hosted the store
-            return self._verdict or (0,)
-        return tuple(rank for rank in self._verdict if rank != self._rank)
+            return self._known or Verdict(gone=(0,), by=self._rank)
+        return self._verdict
 
-    def _silent(self, wait_s: float) -> tuple[int, ...]:
+    def _look(self, name: str, silent_s: float) -> Verdict:
+        with self._lock:
+            question = self._store.add(self._asked, 1)
         before = self._counts()
-        time.sleep(wait_s)
+        time.sleep(silent_s)
         after = self._counts()
-        return tuple(r for r in range(self._size) if r != self._rank and before[r] == after[r])
+        others = [r for r in range(self._size) if r != self._rank]
+        if gone := tuple(r for r in others if before[r] == after[r]):
+            return Verdict(gone=gone, by=self._rank)
+        told = {r: answer for r in range(self._size) if (answer := self._answer_of(r, question)) is not None}
+        late = late_ranks(self._rank, name, told)
+        return Verdict(late=late, by=self._rank) if late else Verdict()
+
+    def _answer_of(self, rank: int, question: int) -> Told | None:
+        key = f"at {self._number} {question} {rank}"
+        with self._lock:
+            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    @property
+    def _key(self) -> str:
+        return f"lost {self._number}"
 
     def _counts(self) -> list[int]:
         with self._lock:
@@ -78,16 +140,24 @@ class Liveness:
     def _beat(self) -> None:
         with self._lock:
             self._store.add(str(self._rank), 1)
-            if not self._verdict and self._store.check([self._key]):
-                self._verdict = _ranks(self._store.get(self._key))
+            if self._known is None and self._store.check([self._key]):
+                self._verdict = Verdict.read(self._store.get(self._key))
+            asked = self._store.add(self._asked, 0)
+            if asked > self._answered:
+                told = json.dumps({name: each.told for name, each in self._progress.items()})
+                for question in range(self._answered + 1, asked + 1):
+                    self._store.set(f"at {self._number} {question} {self._rank}", told)
+                self._answered = asked
 
     def _count(self) -> None:
-        while not self._stop.wait(_BEAT_S):
+        while True:
+            try:
+                self._stop.get(timeout=_BEAT_S)
+            except queue.Empty:
+                pass
+            else:
+                return
             try:
                 self._beat()
             except RuntimeError:
                 return  # no store, no news; whoever asks finds the same
-
-
-def _ranks(verdict: bytes) -> tuple[int, ...]:
-    return tuple(int(rank) for rank in verdict.decode().split(","))

@@ -3,64 +3,16 @@
 No torch and no clock in here, so that a test can be every rank's scheduler.
 """
 
-import json
+import secrets
+import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from dataclasses import replace
+
+from pliant.comm.left import MembershipError, incomplete, too_few
+from pliant.comm.records import Decision, Epoch, Here, Life, Member, Over, State, Text
+from pliant.comm.signed import Board, Records, Seal, digest_of
 
 __all__ = ["Agreement", "Board", "Epoch", "Member", "MembershipError"]
-
-
-class MembershipError(RuntimeError):
-    """This rank cannot go on with the others, and the message says why."""
-
-
-class Board(Protocol):
-    """What is used of a torch store; every call is atomic."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Read a key that is there."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Say whether all keys are there."""
-        ...
-
-    def add(self, key: str, value: int) -> int:
-        """Add to a counter, 0 at first, and return it."""
-        ...
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Write if the key is not there and '' is expected; return what is there then."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """What one rank has announced for an epoch."""
-
-    life: int
-    """Which start of which process this is: no two are alike, and a later start has a higher number."""
-    rank: int
-    """Its number in the world it was started for; a restarted process keeps it."""
-    step: int
-    """Steps that it has made."""
-    sound: bool
-    """Whether it holds a state of the run, and not only the one it was started with."""
-    closing: bool
-    """Whether it leaves once it has met the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """A list of members, the same on all that read it: sound ones first, and by rank."""
-
-    number: int
-    members: tuple[Member, ...]
 
 
 class Agreement:
@@ -72,14 +24,21 @@ class Agreement:
     the first to write decides, by one compare-and-set, and everybody reads what stands there. Who is not on the list
     calls that epoch over in turn, to join the next. Epoch 0 waits for all ranks of the world.
 
+    Note:
+        Nothing in the store is believed but what is signed for the key at which it stands. Against a word that was
+        true once, each names what is new: lives are random, a sign of life has a higher count than the one before,
+        and all that is said of an epoch names the digest of the decision that it follows.
+
     Args:
         board: The store, under a prefix of this run.
         rank: This rank's number in the world.
         size: Ranks of the world that begin together.
+        seal: Signs and verifies; without a secret, anybody can.
         min_ranks: Fewest that may go on.
         regroup_s: How long to wait for members that show signs of life but do not come.
         start_s: How long to wait for all at the beginning.
         silent_s: How long without a sign of life until a rank counts as lost.
+        started: A number that grows from one start of a rank to the next, such as the time.
 
     """
 
@@ -89,44 +48,91 @@ class Agreement:
         *,
         rank: int,
         size: int,
+        seal: Seal | None = None,
         min_ranks: int = 1,
         regroup_s: float = 30.0,
         start_s: float = 300.0,
         silent_s: float = 5.0,
+        started: int = 0,
     ) -> None:
-        self._board = board
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is none of a world of {size}; its ranks are 0 to {size - 1}.")
+        self.records = Records(board, seal or Seal())
         self._size, self._min_ranks = size, min_ranks
         self._regroup_s, self._start_s, self._silent_s = regroup_s, start_s, silent_s
         self.rank = rank
-        self.life = board.add("lives", 1)
-        board.set(f"rank of {self.life}", str(rank))
-        self.beat()
-        self._heard: dict[int, tuple[int, float]] = {}
-        """Life -> its counter, and when that last changed."""
+        self.life = secrets.token_hex(8)
+        self._lives: dict[int, Life] = {}
+        """Rank -> the newest sign of life that was seen of it."""
+        self._heard: dict[int, tuple[Life, float]] = {}
+        """Rank -> its sign of life, and when that last changed."""
+        self._fresh: set[int] = set()
+        """Ranks whose signs of life have changed while this one looked on, so that they are not from before."""
+        self._replaced = False
+        self._one_at_a_time = threading.Lock()
+        before = self._life_of(rank)
+        start = max(started, 0 if before is None else before.start + 1)
+        self._own = Life(rank=rank, life=self.life, start=start, count=0, gone=False, epoch=-1, id="")
         self.number = -1
         """The epoch that this rank is in or heads for."""
+        self._after = ""
+        """Id of the epoch before that one."""
+        self._in = Epoch(number=-1, members=())
+        """The last epoch that this rank was a member of."""
+        self._before: tuple[Member, ...] = ()
+        """Members of the epoch before `number`."""
         self._mine: Member | None = None
         self._deadline_s = 0.0
+        self.beat()
 
-    def beat(self) -> None:
-        """Give a sign of life."""
-        self._board.add(f"beats of {self.life}", 1)
+    def beat(self, records: Records | None = None) -> None:
+        """Give a sign of life, through another connection if another thread does."""
+        with self._one_at_a_time:
+            there = (records or self.records).get(Life, f"rank {self.rank}")
+            if there is not None and there.rank == self.rank and there.start > self._own.start:
+                self._replaced = True
+                return
+            now = self._in
+            self._own = replace(self._own, count=self._own.count + 1, epoch=now.number, id=now.id)
+            (records or self.records).put(f"rank {self.rank}", self._own)
+            self._lives[self.rank] = self._own
 
     def agree_on(self, fingerprint: str) -> str:
         """Return the fingerprint of whoever came first."""
-        return self._board.compare_set("fingerprint", "", fingerprint).decode()
+        found = self.records.first(Text, "fingerprint", Text(text=fingerprint))
+        if found is None:
+            raise MembershipError(f"rank {self.rank}: a stranger writes into the store of this elastic run; end it.")
+        return found.text
 
-    def is_over(self) -> bool:
-        """Say whether somebody has called this rank's epoch over."""
-        return self._board.check([f"over {self.number}"])
+    def is_over(self, records: Records | None = None) -> bool:
+        """Say whether somebody has called the epoch that this rank is in over."""
+        epoch, key = self._in, f"over {self._in.number}"
+        said = (records or self.records).get(Over, key)
+        return said is not None and self._fits(key, (said.epoch, said.id) == (epoch.number, epoch.id))
 
     def leave(self) -> None:
         """Tell the others not to wait for this rank, now or ever."""
-        self._board.set(f"gone {self.life}", "yes")
+        self._own = replace(self._own, gone=True)
+        self.beat()
 
     def conclude(self) -> None:
         """Tell those who come too late that the run has ended."""
-        self._board.set("concluded", "yes")
+        self.records.put("concluded", Text(text=self._in.id))
+
+    def vouch(self, part: str, digest: str) -> None:
+        """Say what the first member of this rank's epoch hands to those that come."""
+        key = f"state {self._in.number} {part}"
+        said = State(epoch=self._in.number, id=self._in.id, rank=self.rank, part=part, digest=digest)
+        self.records.put(key, said)
+
+    def vouched(self, part: str) -> str | None:
+        """Return what the first member of this rank's epoch has vouched for, or None as long as it has not."""
+        epoch, key = self._in, f"state {self._in.number} {part}"
+        said = self.records.get(State, key)
+        wanted = (epoch.number, epoch.id, epoch.members[0].rank, part)
+        if said is None or not self._fits(key, (said.epoch, said.id, said.rank, said.part) == wanted):
+            return None
+        return said.digest
 
     def announce(self, *, step: int, sound: bool, closing: bool, now_s: float) -> None:
         """Call the latest epoch over, and ask to be in the next.
@@ -135,94 +141,159 @@ class Agreement:
             MembershipError: This rank brings no state, and the run has ended.
 
         """
-        if not sound and self._board.check(["concluded"]):
+        if not sound and self.records.get(Text, "concluded") is not None:
             raise MembershipError(f"rank {self.rank} has come too late: the elastic run has ended.")
         self._mine = Member(life=self.life, rank=self.rank, step=step, sound=sound, closing=closing)
         self._heard.clear()
-        while self._board.check([f"members {max(self.number, 0)}"]):
-            self._call_over(max(self.number, 0))
-        self.number = max(self.number, 0)
-        self._ask(now_s)
+        if self._in.number >= 0 and self._in.number == self.number:
+            self._call_over(self._in)
+        self._set_out(now_s)
 
     def poll(self, now_s: float) -> Epoch | None:
         """Return the epoch that this rank is a member of, if it is decided.
 
         Raises:
-            MembershipError: Too few ranks are left, or not all have come to the start, and the time is up.
+            MembershipError: Too few ranks are left, not all have come to the start, and the time is up, or a later
+                process has the place of this one.
 
         """
-        if self._board.check([f"members {self.number}"]):
-            return self._read(now_s)
-        candidates, awaited = self._roll(now_s)
-        late = now_s >= self._deadline_s
-        enough = len(candidates) >= self._min_ranks or (bool(candidates) and all(m.closing for m in candidates))
-        if self.number == 0:
-            enough = not awaited
-        if late and not enough:
-            self._give_up(candidates, awaited)
-        if enough and (late or not awaited):
-            ordered = sorted(candidates, key=lambda m: (not m.sound, m.rank))
-            self._board.compare_set(f"members {self.number}", "", json.dumps([asdict(m) for m in ordered]))
-            return self._read(now_s)
-        return None
-
-    def _read(self, now_s: float) -> Epoch | None:
-        members = self._members_of(self.number)
-        if any(member.life == self.life for member in members):
-            return Epoch(number=self.number, members=members)
-        self._call_over(self.number)  # decided without this rank: ask for the next
+        epoch = self._decided()
+        if epoch is None and self._in.number < 0 and self._is_misled():
+            self._set_out(now_s)
+            return None
+        if epoch is None:
+            self._repeat()
+            candidates, awaited = self._roll(now_s)
+            late = now_s >= self._deadline_s
+            enough = len(candidates) >= self._min_ranks or (bool(candidates) and all(m.closing for m in candidates))
+            if self.number == 0:
+                enough = not awaited
+            if late and not enough:
+                self._give_up([m.rank for m in candidates], awaited)
+            if enough and (late or not awaited):
+                epoch = self._decide(sorted(candidates, key=lambda m: (not m.sound, m.rank)))
+        if epoch is None:
+            return None
+        if any(member.life == self.life for member in epoch.members):
+            self._in = epoch
+            self.beat()  # so that who comes knows that it is decided, whatever stands there
+            return epoch
+        self._call_over(epoch)  # decided without this rank: ask for the next
         self._ask(now_s)
         return None
 
+    def _set_out(self, now_s: float) -> None:
+        """Call over whatever is decided, and ask to be in what is not."""
+        if self._in.number < 0:
+            self._find_latest()
+        while (epoch := self._decided()) is not None:
+            self._call_over(epoch)
+        self._ask(now_s)
+
+    def _is_misled(self) -> bool:
+        """Say whether a rank that lives is where this one, which has come, does not head for."""
+        return any(
+            life.epoch >= self.number or (life.epoch == self.number - 1 and life.id != self._after)
+            for life in map(self._life_of, sorted(self._fresh))
+            if life is not None and not life.gone
+        )
+
+    def _find_latest(self) -> None:
+        """Set out from the latest epoch that any rank says it is in."""
+        self.number = 0
+        found = [life for life in map(self._life_of, range(self._size)) if life is not None and life.epoch >= 0]
+        lives = [life for life in found if life.rank in self._fresh] or found
+        self._after, self._before = "", ()
+        if lives:
+            latest = max(lives, key=lambda life: life.epoch)
+            self._call_over(Epoch(number=latest.epoch, members=(), id=latest.id))
+
+    def _decided(self) -> Epoch | None:
+        """Return the epoch that this rank heads for, if it is decided."""
+        found = self.records.get(Decision, f"members {self.number}")
+        if found is None or not self._fits(f"members {self.number}", self._follows(found)):
+            return None
+        return Epoch(number=found.epoch, members=found.members, id=digest_of(found))
+
+    def _follows(self, decision: Decision) -> bool:
+        return decision.epoch == self.number and (decision.after == self._after or not self._after)
+
+    def _decide(self, members: Sequence[Member]) -> Epoch | None:
+        """Write the list of members, unless one is there; return which it is."""
+        own = Decision(epoch=self.number, after=self._after, rank=self.rank, members=tuple(members))
+        found = self.records.first(Decision, f"members {self.number}", own, self._follows)
+        return None if found is None else Epoch(number=found.epoch, members=found.members, id=digest_of(found))
+
     def _ask(self, now_s: float) -> None:
-        if self._mine is not None:
-            self._board.set(f"here {self.number} {self.life}", json.dumps(asdict(self._mine)))
+        self._repeat()
         self._deadline_s = now_s + (self._regroup_s if self.number else self._start_s)
 
-    def _call_over(self, number: int) -> None:
-        self._board.set(f"over {number}", "yes")
-        self.number = number + 1
+    def _repeat(self) -> None:
+        """Say that this rank is here, unless that stands there."""
+        if self._mine is not None:
+            key = f"here {self.number} {self.life}"
+            said = Here(epoch=self.number, after=self._after, member=self._mine)
+            if self.records.get(Here, key) != said:
+                self.records.put(key, said)
+
+    def _call_over(self, epoch: Epoch) -> None:
+        self.records.put(f"over {epoch.number}", Over(epoch=epoch.number, id=epoch.id, rank=self.rank))
+        self.number, self._after, self._before = epoch.number + 1, epoch.id, epoch.members
 
     def _roll(self, now_s: float) -> tuple[list[Member], list[int]]:
         """Return who has announced itself and is alive, and the ranks that are still waited for."""
-        lives = range(1, self._board.add("lives", 0) + 1)
-        ranks = {life: int(self._board.get(f"rank of {life}")) for life in lives if self._named(life)}
-        latest = {rank: life for life, rank in ranks.items()}  # a process that was started again has ended before
-        alive = [life for life in latest.values() if not self._is_lost(life, now_s)]
-        here = [life for life in alive if self._board.check([f"here {self.number} {life}"])]
-        candidates = [Member(**json.loads(self._board.get(f"here {self.number} {life}"))) for life in here]
+        lives = [life for life in map(self._life_of, range(self._size)) if life is not None]
+        if self._replaced:
+            raise MembershipError(f"rank {self.rank} was started again, and the later process has its place.")
+        alive = [life for life in lives if not self._is_lost(life, now_s)]
+        candidates = [member for member in map(self._member_of, alive) if member is not None]
+        here = {member.life for member in candidates}
         if self.number == 0:
             return candidates, sorted(set(range(self._size)) - {m.rank for m in candidates})
-        before = {m.life for m in self._members_of(self.number - 1) if not m.closing}
-        return candidates, sorted(ranks[life] for life in alive if life in before and life not in here)
+        # Who was in no epoch yet takes nobody's word for who was in the last one: it waits for all that live.
+        before = {m.life for m in self._before if not m.closing}
+        missing = (life for life in alive if life.life not in here and (life.life in before or self._in.number < 0))
+        return candidates, sorted(life.rank for life in missing)
 
-    def _named(self, life: int) -> bool:
-        return self._board.check([f"rank of {life}"])
+    def _life_of(self, rank: int) -> Life | None:
+        """Return the newest sign of life of a rank; where junk or an older one stands, the newest that was seen."""
+        found, last = self.records.get(Life, f"rank {rank}"), self._lives.get(rank)
+        if found is None or found.life == self.life:
+            return last
+        newer = last is None or (found.start, found.count) >= (last.start, last.count)
+        if not self._fits(f"rank {rank}", newer and found.rank == rank):
+            return last
+        self._lives[rank] = found
+        return found
 
-    def _is_lost(self, life: int, now_s: float) -> bool:
-        if life == self.life:
+    def _member_of(self, life: Life) -> Member | None:
+        key = f"here {self.number} {life.life}"
+        said = self.records.get(Here, key)
+        if said is None:
+            return None
+        whose = (said.epoch, said.member.life, said.member.rank) == (self.number, life.life, life.rank)
+        return said.member if self._fits(key, whose and said.after == self._after) else None
+
+    def _is_lost(self, life: Life, now_s: float) -> bool:
+        if life.rank == self.rank:
             return False
-        if self._board.check([f"gone {life}"]):
+        if life.gone:
             return True
-        count = self._board.add(f"beats of {life}", 0)
-        before, since_s = self._heard.get(life, (-1, now_s))
-        if count != before:
+        before, since_s = self._heard.get(life.rank, (life, now_s))
+        if (before.start, before.count) != (life.start, life.count):
             since_s = now_s
-        self._heard[life] = count, since_s
+            self._fresh.add(life.rank)
+        self._heard[life.rank] = life, since_s
         return now_s - since_s >= self._silent_s
 
-    def _members_of(self, number: int) -> tuple[Member, ...]:
-        return tuple(Member(**fields) for fields in json.loads(self._board.get(f"members {number}")))
-
-    def _give_up(self, candidates: Sequence[Member], awaited: Sequence[int]) -> None:
-        here = ", ".join(str(rank) for rank in sorted(m.rank for m in candidates))
-        if self.number == 0:
-            raise MembershipError(
-                f"rank {self.rank}: an elastic run of {self._size} ranks begins with all of them, but after "
-                f"{self._start_s:g}s ranks {', '.join(map(str, awaited))} had not come (here: {here}); start them, or "
-                "give relax() a longer timeout_s."
+    def _fits(self, key: str, fits: bool) -> bool:
+        if not fits:
+            self.records.refuse(
+                key, "it was said of another epoch, of another run, or earlier than what was said since"
             )
-        raise MembershipError(
-            f"rank {self.rank}: of this elastic run {len(candidates)} are left after {self._regroup_s:g}s (ranks "
-            f"{here}), but min_ranks is {self._min_ranks}; start more, or allow fewer."
-        )
+        return fits
+
+    def _give_up(self, here: Sequence[int], awaited: Sequence[int]) -> None:
+        if self.number == 0:
+            raise incomplete(self.rank, self._size, here, awaited, self._start_s, self.records.refused)
+        raise too_few(self.rank, here, self._min_ranks, self._regroup_s, self.records.refused)

@@ -1,6 +1,7 @@
 """Comm over a torch process group. Only here are torch.distributed's collectives called."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -8,13 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.base import CommError, ReduceOp, Work, require_contiguous
+from pliant.comm.base import CommError, Limit, ReduceOp, Work, require_contiguous
 from pliant.comm.liveness import Liveness
-from pliant.comm.torch_private import GroupMaker, destroy, gloo_group, liveness_store, maker_of
+from pliant.comm.progress import Progress
+from pliant.comm.torch_private import (
+    GroupMaker,
+    destroy,
+    hang_up,
+    is_destroyed,
+)
 
-__all__ = ["ProcessGroupComm", "alone", "own_group"]
+__all__ = ["ProcessGroupComm"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch renames these two; the older names will go.
@@ -37,17 +44,25 @@ class _Pending:
     ) -> None:
         self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
         self._limit_s = comm.timeout_s if patience_s is None else patience_s
+        self._idle = patience_s is not None
         self._start_s = time.monotonic()
 
     def wait(self) -> None:
+        waits = self._comm.progress.waits
+        if not self._idle:
+            waits.add(id(self))
         try:
             for work in self._works:
                 work.wait(timedelta(seconds=self._limit_s))
         except RuntimeError as error:
             self._works = ()  # they hold connections, and whoever keeps the error would keep them
-            raise self._comm.failure(
+            failure = self._comm.failure(
                 self._op, error, f" of {self._num_bytes} bytes", time.monotonic() - self._start_s
-            ) from error
+            )
+            self._comm.give_up()
+            raise failure from error
+        finally:  # only now: who is asked meanwhile has waited, and is not to blame
+            waits.discard(id(self))
         self._works = ()  # Gloo would wait for ever for what it has already handed over
 
 
@@ -56,11 +71,13 @@ class ProcessGroupComm:
 
     Args:
         group: The group; rank and size are read from it and never from the default world.
-        timeout_s: Longest wait for one communication.
+        limit: Longest wait for one communication.
         make_group: How `split` makes smaller groups.
         owns_group: Whether close() destroys the group.
         liveness: Who is alive, to name the rank that is lost.
         owns_liveness: Whether close() ends it.
+        part_of: How far this rank has come in the group that this one was split from.
+        members: Which ranks of that one these are.
 
     """
 
@@ -68,19 +85,29 @@ class ProcessGroupComm:
         self,
         group: ProcessGroup,
         *,
-        timeout_s: float,
+        limit: Limit,
         make_group: GroupMaker,
         owns_group: bool = False,
         liveness: Liveness | None = None,
         owns_liveness: bool = True,
+        part_of: Progress | None = None,
+        members: Sequence[int] = (),
     ) -> None:
         self.group = group
-        self._timeout_s = timeout_s
+        self._limit = limit
         self._make_group = make_group
         self._owns_group = owns_group
         self._liveness = liveness
         self._owns_liveness = owns_liveness
         self._rank, self._size = group.rank(), group.size()
+        if part_of is None:
+            self.progress = Progress(tuple(range(self._size)), self._size)
+        else:
+            self.progress = Progress(tuple(part_of.members[rank] for rank in members), part_of.total)
+        self._hung_up = False
+        self._parts: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
+        if liveness is not None:
+            liveness.follow(group.group_name, self.progress)
 
     @property
     def rank(self) -> int:
@@ -92,7 +119,11 @@ class ProcessGroupComm:
 
     @property
     def timeout_s(self) -> float:
-        return self._timeout_s
+        return self._limit.timeout_s
+
+    def started(self, timeout_s: float) -> None:
+        """Wait no longer than this for one communication from now on, also in what was split from this comm."""
+        self._limit.timeout_s = timeout_s
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(x)
@@ -129,6 +160,10 @@ class ProcessGroupComm:
         group: ProcessGroup | None = getattr(self, "group", None)  # another thread may close this comm meanwhile
         if group is None:
             raise self.failure("exchange", RuntimeError("this comm is closed"), f" of {num_bytes} bytes", 0.0)
+        for peer, _ in sends:
+            self.progress.sends(peer)
+        for peer, _ in receives:
+            self.progress.awaits(peer)
         try:
             if group.name() == "nccl":
                 works = self._batched(sends, receives)
@@ -164,20 +199,42 @@ class ProcessGroupComm:
                 group = self._make_group(list(ranks))
                 mine = ProcessGroupComm(
                     group,
-                    timeout_s=self.timeout_s,
+                    limit=self._limit,
                     make_group=lambda inner, outer=list(ranks): self._make_group(
                         outer if inner is None else [outer[i] for i in inner]
                     ),
                     owns_group=True,
-                    liveness=self._liveness if len(ranks) == self._size else None,
+                    liveness=self._liveness,
                     owns_liveness=False,
+                    part_of=self.progress,
+                    members=ranks,
                 )
+                self._parts.add(mine)
         return mine
+
+    @property
+    def is_destroyed(self) -> bool:
+        group: ProcessGroup | None = getattr(self, "group", None)  # another thread may close this comm meanwhile
+        return group is not None and is_destroyed(group)
+
+    def hang_up(self) -> None:
+        self._hung_up = True
+        for part in list(self._parts):
+            part.hang_up()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Break this group's connections after a failure: who comes late must not go on with half of the others."""
+        group: ProcessGroup | None = getattr(self, "group", None)
+        if group is not None and self._owns_group:
+            hang_up(group)
 
     def close(self) -> None:
         if not self._owns_group:
             return
         self._owns_group = False
+        for part in list(self._parts):
+            part.close()
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
@@ -185,25 +242,33 @@ class ProcessGroupComm:
 
     def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
         """Make the report of a failed communication: who noticed, what it was, who is gone."""
+        me, waited = self.progress.members[self._rank], 0.0 if waited_s is None else waited_s
         after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
-        lost = self._liveness.lost() if self._liveness is not None else ()
-        if lost:
-            who = f"rank {', '.join(map(str, lost))} is gone (no sign of life)"
+        group: ProcessGroup | None = getattr(self, "group", None)
+        verdict = None
+        if group is None or self._hung_up:
+            who = "this rank has hung up meanwhile"
+        elif self.is_destroyed:
+            who = "destroy_process_group() was called while the run was open; call close() first"
         elif self._liveness is None:
             who = "which rank is lost is not known"
         else:
-            who = "all ranks still show signs of life; one may be stuck or may have taken another path"
+            verdict = self._liveness.blame(group.group_name, waited, self.timeout_s)
+            who = verdict.sentence(me, self.timeout_s)
         return CommError(
-            f"rank {self._rank} of {self._size}: {op}{size} failed{after}: {who}. Cause: {str(error).splitlines()[0]}",
-            rank=self._rank,
+            f"rank {me} of {self.progress.total}: {op}{size} failed{after}: {who}. Cause: {str(error).splitlines()[0]}",
+            rank=me,
             op=op,
-            lost=lost,
+            lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),
         )
 
     def _start(self, op: str, x: Tensor, call: Callable[[], dist.Work | None]) -> Work:
+        self.progress.collective()
         try:
             work = call()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, AttributeError) as error:
+            if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
+                raise  # not one of a group that was destroyed, or closed by another thread
             raise self.failure(op, error, f" of {x.nbytes} bytes", 0.0) from error
         return _Pending(self, op, [work] if work is not None else [], x.nbytes)
 
@@ -222,29 +287,3 @@ def _movable(x: Tensor) -> Tensor:
 def _require_numel(op: str, x: Tensor, wanted: int) -> None:
     if x.numel() != wanted:
         raise ValueError(f"{op} needs a tensor of {wanted} elements here, but got {x.numel()}.")
-
-
-def own_group(group: ProcessGroup, timeout_s: float) -> ProcessGroupComm:
-    """Return a comm over a new group of the same ranks, so that nobody else's collectives come between ours.
-
-    Collective over `group`. In a world of threads the new group comes from that world.
-    """
-    make_group = maker_of(group, timeout_s)
-    new = make_group(None)
-    store = liveness_store(group)
-    return ProcessGroupComm(
-        new,
-        timeout_s=timeout_s,
-        make_group=make_group,
-        owns_group=True,
-        liveness=Liveness(store, group.rank(), group.size()) if store is not None and group.size() > 1 else None,
-    )
-
-
-def alone() -> ProcessGroupComm:
-    """Return a comm of one rank, which talks to nobody."""
-
-    def make_group(_: Sequence[int] | None) -> ProcessGroup:
-        return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True)
-
-    return ProcessGroupComm(make_group(None), timeout_s=60.0, make_group=make_group, owns_group=True)

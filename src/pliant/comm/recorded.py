@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pliant.comm.base import Comm, ReduceOp, Work
 
-__all__ = ["Listener", "RecordedComm"]
+__all__ = ["Listener", "RecordedComm", "uncounted"]
 
 
 class Listener(Protocol):
@@ -98,6 +98,11 @@ class RecordedComm:
     def size(self) -> int:
         return self._comm.size
 
+    @property
+    def uncounted(self) -> Comm:
+        """The comm itself, for messages about the run that are no part of training."""
+        return self._comm
+
     def listen(self, listener: Listener) -> None:
         """Tell this listener of every communication from now on, also of parts."""
         self._listener = listener
@@ -166,6 +171,13 @@ class RecordedComm:
         self._parts.append(RecordedComm(part, self._listener))
         return self._parts[-1]
 
+    @property
+    def is_destroyed(self) -> bool:
+        return self._comm.is_destroyed
+
+    def hang_up(self) -> None:
+        self._comm.hang_up()
+
     def close(self) -> None:
         for part in self._parts:
             part.close()
@@ -185,3 +197,8 @@ class RecordedComm:
             self._sent_bytes += sent
             self._received_bytes += 0 if idle else received
         return _Timed(self, work, name, sent, received, idle=idle)
+
+
+def uncounted(comm: Comm) -> Comm:
+    """Return a comm of the same ranks and the same order of messages that counts nothing."""
+    return comm.uncounted if isinstance(comm, RecordedComm) else comm

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch.distributed import ProcessGroup
 
-from pliant.comm.base import CommError
+from pliant.comm.base import CommError, Limit
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import ThreadWorld, maker_of
 
@@ -48,8 +48,9 @@ def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 6
         group = comm = make_group = None
         try:
             group = world.new_group(rank)
-            make_group = maker_of(group, timeout_s)
-            comm = ProcessGroupComm(make_group(None), timeout_s=timeout_s, make_group=make_group)
+            limit = Limit(timeout_s=timeout_s)
+            make_group = maker_of(group, limit)
+            comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
             results[rank] = function(Place(rank=rank, size=size, process_group=group, comm=comm))
         except BaseException as error:  # noqa: BLE001  it is raised below, in the caller's thread
             errors.append((rank, error))

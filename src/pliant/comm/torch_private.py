@@ -1,19 +1,22 @@
 """Every private call into torch that Pliant needs, in one file."""
 
-import dataclasses
+import ctypes
+import os
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import distributed_c10d as c10d
+
+from pliant.comm.base import Limit
 
 __all__ = [
     "GroupMaker",
@@ -21,11 +24,11 @@ __all__ = [
     "ThreadWorld",
     "destroy",
     "gloo_group",
-    "guard_forward",
+    "hang_up",
+    "is_destroyed",
     "liveness_store",
     "maker_of",
     "meeting_of",
-    "rebuild_reducer",
 ]
 
 GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
@@ -36,7 +39,12 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 )
 
 
+_ours: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
+"""All groups that Pliant has made and somebody holds."""
 _registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
+_NEVER_SENT = 1
+"""The tag of a message that nobody sends; others have tag 0."""
+_watches_forks = False
 _made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
 """Default world -> how many groups of the same ranks this process has made there: all members count alike."""
 
@@ -83,7 +91,7 @@ def gloo_group(
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
     group._set_group_name(name)  # pyright: ignore[reportArgumentType]
-    return group
+    return _note(group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +106,8 @@ class Meeting:
     size: int
     loopback: bool
     """Whether all ranks are threads of this process."""
+    host: str = ""
+    """Where the store of a world of processes is."""
 
 
 def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
@@ -121,10 +131,16 @@ def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
         )
     rendezvous: Any = dist.rendezvous  # pyright: ignore[reportPrivateImportUsage]
     store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
-    return Meeting(store=store, beside=store.clone(), rank=rank, size=size, loopback=False)
+    return Meeting(store=store, beside=store.clone(), rank=rank, size=size, loopback=False, host=_host_of(store))
 
 
-def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:
+def _host_of(store: Any) -> str:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))
+
+
+def maker_of(group: ProcessGroup, limit: Limit) -> GroupMaker:
     """Return how to make groups over the ranks of `group`: in its world of threads, or in the default world."""
     if group in _thread_groups:
         world, members = _thread_groups[group]
@@ -134,7 +150,7 @@ def maker_of(group: ProcessGroup, timeout_s: float) -> GroupMaker:
     backend = dist.get_backend(group)
 
     def make(ranks: Sequence[int] | None) -> ProcessGroup:
-        return _new_group(global_ranks if ranks is None else [global_ranks[r] for r in ranks], backend, timeout_s)
+        return _new_group(global_ranks if ranks is None else [global_ranks[r] for r in ranks], backend, limit.timeout_s)
 
     return make
 
@@ -157,14 +173,54 @@ def _new_group(ranks: Sequence[int], backend: str, timeout_s: float) -> ProcessG
     made, _ = make(len(members), here, list(members), backend, store, name, timeout=timedelta(seconds=timeout_s))
     world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(members)}
     _registered.add(made)
-    return made
+    return _note(made)
 
 
 def destroy(group: ProcessGroup) -> None:
     """Let torch forget a group that `maker_of` made in its default world; any other ends when nobody holds it."""
-    if group in _registered:
-        _registered.discard(group)
+    if group in _registered and not is_destroyed(group):
         dist.destroy_process_group(group)
+    _registered.discard(group)
+
+
+def is_destroyed(group: ProcessGroup) -> bool:
+    """Whether somebody has let torch forget a group that is not to be forgotten yet, as by destroying its world."""
+    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
+    return group in _registered and group not in world.pg_map
+
+
+def hang_up(group: ProcessGroup) -> None:
+    """Break a group's connections: whoever waits on them, here or at the other end, fails at once.
+
+    Gloo's own abort does nothing; but when one message comes too late, it closes all connections of the group.
+    """
+    if group.size() == 1:
+        return
+    if group.name() == "nccl":
+        group.abort()
+        return
+    peer = (group.rank() + 1) % group.size()
+    with suppress(RuntimeError):
+        group.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+
+
+def _note(group: ProcessGroup) -> ProcessGroup:
+    global _watches_forks
+    _ours.add(group)
+    if not _watches_forks:
+        os.register_at_fork(after_in_child=_keep_groups)
+        _watches_forks = True
+    return group
+
+
+def _keep_groups() -> None:
+    """Never free a group in a process that was forked from its own.
+
+    Freeing waits for threads that only the parent has, and takes the sockets out of the parent's epoll.
+    """
+    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
+    for kept in [*_ours, *world.pg_map, *world.pg_map.values()]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def liveness_store(group: ProcessGroup) -> Store | None:
@@ -173,44 +229,3 @@ def liveness_store(group: ProcessGroup) -> Store | None:
         return None
     store: Any = c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
     return PrefixStore("pliant-liveness", store.clone())
-
-
-def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
-    """Give a DistributedDataParallel model a new reducer with other buckets, as unpickling one does.
-
-    Between two steps, and on all ranks. Its communication hook is to be registered again. As with any new reducer,
-    buckets are provisional in the first backward pass, and then follow the order in which gradients were ready.
-    """
-    if hasattr(ddp, "_bucket_config"):  # torch 2.13 and later keep all caps there
-        ddp._bucket_config = dataclasses.replace(
-            ddp._bucket_config,
-            bucket_bytes_cap=bucket_bytes,
-            first_bucket_bytes_cap=bucket_bytes,
-            per_bucket_bytes_caps=(),
-        )
-    ddp.bucket_bytes_cap = bucket_bytes
-    parameters, sparse = ddp._build_params_for_reducer()
-    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
-    if ddp.static_graph:
-        ddp.reducer._set_static_graph()
-        ddp.logger._set_static_graph()
-
-
-def guard_forward(ddp: nn.Module, explain: Callable[[RuntimeError], RuntimeError | None]) -> None:
-    """Have an error of what DDP says to other ranks before a forward pass (buffers, its new buckets) explained.
-
-    What `explain` returns is raised in its place, if anything.
-    """
-    weak: Any = weakref.ref(ddp)  # no cycle: connections close when nobody holds the model any more
-
-    def _pre_forward(*inputs: Any, **named: Any) -> Any:
-        itself = weak()
-        try:
-            return type(itself)._pre_forward(itself, *inputs, **named)
-        except RuntimeError as error:
-            explained = explain(error)
-            if explained is None:
-                raise
-            raise explained from error
-
-    ddp._pre_forward = _pre_forward  # pyright: ignore

@@ -2,6 +2,7 @@
 
 from pliant.curvature.estimators import Estimator, Fisher, GaussNewton
 from pliant.curvature.hessian import Hutchinson, hessian
+from pliant.curvature.losses import LossName, recognized
 from pliant.curvature.refresh import Refresh, log_shift, spearman
 from pliant.curvature.spectrum import Trace, top_eigenvalues, trace
 from pliant.curvature.structure import block_means, settled, view_means
@@ -12,6 +13,7 @@ __all__ = [
     "Fisher",
     "GaussNewton",
     "Hutchinson",
+    "LossName",
     "Refresh",
     "Task",
     "Trace",
@@ -19,6 +21,7 @@ __all__ = [
     "find_logits",
     "hessian",
     "log_shift",
+    "recognized",
     "settled",
     "spearman",
     "top_eigenvalues",

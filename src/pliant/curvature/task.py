@@ -1,5 +1,6 @@
 """What is looked at: one forward pass of a model in training, and how its output becomes a loss."""
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,7 +8,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from pliant.curvature.losses import LossName
 
 __all__ = ["Objective", "Task", "find_logits", "untouched"]
 
@@ -49,10 +52,14 @@ class Task:
     """Inputs of the forward pass, on the model's device."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     logits: Callable[[Any], Tensor] = find_logits
-    """From the output to logits, (..., classes): each row is a sample, or token, of the mean loss."""
+    """From the output to logits, (..., classes): each row is a sample, or token, of the mean loss. Of other losses than
+    a softmax's to what they are taken of, of any shape: each element is a sample then."""
     loss: Objective | None = None
-    """From the output to the mean loss, (), or to the losses of samples, (samples,). Without it the loss is that of
-    labels drawn from the model's own softmax: its Hessian, in the mean over draws, is the Gauss-Newton matrix."""
+    """From the output to the mean loss, (), or to the losses of samples, (samples,). Without it the loss is `loss_name`
+    of labels drawn from the model itself: its Hessian, in the mean over draws, is the Gauss-Newton matrix."""
+    loss_name: LossName = "cross_entropy"
+    """Where labels are drawn: the softmax's, the sigmoid's, or the squared error, whose targets are drawn with variance
+    1/2 about the output, so that the mean over draws of its squared gradient is its second derivative, 2."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -72,18 +79,27 @@ class Task:
             return self.model(*self.args, **self.kwargs)
 
     def sampled(self, output: Any, generator: torch.Generator) -> Tensor:
-        """Return the losses, float32 (samples,), of labels drawn from the softmax of the logits."""
+        """Return the losses, float32 (samples,), of labels drawn from the model."""
         return self.losses_of(output, self.draw(output, generator))
 
     def draw(self, output: Any, generator: torch.Generator) -> Tensor:
-        """Return labels, int64 (samples,), drawn from the softmax of the logits; any where these are not finite."""
-        chances = self._rows(output).detach().softmax(-1)  # (samples, classes)
-        chances = torch.where(chances.isfinite().all(-1, keepdim=True), chances, 1.0)  # the loss then says so
-        return torch.multinomial(chances, 1, generator=generator).squeeze(-1)
+        """Return labels, (samples,): int64 for a softmax, else float32; any where the output is not finite."""
+        z = self._samples(output).detach()
+        z = torch.where(z.isfinite(), z, 0.0)  # the loss then says so
+        if self.loss_name == "cross_entropy":
+            return torch.multinomial(z.softmax(-1), 1, generator=generator).squeeze(-1)
+        chances = torch.full_like(z, 0.5) if self.loss_name == "squared_error" else z.sigmoid()
+        drawn = torch.bernoulli(chances, generator=generator)
+        return z + (2 * drawn - 1) * math.sqrt(0.5) if self.loss_name == "squared_error" else drawn
 
     def losses_of(self, output: Any, labels: Tensor) -> Tensor:
-        """Return the cross-entropies, float32 (samples,), of labels, (samples,)."""
-        return cross_entropy(self._rows(output), labels, reduction="none")
+        """Return the losses, float32 (samples,), of labels, (samples,)."""
+        z = self._samples(output)
+        if self.loss_name == "cross_entropy":
+            return cross_entropy(z, labels, reduction="none")
+        if self.loss_name == "squared_error":
+            return (z - labels).square()
+        return binary_cross_entropy_with_logits(z, labels, reduction="none")
 
     def objective(self, generator: torch.Generator) -> Objective:
         """Return the loss as a function of the output; labels that must be drawn are drawn once, and stay."""
@@ -123,12 +139,15 @@ class Task:
             )
         return [g.to_dense() if g.is_sparse else g for g in found]
 
-    def _rows(self, output: Any) -> Tensor:
+    def _samples(self, output: Any) -> Tensor:
+        """Return float32 (samples, classes) for a softmax, else (samples,)."""
         logits = self.logits(output)
+        if self.loss_name != "cross_entropy":
+            return logits.flatten().float()
         if logits.shape[-1] < 2:
             raise ValueError(
                 f"the logits have shape {tuple(logits.shape)}, and a softmax over one class has no curvature; for two "
-                "classes in one number give logits=lambda z: torch.cat([torch.zeros_like(z), z], -1)."
+                "classes in one number give loss_name='binary_cross_entropy'."
             )
         return logits.flatten(0, -2).float()  # (samples, classes)
 

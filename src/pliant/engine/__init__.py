@@ -6,6 +6,7 @@ from pliant.engine.bounds import Bounds
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.felt import Curvature, Look
+from pliant.engine.loading import load_run
 from pliant.engine.observe import Observation, observe
 from pliant.engine.record import Recording, record
 from pliant.engine.relax import relax
@@ -27,6 +28,7 @@ __all__ = [
     "ReplicasDisagreeError",
     "Run",
     "Stats",
+    "load_run",
     "observe",
     "record",
     "relax",

@@ -1,47 +1,96 @@
-"""Do the replicas still agree? A cheap hash of every parameter, exchanged every N steps."""
+"""Do the ranks still agree? On the weights, by a cheap hash of each parameter, and on what they have done."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from pliant.codecs import tensor_hash
 from pliant.comm.base import Comm
+from pliant.comm.recorded import uncounted
+from pliant.engine.alike import gathered, majority, ranks_named
+from pliant.engine.doing import Doing, difference
 from pliant.engine.lane import Lane
 
 __all__ = ["Agreement", "ReplicasDisagreeError", "check_agreement", "fingerprints"]
 
+_EARLY = (1, 2, 4, 8)
+
 
 class ReplicasDisagreeError(RuntimeError):
-    """Parameters that must be equal on all ranks are not; the message names the first one and the ranks."""
+    """Ranks differ in what must be equal; the message names the first parameter, or what was done, and the ranks."""
 
 
 class Agreement:
-    """Checks replicas now and then, in the lane.
+    """Checks early, at the first, second, fourth and eighth step, and then now and then, in the lane.
+
+    Whether it is time is decided by steps counted here, which all ranks count alike even if one believes that it is at
+    another step: else one would wait for a message that nobody sends.
 
     Args:
-        every: Steps between two checks; 0 for never.
-        comm: Of the run.
+        every: Steps between two checks; 0 for never, also in the beginning.
+        comm: Of the run. Checks are no part of what it counts.
 
     """
 
     def __init__(self, every: int, comm: Comm) -> None:
-        self._every, self._comm = every, comm
+        self._every, self._comm = every, uncounted(comm)
         self.last_step = -1
         """The last step after which replicas were found equal; -1 before the first check."""
+        self.begin()
 
-    def after_step(self, equal: Mapping[str, Tensor], step: int, lane: Lane) -> None:
-        """Compare what must be equal, if it is time."""
-        if not equal or not self._every or step % self._every or self._comm.size == 1:
+    def begin(self) -> None:
+        """Count from here: something has changed for all ranks, such as a state that was loaded."""
+        self._steps = self._exchanges = self._checked_at = 0
+
+    def after_step(self, equal: Mapping[str, Tensor], doing: Doing, lane: Lane) -> None:
+        """Compare what must be equal, if it is time. Without weights that must, nothing holds ranks at one step."""
+        self._steps += 1
+        if not equal or not self._is_on or not (self._steps in _EARLY or self._steps % self._every == 0):
             return
         mine, device = fingerprints(equal), next(iter(equal.values())).device
 
         def check() -> None:
-            check_agreement(list(equal), mine, self._comm, device, step)
-            self.last_step = step
+            check_agreement(list(equal), mine, doing, self._comm, device, doing.step)
+            self.last_step = doing.step
 
-        lane.submit(check)
+        ticket = lane.submit(check)
+        if self._steps in _EARLY:
+            ticket.wait()  # so that all ranks raise in this very step, and none meets the end of another first
+
+    def after_exchange(
+        self, doing: Callable[[], Doing], step: int, lane: Lane, comm: Comm, device: torch.device, *, free: bool
+    ) -> None:
+        """Compare what ranks have done that exchange weights, in the lane of that, after an exchange, if it is time.
+
+        Args:
+            doing: Says what was done; asked in the lane.
+            step: Made so far.
+            lane: Where weights are exchanged.
+            comm: Who exchanges them.
+            device: Where they are.
+            free: Whether steps are each rank's own, so that only exchanges are counted alike.
+
+        """
+        self._exchanges += 1
+        now = self._exchanges if free else step
+        if not self._is_on or not (self._exchanges in _EARLY or now - self._checked_at >= self._every):
+            return
+        self._checked_at = now
+        ticket = lane.submit(lambda: _check_doing(gathered(doing().row(), uncounted(comm), device)))
+        if self._exchanges in _EARLY and not free:
+            ticket.wait()
+
+    @property
+    def _is_on(self) -> bool:
+        return bool(self._every) and self._comm.size > 1
+
+    def at_end(self, parameters: Mapping[str, Tensor], step: int) -> None:
+        """Compare all parameters of a run that ends, with the lane drained; unless nobody wants checks. Collective."""
+        if self._is_on:
+            device = next(iter(parameters.values())).device
+            check_agreement(list(parameters), fingerprints(parameters), Doing(), self._comm, device, step)
+            self.last_step = step
 
 
 def fingerprints(parameters: Mapping[str, Tensor]) -> Tensor:
@@ -50,29 +99,35 @@ def fingerprints(parameters: Mapping[str, Tensor]) -> Tensor:
     return torch.tensor([tensor_hash(p.detach()) & mask for p in parameters.values()], dtype=torch.int64)
 
 
-def check_agreement(names: list[str], mine: Tensor, comm: Comm, device: torch.device, step: int) -> None:
-    """Compare fingerprints over ranks: 8 bytes from each, and all of them only if those differ.
+def check_agreement(names: list[str], mine: Tensor, doing: Doing, comm: Comm, device: torch.device, step: int) -> None:
+    """Compare over ranks what was done and what came of it: 48 bytes from each; all fingerprints only if those differ.
 
     Raises:
-        ReplicasDisagreeError: On every rank, if any parameter differs anywhere.
+        ReplicasDisagreeError: On every rank, if any parameter differs anywhere, or ranks have not done the same.
 
     """
-    total = (mine * torch.arange(1, 2 * mine.numel(), 2)).sum().reshape(1).to(device)  # (1,), wraps around
-    totals = torch.empty(comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(totals, total).wait()
-    if bool((totals == totals[0]).all()):
+    total = int((mine * torch.arange(1, 2 * mine.numel(), 2)).sum())  # wraps around
+    rows = gathered([*doing.row(), total], comm, device)
+    _check_doing([row[:-1] for row in rows])
+    if all(row[-1] == rows[0][-1] for row in rows):
         return
-    table = torch.empty(comm.size * mine.numel(), dtype=torch.int64, device=device)
-    comm.all_gather(table, mine.to(device)).wait()
-    rows = table.view(comm.size, -1).cpu()  # (size, num_parameters)
-    differs = (rows != rows[0]).any(0)
+    table = torch.tensor(gathered(mine.tolist(), comm, device), dtype=torch.int64)  # (size, num_parameters)
+    differs = (table != table[0]).any(0)
     first, count = int(differs.nonzero()[0]), int(differs.sum())
-    column: list[int] = rows[:, first].tolist()
-    most_common = Counter(column).most_common(1)[0][0]
-    odd = [rank for rank, value in enumerate(column) if value != most_common]
+    column: list[int] = table[:, first].tolist()
+    odd = [rank for rank, value in enumerate(column) if value != majority(column)]
     raise ReplicasDisagreeError(
         f"after step {step} replicas differ in {count} of {len(names)} parameters, first {names[first]!r}, "
-        f"on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))} against the majority. Something changed "
-        "weights on one rank only (unsynchronized randomness, a step that not all ranks took, faulty memory); "
+        f"on {ranks_named(odd)} against the majority. Something changed "
+        "weights on one rank only (a model was called that is not run.model, an optimizer stepped that relax() was not "
+        "given, a step that not all ranks took, unsynchronized randomness, faulty memory); "
         "restart from the last checkpoint, or pass agreement_every=0 if ranks are meant to differ."
     )
+
+
+def _check_doing(rows: list[list[int]]) -> None:
+    if told := difference(rows):
+        raise ReplicasDisagreeError(
+            f"ranks have not done the same: {told}. What they exchange belongs to different moments of training; "
+            "let every rank load a state of the same step, and make the same calls in the same steps."
+        )

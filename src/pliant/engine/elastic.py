@@ -2,25 +2,27 @@
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from pliant.comm.base import Comm, CommError
-from pliant.comm.elastic import Party
-from pliant.comm.membership import Epoch
-from pliant.comm.process_group import alone
+from pliant.comm.base import CommError
+from pliant.comm.elastic import NotSignedError, Party
+from pliant.comm.own import alone
 from pliant.comm.recorded import RecordedComm
+from pliant.comm.records import Epoch
+from pliant.comm.secret import read_secret
 from pliant.engine.choose import What
 from pliant.engine.exchange import NonFinite
+from pliant.engine.gate import Held
+from pliant.engine.meeting import hand_over, make_alike
 from pliant.engine.run import Run
-from pliant.engine.start import broadcast_optimizer, broadcast_tensors
+from pliant.engine.torchrun import run_from_torchrun
 from pliant.spec import SyncPlan
 
 __all__ = ["Elastic", "ElasticRun", "begin"]
@@ -28,6 +30,7 @@ __all__ = ["Elastic", "ElasticRun", "begin"]
 T = TypeVar("T")
 
 _MOST_ATTEMPTS = 20
+_MOST_REFUSALS = 3
 _log = logging.getLogger("pliant")
 
 
@@ -39,6 +42,9 @@ class Elastic:
     """Fewest that go on; with fewer, all end with a CommError."""
     regroup_s: float = 30.0
     """Longest wait for a rank that shows signs of life but does not come; make it longer than the longest step."""
+    secret_file: str | Path | None = None
+    """A file with at least 16 bytes that all ranks have and nobody else may read. With it, what ranks say to each other
+    in their store, and who is sent weights, is signed. Without it the run must stay on loopback."""
 
     def __post_init__(self) -> None:
         if self.min_ranks < 1 or self.regroup_s <= 0:
@@ -58,13 +64,12 @@ class ElasticRun(Run):
     A rank counts as lost when it says so, or gives no sign of life for 5 s.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: SyncPlan, *, party: Party, nonfinite: NonFinite
-    ) -> None:
+    def __init__(self, held: Held, plan: SyncPlan, *, party: Party, nonfinite: NonFinite) -> None:
         self._party = party
         self._sound = False
         comm = RecordedComm(alone())  # a rank is alone until it has met the others
-        super().__init__(model, optimizer, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
+        super().__init__(held, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
+        self.tape.ending.add(party)
         try:
             self._regroup()
         except BaseException:
@@ -84,6 +89,26 @@ class ElasticRun(Run):
         """Return this rank's state; ``rank<i>`` counts among the members. At a free pace the call is collective."""
         return self._enduring(super().state_dict)
 
+    def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
+        """Write a checkpoint of the members; after a loss, of those that go on. Collective, after the same step."""
+        save = super().save
+        self._enduring(lambda: save(path, scheduler=scheduler, scaler=scaler))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state_dict, before a rank is lost or comes. Collective.
+
+        Raises:
+            ValueError: As for any run; or the run has gone on with other ranks, and a rank that joins loads nothing,
+                since it gets its state from those that train.
+
+        """
+        if self._party.epoch.number > 0:
+            raise ValueError(
+                f"the ranks of this elastic run have changed {self._party.epoch.number} times, and a state is loaded "
+                "by all that saved it, before any is lost or comes; a rank that joins gets its state from the others."
+            )
+        super().load_state_dict(state)
+
     def switch(self, what: What, *, pay: bool = True) -> None:
         """Refuse: ranks that come later would not know of the new plan.
 
@@ -101,7 +126,7 @@ class ElasticRun(Run):
 
         At a free pace it waits for all that train, and averages with them, until they close as well.
         """
-        if not self._open:
+        if not self._open or self.tape.ending.over:
             return
         try:
             self._enduring(self._finish)
@@ -113,15 +138,15 @@ class ElasticRun(Run):
 
     def _finish(self) -> None:
         if self._weights is not None:
-            self._weights.finish(self._step)
+            self._weights.finish(self._arrivals.step)
 
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _let_go(self, *, broken: bool = False) -> None:
+        super()._let_go(broken=broken)
         self._party.leave()
 
     def _after_step(self) -> None:
         if self._party.is_over:
-            self._step += 1
+            self._arrivals.step += 1
             self._regroup()
             return
         lost = False
@@ -143,20 +168,26 @@ class ElasticRun(Run):
 
     def _regroup(self, *, closing: bool = False) -> None:
         """Agree on who goes on, and go on with them. Raises CommError if that cannot be."""
-        failure = ""
+        failure, num_refused = "", 0
         for _ in range(_MOST_ATTEMPTS):
             if self._weights is not None:
                 self._weights.abandon()
             self._comm.close()
             before = self._party.epoch
-            epoch = self._party.agree(step=self._step, sound=self._sound, closing=closing)
+            epoch = self._party.agree(step=self._arrivals.step, sound=self._sound, closing=closing)
             try:
                 self._comm.go_on_with(self._party.connect())
                 self._meet(epoch)
+            except NotSignedError as error:
+                num_refused += 1
+                if num_refused == _MOST_REFUSALS:
+                    raise
+                failure = str(error)
+                continue
             except CommError as error:
                 failure = str(error)
                 continue  # one more is lost, or has come
-            _tell(self._party.rank, before, epoch, self._step)
+            _tell(self._party.rank, before, epoch, self._arrivals.step)
             if closing or not any(member.closing for member in epoch.members):
                 return
         raise CommError(
@@ -170,31 +201,24 @@ class ElasticRun(Run):
     def _meet(self, epoch: Epoch) -> None:
         """Make the members of a new epoch alike."""
         num_sound = sum(member.sound for member in epoch.members)
-        newcomers = num_sound < len(epoch.members)
-        averaged, alike = _tensors_to_meet(self._module)
-        if num_sound:
-            _mean_of_sound(averaged, self._comm, num_sound, sound=self._sound)
-        if newcomers:
-            broadcast_tensors(alike if num_sound else [*averaged, *alike], self._comm)
-            broadcast_optimizer(self.optimizer, self._comm, self._device, keep=self._sound)
+        make_alike(self._module, self.optimizer, self._comm, self._party, self._device)
         lockstep = any(choice.pace == "lockstep" for choice in self._exchanger.store.choices.values())
         if lockstep or not self._sound:
-            self._step = max(member.step for member in epoch.members[: num_sound or 1])
-        self._made = made = self._maker.remake(self._made, self._step)
+            self._arrivals.step = max(member.step for member in epoch.members[: num_sound or 1])
+        self._made = made = self._maker.remake(self._made, self._arrivals.step)
         self._exchanger, self._weights = made.exchanger, made.weights
         if made.weights is not None:
             made.weights.follow()
             counters = made.weights.counters
             rounds = counters[:, 1].contiguous()
-            broadcast_tensors([*made.exchanger.store.shared(), rounds], self._comm)
+            hand_over([*made.exchanger.store.shared(), rounds], self._comm, self._party)
             counters[:, 1] = rounds
             made.weights.counters = counters
         self._sound = True
 
 
 def begin(
-    model: nn.Module,
-    optimizer: Optimizer,
+    held: Held,
     plan: SyncPlan,
     elastic: Elastic,
     *,
@@ -203,18 +227,25 @@ def begin(
     nonfinite: NonFinite,
 ) -> ElasticRun:
     """Begin an elastic run, or join one."""
-    _require_possible(model, plan)
-    party = Party(group, min_ranks=elastic.min_ranks, regroup_s=elastic.regroup_s, timeout_s=timeout_s)
+    _require_possible(held, plan)
+    party = Party(
+        group,
+        min_ranks=elastic.min_ranks,
+        regroup_s=elastic.regroup_s,
+        timeout_s=timeout_s,
+        secret=None if elastic.secret_file is None else read_secret(elastic.secret_file),
+        run=run_from_torchrun(),
+    )
     try:
-        party.require_same(_fingerprint(model, plan))
-        return ElasticRun(model, optimizer, plan, party=party, nonfinite=nonfinite)
+        party.require_same(_fingerprint(held.module, plan))
+        return ElasticRun(held, plan, party=party, nonfinite=nonfinite)
     except BaseException:
         party.leave()
         raise
 
 
-def _require_possible(model: nn.Module, plan: SyncPlan) -> None:
-    if isinstance(model, DistributedDataParallel):
+def _require_possible(held: Held, plan: SyncPlan) -> None:
+    if held.ddp is not None:
         raise ValueError(
             "an elastic run needs a plain module, but got a DistributedDataParallel: DDP talks to all ranks of its "
             "group by itself (about its buckets, about unused parameters), and would wait for a lost rank; pass "
@@ -232,7 +263,7 @@ def _require_possible(model: nn.Module, plan: SyncPlan) -> None:
                 f"the mixing matrix is for {len(rule.choice.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
-    device = next(p.device for p in model.parameters() if p.requires_grad)
+    device = next(p.device for p in held.module.parameters() if p.requires_grad)
     if device.type != "cpu":
         raise ValueError(
             f"an elastic run talks through Gloo, on CPU tensors, but the model is on {device}: a group of another "
@@ -244,24 +275,6 @@ def _fingerprint(model: nn.Module, plan: SyncPlan) -> str:
     tensors = {n: v for n, v in model.state_dict().items() if isinstance(v, Tensor)}
     shapes = " ".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items())
     return f"plan {plan.hash}, model {zlib.crc32(shapes.encode()):08x}"
-
-
-def _tensors_to_meet(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what ranks have apart, and becomes a mean, and what they have alike: frozen, or not of floating point."""
-    everything = [*module.parameters(), *module.buffers()]
-    apart = [t for t in everything if t.is_floating_point() and (t.requires_grad or not isinstance(t, nn.Parameter))]
-    ids = {id(tensor) for tensor in apart}
-    return apart, [tensor for tensor in everything if id(tensor) not in ids]
-
-
-def _mean_of_sound(tensors: list[Tensor], comm: Comm, num_sound: int, *, sound: bool) -> None:
-    """Replace each tensor by its mean over the ranks that hold a state."""
-    for tensor in tensors:
-        mean = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-        if not sound:
-            mean.zero_()
-        comm.all_reduce(mean).wait()
-        tensor.detach().copy_(mean.mul_(1 / num_sound))
 
 
 def _tell(rank: int, before: Epoch, now: Epoch, step: int) -> None:

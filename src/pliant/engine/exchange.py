@@ -1,8 +1,9 @@
 """One bucket's way through its algorithms, with what may go wrong said in full."""
 
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Literal, NoReturn
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch.optim import Optimizer
 from pliant.algorithms.base import AddsShares, Dial, Moment, Rest
 from pliant.codecs import all_finite, first_nonfinite, scale
 from pliant.comm.base import Comm, CommError
+from pliant.comm.hierarchical import levels_of
 from pliant.engine.layout import LaidOut, Part, lay_out
+from pliant.engine.rows import average_rows, rows_finite
 from pliant.engine.store import Store
 
 __all__ = ["Exchanger", "NonFinite", "NonFiniteGradientError"]
@@ -50,13 +53,21 @@ class Exchanger:
         self.store = store
         self._comms = comms
         self._nonfinite = nonfinite
-        self._owed = owed
+        self.owed = owed
+        """Parameter -> gradient that an earlier plan has left, until it is paid."""
         self._optimizer = optimizer
+        self._device = next(iter(store.parameters.values())).device
         self._laid_out: dict[int, LaidOut] = {}
         self.dial: Dial | None = None
         """Of the controller, where a choice has a target."""
         self._bad_before: dict[str, int] = {}
-        """Bucket -> what `inspect` has found in the gradients that are one step late."""
+        """Bucket -> what `inspect` has found in gradients that are exchanged later."""
+        self._refused: NonFiniteGradientError | None = None
+        self._undoes = nonfinite == "propagate" and store.keeps_gradients
+        """Whether steps may be skipped, and something is kept that must not know of them."""
+        self._spoiled = False
+        """Whether a result of this backward pass was not finite."""
+        self._paid: dict[str, Tensor] = {}
 
     def laid_out(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> LaidOut:
         """Return how a bucket is split, laid out anew when DDP has changed what it holds."""
@@ -78,8 +89,11 @@ class Exchanger:
     def inspect(self, bucket: LaidOut, buffer: Tensor) -> int:
         """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or nobody asks.
 
-        Where the bucket is exchanged in shares, the buffer is divided by the number of ranks on the way.
+        Where the bucket is exchanged in shares, the buffer is divided by the number of ranks on the way. Of a sparse
+        gradient it is 0 if there is any.
         """
+        if buffer.is_sparse:
+            return -1 if self._nonfinite == "propagate" or rows_finite(buffer) else 0
         if bucket.in_shares:
             finite = scale(buffer, 1 / self._comms[False].size)
         else:
@@ -89,16 +103,27 @@ class Exchanger:
     def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> list[tuple[str, Rest]]:
         """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says.
 
-        Returns what is left to do when all buckets have been handed over, under the bucket's name.
+        Returns what is left to do when all buckets have been handed over, under the bucket's name. A gradient that is
+        not finite stops nothing, so that state stays whole and DDP can go on: `take_refusal` tells of it.
         """
         rests: list[tuple[str, Rest]] = []
+        if buffer.is_sparse:
+            self._run_sparse(bucket, buffer, bad, step)
+            return rests
         if bad >= 0:
             buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
+        before = self._bad_before.pop(bucket.name, -1)
         if any(part.choice.delay_steps for part in bucket.parts):
-            bad, self._bad_before[bucket.name] = self._bad_before.get(bucket.name, -1), bad
+            bad, self._bad_before[bucket.name] = before, bad
+        elif any((step + 1) % part.choice.every for part in bucket.parts if not part.choice.between_steps):
+            bad = self._bad_before[bucket.name] = max(bad, before)  # gathered, for a later step to exchange
+        else:
+            bad = max(bad, before)
         for part in bucket.parts:
             part.load(buffer)
-            if self._owed:
+            if self._undoes:
+                part.undo.begin(step)
+            if self.owed:
                 self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
             choice = part.choice
             if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
@@ -109,41 +134,67 @@ class Exchanger:
                 rests += [(bucket.name, rest)] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
                     self._blame(bucket, bad)
+            else:
+                self.refuse(bucket, bad)
+            if self._undoes or self._paid:
+                self._spoiled = self._spoiled or not all_finite(part.bucket.flat)
             part.save(buffer)
         return rests
 
+    def end_pass(self) -> None:
+        """Undo what has been done to the state in a step that a GradScaler skips; before what is left to do."""
+        if self._spoiled:
+            for part in (part for bucket in self._laid_out.values() for part in bucket.parts):
+                part.undo.restore()
+            self.owed.update(self._paid)
+        self._paid.clear()
+        self._spoiled = False
+
+    def rescale(self, factor: float) -> None:
+        """Let what is kept of gradients follow a loss scale that has changed."""
+        for tensor in (*self.store.of_gradients(), *self.owed.values()):
+            tensor.mul_(factor)
+
     def forgive(self) -> None:
         """Forget the gradients that an earlier plan left."""
-        self._owed.clear()
+        self.owed.clear()
+
+    def take_refusal(self) -> NonFiniteGradientError | None:
+        """Return, once, what is to be raised for the first gradient that was not finite; with the lane drained."""
+        refused, self._refused = self._refused, None
+        return refused
 
     def refuse(self, bucket: LaidOut, bad: int) -> None:
-        """Raise NonFiniteGradientError for a gradient that stays here and is not finite; bad as `inspect` says."""
+        """Note a gradient that stays here and is not finite; bad as `inspect` says."""
         if bad >= 0 and self._nonfinite == "raise":
-            self._raise_for(f"rank {self._comms[False].rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
+            self._refuse(f"rank {self._comms[False].rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
 
     def _sound(self, part: Part) -> bool:
         """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
         exact = isinstance(part.algorithm, AddsShares) and part.choice.codec is None
         return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
 
+    def _run_sparse(self, bucket: LaidOut, gradient: Tensor, bad: int, step: int) -> None:
+        """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host."""
+        choice, comm = bucket.choices[0], self._comms[False]
+        if choice.between_steps and step >= choice.until_step and choice.hierarchical:
+            comm = levels_of(self._comms[True]).inner
+        with _naming(bucket.name, bucket.names, step):
+            founds = average_rows(gradient, bad, comm)
+        if self._undoes:
+            self._spoiled = self._spoiled or not rows_finite(gradient)
+        if self._nonfinite == "raise" and not (max(founds) < 0 and rows_finite(gradient)):
+            self._blame(bucket, bad)
+
     def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> Rest | None:
         algorithm = part.algorithm
         run = algorithm.on_shares if in_shares and isinstance(algorithm, AddsShares) else algorithm.on_ready
-        try:
+        with _naming(part.bucket.name, [span.name for span in part.bucket.spans], moment.step):
             return run(part.bucket, part.state, part.comm, moment)
-        except CommError as error:
-            names = [span.name for span in part.bucket.spans]
-            what = f"{part.bucket.name} ({names[0]} .. {names[-1]})"
-            raise CommError(
-                f"while exchanging {what} in step {moment.step}: {error}",
-                rank=error.rank,
-                op=error.op,
-                lost=error.lost,
-            ) from error
 
     def _blame(self, bucket: LaidOut, bad: int) -> None:
         """Every rank has seen a poisoned result; tell all which rank began it, and with what."""
-        device = bucket.parts[0].bucket.flat.device
+        device = self._device
         mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
         comm = self._comms[False]
         all_bad = torch.empty(comm.size, dtype=torch.int64, device=device)  # (size,)
@@ -153,15 +204,28 @@ class Exchanger:
             who = f"every rank's gradient was finite, but their sum in {bucket.name} overflowed"
         else:
             who = "; ".join(f"rank {r}: {bucket.name}, parameter {bucket.name_at(i)}" for r, i in culprits)
-        self._raise_for(who)
+        self._refuse(who)
 
-    def _raise_for(self, who: str) -> NoReturn:
-        raise NonFiniteGradientError(
+    def _refuse(self, who: str) -> None:
+        self._refused = self._refused or NonFiniteGradientError(
             f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
             'with a GradScaler, which expects this, pass nonfinite="propagate".'
         )
 
     def _pay(self, part: Part, weight: float) -> None:
         for span in part.bucket.spans:
-            if (debt := self._owed.pop(span.name, None)) is not None:
+            if (debt := self.owed.pop(span.name, None)) is not None:
                 part.bucket.view(span).add_(debt, alpha=weight)
+                if self._nonfinite == "propagate":
+                    self._paid[span.name] = debt
+
+
+@contextmanager
+def _naming(bucket: str, names: Sequence[str], step: int) -> Generator[None]:
+    """Add to a failed communication what it was for."""
+    try:
+        yield
+    except CommError as error:
+        what = f"{bucket} ({names[0]} .. {names[-1]})"
+        text = f"while exchanging {what} in step {step}: {error}"
+        raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error

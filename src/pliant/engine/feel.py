@@ -1,10 +1,12 @@
 """Feel the curvature for algorithms that ask for it: on the raw module, between a step and the next forward pass."""
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +17,28 @@ from pliant.curvature import (
     Fisher,
     GaussNewton,
     Hutchinson,
+    LossName,
     Refresh,
     Task,
     block_means,
+    find_logits,
     log_shift,
     settled,
     spearman,
 )
 from pliant.engine.felt import Curvature, Felt, Look
+from pliant.engine.hooks import Hook
 from pliant.engine.lane import Lane
+from pliant.engine.outputs import OutputWatch, output_in
 
 __all__ = ["Feeler"]
+
+_log = logging.getLogger("pliant")
+
+_LOSSES = get_args(LossName)
+_UNKNOWN, _FAILED = len(_LOSSES) + 1, len(_LOSSES) + 2
+"""What a rank says of a look, beside the place of the loss, from 1, and 0 for nothing."""
+_NEVER = 1 << 62
 
 _ESTIMATORS: Mapping[str, Estimator] = {
     "gauss_newton": GaussNewton(),
@@ -41,7 +54,11 @@ class Feeler:
     module's parameters, and `.grad` stays. The sums over ranks leave by the lane, in its order, so that an exchange
     that is late reads the same values on every rank.
 
-    Bytes: one all-reduce of 4 for each block, and of 8 for each rank.
+    The curvature is felt only where the loss is known: by its name, or recognized by its gradient, alike on all ranks.
+    Where it is not, or a look fails, all ranks stop looking, algorithms read zeros, as before the first look, and one
+    rank says so in a warning of the logger. No error leaves it but that of a lost rank.
+
+    Bytes: one all-reduce of 4 for each block, and of 12 for each rank.
 
     Args:
         module: The model without its DDP.
@@ -60,13 +77,13 @@ class Feeler:
         self._mean = torch.zeros(sum(map(len, felt.numels.values())), device=self._device)  # (all blocks,)
         self._least_steps = math.ceil(self._mean.numel() / (spec.bytes_share * felt.sent_numel))
         """Between two looks, so that they stay within their share of the bytes."""
-        self._step, self._due, self._looks = step, step + 1, 0
+        self._step, self._due, self._looks = step, _NEVER if record.unfelt else step + 1, 0
         self._kept: tuple[Task, bool, torch.dtype] | None = None
         self._looking = False
         self._since_s: float | None = None
         self._steps_s, self._num_steps, self._rest_s = 0.0, 0, 0.0
-        # A plain function, since copies of the module, as for averaged weights, copy what hooks are bound to.
-        self._hook = module.register_forward_pre_hook(lambda *call: self._keep(*call), with_kwargs=True)
+        self._hook = module.register_forward_pre_hook(Hook(self._keep), with_kwargs=True)
+        self._outputs = OutputWatch(module, lambda: not self._looking and self._step + 1 >= self._due)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -89,12 +106,15 @@ class Feeler:
         return felt.spec == self._felt.spec and felt.numels == self._felt.numels
 
     def close(self) -> None:
-        """Remove the hook."""
+        """Remove the hooks."""
         self._hook.remove()
+        self._outputs.close()
 
     def after_step(self, step: int, lane: Lane) -> None:
         """Look, if it is time. Collective then."""
         self._step = step
+        if self._due == _NEVER and not self._record.unfelt:  # the caller has told how to read the output since
+            self._due = step + 1
         due = step >= self._due
         if due and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # what steps have left to do is their time
@@ -121,7 +141,7 @@ class Feeler:
             model=module,
             args=_first(args, num, few),
             kwargs=_first(kwargs, num, few),
-            logits=self._record.logits,
+            logits=self._record.logits if self._record.logits is not find_logits else _output,
             loss=self._record.loss,
         )
         kind = self._device.type
@@ -129,36 +149,46 @@ class Feeler:
 
     def _look(self, step: int, lane: Lane, start_s: float) -> None:
         lane.drain()  # differences of gradients move the weights for a moment, which a late exchange may be reading
-        size, num = self._comm.size, self._mean.numel()
-        own, error = torch.zeros(num, device=self._device), None
+        size, rank = self._comm.size, self._comm.rank
+        found, code, why = None, 0, ""
         try:
-            found = self._estimate(step)
-        except Exception as raised:  # noqa: BLE001  the others must not wait for this rank
-            found, error = None, raised
+            name, why = self._loss()
+            code = _UNKNOWN if why else 0 if name is None else 1 + _LOSSES.index(name)
+            found = self._estimate(step, name) if name is not None else None
+        except Exception as error:  # noqa: BLE001  the others must not wait for this rank, nor the training end
+            code, why = _FAILED, f"a look has failed: {type(error).__name__}: {error}"
         sound = found is not None and bool(found.isfinite().all())
-        cost_s = time.perf_counter() - start_s + self._rest_s
-        told = torch.zeros(2 + 2 * size, device=self._device)  # looks, errors, cost and time of a step by rank
-        told[0], told[1] = float(sound), float(error is not None)
-        told[2 + self._comm.rank] = cost_s
-        told[2 + size + self._comm.rank] = self._steps_s / self._num_steps if self._num_steps else 0.0
-        shared = torch.cat([found if found is not None and sound else own, told])
-        shared_from_s = time.perf_counter()
-        try:
-            lane.submit(lambda: self._share(shared, step), name="curvature", step=step - 1).wait()
-        except RuntimeError:
-            if error is not None:
-                raise error from None
-            raise
+        told = torch.zeros(1 + 3 * size, device=self._device)  # looks; code, cost and time of a step by rank
+        told[0], told[1 + rank] = float(sound), float(code)
+        told[1 + size + rank] = time.perf_counter() - start_s + self._rest_s
+        told[1 + 2 * size + rank] = self._steps_s / self._num_steps if self._num_steps else 0.0
+        own = found if found is not None and sound else torch.zeros(self._mean.numel(), device=self._device)
+        shared, shared_from_s = torch.cat([own, told]), time.perf_counter()
+        lane.submit(lambda: self._share(shared, step, why), name="curvature", step=step - 1).wait()
         self._kept = None
+        self._outputs.forget()
         self._rest_s = time.perf_counter() - shared_from_s
         self._steps_s, self._num_steps = 0.0, 0
         self._record.seconds += time.perf_counter() - start_s
 
-    def _estimate(self, step: int) -> Tensor | None:
+    def _loss(self) -> tuple[LossName | None, str]:
+        """Return the loss that labels are to be drawn for, or why it is not known; neither: nothing was seen."""
+        record = self._record
+        if self._kept is None:
+            return None, ""
+        if record.loss_name is not None:
+            return record.loss_name, ""
+        takes_loss = record.loss is not None and self._felt.spec.estimator != "gauss_newton"
+        if takes_loss or record.logits is not find_logits:
+            return "cross_entropy", ""
+        return self._outputs.loss()
+
+    def _estimate(self, step: int, loss_name: LossName) -> Tensor | None:
         """Return this rank's means over blocks, (all blocks,); None if it has seen no forward pass."""
         if self._kept is None:
             return None
         (task, autocast, dtype), spec = self._kept, self._felt.spec
+        task = replace(task, loss_name=loss_name)
         generator = torch.Generator(self._device).manual_seed(step * self._comm.size + self._comm.rank)
         self._looking = True
         try:
@@ -168,16 +198,16 @@ class Feeler:
             self._looking = False
         return torch.cat([block_means(diagonal[name], numels) for name, numels in self._felt.numels.items()])
 
-    def _share(self, shared: Tensor, step: int) -> None:
+    def _share(self, shared: Tensor, step: int, why: str) -> None:
         """Sum over ranks, average over looks, and write. Runs in the lane."""
         self._comm.all_reduce(shared).wait()
         num, size = self._mean.numel(), self._comm.size
-        looks, errors, *told = shared[num:].tolist()
-        if errors:
-            raise RuntimeError(
-                f"the curvature could not be felt on {errors:.0f} of {size} ranks after step {step}; their own errors "
-                "say why."
-            )
+        looks, *told = shared[num:].tolist()
+        codes, told = told[:size], told[size:]
+        bad = [rank for rank, code in enumerate(codes) if code >= _UNKNOWN]
+        if bad or len({code for code in codes if code}) > 1:
+            self._give_up(why or "ranks train on different losses", step, bad[0] if bad else 0)
+            return
         cost_s, step_s = max(told[:size]), max(told[size:])
         ranks = shift = 0.0
         if looks:
@@ -193,6 +223,20 @@ class Feeler:
         self._due = step + steps
         look = Look(step=step, means=self._means(), ranks=ranks, shift=shift, cost_s=cost_s, next_steps=steps)
         self._record.history.append(look)
+
+    def _give_up(self, why: str, step: int, speaker: int) -> None:
+        """Stop looking, on all ranks; one says why."""
+        self._record.unfelt = f"on rank {speaker} {why}" if self._comm.rank == speaker else f"rank {speaker} says why"
+        self._mean.zero_()
+        self._looks, self._due = 0, _NEVER
+        self._write(self._mean)
+        if self._comm.rank == speaker:
+            _log.warning(
+                "after step %d the curvature is no longer felt, and what is sent is chosen by size alone, since %s; "
+                "say how to read the model's output with run.curvature.reads(loss=..., logits=...), where the loss is "
+                "one of %s, or choose power=0.",
+                *(step, self._record.unfelt, ", ".join(_LOSSES)),
+            )
 
     def _averaged(self) -> Tensor:
         """Return the mean over looks, (all blocks,), corrected for having begun at zero."""
@@ -218,6 +262,14 @@ class Feeler:
             settled(x, numels[name], shrink=1.0, clip=1.0)[0] for name, x in self._parts(self._averaged()).items()
         ]
         return dict(zip(numels, cast(list[float], torch.stack(wholes).tolist()), strict=True))
+
+
+def _output(output: Any) -> Tensor:
+    """Return what the loss was recognized by."""
+    found = output_in(output)
+    if found is None:
+        raise ValueError(f"the model returns a {type(output).__name__}, in which nothing to take a loss of was found.")
+    return found
 
 
 def _batch_size(inputs: Any) -> int:

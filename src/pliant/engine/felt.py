@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
+from torch.optim import Optimizer
 
-from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, unwrapped
+from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, FeelsUnder, unwrapped
 from pliant.algorithms.timing import After
-from pliant.curvature import find_logits
+from pliant.curvature import LossName, find_logits
 from pliant.engine.store import Store
 from pliant.spec import CurvatureSpec
 
@@ -41,21 +42,40 @@ class Curvature:
         """All looks, in order, under whichever plan."""
         self.seconds = 0.0
         """Time that they have taken on this rank, with their sums over ranks."""
+        self.unfelt = ""
+        """Why it is not felt, once that is known; empty on all ranks, or on none."""
         self.logits: Callable[[Any], Tensor] = find_logits
         self.loss: Callable[[Any], Tensor] | None = None
+        self.loss_name: LossName | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the caller has said how to read the output."""
+        return self.loss_name is not None or self.loss is not None or self.logits is not find_logits
 
     def reads(
-        self, *, logits: Callable[[Any], Tensor] = find_logits, loss: Callable[[Any], Tensor] | None = None
+        self,
+        *,
+        logits: Callable[[Any], Tensor] = find_logits,
+        loss: Callable[[Any], Tensor] | LossName | None = None,
     ) -> None:
         """Say how the model's output is to be read; on all ranks, before the first step.
 
         Args:
-            logits: From the output to logits, (..., classes), where they are not found by themselves.
-            loss: From the output to the mean loss, or to losses of samples, for estimators that take one. Without it
-                they take that of labels that are drawn from the model, so that what they feel is Gauss-Newton's matrix.
+            logits: From the output to logits, (..., classes), where they are not found by themselves; of other losses
+                than a softmax's to what they are taken of.
+            loss: Its name, where it is not recognized by its gradient: "cross_entropy" of a softmax,
+                "binary_cross_entropy" of sigmoids, or "squared_error". Or a function from the output to the mean loss,
+                or to losses of samples, for estimators that take one.
+
+        Raises:
+            ValueError: The loss is none of the names.
 
         """
-        self.logits, self.loss = logits, loss
+        if loss is not None and not callable(loss) and loss not in get_args(LossName):
+            raise ValueError(f"the loss is {loss!r}, but curvature knows {', '.join(get_args(LossName))}; name one.")
+        self.logits, self.unfelt = logits, ""
+        self.loss, self.loss_name = (loss, None) if loss is None or callable(loss) else (None, loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +91,12 @@ class Felt:
     """Elements of these parameters that exchanges send in a step, by the ratios of the plan."""
 
 
-def felt_in(store: Store) -> Felt | None:
+def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
     """Return what the algorithms of a store ask for, or None.
+
+    Args:
+        store: Choices and state of all parameters.
+        steppers: Parameter's id -> the optimizer that holds it.
 
     Raises:
         ValueError: Two of them ask for different settings, or one has no common step at which to look.
@@ -87,6 +111,14 @@ def felt_in(store: Store) -> Felt | None:
             blocks = member.blocks(tuple(parameter.shape))
             if member.curvature is None or not blocks:
                 continue
+            optimizer = steppers.get(id(parameter))
+            if optimizer is not None and isinstance(member, FeelsUnder) and not member.feels_under(optimizer):
+                continue
+            if parameter.is_complex():
+                raise ValueError(
+                    f"{name!r} is complex, and its algorithm asks for the curvature, which is felt along real numbers "
+                    f"only: {choice}; give complex parameters another rule, such as pliant.allreduce(), or power 0."
+                )
             if choice.pace == "free":
                 raise ValueError(
                     f"{name!r} is exchanged by an algorithm that asks for the curvature, which all ranks feel after "

@@ -6,10 +6,11 @@ from math import inf, isfinite
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
+from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
 from pliant.codecs.registry import CODECS
+from pliant.engine.gate import module_of, named_tensors
 from pliant.engine.making import owner_classes
 from pliant.engine.tryout import Flown
 from pliant.spec import Choice
@@ -47,8 +48,8 @@ class Lookout:
 
     def __init__(self, run: Flown) -> None:
         self._run = run
-        module = run.model.module if isinstance(run.model, DistributedDataParallel) else run.model
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        module = module_of(run.model)
+        self._parameters = {name: p for name, p in named_tensors(module) if p.requires_grad}
         layers = owner_classes(module)
         self._codecs: dict[str, Codec] = {}
         for name, parameter in self._parameters.items():
@@ -95,7 +96,7 @@ class Lookout:
             hook.remove()
 
     def _weight_norm(self) -> float:
-        return float(torch.stack([_square(p.detach()) for p in self._parameters.values()]).sum().sqrt())
+        return float(torch.stack([_square(as_real(p.detach())) for p in self._parameters.values()]).sum().sqrt())
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         codec = self._codecs.get(name)
@@ -105,7 +106,7 @@ class Lookout:
             if parameter.grad is None:
                 return
             gradient = parameter.grad.detach()
-            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
+            gradient = as_real(gradient.coalesce().values() if gradient.is_sparse else gradient)
             row = torch.zeros(3, dtype=torch.float64, device=gradient.device)
             row[0] = _square(gradient)
             if codec is not None:

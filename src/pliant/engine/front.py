@@ -12,10 +12,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from pliant.buckets import real_shape
 from pliant.comm.base import CommError
-from pliant.comm.torch_private import guard_forward, rebuild_reducer
+from pliant.comm.ddp_private import listen, rebuild_reducer
+from pliant.comm.process_group import ProcessGroupComm
+from pliant.engine.gate import named_tensors
+from pliant.engine.joining import Joining
 
-__all__ = ["Arrival", "Front", "attach", "finish"]
+__all__ = ["Arrival", "Front", "attach", "finish", "reporter"]
 
 
 @dataclass(kw_only=True)
@@ -25,6 +29,7 @@ class Arrival:
     index: int
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    """Of complex parameters as pairs of real numbers: so DDP lays them out."""
     buffer: Tensor
     """(numel,), DDP's own: whatever stands in it when `finish` is called becomes the gradient."""
     last: bool
@@ -43,25 +48,51 @@ class Front:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._group = cast(ProcessGroup, ddp.process_group)
         self._given_bytes = self._bucket_bytes = int(ddp.bucket_bytes_cap)
-        self._names = {id(p): n for n, p in ddp.module.named_parameters()}
-        self.receive: Callable[[Arrival], None] | None = None
-        """Who takes the buckets, or None between runs."""
-        self.report: Callable[[RuntimeError], CommError] | None = None
+        self._names = {id(p): n for n, p in named_tensors(ddp.module)}
+        self._receive: weakref.WeakMethod[Callable[[Arrival], None]] | None = None
+        self._joining: weakref.ref[Joining] | None = None
+        self.report: Callable[[RuntimeError], CommError | None] | None = None
         """Who says which rank is lost, when what DDP itself sends before a forward pass fails."""
+
+    @property
+    def receive(self) -> Callable[[Arrival], None] | None:
+        """The method that takes the buckets, or None between runs.
+
+        It is held weakly: DDP holds this object where Python's garbage collector cannot see it.
+        """
+        return None if self._receive is None else self._receive()
+
+    @receive.setter
+    def receive(self, method: Callable[[Arrival], None] | None) -> None:
+        self._receive = None if method is None else weakref.WeakMethod(method)
+
+    @property
+    def joining(self) -> Joining | None:
+        """What is told of DDP's join(); held weakly as well."""
+        return None if self._joining is None else self._joining()
+
+    @joining.setter
+    def joining(self, joining: Joining | None) -> None:
+        self._joining = None if joining is None else weakref.ref(joining)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Leave nothing in a copy or a pickle of the model: it has a reducer of its own, without a hook."""
+        return type(None), ()
 
     def hook(self, bucket: GradBucket) -> Future[Tensor]:
         """Take a bucket from DDP's reducer; runs in the autograd thread."""
-        if self.receive is None:
+        receive = self.receive
+        if receive is None:
             return allreduce_hook(self._group, bucket)
         buffer = bucket.buffer()
         # A CUDA future records the stream that is current in `finish`, which is the lane's.
         future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         parameters = bucket.parameters()
-        self.receive(
+        receive(
             Arrival(
                 index=bucket.index(),
                 names=tuple(self._names[id(p)] for p in parameters),
-                shapes=tuple(tuple(p.shape) for p in parameters),
+                shapes=tuple(real_shape(p) for p in parameters),
                 buffer=buffer,
                 last=bucket.is_last(),
                 finish=lambda: future.set_result(buffer),
@@ -77,6 +108,21 @@ class Front:
             ddp.register_comm_hook(self, _hook)
             self._bucket_bytes = wanted
 
+    def begin(self, uneven: bool, by_all: bool) -> None:
+        """Tell the run that a pass begins, and whether ranks may be missing in it."""
+        if self.receive is not None and self.joining is not None:
+            self.joining.begin(uneven=uneven, by_all=by_all)
+
+    def check_join(self) -> None:
+        """Let the run refuse join()."""
+        if self.receive is not None and self.joining is not None:
+            self.joining.check()
+
+    def end_join(self, root: int) -> None:
+        """Tell the run that join() has ended, with this rank's model everywhere."""
+        if self.receive is not None and self.joining is not None:
+            self.joining.end(root)
+
     def explain(self, error: RuntimeError) -> CommError | None:
         """Return the report of a lost rank, or None if all live: then it was something else."""
         report = self.report(error) if self.receive is not None and self.report is not None else None
@@ -84,6 +130,17 @@ class Front:
 
 
 _fronts: "weakref.WeakKeyDictionary[nn.Module, Front]" = weakref.WeakKeyDictionary()
+
+
+def reporter(comm: ProcessGroupComm) -> Callable[[RuntimeError], CommError | None]:
+    """Return what explains an error of DDP's own messages by who is lost, and does not hold the comm."""
+    failure = weakref.WeakMethod(comm.failure)
+
+    def report(error: RuntimeError) -> CommError | None:
+        explain = failure()
+        return None if explain is None else explain("DDP's broadcast before a forward pass", error)
+
+    return report
 
 
 def _hook(state: Front, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -107,7 +164,7 @@ def attach(ddp: DistributedDataParallel) -> Front:
                 "this DDP model already has a communication hook, and Pliant needs that place; "
                 f"wrap the module in a new DistributedDataParallel without one ({error})."
             ) from error
-        guard_forward(ddp, front.explain)
+        listen(ddp, front)
         _fronts[ddp] = front
     if front.receive is not None:
         raise RuntimeError("this model already has an open run; close() it first, or switch() its plan.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pliant.buckets import as_real
 from pliant.codecs import Codec, spec_of
 from pliant.comm import Comm
 from pliant.spec import CodecSpec
@@ -54,7 +55,7 @@ class GradientShadow:
 
     def take(self, name: str, gradient: Tensor) -> None:
         """Look at one parameter's gradient; a later call for the same step takes the place of an earlier one."""
-        dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        dense = as_real(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
         x = dense.reshape(-1).float().contiguous()  # (numel,)
         row = [_square(x)]
         for codec in self._codecs.values():

@@ -1,5 +1,6 @@
 """The lane: where all communication of a kind happens, one task after another, in the same order on every rank."""
 
+import os
 import queue
 import threading
 import time
@@ -66,10 +67,12 @@ class Lane:
         self._error: BaseException | None = None
         self.busy_s = 0.0
         """Time spent in tasks."""
+        self._stopped, self._pid = False, os.getpid()
         self._thread: threading.Thread | None = None
         if self._stream is None:
             self._thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._thread.start()
+            tape.ending.add(self)
 
     def submit(self, task: Task, done: Task = lambda: None, *, name: str = "", step: int = 0) -> Ticket:
         """Queue a task; `done` follows it in any case, also when the task failed or was dropped.
@@ -80,7 +83,17 @@ class Lane:
             name: Of the bucket that it exchanges, if it does: for timelines.
             step: In which that bucket was ready.
 
+        Raises:
+            RuntimeError: The run has ended, or this process was forked from the one that trains.
+
         """
+        if self._stopped or self._pid != os.getpid():
+            raise RuntimeError(
+                "this run has ended, so nothing can be exchanged; call relax() again."
+                if self._stopped
+                else "this process was forked from one that trains, and cannot take part in its exchanges; let the "
+                "process that called relax() train, or start processes that train with 'spawn'."
+            )
         ticket = self._last = Ticket(self)
         if self._stream is not None:
             with self._on_stream(self._stream):
@@ -115,23 +128,37 @@ class Lane:
         finally:
             del error  # else it would hold this frame, which holds it, and with both every connection on its way
 
+    def stop(self) -> None:
+        """Drop what has not begun, and end the thread. Takes no lock and waits for nobody."""
+        self._stopped = True
+        self._tasks.put(None)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the thread to end."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
     def close(self) -> None:
         """Finish what is queued and end the thread."""
-        if self._thread is not None:
+        if self._thread is not None and self._pid == os.getpid():
             self._tasks.put(None)
             self._thread.join()
             self._thread = None
+        self._stopped = True
 
     def _work(self) -> None:
         while (item := self._tasks.get()) is not None:
-            task, done, ticket, name, step = item
-            self._run(task, done, name, step)
-            ticket.punch(None)
+            self._take(*item)
+            del item  # a thread that waits must not hold what it has done, or the run is never let go of
+
+    def _take(self, task: Task, done: Task, ticket: Ticket, name: str, step: int) -> None:
+        self._run(task, done, name, step)
+        ticket.punch(None)
 
     def _run(self, task: Task, done: Task, name: str, step: int) -> None:
         start_s = time.perf_counter()
         try:
-            if self._error is None:
+            if self._error is None and not self._stopped:
                 with self._tape.task(name, step):
                     task()
         except BaseException as error:  # noqa: BLE001  whatever it is, who waits raises it where the user can see it

@@ -10,6 +10,7 @@ from pliant.algorithms.base import AddsShares, Algorithm, State
 from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.store import Store
+from pliant.engine.undo import Undo
 from pliant.spec import Choice
 
 __all__ = ["LaidOut", "Part", "lay_out"]
@@ -27,6 +28,7 @@ class Part:
     state: State
     runs: tuple[tuple[int, int], ...]
     """Half-open ranges of the DDP buffer that hold the part, in the order of the bucket."""
+    undo: Undo
     staging: Tensor | None
     """(numel,) where the part is gathered or converted; None when it is worked on inside DDP's buffer."""
 
@@ -58,14 +60,16 @@ class LaidOut:
     name: str
     spans: tuple[Span, ...]
     """All parameters of the bucket, where they lie in DDP's buffer."""
+    choices: tuple[Choice, ...]
+    """Of its parameters, in the order of the first of each."""
     parts: tuple[Part, ...]
+    """One for each choice; none where the gradient is sparse."""
     in_shares: bool
     """Whether all parts can begin with gradients that were divided by the number of ranks."""
 
     def stays(self, step: int) -> bool:
         """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
-        choices = [part.choice for part in self.parts]
-        return all(c.apart and not c.hierarchical and step >= c.until_step for c in choices)
+        return all(choice.stays(step) for choice in self.choices)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,10 +91,18 @@ def lay_out(
 ) -> LaidOut:
     """Split a DDP bucket into parts by choice, in the order of their first parameter, and prepare each.
 
-    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed.
+    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. A sparse one is
+    a gradient, of one parameter, that no algorithm works on.
     """
     whole = spans_of(names, shapes)
-    choices = list(dict.fromkeys(store.choices[name] for name in names))
+    choices = tuple(dict.fromkeys(store.choices[name] for name in names))
+    if like.is_sparse:
+        return LaidOut(name=f"bucket {index}", spans=whole, choices=choices, parts=(), in_shares=False)
+    if (numel := sum(span.numel for span in whole)) != like.numel():
+        raise RuntimeError(
+            f"bucket {index} has {like.numel()} elements, but its parameters {names[0]!r} .. {names[-1]!r} have "
+            f"{numel}, so that part of it would not be exchanged; please report this to Pliant with these names."
+        )
     parts: list[Part] = []
     for k, choice in enumerate(choices):
         spans = [span for span in whole if store.choices[span.name] == choice]
@@ -110,10 +122,19 @@ def lay_out(
         if not choice.apart or choice.hierarchical or choice.before:  # otherwise gradients stay where they are
             state = replace(state, workspace=algorithm.prepare(bucket, comm))
         parts.append(
-            Part(choice=choice, bucket=bucket, algorithm=algorithm, comm=comm, state=state, runs=runs, staging=staging)
+            Part(
+                choice=choice,
+                bucket=bucket,
+                algorithm=algorithm,
+                comm=comm,
+                state=state,
+                runs=runs,
+                undo=Undo(choice, state),
+                staging=staging,
+            )
         )
     in_shares = all(isinstance(p.algorithm, AddsShares) and not p.algorithm.choice.apart for p in parts)
-    return LaidOut(name=f"bucket {index}", spans=whole, parts=tuple(parts), in_shares=in_shares)
+    return LaidOut(name=f"bucket {index}", spans=whole, choices=choices, parts=tuple(parts), in_shares=in_shares)
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -3,20 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer, unwrapped
 from pliant.collectives import place
 from pliant.comm.base import Comm, another
 from pliant.comm.hierarchical import by_hosts
+from pliant.engine.choices import choices_for
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.feel import Feeler
 from pliant.engine.felt import Curvature, felt_in
+from pliant.engine.gate import Held, plain_name
 from pliant.engine.governor import Governor, governor_for
 from pliant.engine.lane import Lane
 from pliant.engine.means import average_states, average_weights
 from pliant.engine.owned import Owned
+from pliant.engine.owners import Owners, Servers
 from pliant.engine.served import Served
 from pliant.engine.store import Store
 from pliant.engine.tape import Tape
@@ -35,9 +38,9 @@ class InForce:
     """Of gradients, and of momenta."""
     weights: Weights | None
     """None if gradients are all that is exchanged."""
-    owned: Owned | None
+    owned: Owners | None
     """None if every rank steps every parameter."""
-    served: Served | None
+    served: Servers | None
     """None if ranks step together."""
     feeler: Feeler | None = None
     """None if no algorithm asks for the curvature."""
@@ -48,6 +51,19 @@ class InForce:
     def apart(self) -> bool:
         """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
         return self.weights is not None or self.served is not None
+
+    @property
+    def keeps_from_joining(self) -> str:
+        """Why a rank that makes no steps cannot stand in for one that does, or ""."""
+        if self.weights is not None or self.served is not None:
+            return "this plan exchanges weights between steps"
+        if self.owned is not None:
+            return "this plan lets one rank step each parameter, and it would have to go on"
+        if self.feeler is not None or self.governor is not None:
+            return "this plan lets ranks measure together after steps"
+        if any(choice.compensation for choice in self.exchanger.store.choices.values()):
+            return "this plan corrects gradients by what weights have done, and its own would stand still"
+        return ""
 
     @property
     def ratio(self) -> float:
@@ -68,6 +84,15 @@ class InForce:
         if self.served is not None:
             self.served.finish()
 
+    def abandon(self) -> None:
+        """Let go of what is in flight, and ask nothing of a plan that has failed."""
+        if self.weights is not None:
+            self.weights.abandon()
+        if self.served is not None:
+            self.served.abandon()
+        if self.feeler is not None:
+            self.feeler.close()
+
     def hand_back(self) -> None:
         """Let owners be owners no more: all ranks get equal weights, and the whole optimizer state. Collective."""
         if self.served is not None:
@@ -81,9 +106,7 @@ class Maker:
     """Makes what carries out a plan, on all ranks at once.
 
     Args:
-        module: The model without its DDP.
-        optimizer: The optimizer of its parameters.
-        parameters: Name -> parameter, of those that are trained.
+        held: The model and its optimizers.
         tape: Where exchanges of weights are noted, and who talks.
         hosts: Ranks of each host; torchrun's placement if None.
         nonfinite: What to do about gradients that are not finite.
@@ -92,20 +115,19 @@ class Maker:
 
     def __init__(
         self,
-        module: nn.Module,
-        optimizer: Optimizer,
-        parameters: Mapping[str, Tensor],
+        held: Held,
         tape: Tape,
         *,
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
     ) -> None:
-        self._module, self._layers = module, owner_classes(module)
+        self._held, self._module, self._layers = held, held.module, owner_classes(held.module)
         self.curvature = Curvature()
         """What was felt of the loss, under whichever plan."""
-        self._optimizer = optimizer
-        self._parameters = parameters
-        self._device = next(iter(parameters.values())).device
+        self._optimizer = held.optimizer
+        self._steppers = held.steppers
+        self._parameters: Mapping[str, Tensor] = held.parameters
+        self._device = next(iter(self._parameters.values())).device
         self._comms: dict[bool, Comm] = {False: tape.comm}
         self._hosts = hosts
         self._nonfinite: NonFinite = nonfinite
@@ -113,30 +135,24 @@ class Maker:
 
     def make(self, plan: SyncPlan, old: InForce | None, step: int) -> InForce:
         """Put a plan in the place of an old one that is drained, or of none. Collective."""
-        choices = {n: plan.choice_for(n, self._layers[n], p.numel()) for n, p in self._parameters.items()}
+        self._steppers = self._held.steppers
+        choices = choices_for(plan, self._module, self._parameters, self._layers, self._steppers)
         if any(choice.hierarchical for choice in choices.values()):
             self._know_hosts()
         store = Store(self._parameters, choices, self._comms)
-        for algorithm in store.algorithms.values():
-            inner = unwrapped(algorithm)
-            if isinstance(inner, ChecksOptimizer):
-                inner.check_optimizer(self._optimizer)
+        self._check_optimizers(store)
         self._place(store)
-        felt = felt_in(store)
+        felt = felt_in(store, self._steppers)
         if old is not None:
             old.hand_back()
-        owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store)
+        owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store, old.exchanger.owed)
         for name, parameter in self._parameters.items():
             inner = unwrapped(store.algorithms[choices[name]])
-            if isinstance(inner, StartsFromOptimizer):
-                inner.start_from(self._optimizer, parameter, store.tensors[name])
+            if isinstance(inner, StartsFromOptimizer) and id(parameter) in self._steppers:
+                inner.start_from(self._steppers[id(parameter)], parameter, store.tensors[name])
         exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
-        has_owners = any(choice.owned for choice in choices.values())
-        owned = Owned(store, self._comms[False], self._optimizer) if has_owners else None
-        served = None
-        if owned is not None and (bounds := {choice.staleness for choice in choices.values() if choice.served}):
-            served = Served(owned, self._comms[False], self._optimizer, max(bounds))
+        owned, served = self._make_owners(store)
         feeler = Feeler(self._module, felt, self._comms[False], self.curvature, step) if felt is not None else None
         if old is not None and old.feeler is not None:
             old.feeler.close()
@@ -148,6 +164,33 @@ class Maker:
         return InForce(
             exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler, governor=governor
         )
+
+    def _check_optimizers(self, store: Store) -> None:
+        """Raise ValueError for an optimizer that does not fit the algorithm of a parameter that it steps."""
+        stepped = [(store.choices[n], self._steppers.get(id(p))) for n, p in self._parameters.items()]
+        for choice, optimizer in dict.fromkeys(stepped):
+            if optimizer is None:
+                continue
+            inner = unwrapped(store.algorithms[choice])
+            if isinstance(inner, ChecksOptimizer):
+                inner.check_optimizer(optimizer)
+            if choice.owned and isinstance(optimizer, torch.optim.LBFGS):
+                raise ValueError(
+                    f"{type(optimizer).__name__} needs a closure, with which it looks at all parameters at once, but "
+                    f"under this plan ({choice}) each rank steps those that it owns; choose a plan without owners."
+                )
+
+    def _make_owners(self, store: Store) -> tuple[Owners | None, Servers | None]:
+        theirs = {self._steppers[id(store.parameters[n])] for n, choice in store.choices.items() if choice.owned}
+        owned = {each: Owned(store, self._comms[False], each) for each in self._held.optimizers if each in theirs}
+        if not owned:
+            return None, None
+        if not (bounds := {choice.staleness for choice in store.choices.values() if choice.served}):
+            return Owners(owned), None
+        served = {each: Served(own, self._comms[False], each, max(bounds)) for each, own in owned.items()}
+        for each in served.values():
+            self._tape.ending.add(each)
+        return Owners(owned), Servers(served)
 
     def _place(self, store: Store) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""
@@ -220,7 +263,7 @@ class Maker:
 def owner_classes(module: nn.Module) -> dict[str, str]:
     """Return, for each parameter's full name, the class name of the layer that owns it."""
     return {
-        f"{prefix}.{name}" if prefix else name: type(layer).__name__
+        plain_name(f"{prefix}.{name}" if prefix else name): type(layer).__name__
         for prefix, layer in module.named_modules(remove_duplicate=False)
         for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
     }

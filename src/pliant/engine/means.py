@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant.buckets import as_real
 from pliant.comm.base import Comm
 from pliant.engine.start import broadcast_optimizer
 
@@ -21,7 +22,7 @@ def average_weights(tensors: Iterable[Tensor], comm: Comm) -> None:
 
     Many tensors travel at once, since each exchange takes as long as messages are under way.
     """
-    for fused in _fused(tensors):
+    for fused in _fused(as_real(tensor) for tensor in tensors):
         mean = torch.cat([tensor.detach().to(torch.float32).reshape(-1) for tensor in fused])
         comm.all_reduce(mean).wait()
         mean.mul_(1 / comm.size)
@@ -48,9 +49,9 @@ def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Com
         broadcast_optimizer(optimizer, comm, device)
         return
     arrays = [value for _, value in found if _is_array(value)]
-    average_weights([value for value in arrays if value.is_floating_point()], comm)
+    average_weights([value for value in arrays if _has_mean(value)], comm)
     for value in arrays:
-        if not value.is_floating_point():
+        if not _has_mean(value):
             comm.broadcast(value, 0).wait()  # such as momenta in 8 bits, whose codes have no mean
 
 
@@ -63,14 +64,18 @@ def join(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) -> None
 def mean_model(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:
     """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective."""
     state = {name: value.detach().clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    means = [value for value in state.values() if differ and value.is_floating_point()]
+    means = [value for value in state.values() if differ and _has_mean(value)]
     average_weights(means, comm)
     for value in state.values():
-        if not (differ and value.is_floating_point()):
+        if not (differ and _has_mean(value)):
             flat = value.contiguous()
             comm.broadcast(flat, 0).wait()
             value.copy_(flat)
     return state
+
+
+def _has_mean(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def _fused(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -14,9 +14,11 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.buckets import as_real
 from pliant.codecs import Codec
 from pliant.comm import Comm, own_group
-from pliant.comm.process_group import alone
+from pliant.comm.own import alone
+from pliant.engine.gate import innermost, module_of, named_tensors, without_wrappers
 from pliant.engine.gradients import GradientShadow, noise_scale
 from pliant.engine.making import owner_classes
 from pliant.engine.steptimes import StepTimes
@@ -42,15 +44,16 @@ class Observation:
         batch_size: int,
         timeout_s: float,
     ) -> None:
-        self._module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-        self._group = cast(ProcessGroup, model.process_group) if isinstance(model, DistributedDataParallel) else group
-        self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        self._module = module_of(model)
+        inner = without_wrappers(model)
+        self._group = cast(ProcessGroup, inner.process_group) if isinstance(inner, DistributedDataParallel) else group
+        self._parameters = {name: p for name, p in named_tensors(self._module) if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no parameter that requires a gradient, so there is nothing to observe.")
         self._device = next(iter(self._parameters.values())).device
         self._timed_until, self._warmup_steps = warmup_steps + steps, warmup_steps
         self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
-        self._shadow = GradientShadow({name: p.numel() for name, p in self._parameters.items()}, codecs, ranks)
+        self._shadow = GradientShadow({name: as_real(p).numel() for name, p in self._parameters.items()}, codecs, ranks)
         self._taken = 0
         self._times = StepTimes(self._parameters, self._device)
         self._hooks = [
@@ -65,6 +68,11 @@ class Observation:
     def done(self) -> bool:
         """Whether enough steps were seen."""
         return self._taken >= self._timed_until + self._gradient_steps
+
+    @property
+    def blind(self) -> bool:
+        """Whether this rank could not see when a backward began."""
+        return self._times.blind
 
     def close(self) -> None:
         """Remove every hook; a second call does nothing."""
@@ -238,7 +246,7 @@ def observe(
         )
     return Observation(
         model,
-        optimizer,
+        innermost(optimizer),
         group=group,
         steps=steps,
         warmup_steps=warmup_steps,

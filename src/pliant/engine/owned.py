@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.buckets import as_real
 from pliant.comm.base import Comm, CommError
 from pliant.engine.start import broadcast_data
 from pliant.engine.store import Store
@@ -22,25 +23,32 @@ class Owned:
     Args:
         store: Choices and state of all parameters; the slot "owner" says whose each is.
         comm: Who talks.
-        optimizer: The optimizer, whose state is divided.
+        optimizer: Whose parameters they are, and whose state is divided.
 
     """
 
     def __init__(self, store: Store, comm: Comm, optimizer: Optimizer) -> None:
         self._comm, self._optimizer = comm, optimizer
-        self._owners = {n: int(store.tensors[n]["owner"]) for n, choice in store.choices.items() if choice.owned}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        ours = [n for n, choice in store.choices.items() if choice.owned and id(store.parameters[n]) in held]
+        self._owners = {name: int(store.tensors[name]["owner"]) for name in ours}
         self.parameters = {name: store.parameters[name] for name in self._owners}
         lockstep = [name for name in self._owners if not store.choices[name].served]
         # Per owner and dtype: the parameters that travel in one message.
         self._packets: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = {}
         for rank in range(comm.size):
-            for dtype in dict.fromkeys(self.parameters[n].dtype for n in lockstep):
+            for dtype in dict.fromkeys(self.parameters[n].dtype.to_real() for n in lockstep):
                 held = [self.parameters[n] for n in lockstep if self._owners[n] == rank]
-                held = [p for p in held if p.dtype == dtype]
+                held = [p for p in held if p.dtype.to_real() == dtype]
                 if held and comm.size > 1:
-                    flat = torch.empty(sum(p.numel() for p in held), dtype=dtype, device=held[0].device)
+                    flat = torch.empty(sum(as_real(p).numel() for p in held), dtype=dtype, device=held[0].device)
                     self._packets[rank, dtype] = flat, held
-        self._drop_others()
+        self.drop_others()
+
+    @property
+    def names(self) -> set[str]:
+        """All parameters that have an owner."""
+        return set(self._owners)
 
     def names_of(self, rank: int) -> list[str]:
         """Return the parameters that a rank owns, in the model's order."""
@@ -84,35 +92,26 @@ class Owned:
                     if state:
                         self._optimizer.state[self.parameters[name]] = state
 
-    @property
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """A copy of this rank's part of the optimizer's state, parameter -> name -> tensor."""
-        mine = {name: self._state_of(name) for name in self.names_of(self._comm.rank)}
-        return {name: {k: v.clone() for k, v in own.items() if isinstance(v, Tensor)} for name, own in mine.items()}
-
-    @state.setter
-    def state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for name, own in saved.items():
-            self._optimizer.state[self.parameters[name]].update({k: v.clone() for k, v in own.items()})
-        self._drop_others()
-
     def _state_of(self, name: str) -> Mapping[str, Any]:
         return self._optimizer.state.get(self.parameters[name], {})
 
-    def _drop_others(self) -> None:
+    def drop_others(self) -> None:
+        """Let the optimizer hold nothing of what others own."""
         for name, own in self._owners.items():
             if own != self._comm.rank:
                 self._optimizer.state.pop(self.parameters[name], None)
 
 
 def pack(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Copy tensors, one after another, to flat, (sum of their elements,)."""
-    for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
+    """Copy tensors, one after another, to flat, (sum of their elements,); complex ones as pairs of real numbers."""
+    reals = [as_real(tensor) for tensor in tensors]
+    for part, tensor in zip(flat.split([t.numel() for t in reals]), reals, strict=True):
         part.view(tensor.shape).copy_(tensor)
 
 
 @torch.no_grad()
 def unpack(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Copy flat, (sum of their elements,), to tensors."""
-    for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
+    """Copy flat, (sum of their elements,), to tensors; pairs of it to those that are complex."""
+    reals = [as_real(tensor) for tensor in tensors]
+    for part, tensor in zip(flat.split([t.numel() for t in reals]), reals, strict=True):
         tensor.copy_(part.view(tensor.shape))

@@ -1,23 +1,23 @@
 """What "auto" does: the first steps of a training find out which plan it goes on with, and later ones watch over it."""
 
-import json
 import logging
 import math
 import statistics
-from collections.abc import Generator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Generator, Iterable, Sequence
 
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
+from pliant.engine.asking import answered, on_all, share, told
 from pliant.engine.auto import Auto
 from pliant.engine.bounds import Verdict
 from pliant.engine.cruise import Cruise, Landed
 from pliant.engine.explain import explain
+from pliant.engine.finalists import Finalist, finalists, learned
+from pliant.engine.gate import module_of
 from pliant.engine.observe import Observation, observe
+from pliant.engine.outputs import OutputWatch
 from pliant.engine.refused import Wary, as_strong
+from pliant.engine.together import optimizer_name
 from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo
 from pliant.planner import (
@@ -32,11 +32,12 @@ from pliant.planner import (
     Space,
     Trial,
     advise,
+    all_of,
     searching,
 )
-from pliant.planner.predictor import Experience, Predictor
+from pliant.planner.predictor import Predictor
 from pliant.simulator import Physics
-from pliant.spec import SyncPlan, Topology, Workload, from_json, to_json
+from pliant.spec import SyncPlan, Topology, Workload
 
 __all__ = ["Pilot", "take_off"]
 
@@ -51,26 +52,11 @@ _BATCH, _SAMPLES = 4, 100
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
 change, it is answered within 50 steps."""
-_FINALISTS, _NEAR = 3, 1.25
-"""So many of the best are held against exact training, and each other, if they took at most so many times the least."""
-_LEAVE_ABOVE = 1.03
-"""After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
-_CELLS, _TRUSTED = 3, 4.0
-"""Searches that the next one learns from, and how many times a coefficient may be what it was given as."""
+_FINALISTS, _CELLS = 3, 3
+"""So many of the best are held against exact training, and each other; so many searches teach the next one."""
 _HOLD_STEPS = 50
 """After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
 next change came soon."""
-
-
-class _Finalist(NamedTuple):
-    """A plan to be held against exact training."""
-
-    plan: SyncPlan
-    is_exact: bool
-    ratio: float
-    """How many times the steps of exact training it needs."""
-    tried_s: float
-    """What a step took in its trial."""
 
 
 class Pilot:
@@ -94,6 +80,10 @@ class Pilot:
         """Of the plan in force, on the first rank."""
         self._is_exact = True
         self._refused: set[Gene] = set()
+        self._chosen_why = ""
+        """The explanation of what the last search has chosen."""
+        self._failures: list[str] = []
+        """What was undone, and why, in a sentence each; the same on all ranks."""
         self._cells: list[tuple[Physics, Sequence[Trial]]] = []
         """What the last searches have tried, on the first rank."""
         self._flight = self._fly()
@@ -103,6 +93,11 @@ class Pilot:
         """Go on; a plan may be switched in it. Collective."""
         next(self._flight)
 
+    def land(self) -> None:
+        """End the trial that is on, if one is: the run closes under the base plan. Collective."""
+        if self._run.trial.is_on:
+            self._tryout.end()
+
     def close(self) -> None:
         """Stop, whatever it was about to do."""
         self._flight.close()
@@ -110,7 +105,17 @@ class Pilot:
         self._comm.close()
 
     def _fly(self) -> Steps[None]:
+        outputs = OutputWatch(module_of(self._run.model), lambda: not self._observation.done)
         while not self._observation.done:  # its hooks go by themselves
+            yield
+        outputs.close()
+        if not on_all(self._comm, self._run.curvature.is_told or outputs.loss()[0] is not None):
+            self._refuse(all_of("tasc"))  # whose curvature nobody could feel
+        while not on_all(self._comm, not self._observation.blind):
+            self.explanation = (
+                "auto keeps DDP's own exchange: it could not see when backward begins, since the model's output has no "
+                "tensor that it finds (in lists, dicts and dataclasses)."
+            )
             yield
         workload = self._observation.workload()
         hold_steps, landed = _HOLD_STEPS, None
@@ -145,46 +150,79 @@ class Pilot:
             What a step takes on the network on which the best was tried, which may have changed since; NaN: not known.
 
         """
-        quality = Wary(budget=self._auto.quality, refused=frozenset(self._refused))
+        quality = Wary(
+            budget=self._auto.quality,
+            optimizer=optimizer_name(self._run.optimizer),
+            unmeasured=self._auto.unmeasured,
+            refused=self._refused,
+        )
         anew = landed is None or landed.at_once
-        tryout = TryOut(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S)
+        self._tryout = tryout = TryOut(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
         in_force = Trial(genes=self._genes, steps_s=(landed.step_s,)) if landed is not None else None
-        num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
-        asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
-        asked, found = (next(asking), None) if asking is not None else (None, None)
-        while (told := self._tell(asked)) is not None:
-            blocks_s, reason = yield from tryout.tried(*told)
-            if asking is None or asked is None:
-                continue
-            status = "failed" if reason else "aborted" if len(blocks_s) == 1 else "ok"
-            try:
-                asked = asking.send(Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=reason))
-            except StopIteration as end:
-                asked, found = None, end.value
-            except RuntimeError as error:  # not one could be in force
-                _log.warning("auto keeps DDP's own exchange: %s.", error)
-                asked = None
-        finalists = _finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
-        shared = self._share(finalists, quality)
+        found = yield from self._searched(workload, topology, quality, in_force, anew=anew)
+        best_found = finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
+        shared = share(self._comm, best_found, quality)
         exact = _EXACT.plan("auto")
         rivals = [each for each in shared if each.plan.hash != exact.hash]
+        best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (1.0,), False
+        expected_s = best.tried_s
         if rivals:
+            self._say(f"auto is still searching: the best {len(rivals)} take turns with DDP's own exchange.")
             turns = _TURNS if anew else _AGAIN_TURNS
-            compared = yield from tryout.compared([r.plan for r in rivals], [r.ratio for r in rivals], exact, turns)
-            best, gains, adopted = rivals[compared.best], compared.gains, compared.pays
+            compared = yield from tryout.compared([r.plan for r in rivals], [r.ratio for r in rivals], turns)
+            for k, why in compared.failed.items():
+                self._note_failure(rivals[k].plan, why, [t.genes for t in best_found])
+            if compared.gains:
+                best, gains, adopted = rivals[compared.best], compared.gains, compared.pays
             # Of several plans, since one alone may have had to wait for a core in its trial.
-            since = statistics.median(r.tried_s / now_s for r, now_s in zip(rivals, compared.plans_s, strict=True))
-            expected_s = since * (compared.plans_s[compared.best] if adopted else compared.exact_s)
-        else:
-            best = shared[0] if shared else _Finalist(exact, True, 1.0, math.nan)
-            gains, adopted, expected_s = (1.0,), False, best.tried_s
+            since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
+            now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
+            expected_s = statistics.median(since) * now_s if since else math.nan
         chosen = best.plan if adopted else exact
         self._run.switch(chosen)
         self._is_exact = best.is_exact or not adopted
-        self._genes = next((t.genes for t in finalists if t.genes.plan().hash == chosen.hash), _EXACT)
+        self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), _EXACT)
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
-        self.explanation = f"{share_text(why, self._comm)}\n{self._advise(workload)}"
+        why = share_text(" ".join(filter(None, (why, quality.sentence))), self._comm)
+        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._failures])
         return expected_s
+
+    def _searched(
+        self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, *, anew: bool
+    ) -> Steps[Found | None]:
+        """Try what the first rank asks for; return there what the search has come to, and None elsewhere."""
+        num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
+        asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
+        asked, found = answered(asking, None)
+        number = 0
+        while (wanted := told(self._comm, asked)) is not None:
+            number += 1
+            self._say(f"auto is still searching: trial {number} of at most {num_trials} is under way.")
+            blocks_s, why = yield from self._tryout.tried(*wanted)
+            if why:
+                self._note_failure(wanted[0], why, [] if asked is None else [asked[0]])
+            if asked is not None:
+                status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
+                trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
+                asked, found = answered(asking, trial)
+        return found
+
+    def _say(self, progress: str) -> None:
+        """Explain what is under way, and what was chosen before, if anything was."""
+        self.explanation = f"{progress}\nBefore: {self._chosen_why}" if self._chosen_why else progress
+
+    def _note_failure(self, plan: SyncPlan, why: str, among: Sequence[Genes]) -> None:
+        """Say that a trial was undone, on all ranks, and, on the first, refuse what is in the plan from now on."""
+        text = f"A plan failed in its trial, which was undone, and is not tried again in this run: {why}. It was {plan}"
+        self._failures.append(text)
+        if self._comm.rank == 0:
+            _log.warning("auto: %s", text)
+        for genes in among:
+            if genes.plan().hash == plan.hash:
+                self._refuse(gene for gene in genes.genes if gene != _EXACT.base)
+
+    def _refuse(self, genes: Iterable[Gene]) -> None:
+        self._refused.update(strong for gene in genes for strong in as_strong(gene))
 
     def _advise(self, workload: Workload) -> str:
         """Say what the plan in force asks of the optimizer; the same on all ranks."""
@@ -193,7 +231,7 @@ class Pilot:
             workload,
             ranks,
             self._run.plan,
-            optimizer=type(self._run.optimizer).__name__,
+            optimizer=optimizer_name(self._run.optimizer),
             tuned_for=(self._auto.tuned_for_ranks or ranks) * workload.batch_size,
         )
         return self.advice.paragraph
@@ -214,42 +252,16 @@ class Pilot:
             seed=self._auto.seed,
         )
         physics = Physics(workload, topology, slowdown=workload.rank_factors)
-        asking = searching(space, Predictor(physics, self._auto.seed, _learned(self._cells)), limits)
+        asking = searching(space, Predictor(physics, self._auto.seed, learned(self._cells)), limits)
         found = yield from asking
         self._cells = [*self._cells[1 - _CELLS :], (physics, found.trials)]
         return found
-
-    def _tell(self, asked: tuple[Genes, float] | None) -> tuple[SyncPlan, float] | None:
-        """Share what the first rank wants to have tried: a plan, and the step time above which it is given up."""
-        text = "" if asked is None else json.dumps([to_json(asked[0].plan()), min(asked[1], 1e9)])
-        text = share_text(text, self._comm)
-        if not text:
-            return None
-        plan, limit_s = json.loads(text)
-        return from_json(SyncPlan, plan), limit_s
-
-    def _share(self, finalists: Sequence[Trial], quality: Quality) -> list[_Finalist]:
-        """Share the first rank's best plans."""
-        mine = [
-            (
-                to_json(trial.genes.plan("auto")),
-                all(FAMILIES[gene.family].exact for gene in trial.genes.genes),
-                quality.factor(trial.genes),
-                trial.step_s,
-            )
-            for trial in finalists
-        ]
-        return [
-            _Finalist(from_json(SyncPlan, text), *figures)
-            for text, *figures in json.loads(share_text(json.dumps(mine), self._comm))
-        ]
 
     # - Giving up
 
     def _give_up(self, verdict: Verdict, workload: Workload) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
-        lossy = {gene for gene in self._genes.genes if not FAMILIES[gene.family].exact}
-        self._refused.update(*(as_strong(gene) for gene in lossy))
+        self._refuse(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
         why = (
             f"After step {self._run.steps} a plan was given up for DDP's own exchange: {verdict.why}. What it relaxed "
             f"is not tried again in this run. It was {self._run.plan}"
@@ -260,28 +272,6 @@ class Pilot:
         if self._comm.rank == 0:
             _log.warning(why)
         self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
-
-
-def _learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | None:
-    """Return what earlier searches have taught; no coefficient far from what it is elsewhere.
-
-    One that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
-    """
-    if not cells:
-        return None
-    given, found = cells[0][0].coefficients, Experience.of(cells)
-    return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))
-
-
-def _finalists(found: Found, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
-    """Return the best of a search, best first, or what is in force if that is about as good."""
-    sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
-    cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}
-    least_s = min(cost_s.values())
-    if in_force is not None and cost_s[in_force.genes] <= _LEAVE_ABOVE * least_s:
-        return [in_force]
-    best_first = sorted(sound, key=lambda t: cost_s[t.genes])
-    return [t for t in best_first if cost_s[t.genes] <= _NEAR * least_s][:most]
 
 
 def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:

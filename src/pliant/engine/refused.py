@@ -1,7 +1,7 @@
 """What has not done as expected in this run, and is not tried in it again."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from pliant.planner import FAMILIES, Gene, Quality
@@ -13,7 +13,8 @@ __all__ = ["Wary", "as_strong"]
 class Wary(Quality):
     """A budget that some ways of exchanging are not within, whatever was measured of them elsewhere."""
 
-    refused: frozenset[Gene] = frozenset()
+    refused: Set[Gene] = frozenset()
+    """May grow while a search goes on."""
 
     def admits(self, gene: Gene) -> bool:
         return gene not in self.refused and super().admits(gene)

@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, cast
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
-from pliant.comm.process_group import own_group
+from pliant.comm.own import own_group
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.auto import Auto
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.elastic import Elastic, begin
+from pliant.engine.ending import end
 from pliant.engine.exchange import NonFinite
-from pliant.engine.front import attach
+from pliant.engine.front import attach, reporter
+from pliant.engine.gate import claim, release, take
 from pliant.engine.run import Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
+from pliant.engine.wire import require_carried
 
 if TYPE_CHECKING:
     from pliant.engine.pilot import Pilot
@@ -28,12 +30,13 @@ __all__ = ["relax"]
 
 def relax(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     what: What | Auto,
     *,
     group: ProcessGroup | None = None,
     hosts: Sequence[Sequence[int]] | None = None,
     timeout_s: float = 300.0,
+    start_timeout_s: float = 300.0,
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
     elastic: Elastic | None = None,
@@ -44,64 +47,71 @@ def relax(
 
     Args:
         model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
-            the module itself where the plan exchanges weights only.
-        optimizer: Any torch optimizer over the model's parameters.
+            the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate
+            or Lightning Fabric; go on calling what you have.
+        optimizer: Any torch optimizer over the model's parameters, also one that Accelerate or Lightning has wrapped;
+            or several, such as Muon and AdamW: a step ends when all have stepped, or when one steps again before that.
+            Parameters that none of them holds are averaged exactly, if a DDP model is called, and left alone.
         what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path; or
             "auto" (``pliant.Auto()``), which finds out which plan pays, while it trains.
         group: For a plain module: who trains it; the default process group if None.
         hosts: Ranks of each host, for hierarchical plans; torchrun's placement if None.
         timeout_s: Longest that one collective may take before it fails on all ranks.
+        start_timeout_s: The same in this call, in which a rank that starts slowly is waited for.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
         elastic: For plans that exchange weights: go on without ranks that are lost, and take in those that come. The
             model is then a plain module and `group` is left out; a process that is started again calls relax() again.
 
     Raises:
-        ValueError: The plan does not fit the optimizer, ranks ask for different plans, one has not registered an
+        ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
+            not fit the optimizer or the backend; ranks ask for different plans, one has not registered an
             algorithm that is not Pliant's, or the plan or the model cannot be elastic.
         TypeError: The optimizer or the model is not torch's.
+        RuntimeError: Another run is open on the model or on an optimizer.
+        CommError: Not all ranks have come within `start_timeout_s`.
 
     """
-    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"relax() needs a torch.optim.Optimizer to hook into, but got a {type(optimizer).__name__}.")
+    held = take(model, optimizer)
     auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
-    plan = plan_from("allreduce" if isinstance(what, Auto) or auto is not None else what, optimizer)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
+    plan = plan_from("allreduce" if isinstance(what, Auto) or auto is not None else what, held.optimizer)
     if elastic is not None:
         if auto is not None:
             raise ValueError(
                 "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "
                 "plan that exchanges weights for elastic=, or leave it out."
             )
-        return begin(model, optimizer, plan, elastic, group=group, timeout_s=timeout_s, nonfinite=nonfinite)
-    if not isinstance(model, DistributedDataParallel) and not plan.between_steps:
-        model = DistributedDataParallel(model, process_group=group)
-    device = next(p.device for p in model.parameters() if p.requires_grad)
-    own = model.process_group if isinstance(model, DistributedDataParallel) else group or dist.group.WORLD
-    own_comm = own_group(cast(ProcessGroup, own), timeout_s)
-    comm = RecordedComm(own_comm)
+        claim(held)
+        try:
+            return begin(held, plan, elastic, group=group, timeout_s=timeout_s, nonfinite=nonfinite)
+        except BaseException:
+            release(held)
+            raise
+    device = next(iter(held.parameters.values())).device
+    held.group = cast(ProcessGroup, group or dist.group.WORLD if held.ddp is None else held.ddp.process_group)
+    require_carried(plan, held.group, device)
+    claim(held)
+    comm: RecordedComm | None = None
     try:
+        if held.ddp is None and not plan.between_steps:
+            held.wrap(group)
+        own_comm = own_group(held.group, timeout_s, start_timeout_s)
+        comm = RecordedComm(own_comm)
         agree_on(plan, comm, device)
         if comm.size > 1:
-            broadcast_tensors([*model.parameters(), *model.buffers()], comm)
-            broadcast_optimizer(optimizer, comm, device)
-        if isinstance(model, DistributedDataParallel):
-            attach(model).report = lambda error: own_comm.failure("DDP's broadcast before a forward pass", error)
-        run = Run(
-            model,
-            optimizer,
-            plan,
-            comm=comm,
-            hosts=hosts,
-            agreement_every=agreement_every,
-            nonfinite=nonfinite,
-        )
+            broadcast_tensors([*held.module.parameters(), *held.module.buffers()], comm)
+            broadcast_optimizer(held.optimizer, comm, device)
+        if held.ddp is not None:
+            attach(held.ddp).report = reporter(own_comm)
+        run = Run(held, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
         if auto is not None:
             run.pilot = _piloted(run, auto, own_comm)
     except BaseException:
-        comm.close()
+        release(held)
+        if comm is not None:
+            end(comm)
         raise
+    own_comm.started(timeout_s)
     comm.reset()  # what the start cost is not training
     return run
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 __all__ = ["resize"]
 
-_OF_WEIGHTS = ("weights", "model", "optimizer")
-"""What is saved where ranks have weights, or parts of the optimizer's state, of their own."""
+_ANEW = ("counters", "slots", "random")
+"""What is made for the new ranks; all else is that of the first."""
 
 
 def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
@@ -17,7 +17,8 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
 
     For plans that exchange gradients. Every new rank gets the mean over the old ones of each tensor that algorithms
     keep. What a rank still owes the weights counts 1/n among n ranks, so the mean of residuals is what is owed in all,
-    and that is conserved; what ranks have alike stays as it is.
+    and that is conserved; what ranks have alike stays as it is. Buffers are rank 0's, as DDP would have it, and random
+    generators are left out: those of the new ranks stay as the script has seeded them.
 
     Args:
         states: What ``run.state_dict()`` has returned on each rank, in the order of ranks.
@@ -39,12 +40,13 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
             f"a run of {counters[0][2]} ranks was saved, but {len(own)} states are given, or they are of different "
             "steps or plans; give those of all ranks, saved after the same step."
         )
-    found = sorted({key for each in own for key in _OF_WEIGHTS if key in each})
-    if found:
+    if any(_is_of_ranks(each) for each in own):
         raise ValueError(
-            f"the states hold {', '.join(found)} of single ranks, since their plan exchanges weights or has owners; "
-            "switch() to a plan that exchanges gradients before the state is saved."
+            "the states hold weights, or parts of the optimizer, of single ranks, since their plan exchanges weights "
+            "or has owners; switch() to a plan that exchanges gradients before the state is saved."
         )
+    if any("owed" in each for each in own):
+        raise ValueError("a switch of plans has left gradients that are still to be paid; make one step before saving.")
     slots: list[Mapping[str, Mapping[str, Tensor]]] = [each["slots"] for each in own]
     if any({n: set(s) for n, s in each.items()} != {n: set(s) for n, s in slots[0].items()} for each in slots):
         raise ValueError(
@@ -55,12 +57,13 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
         name: {slot: _mean([each[name][slot] for each in slots]) for slot in of_parameter}
         for name, of_parameter in slots[0].items()
     }
-    step, turn, _, plan = counters[0]
+    step, turn, _, *rest = counters[0]
     return [
         {
             f"rank{rank}": {
-                **{key: value for key, value in own[0].items() if key not in ("counters", "slots")},
-                "counters": torch.tensor([step, turn, size, plan], dtype=torch.int64),
+                **{key: value for key, value in own[0].items() if key not in _ANEW},
+                "counters": torch.tensor([step, turn, size, *rest], dtype=torch.int64),
+                "random": {},
                 "slots": {name: {s: tensor.clone() for s, tensor in kept.items()} for name, kept in means.items()},
             }
         }
@@ -72,7 +75,14 @@ def _own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     own = state.get(f"rank{rank}")
     if own is None:
         raise ValueError(f"the state in place {rank} holds {', '.join(state)}, but not rank{rank}; give them in order.")
+    if missing := [key for key in ("counters", "slots", "optimizer", "random") if key not in own]:
+        raise ValueError(f"the state in place {rank} lacks {', '.join(missing)}; give what run.state_dict() returns.")
     return own
+
+
+def _is_of_ranks(own: Mapping[str, Any]) -> bool:
+    has_owners = any("owner" in slots for slots in own["slots"].values())
+    return "weights" in own or has_owners or bool(own["optimizer"]["state"])
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,20 +1,34 @@
-"""To continue as if nothing had happened: state per parameter, and the bucketing under which it was made."""
+"""To continue as if nothing had happened: everything of a run that belongs to this rank."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pliant.algorithms.base import Rest
+from pliant.buckets import real_shape
 from pliant.comm.base import Comm
+from pliant.engine.alike import gathered, raise_together
+from pliant.engine.doing import Doing, difference, goes_free
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Arrival
+from pliant.engine.gate import plain_name
+from pliant.engine.generators import generators, load_generators
 from pliant.engine.making import InForce
+from pliant.engine.optstate import (
+    check_optimizer_state,
+    load_optimizer_state,
+    optimizer_state,
+    parameter_names,
+)
+from pliant.engine.savedlayout import check_layout, layout_tensor, read_layout
 from pliant.spec import SyncPlan
 
-__all__ = ["LaidOutAsSaved", "Resumed", "read_state", "write_state"]
+__all__ = ["LaidOutAsSaved", "Resumed", "Saver"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +48,21 @@ class LaidOutAsSaved:
         shapes: dict[str, tuple[int, ...]] = {}
         for arrival in arrivals:
             at = 0
+            if arrival.buffer.is_sparse:
+                pieces[arrival.names[0]], shapes[arrival.names[0]] = arrival.buffer, arrival.shapes[0]
+                continue
             for name, shape in zip(arrival.names, arrival.shapes, strict=True):
                 numel = torch.Size(shape).numel()
                 pieces[name], shapes[name] = arrival.buffer[at : at + numel], shape
                 at += numel
         for index, names in sorted(self.buckets.items()):
-            buffer = torch.cat([pieces[name] for name in names])  # (bucket numel,)
+            own = [pieces[name] for name in names]
+            buffer = own[0] if own[0].is_sparse else torch.cat(own)  # (bucket numel,)
             bucket = exchanger.laid_out(index, names, [shapes[name] for name in names], buffer)
             rests += exchanger.run(bucket, buffer, exchanger.inspect(bucket, buffer), step=step, turn=turn)
-            for name, result in zip(names, buffer.split([pieces[n].numel() for n in names]), strict=True):
-                pieces[name].copy_(result)
+            if not buffer.is_sparse:
+                for piece, result in zip(own, buffer.split([x.numel() for x in own]), strict=True):
+                    piece.copy_(result)
         return rests
 
 
@@ -56,80 +75,222 @@ class Resumed:
     layout: LaidOutAsSaved | None
 
 
-def write_state(
-    made: InForce, plan: SyncPlan, comm: Comm, module: nn.Module, *, step: int, turn: int
-) -> dict[str, Any]:
-    """Return {'rank<i>': {...}} of tensors whose shapes depend only on the model, the plan and the ranks."""
-    exchanger = made.exchanger
-    own: dict[str, Any] = {}
-    if made.weights is not None:
-        own |= {"weights": made.weights.counters}
-    if made.apart:
+@dataclass(frozen=True, kw_only=True)
+class Saver:
+    """Writes and reads what belongs to this rank, under the plan in force.
+
+    Args:
+        made: What carries out the plan; nothing is in flight.
+        plan: The plan.
+        comm: Of the run.
+        module: The model without its DDP.
+        optimizer: Its optimizer.
+        parameters: Name -> parameter, of those that are trained.
+
+    """
+
+    made: InForce
+    plan: SyncPlan
+    comm: Comm
+    module: nn.Module
+    optimizer: Optimizer
+    parameters: Mapping[str, Tensor]
+
+    def write(self, layout: Mapping[int, Sequence[str]], *, step: int, turn: int) -> dict[str, Any]:
+        """Return {'rank<i>': {...}} of tensors whose shapes depend only on the model, the optimizer and the ranks."""
+        made, owed = self.made, self.made.exchanger.owed
+        trained = {plain_name(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
         # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
-        own |= {"model": {name: tensor.clone() for name, tensor in _tensors_of(module).items()}}
-    if made.owned is not None:
-        own |= {"optimizer": made.owned.state}
-    if made.feeler is not None:
-        own |= {"curvature": made.feeler.state}
-    if made.governor is not None:
-        own |= {"governor": made.governor.state}
-    place = {name: (b, k) for b, names in exchanger.layout.items() for k, name in enumerate(names)}
-    layout = torch.tensor([place.get(name, (-1, -1)) for name in exchanger.store.tensors], dtype=torch.int64)
-    return {
-        f"rank{comm.rank}": {
-            "counters": torch.tensor([step, turn, comm.size, int(plan.hash, 16) >> 1], dtype=torch.int64),
-            "layout": layout,  # (num_parameters, 2): bucket, place in it; -1 before the first exchange
-            "slots": {name: dict(slots) for name, slots in exchanger.store.tensors.items() if slots},
-            **own,
+        model = {name: tensor.clone() for name, tensor in self._live.items() if made.apart or name not in trained}
+        numbers = [step, turn, self.comm.size, int(self.plan.hash, 16) >> 1, len(owed)]
+        own: dict[str, Any] = {
+            "counters": torch.tensor(numbers, dtype=torch.int64),
+            "layout": layout_tensor(layout, list(made.exchanger.store.tensors)),
+            "slots": {name: dict(slots) for name, slots in made.exchanger.store.tensors.items() if slots},
+            "model": model,  # buffers only where parameters are equal on all ranks
+            "optimizer": optimizer_state(self.optimizer, self._named, self._kept),
+            "random": generators(self._device),
         }
-    }
+        if owed:
+            own |= {"owed": dict(owed)}
+        if made.weights is not None:
+            own |= {"weights": {"counters": made.weights.counters, "work": made.weights.work}}
+        if made.feeler is not None:
+            own |= {"curvature": made.feeler.state}
+        if made.governor is not None:
+            own |= {"governor": made.governor.state}
+        return {f"rank{self.comm.rank}": own}
+
+    def read(self, state: Mapping[str, Any]) -> Resumed:
+        """Put saved tensors where they belong. Collective.
+
+        Raises:
+            ValueError: On all ranks, before anything is changed, if they do not fit, or differ between ranks.
+
+        """
+        own, error, doing = cast("Mapping[str, Any]", {}), None, Doing()
+        try:
+            own = self._checked(state)
+            doing = self._doing(own)
+        except ValueError as found:
+            error = found
+        except (AttributeError, KeyError, TypeError, RuntimeError) as found:
+            error = ValueError(f"this is no state of a run ({type(found).__name__}: {found}); give state_dict()'s own.")
+        raise_together(error, self.comm, self._device, kind=ValueError)
+        if told := difference(gathered(doing.row(), self.comm, self._device)):
+            raise ValueError(
+                f"ranks would load states of different moments: {told}. Nothing was changed; load on all ranks what "
+                "all of them saved after the same step."
+            )
+        return self._put(own)
+
+    # - Before anything is changed
+
+    def _checked(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = state.get(f"rank{self.comm.rank}")
+        if own is None:
+            held = ", ".join(map(str, state)) or "nothing"
+            raise ValueError(f"the state holds {held}, but this is rank {self.comm.rank}; load its own part.")
+        wanted = self.write({}, step=0, turn=0)[f"rank{self.comm.rank}"]
+        wanted.pop("governor", None)  # a state made for more ranks from that of one has none
+        wanted.pop("owed", None)
+        if missing := [key for key in wanted if key not in own]:
+            raise ValueError(_what_is_missing(missing, apart=self.made.apart))
+        _require_like(own["counters"], wanted["counters"], "counters")
+        step, turn, size, plan_hash, num_owed = own["counters"].tolist()
+        if size != self.comm.size:
+            raise ValueError(
+                f"the state was saved by {size} ranks, this run has {self.comm.size}; residuals belong to ranks. "
+                "Resume with as many, or let pliant.resize() make states for this number from those of all ranks."
+            )
+        if plan_hash != int(self.plan.hash, 16) >> 1:
+            raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")
+        if min(step, turn, num_owed) < 0:
+            raise ValueError(f"the state is damaged: it counts {step} steps, {turn} exchanges, {num_owed} debts.")
+        if not own["random"]:
+            wanted["random"] = {}
+        optimizer = wanted.pop("optimizer")
+        _require_like({key: own[key] for key in wanted}, wanted, "")
+        _require_like(own["optimizer"]["held"], optimizer["held"], "optimizer held")
+        check_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
+        check_layout(own["layout"])
+        self._check_debts(own.get("owed", {}), num_owed)
+        self._check_numbers(own, step)
+        return own
+
+    def _check_debts(self, owed: Mapping[str, Tensor], count: int) -> None:
+        if len(owed) != count:
+            raise ValueError(
+                f"the state holds {len(owed)} of {count} gradients that a switch of plans had left to be paid, so "
+                "something is lost; make one step between switch() and saving, or save with run.save()."
+            )
+        for name, tensor in owed.items():
+            if name not in self.parameters:
+                raise ValueError(f"the state holds a debt for {name}, which is no parameter of the model.")
+            _require_like(tensor, torch.empty(real_shape(self.parameters[name])), f"owed {name}")
+
+    def _check_numbers(self, own: Mapping[str, Any], step: int) -> None:
+        if self.made.weights is not None:
+            rows, work = own["weights"]["counters"].tolist(), own["weights"]["work"]
+            if any(last > step or round_ < 0 or in_flight not in (0, 1) for last, round_, in_flight in rows):
+                raise ValueError(f"the state is damaged: exchanges of weights are counted {rows} in step {step}.")
+            if not bool(work.isfinite().all()):
+                raise ValueError(f"the state is damaged: work is counted {work.tolist()}.")
+        if self.made.feeler is not None and min(own["curvature"]["counters"].tolist()) < 0:
+            raise ValueError("the state is damaged: looks at the curvature are counted below 0.")
+        if self.made.governor is not None and "governor" in own:
+            _require_like(own["governor"], self.made.governor.state, "governor")
+
+    def _doing(self, own: Mapping[str, Any]) -> Doing:
+        """Say what this rank had done when it saved, as far as all ranks must have done the same."""
+        step, turn, _, plan, _ = own["counters"].tolist()
+        exchanges = int(own["weights"]["counters"][:, 1].sum()) if "weights" in own else 0
+        choices = self.made.exchanger.store.choices
+        held = parameter_names(self.optimizer, self.parameters)
+        if goes_free([choices[name] for name in held if name in choices]):
+            return Doing(exchanges=exchanges, plan=plan)
+        layout = zlib.crc32(repr(own["layout"].tolist()).encode())
+        return Doing(step=step, turn=turn, exchanges=exchanges, plan=plan, layout=layout)
+
+    # - Afterwards
+
+    @torch.no_grad()
+    def _put(self, own: Mapping[str, Any]) -> Resumed:
+        made = self.made
+        tensors = made.exchanger.store.tensors
+        for name, slots in own["slots"].items():
+            for slot, saved in slots.items():
+                tensors[name][slot].copy_(saved)
+        made.exchanger.owed.clear()
+        made.exchanger.owed.update({n: t.clone().to(self._device) for n, t in own.get("owed", {}).items()})
+        if made.weights is not None:
+            made.weights.counters, made.weights.work = own["weights"]["counters"], own["weights"]["work"]
+        live = self._live
+        for name, saved in own["model"].items():
+            live[name].copy_(saved)
+        load_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
+        if made.owned is not None:
+            made.owned.drop_others()
+        if made.feeler is not None:
+            made.feeler.state = own["curvature"]
+        if made.governor is not None and "governor" in own:
+            made.governor.state = own["governor"]
+        if made.served is not None:
+            made.served.begin()
+        load_generators(own["random"], self._device)
+        step, turn = own["counters"].tolist()[:2]
+        buckets = read_layout(own["layout"], list(tensors))
+        return Resumed(step=step, turn=turn, layout=None if buckets is None else LaidOutAsSaved(buckets=buckets))
+
+    @property
+    def _live(self) -> dict[str, Tensor]:
+        """The model's own tensors."""
+        return {plain_name(n): value for n, value in self.module.state_dict().items() if isinstance(value, Tensor)}
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    @property
+    def _named(self) -> dict[str, Tensor]:
+        """What the optimizer holds, without what others own, of which it has nothing."""
+        others = set() if self.made.owned is None else self.made.owned.names - self._mine
+        return {n: p for n, p in parameter_names(self.optimizer, self.parameters).items() if n not in others}
+
+    @property
+    def _mine(self) -> set[str]:
+        return set() if self.made.owned is None else set(self.made.owned.names_of(self.comm.rank))
+
+    @property
+    def _kept(self) -> set[str]:
+        """Of which parameters this rank's optimizer holds something that others do not."""
+        return set(self._named) if self.made.apart else self._mine
 
 
-def read_state(state: Mapping[str, Any], made: InForce, plan: SyncPlan, comm: Comm, module: nn.Module) -> Resumed:
-    """Put saved tensors where they belong. Raises ValueError, before anything is changed, if they do not fit."""
-    own = state.get(f"rank{comm.rank}")
-    if own is None:
-        raise ValueError(f"the state holds {', '.join(state)}, but this is rank {comm.rank}; load its own part.")
-    step, turn, size, plan_hash = own["counters"].tolist()
-    if size != comm.size:
+def _what_is_missing(missing: Sequence[str], *, apart: bool) -> str:
+    told = f"the state lacks {', '.join(missing)}"
+    if apart and "optimizer" in missing:
+        told += ", and under a plan that exchanges weights each rank has an optimizer state of its own"
+    return f"{told}: it was saved by an earlier Pliant, or in part; load what run.state_dict() returns, whole."
+
+
+def _require_like(saved: Any, wanted: Any, where: str) -> None:
+    """Raise ValueError unless nested tensors have the same keys, shapes and types."""
+    if isinstance(wanted, Tensor):
+        if not isinstance(saved, Tensor):
+            raise ValueError(f"the state's {where} must be a tensor, but is a {type(saved).__name__}.")
+        if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"the state's {where} is {saved.dtype} of shape {tuple(saved.shape)}, but this run's is {wanted.dtype} "
+                f"of shape {tuple(wanted.shape)}; load it into the model that it was saved from."
+            )
+        return
+    if not isinstance(saved, Mapping) or saved.keys() != wanted.keys():
+        held = cast("Mapping[str, Any]", saved) if isinstance(saved, Mapping) else cast("Mapping[str, Any]", {})
+        odd = sorted(str(key) for key in held.keys() ^ wanted.keys())
         raise ValueError(
-            f"the state was saved by {size} ranks, this run has {comm.size}; residuals belong to ranks. "
-            "Resume with as many, or let pliant.resize() make states for this number from those of all ranks."
+            f"the state's {where or 'parts'} are not this run's ({', '.join(odd[:5])} on one side only): its "
+            "parameters are not the model's, or it is damaged; load it into the model that it was saved from."
         )
-    if plan_hash != int(plan.hash, 16) >> 1:
-        raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")
-    tensors = made.exchanger.store.tensors
-    slots: Mapping[str, Mapping[str, Tensor]] = own["slots"]
-    if {n: set(s) for n, s in slots.items()} != {n: set(s) for n, s in tensors.items() if s}:
-        raise ValueError("the state's parameters are not the model's; load it into the model that it was saved from.")
-    for name, saved in slots.items():
-        for slot, tensor in saved.items():
-            tensors[name][slot].copy_(tensor)
-    if made.weights is not None:
-        made.weights.counters = own["weights"]
-    if made.apart:
-        for name, tensor in _tensors_of(module).items():
-            tensor.copy_(own["model"][name])
-    if made.owned is not None:
-        made.owned.state = own["optimizer"]
-    if made.feeler is not None:
-        made.feeler.state = own["curvature"]
-    if made.governor is not None and "governor" in own:  # a state made for more ranks from that of one has none
-        made.governor.state = own["governor"]
-    if made.served is not None:
-        made.served.begin()
-    return Resumed(step=step, turn=turn, layout=_read_layout(own["layout"], list(tensors)))
-
-
-def _read_layout(layout: Tensor, names: Sequence[str]) -> LaidOutAsSaved | None:
-    buckets: dict[int, list[tuple[int, str]]] = {}
-    for name, (bucket, place) in zip(names, layout.tolist(), strict=True):
-        buckets.setdefault(bucket, []).append((place, name))
-    if -1 in buckets:
-        return None
-    return LaidOutAsSaved(buckets={b: tuple(name for _, name in sorted(held)) for b, held in buckets.items()})
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's parameters and buffers, detached but live."""
-    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    for key, value in wanted.items():
+        _require_like(cast("Mapping[str, Any]", saved)[key], value, f"{where} {key}".strip())

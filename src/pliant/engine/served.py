@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.buckets import as_real
 from pliant.codecs import all_finite
 from pliant.collectives import Clocks
 from pliant.comm.base import Comm, CommError, Work, another
 from pliant.engine.exchange import NonFiniteGradientError
+from pliant.engine.messages import Message, wait_for, waiting
 from pliant.engine.owned import Owned, pack, unpack
 from pliant.engine.shard import Shard
 
@@ -25,21 +27,10 @@ What an answer says is the rank that has failed, or -1."""
 _IDLE_S = 365 * 86400.0
 """Who serves waits for as long as others compute; who waits for an answer does so until the comm's timeout."""
 
-
 _EXPLAIN_S = 1.0
 """How long a rank whose connection broke listens for the rank that began it."""
-
 _HANG_UP_S = 5.0
 """How long a rank that ends with an error waits for its peers to hang up too."""
-
-
-class _Message:
-    """Bytes of a fixed layout: an int64 head and a float32 body."""
-
-    def __init__(self, numel: int) -> None:
-        self.bytes = torch.zeros(8 + 4 * numel, dtype=torch.uint8)
-        self.head = self.bytes[:8].view(torch.int64)  # (1,)
-        self.body = self.bytes[8:].view(torch.float32)  # (numel,)
 
 
 class Served:
@@ -73,9 +64,9 @@ class Served:
                 "owners at a free pace serve from threads through Gloo, but the model is not on the CPU; use owner(), "
                 "or local_sgd() or async_average(), which wait for nobody either."
             )
-        numels = {rank: sum(p.numel() for p in parameters) for rank, parameters in self._held.items()}
-        self._out = {rank: _Message(numel) for rank, numel in numels.items()}
-        self._in = {rank: _Message(numel) for rank, numel in numels.items()}
+        numels = {rank: sum(as_real(p).numel() for p in parameters) for rank, parameters in self._held.items()}
+        self._out = {rank: Message(numel) for rank, numel in numels.items()}
+        self._in = {rank: Message(numel) for rank, numel in numels.items()}
         self._shard = Shard(held[comm.rank], optimizer)
         self._clocks = Clocks(comm.size, self._staleness)
         self._in_hand: dict[int, Tensor] = {}
@@ -86,6 +77,8 @@ class Served:
         self._asked: list[Work] | None = None
         """Answers and questions under way, one of each for each peer."""
         self._epoch = 0
+        self._taking = False
+        """Whether the thread that computes waits for answers."""
         self._open = True
         peers = [peer for peer in range(comm.size) if peer != comm.rank] if self._shard.numel else []
         self._threads = [
@@ -133,7 +126,7 @@ class Served:
     def close(self) -> None:
         """End the threads, after `finish`. Collective."""
         self._open = False
-        _wait(self._post(_BYE))
+        wait_for(self._post(_BYE))
         for thread in self._threads:
             thread.join(self._comm.timeout_s)
         self._asks.close()
@@ -147,15 +140,28 @@ class Served:
         self._fail(self._comm.rank, "it has given up")  # unless another's failure is what ends this rank
         first = self._comm.rank if self._failure is None else self._failure[0]
         with contextlib.suppress(CommError):  # who is gone need not hear it
-            work = self._post(_FAIL + first)
-            threading.Thread(target=_wait, args=(work,), name="pliant-owner-fail", daemon=True).start()
-        self._settle()
-        deadline = time.monotonic() + _HANG_UP_S
+            self._threads.append(waiting(self._post(_FAIL + first)))
+        settling = waiting(*(self._asked or ()))
+        self._asked = None
+        self._threads.append(settling)
+        self.join(_HANG_UP_S)
+        self.stop()  # who has not hung up by now is stuck, and would keep this rank
+        self.join(_HANG_UP_S)
+        self._asks.close()
+        self._answers.close()
+
+    def stop(self) -> None:
+        """Hang up, which ends the threads. Takes no lock and waits for nobody."""
+        self._open = False
+        self._asks.hang_up()
+        self._answers.hang_up()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end."""
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):
-            self._asks.close()
-            self._answers.close()
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _ask(self, kind: int) -> None:
         me = self._comm.rank
@@ -177,7 +183,12 @@ class Served:
         """Wait for the answers to the last question, and write the weights that came to the model."""
         if self._asked is None:
             return
-        if (error := self._settle()) is not None:
+        self._taking = True
+        try:
+            error = self._settle()
+        finally:
+            self._taking = False
+        if error is not None:
             self._explain(error)
         if self._comm.rank in self._in:
             with self._changed:
@@ -220,7 +231,7 @@ class Served:
 
     def _serve(self, peer: int) -> None:
         """Receive from a peer and answer it, until it says goodbye. Runs in a thread of its own."""
-        question, answer = _Message(self._shard.numel), _Message(self._shard.numel)
+        question, answer = Message(self._shard.numel), Message(self._shard.numel)
         try:
             while True:
                 self._asks.exchange([], [(peer, question.bytes)], patience_s=_IDLE_S).wait()
@@ -258,19 +269,21 @@ class Served:
         self._changed.notify_all()
         return epoch
 
-    def _answer(self, rank: int, epoch: int, answer: _Message) -> None:
+    def _answer(self, rank: int, epoch: int, answer: Message) -> None:
         """Wait until a rank may go on, and fill in its answer. The lock is held, but for the waiting."""
         limit_s = 0.9 * self._comm.timeout_s  # before the waiting rank's own, so that it hears for whom it waits
 
         def done() -> bool:
             return self._failure is not None or self._clocks.may_read(rank, epoch)
 
-        may_go_on = self._changed.wait_for(done, limit_s)
-        slowest = self._clocks.slowest
-        if not may_go_on and slowest == self._comm.rank:  # it waits for somebody as well, and will find out for whom
-            may_go_on = self._changed.wait_for(done, self._comm.timeout_s)
-        if not may_go_on:
-            self._fail(slowest, f"it has sent nothing while rank {rank} waited for it for {limit_s:.3g}s")
+        if not self._changed.wait_for(done, limit_s):
+            me = self._comm.rank  # who waits for another owner itself is not the one that keeps others waiting
+            slowest = self._clocks.slowest_but(me if self._taking and rank != me else -1)
+            self._fail(
+                slowest,
+                f"it has sent nothing while rank {rank} waited for it for {limit_s:.3g}s; if it lives, it may be "
+                "evaluating or saving: raise timeout_s",
+            )
         answer.head.fill_(-1 if self._failure is None else self._failure[0])
         self._shard.read(answer.body)
 
@@ -280,13 +293,7 @@ class Served:
             self._changed.notify_all()
 
     def _post(self, kind: int) -> Work:
-        last = {rank: _Message(message.body.numel()) for rank, message in self._out.items()}
+        last = {rank: Message(message.body.numel()) for rank, message in self._out.items()}
         for message in last.values():
             message.head.fill_(kind)
         return self._asks.exchange([(rank, m.bytes) for rank, m in last.items() if rank != self._comm.rank], [])
-
-
-def _wait(work: Work) -> None:
-    """Keep a message and its connection until it has come, or nobody is there to receive it."""
-    with contextlib.suppress(CommError):
-        work.wait()

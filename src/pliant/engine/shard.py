@@ -1,11 +1,14 @@
 """The parameters that one owner serves: weights of its own, stepped by a copy of the user's optimizer."""
 
-import copy
+import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from pliant.buckets import as_real
+from pliant.engine.optstate import twin_of
 
 __all__ = ["Shard"]
 
@@ -24,16 +27,15 @@ class Shard:
 
     def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
         self._parameters = list(parameters)
-        self._optimizer = optimizer
+        self._user = weakref.ref(optimizer)  # its hooks hold the run, and threads hold this
         self._weights = [p.detach().clone().requires_grad_() for p in parameters]
-        self.numel = sum(p.numel() for p in parameters)
+        self.numel = sum(as_real(p).numel() for p in parameters)
         device = parameters[0].device if parameters else torch.device("cpu")
         self._sum = torch.zeros(self.numel, device=device)
-        numels = [p.numel() for p in parameters]
-        self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(numels), parameters, strict=True)]
-        self._stepper = copy.copy(optimizer)  # torch copies state and groups alone: no hooks, no scheduler's counter
-        own = {k: v for k, v in optimizer.__dict__.items() if k not in self._stepper.__dict__ and k != "step"}
-        self._stepper.__dict__.update(own)
+        reals = [as_real(p) for p in parameters]
+        numels = [p.numel() for p in reals]
+        self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(numels), reals, strict=True)]
+        self._stepper = twin_of(optimizer)
         self._groups = [  # (group of the user's optimizer, our weights in it)
             (k, held)
             for k, group in enumerate(optimizer.param_groups)
@@ -47,8 +49,15 @@ class Shard:
         self._stepper.state = type(self._optimizer.state)(dict)
         for weight, parameter in zip(self._weights, self._parameters, strict=True):
             weight.copy_(parameter)
-            self._stepper.state[weight] = self._optimizer.state[parameter]
+            if parameter in self._optimizer.state:
+                self._stepper.state[weight] = self._optimizer.state[parameter]
         self.follow_schedule()
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        if (optimizer := self._user()) is None:
+            raise RuntimeError("the optimizer of this run is gone; keep it as long as you train.")
+        return optimizer
 
     def follow_schedule(self) -> None:
         """Use learning rates and other settings as they now are in the user's optimizer."""
@@ -65,14 +74,19 @@ class Shard:
         if self._groups:
             self._sum.mul_(1 / count)
             for weight, gradient in zip(self._weights, self._gradients, strict=True):
-                weight.grad = gradient.to(weight.dtype)
+                own = gradient.to(weight.dtype.to_real())
+                weight.grad = torch.view_as_complex(own) if weight.is_complex() else own
             self._stepper.step()
             self._sum.zero_()
+            for weight, parameter in zip(self._weights, self._parameters, strict=True):
+                if weight in self._stepper.state:  # an entry of its own, once there is something in it
+                    self._optimizer.state[parameter] = self._stepper.state[weight]
 
     @torch.no_grad()
     def read(self, out: Tensor) -> None:
         """Copy the weights to out, float32 (numel,)."""
-        for part, weight in zip(out.split([w.numel() for w in self._weights]), self._weights, strict=True):
+        reals = [as_real(weight) for weight in self._weights]
+        for part, weight in zip(out.split([w.numel() for w in reals]), reals, strict=True):
             part.view(weight.shape).copy_(weight)
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
 
-__all__ = ["broadcast_data", "broadcast_optimizer", "broadcast_tensors", "steps_taken"]
+__all__ = ["broadcast_data", "broadcast_optimizer", "broadcast_tensors", "is_no_step", "steps_taken"]
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
@@ -25,15 +25,17 @@ def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
             data.copy_(copy)
 
 
-def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device, *, keep: bool = False) -> None:
-    """Give every rank rank 0's optimizer state and hyperparameters; a rank that keeps its own takes part, no more.
+def broadcast_optimizer(
+    optimizer: Optimizer, comm: Comm, device: torch.device, *, keep: bool = False, root: int = 0
+) -> None:
+    """Give every rank root's optimizer state and hyperparameters; a rank that keeps its own takes part, no more.
 
     Raises:
         TypeError: On all ranks, if the state holds something that is neither a tensor nor plain data.
 
     """
-    theirs = broadcast_data(optimizer.state_dict(), 0, comm, device)
-    if comm.rank != 0 and not keep:
+    theirs = broadcast_data(optimizer.state_dict(), root, comm, device)
+    if comm.rank != root and not keep:
         optimizer.load_state_dict(theirs)
 
 
@@ -61,6 +63,17 @@ def broadcast_data(mine: Any, root: int, comm: Comm, device: torch.device) -> An
 def steps_taken(optimizer: Optimizer) -> int:
     """Return how many steps an optimizer says it has taken; 0 for one that does not count, such as SGD."""
     return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+
+
+def is_no_step(optimizer: Optimizer) -> bool:
+    """Say whether the optimizer is about to step with rates of zero and gradients of zero, which trains nothing.
+
+    That is how torch's `get_state_dict` and `set_state_dict` have an optimizer make its state, on some ranks or on all.
+    """
+    if any(float(group.get("lr", 1.0)) != 0 for group in optimizer.param_groups):
+        return False
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return bool(gradients) and not any(grad.is_sparse or bool(grad.any()) for grad in gradients)
 
 
 def _broadcast_text(text: str, root: int, comm: Comm, device: torch.device) -> str:

@@ -73,8 +73,9 @@ class StepTimes:
         self._now.ready[name] = self._clock.now()
 
     def before_step(self) -> None:
-        """Mark the start of the optimizer's step."""
-        self._now.optimizer_from = self._clock.now()
+        """Mark the start of the optimizer's step; a subclass that calls its base's step() begins only once."""
+        if self._now.optimizer_from is None:
+            self._now.optimizer_from = self._clock.now()
 
     def after_step(self, *, keep: bool) -> bool:
         """Mark the end of the step, and work its times out if they are to be kept; say if there was a backward."""

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, Slots, State
 from pliant.algorithms.build import build
-from pliant.buckets import Bucket
+from pliant.buckets import Bucket, real_shape
+from pliant.codecs import all_finite
 from pliant.comm.base import Comm
 from pliant.spec import Choice
 
@@ -16,6 +17,9 @@ __all__ = ["CORRECTION", "Store"]
 
 OWED = ("residual", "pending", "on its way")
 """Slots that hold gradients which the optimizer has not seen yet."""
+
+_LIKE_GRADIENTS = (*OWED, "before", "velocity", "momentum", "estimate", "mean")
+"""Slots in the unit of gradients, where gradients or momenta are exchanged."""
 
 CORRECTION = "correction"
 """Slot for what an exchange of weights has changed and the weights have not taken yet."""
@@ -44,12 +48,12 @@ class Store:
         self._slots: dict[str, Slots] = {}
         for name, parameter in parameters.items():
             choice = choices[name]
-            slots = self.algorithms[choice].slots(tuple(parameter.shape), comms[choice.hierarchical])
+            slots = self.algorithms[choice].slots(real_shape(parameter), comms[choice.hierarchical])
             if choice.between_steps and (choice.delay_steps or choice.pace == "free"):
                 slots = {**slots, CORRECTION: None}
             self._slots[name] = slots
             self.tensors[name] = {
-                slot: torch.zeros(parameter.shape if shape is None else shape, device=parameter.device)
+                slot: torch.zeros(real_shape(parameter) if shape is None else shape, device=parameter.device)
                 for slot, shape in slots.items()
             }
 
@@ -83,14 +87,19 @@ class Store:
             self.tensors[span.name][slot] = view
         return flat
 
-    def adopt(self, old: "Store") -> dict[str, Tensor]:
+    def adopt(self, old: "Store", unpaid: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take over what an earlier plan kept; return per parameter what this plan has no slot for.
 
         Equal choices keep all slots. Otherwise gradients that the old algorithm still owed go into the new residual;
         where there is none, they are returned, to be added to the next gradient. Momenta are not gradients: what an
         exchange of momentum owes ends with it.
+
+        Args:
+            old: The earlier plan's.
+            unpaid: Parameter -> gradient that the earlier plan itself was left, and made no exchange to pay.
+
         """
-        unplaced: dict[str, Tensor] = {}
+        unplaced: dict[str, Tensor] = {n: debt for n, debt in unpaid.items() if not old.choices[n].between_steps}
         for name, slots in old.tensors.items():
             if old.choices[name] == self.choices[name]:
                 for slot, tensor in slots.items():
@@ -102,7 +111,10 @@ class Store:
             owed = [slots[slot] for slot in held if slot.rpartition("/")[2] in OWED]
             if not owed:
                 continue
+            owed += [unplaced.pop(name)] if name in unplaced else []
             total = torch.stack(owed).sum(0)
+            if not all_finite(total):  # an overflow that waited for its exchange ends with the plan
+                continue
             if self.choices[name].what == "gradient" and "residual" in self.tensors[name]:
                 self.tensors[name]["residual"].copy_(total)
             elif bool(total.any()):
@@ -114,6 +126,21 @@ class Store:
         for name, slots in self.tensors.items():
             for slot in (slots.keys() & old.tensors[name].keys()) - {CORRECTION}:
                 slots[slot].copy_(old.tensors[name][slot])
+
+    def of_gradients(self) -> list[Tensor]:
+        """Return what is in the unit of gradients, and of their loss scale."""
+        return [
+            tensor
+            for name, slots in self.tensors.items()
+            for slot, tensor in slots.items()
+            if slot.rpartition("/")[2] in _LIKE_GRADIENTS
+            and (slot.startswith("first/") or not self.choices[name].between_steps)
+        ]
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether anything is kept from one exchange of gradients to the next."""
+        return bool(self.of_gradients())
 
     def shared(self) -> list[Tensor]:
         """Return what ranks have alike and cannot tell from the weights, such as an outer momentum, in one order."""

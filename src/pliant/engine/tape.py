@@ -11,6 +11,7 @@ import torch
 
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.clock import Clock
+from pliant.engine.ending import Ending
 
 __all__ = ["Message", "Note", "Tape", "Task"]
 
@@ -65,6 +66,8 @@ class Tape:
     def __init__(self, device: torch.device, comm: RecordedComm) -> None:
         self.device, self.comm = device, comm
         comm.listen(self)
+        self.ending = Ending(comm)
+        """Of the threads that write here."""
         self.clock = Clock(device)
         self.on = False
         self.step = 0

@@ -6,7 +6,7 @@ import torch
 
 from pliant.comm.base import Comm
 
-__all__ = ["hosts_from_torchrun"]
+__all__ = ["hosts_from_torchrun", "run_from_torchrun"]
 
 
 def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | None:
@@ -23,3 +23,8 @@ def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | N
     for rank, group in enumerate(groups.tolist()):
         hosts.setdefault(group, []).append(rank)
     return list(hosts.values())
+
+
+def run_from_torchrun() -> str:
+    """Return the name that torchrun gives to all ranks of a run and to those that come later; nothing without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")

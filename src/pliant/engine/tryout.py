@@ -3,8 +3,8 @@
 import math
 import statistics
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -12,7 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
+from pliant.comm.sharing import share_text
+from pliant.engine.felt import Curvature
 from pliant.engine.stats import Stats
+from pliant.engine.trial import Trial
 from pliant.spec import SyncPlan
 
 __all__ = ["UNCOUNTED", "Compared", "Flown", "Steps", "TryOut", "passed", "period_of"]
@@ -35,6 +38,12 @@ class Flown(Protocol):
     plan: SyncPlan
     model: nn.Module
     optimizer: Optimizer
+    trial: Trial
+
+    @property
+    def curvature(self) -> Curvature:
+        """What is known of the loss."""
+        ...
 
     @property
     def steps(self) -> int:
@@ -49,6 +58,14 @@ class Flown(Protocol):
         """Put another plan in force, and pay what the old one owes, or forget it. Collective."""
         ...
 
+    def try_out(self, plan: SyncPlan) -> None:
+        """Put a plan in force on trial. Collective."""
+        ...
+
+    def undo(self, plan: SyncPlan) -> None:
+        """Put a plan in force in place of one whose trial has failed, and all else back. Collective."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
@@ -61,11 +78,15 @@ class Compared:
     exact_s: float
     """A step of exact training, median over its turns."""
     plans_s: tuple[float, ...]
-    """Likewise of each plan."""
+    """Likewise of each plan; NaN for one that failed before it was timed."""
+    failed: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Which of the plans have failed, and why."""
 
     @property
     def pays(self) -> bool:
         """Whether it was faster in three turns of four, and by more than 1 % at the median."""
+        if not self.gains:
+            return False
         faster = sum(gain > 1 for gain in self.gains)
         return faster >= _MOST * len(self.gains) and statistics.median(self.gains) > _PAYS_ABOVE
 
@@ -73,60 +94,98 @@ class Compared:
 class TryOut:
     """Puts plans in force, and times them alike on all ranks: what is slowest counts.
 
+    Each time is a transaction. If a plan raises on any rank, or makes weights NaN or Inf, then on all ranks the base
+    plan is in force again, and weights, buffers, optimizer state and what was owed are as when the trial began. One
+    more step follows under the base plan: what is the caller's own error is raised there.
+
+    Bytes, beside the plan's: 8 for each block that is timed, and 8 at both ends of a trial.
+
     Args:
         run: Whose plan it is.
         comm: Over a group that nobody else uses.
         enough_s: A plan is timed in blocks of a whole period, as many as begin within so much time, from 3 steps on.
+        base: What is in force before and after each trial: DDP's own exchange.
 
     """
 
-    def __init__(self, run: Flown, comm: Comm, enough_s: float) -> None:
-        self._run, self._comm, self._enough_s = run, comm, enough_s
+    def __init__(self, run: Flown, comm: Comm, enough_s: float, base: SyncPlan) -> None:
+        self._run, self._comm, self._enough_s, self._base = run, comm, enough_s, base
 
-    def tried(self, plan: SyncPlan, limit_s: float) -> Steps[tuple[list[float], str]]:
-        """Train under a plan for a while; return its step times, one a block, or why it cannot be in force."""
-        try:
-            self._run.switch(plan)
-        except ValueError as error:  # on all ranks alike, and nothing has changed
-            return [], str(error)
-        return (yield from self._timed(plan, limit_s)), ""
+    def tried(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
+        """Train under a plan for a while; return its step times, one a block, or why it has failed."""
+        run = self._run
+        run.switch(self._base)
+        run.try_out(plan)
+        blocks_s = [] if self._has_failed() else (yield from self._timed(plan, limit_s))
+        if why := self.end():
+            yield from passed(1)
+            return [], why
+        return blocks_s, ""
 
-    def compared(
-        self, plans: Sequence[SyncPlan], ratios: Sequence[float], exact: SyncPlan, num_turns: int
-    ) -> Steps[Compared]:
-        """Hold plans and exact training against each other, turn about.
+    def end(self) -> str:
+        """Go back to the base plan; undo the trial and return why, if it has failed on any rank. Collective."""
+        run, trial = self._run, self._run.trial
+        if not trial.is_on:
+            return ""
+        if not self._has_failed():
+            with trial.noting():
+                run.switch(self._base)
+            trial.check()
+        if self._has_failed():
+            run.undo(self._base)
+        why = trial.why
+        trial.end()
+        return why
 
-        Who is surely slower drops out after the second turn. Turns go on, up to twice as many, while they disagree on
-        whether the best is faster than exact training.
+    def compared(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Compared]:
+        """Hold plans and the base plan against each other, turn about.
+
+        Who is surely slower drops out after the second turn, and who fails at once. Turns go on, up to twice as many,
+        while they disagree on whether the best is faster than the base plan.
 
         Args:
-            plans: At least one; none of them is the exact one.
+            plans: At least one; none of them is the base plan.
             ratios: For each, how many times the steps it needs to the same accuracy.
-            exact: DDP's own exchange.
             num_turns: At least two.
 
         """
-        arms, factors = (exact, *plans), (1.0, *ratios)
-        steps_s: list[list[float]] = [[] for _ in arms]
-        left = list(range(len(arms)))
-        best, gains = 1, list[float]()
+        factors = (1.0, *ratios)
+        steps_s: list[list[float]] = [[] for _ in factors]
+        left, failed = list(range(len(factors))), dict[int, str]()
+        best, gains = 0, list[float]()
         for turn in range(1, 2 * num_turns + 1):
-            for k in left:
-                self._run.switch(arms[k])
-                steps_s[k].append(statistics.median((yield from self._timed(arms[k]))))
+            for k in list(left):
+                if k == 0:
+                    self._run.switch(self._base)
+                    blocks_s = yield from self._timed(self._base)
+                else:
+                    blocks_s, why = yield from self.tried(plans[k - 1])
+                    if why:
+                        failed[k - 1] = why
+                        left.remove(k)
+                        continue
+                steps_s[k].append(statistics.median(blocks_s))
             costs_s = [[step_s * factor for step_s in each] for each, factor in zip(steps_s, factors, strict=True)]
-            best = min(range(1, len(arms)), key=lambda k: statistics.median(costs_s[k]))
+            rivals = [k for k in range(1, len(factors)) if k - 1 not in failed]
+            if not rivals:
+                gains = []
+                break
+            best = min(rivals, key=lambda k: statistics.median(costs_s[k]))
             gains = [e / b for e, b in zip(costs_s[0], costs_s[best], strict=False)]
             if turn >= _LEAST_TURNS:
                 least_s = min(max(costs_s[k]) for k in left)
                 left = [k for k in left if min(costs_s[k]) <= _SURELY * least_s]
             if len(left) == 1 or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):
                 break
-        exact_s, *plans_s = map(statistics.median, steps_s)
-        return Compared(best=best - 1, gains=tuple(gains), exact_s=exact_s, plans_s=tuple(plans_s))
+        exact_s, *plans_s = (statistics.median(each) if each else math.nan for each in steps_s)
+        return Compared(
+            best=max(0, best - 1), gains=tuple(gains), exact_s=exact_s, plans_s=tuple(plans_s), failed=failed
+        )
 
     def _timed(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
         """Return step times, the means of whole periods, the slowest rank's; only one if three are above the limit.
+
+        Nothing if a trial has failed on any rank: that rank says so in place of its time.
 
         Time goes on while ranks share it: what a late exchange does meanwhile is not for nothing.
         """
@@ -137,14 +196,29 @@ class TryOut:
         while len(blocks_s) < num_blocks:
             yield from passed(period)
             now_s = time.perf_counter()
-            shared = torch.tensor([(now_s - last_s) / period], dtype=torch.float64)
+            mine_s = math.inf if self._run.trial.why else (now_s - last_s) / period
+            shared = torch.tensor([mine_s], dtype=torch.float64)
             self._comm.all_reduce(shared, "max").wait()
+            if math.isinf(float(shared)) and self._has_failed():
+                return []
             blocks_s.append(float(shared))
             last_s = now_s
             if min(blocks_s) <= limit_s:  # codecs and connections warm up, and ranks wait for cores
                 wanted = self._enough_s / (min(blocks_s) * period)
                 num_blocks = max(2, math.ceil(_LEAST_BLOCKS / period), min(_MOST_BLOCKS, math.ceil(wanted)))
         return blocks_s if min(blocks_s) <= limit_s else [min(blocks_s)]
+
+    def _has_failed(self) -> bool:
+        """Say whether the trial has failed on any rank, and note on all why it did on the first of them. Collective."""
+        comm, trial = self._comm, self._run.trial
+        if trial.is_agreed:
+            return True
+        first = torch.tensor([comm.rank if trial.why else comm.size])
+        comm.all_reduce(first, "min").wait()
+        if int(first) == comm.size:
+            return False
+        trial.agree(share_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
+        return True
 
 
 def passed(num_steps: int) -> Steps[None]:

@@ -1,90 +1,26 @@
 """Weights exchanged between optimizer steps, in buckets of our own: however DDP lays out its own, replicas stay."""
 
 import functools
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import MixesWeights, Moment, Rest, State
-from pliant.buckets import Bucket, spans_of
+from pliant.algorithms.base import Moment, Rest
 from pliant.codecs import first_nonfinite
 from pliant.comm.base import Comm, CommError
+from pliant.engine.agreement import Agreement
+from pliant.engine.doing import Doing
 from pliant.engine.exchange import NonFiniteGradientError
-from pliant.engine.lane import Lane, Ticket
+from pliant.engine.lane import Lane
 from pliant.engine.store import CORRECTION, Store
 from pliant.engine.tape import Tape
-from pliant.spec import Choice, Outer
-from pliant.spec.division import weight_buckets
+from pliant.engine.weightparts import WeightPart, lay_out_weights
 
 __all__ = ["Weights"]
-
-
-@dataclass(kw_only=True)
-class _Part:
-    """A bucket of weights that are exchanged alike."""
-
-    choice: Choice
-    algorithm: MixesWeights
-    bucket: Bucket
-    views: list[Tensor]
-    """Where each parameter lies in bucket.flat, in its own shape."""
-    comm: Comm
-    state: State
-    offset: int
-    """0, or how far before the period of the plan that of its fragment begins, which spreads fragments over it."""
-    last: int
-    """Step of the last exchange."""
-    round: int = 0
-    """Exchanges so far."""
-    work: float = 0.0
-    """What this rank had done by the last exchange."""
-    distance: float = 0.0
-    """Euclidean norm of what the last exchange has changed."""
-    changed: list[Tensor] = field(default_factory=list[Tensor])
-    """The same, parameter by parameter, of an exchange whose result replaces the weights."""
-    ticket: Ticket | None = None
-    """An exchange whose result has not been taken."""
-
-    @property
-    def late(self) -> bool:
-        """Whether steps are made between an exchange and the use of its result."""
-        return self.choice.delay_steps > 0 or self.choice.pace == "free"
-
-    @property
-    def acts_alone(self) -> bool:
-        """Whether a single rank has something to do: its outer optimizer."""
-        return self.choice.outer not in (None, Outer())
-
-    def due(self, step: int, lr: float) -> bool:
-        """Say whether weights are exchanged after this many steps."""
-        if step <= self.choice.until_step:
-            return step == self.choice.until_step
-        stretched = int((self.choice.stretch / lr) ** 2) if self.choice.stretch and lr > 0 else 0
-        return step - self.last >= max(self.choice.every, stretched)
-
-    @torch.no_grad()
-    def load(self) -> None:
-        """Copy the weights into the bucket."""
-        for view, weight in zip(self.views, self.bucket.weights, strict=True):
-            view.copy_(weight)
-
-    @torch.no_grad()
-    def store(self) -> None:
-        """Take the result: it replaces the weights, or, if it comes late, what it has changed is added to them."""
-        if self.late:
-            self.bucket.flat.copy_(self.state.flat[CORRECTION])
-        self.changed.clear()
-        for view, weight in zip(self.views, self.bucket.weights, strict=True):
-            if self.late:
-                weight.add_(view)
-            else:
-                self.changed.append(weight.sub_(view).norm())  # in place: it is replaced in any case
-                weight.copy_(view)
 
 
 class Weights:
@@ -102,13 +38,13 @@ class Weights:
 
     def __init__(self, store: Store, comms: Mapping[bool, Comm], optimizer: Optimizer, step: int, tape: Tape) -> None:
         self._comms = comms
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
         device = next(iter(store.parameters.values())).device
         self._lane = Lane(device, "pliant-weights", tape)
-        self._parts = [
-            _lay_out(f"weights {k}", fragment, names, store, comms, step)
-            for k, (fragment, names) in enumerate(_buckets_of(store))
-        ]
+        self._device = device
+        self._parts = lay_out_weights(store, comms, step)
+        self._paces = {part.choice.pace for part in self._parts}
+        self._agreement: tuple[Agreement, int] | None = None
         self._begun = step
         self._counted = 0.0
         """Work that the caller has told of; if none, steps are what counts."""
@@ -121,6 +57,10 @@ class Weights:
                 part.load()
                 part.algorithm.follow(part.bucket, part.state)
 
+    def agree(self, agreement: Agreement, plan: int) -> None:
+        """Let ranks compare now and then what they have done, under a plan with this hash, after an exchange."""
+        self._agreement = agreement, plan
+
     def count(self, work: float) -> None:
         """Add to the work that this rank has done."""
         self._counted += work
@@ -128,7 +68,8 @@ class Weights:
     def after_step(self, step: int) -> None:
         """Take what has arrived, and exchange what is due."""
         self._lane.raise_error()
-        lr = max(float(group["lr"]) for group in self._optimizer.param_groups)
+        optimizer = self._optimizer()
+        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
         lockstep = [part for part in self._parts if part.choice.pace == "lockstep"]
         for part in lockstep:
             if part.ticket is not None and step >= part.last + part.choice.delay_steps:
@@ -189,6 +130,23 @@ class Weights:
             part.ticket = self._lane.submit(lambda: None) if in_flight else None
 
     @property
+    def exchanges(self) -> int:
+        """Exchanges so far, of all buckets."""
+        return sum(part.round for part in self._parts)
+
+    @property
+    def work(self) -> Tensor:
+        """What shares are weighed by, float64 (num_buckets + 2,): work done by each exchange, begun at, counted."""
+        return torch.tensor([*(part.work for part in self._parts), self._begun, self._counted], dtype=torch.float64)
+
+    @work.setter
+    def work(self, numbers: Tensor) -> None:
+        *of_parts, begun, self._counted = numbers.tolist()
+        self._begun = int(begun)
+        for part, work in zip(self._parts, of_parts, strict=True):
+            part.work = work
+
+    @property
     def distance(self) -> float:
         """Euclidean norm of what exchanges have last changed in this rank's weights; waits for nobody."""
         for part in self._parts:
@@ -199,10 +157,10 @@ class Weights:
         return sum(part.distance**2 for part in self._parts) ** 0.5
 
     @property
-    def _free(self) -> list["_Part"]:
+    def _free(self) -> list[WeightPart]:
         return [part for part in self._parts if part.choice.pace == "free"]
 
-    def _start(self, parts: Sequence["_Part"], step: int) -> None:
+    def _start(self, parts: Sequence[WeightPart], step: int) -> None:
         if not parts:
             return
         share = [1.0]
@@ -219,6 +177,16 @@ class Weights:
             part.work = self._counted or step - self._begun
             part.last = step + part.offset if step == part.choice.until_step else step
         self._lane.submit_all(rests, step=step - 1)
+        if self._agreement is not None and len(self._paces) == 1:  # with two, ranks may come to them in another order
+            free, (agreement, plan) = "free" in self._paces, self._agreement
+            agreement.after_exchange(
+                lambda: Doing(step=0 if free else step, exchanges=self.exchanges, plan=plan),
+                step,
+                self._lane,
+                self._comms[False],
+                self._device,
+                free=free,
+            )
 
     def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
         """Learn which part of all work is this rank's, and whether all ranks are leaving."""
@@ -229,7 +197,7 @@ class Weights:
         share[0] = work * comm.size / total if total > 0 else 1.0
         self._all_leave = leavers == comm.size
 
-    def _mix(self, part: "_Part", step: int, share: list[float], rests: list[tuple[str, Rest]]) -> None:
+    def _mix(self, part: WeightPart, step: int, share: list[float], rests: list[tuple[str, Rest]]) -> None:
         bucket, names = part.bucket, [span.name for span in part.bucket.spans]
         if (bad := first_nonfinite(bucket.flat)) >= 0:
             name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
@@ -251,45 +219,12 @@ class Weights:
         if part.late:
             part.state.flat[CORRECTION].add_(bucket.flat)
 
-    def _take(self, part: "_Part") -> None:
+    def _take(self, part: WeightPart) -> None:
         if part.ticket is not None:
             part.ticket.wait()
             part.ticket = None
             part.store()
 
-    def _take_all(self, parts: Sequence["_Part"]) -> None:
+    def _take_all(self, parts: Sequence[WeightPart]) -> None:
         for part in parts:
             self._take(part)
-
-
-def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
-    """Group the parameters whose weights are exchanged by choice and fragment, in buckets of limited size."""
-    buckets: list[tuple[int, list[str]]] = []
-    for choice in dict.fromkeys(choice for choice in store.choices.values() if choice.between_steps):
-        names = [name for name, own in store.choices.items() if own == choice]
-        numels = [store.parameters[name].numel() for name in names]
-        buckets += [(k, [names[i] for i in held]) for k, held in weight_buckets(numels, choice.fragments)]
-    return buckets
-
-
-def _lay_out(
-    name: str, fragment: int, names: Sequence[str], store: Store, comms: Mapping[bool, Comm], step: int
-) -> _Part:
-    parameters = tuple(store.parameters[n] for n in names)
-    spans = spans_of(names, [tuple(p.shape) for p in parameters])
-    numel = sum(p.numel() for p in parameters)
-    bucket = Bucket(name=name, spans=spans, weights=parameters, flat=torch.empty(numel, device=parameters[0].device))
-    choice = store.choices[names[0]]
-    algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]
-    first_due = -(-choice.every * (fragment + 1) // choice.fragments)
-    state = replace(store.state_of(bucket, between_steps=True), workspace=algorithm.prepare(bucket, comm))
-    return _Part(
-        choice=choice,
-        algorithm=cast(MixesWeights, algorithm),
-        bucket=bucket,
-        views=[bucket.view(span) for span in spans],
-        comm=comm,
-        state=state,
-        offset=first_due - choice.every,
-        last=step + first_due - choice.every,
-    )

@@ -1,12 +1,16 @@
 """From a Topology to live hosts: namespaces on a bridge, or one a rack, links shaped both ways, ranks on them."""
 
 import os
+import re
+import secrets
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pliant.network.cpus import CpuLimit
 from pliant.network.hostlink import HostLink
@@ -25,6 +29,7 @@ _MAX_HOSTS = 250
 _SWITCH = f"{_NETWORK}.254"
 _PORT = 29500
 _TRIES = 3
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +40,17 @@ class _Made:
     links: list[HostLink] = field(default_factory=list[HostLink])
     uplinks: list[Uplink] = field(default_factory=list[Uplink])
     limits: dict[int, CpuLimit] = field(default_factory=dict[int, CpuLimit])
+    secret_file: Path | None = None
+    """Of elastic runs."""
 
 
 class Cluster:
     """Emulated hosts that are up. Made by `emulated`."""
 
-    def __init__(self, topology: Topology, made: _Made, *, burst: int, elastic: bool) -> None:
+    def __init__(self, topology: Topology, made: _Made, *, burst: int) -> None:
         self.topology = topology
-        self._elastic = elastic
+        self._secret_file = made.secret_file
+        self._elastic = made.secret_file is not None
         self._burst = burst
         self._hosts, self._limits = made.hosts, made.limits
         self._links, self._uplinks = made.links, made.uplinks
@@ -73,6 +81,8 @@ class Cluster:
             "GROUP_RANK": str(k),
             "GLOO_SOCKET_IFNAME": "eth0",
         }
+        if self._secret_file is not None:
+            torchrun["PLIANT_SECRET_FILE"] = str(self._secret_file)
         if self._elastic:  # a store is there already, as torchrun's agent says it
             agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
             torchrun |= {"MASTER_ADDR": _SWITCH, **agent}
@@ -176,6 +186,8 @@ def emulated(
     """Bring hosts up, and take everything down again on every way out, a crash of this process included.
 
     For elastic runs a store is hosted on the switch, which is no rank's host, and a failed rank does not end others.
+    Each run of hosts has a secret of its own, in a file that ranks find in PLIANT_SECRET_FILE, for
+    ``pliant.Elastic(secret_file=os.environ["PLIANT_SECRET_FILE"])``.
 
     Args:
         topology: Hosts, and racks if it has any; no links of their own.
@@ -195,7 +207,8 @@ def emulated(
         stack.callback(bridge.close)
         bridge.run("ip", "link", "add", CORE, "type", "bridge")
         bridge.run("ip", "link", "set", CORE, "up")
-        cluster = Cluster(topology, _bring_up(topology, bridge, burst, stack), burst=burst, elastic=elastic)
+        made = _bring_up(topology, bridge, burst, stack, elastic=elastic)
+        cluster = Cluster(topology, made, burst=burst)
         if check:
             refuse_wrong(cluster.check_links())
         if elastic:
@@ -205,9 +218,12 @@ def emulated(
         yield cluster
 
 
-def _bring_up(topology: Topology, bridge: Namespace, burst: int, stack: ExitStack) -> _Made:
+def _bring_up(topology: Topology, bridge: Namespace, burst: int, stack: ExitStack, *, elastic: bool) -> _Made:
     """Make racks and hosts; the stack takes them down, also when this does not come to its end."""
-    made = _Made()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pliant-")))  # nobody else's to look into
+    made = _Made(secret_file=_new_secret(folder / "secret") if elastic else None)
+    names = folder / "hosts"
+    names.write_text(_names(topology), encoding="utf-8")
     for k, rack in enumerate(topology.racks):
         made.uplinks.append(Uplink(bridge, k, burst))
         made.uplinks[k].shape(rack)
@@ -217,11 +233,28 @@ def _bring_up(topology: Topology, bridge: Namespace, burst: int, stack: ExitStac
             stack.callback(made.limits[k].close)
         made.hosts.append(Namespace(host.name, bridge))
         stack.callback(made.hosts[k].close)
+        made.hosts[k].show(names, Path("/etc/hosts"))
         switch = made.uplinks[rack].switch if made.uplinks else CORE
         made.links.append(HostLink(made.hosts[k], bridge, k, _address(k), switch=switch, burst=burst))
         stack.callback(made.links[k].close)
         made.links[k].shape(host)
     return made
+
+
+def _new_secret(path: Path) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    return path
+
+
+def _names(topology: Topology) -> str:
+    """Return a hosts file, in which torch's store looks up who has come; a name that is none there becomes a number."""
+    named = {_address(k): host.name for k, host in enumerate(topology.hosts)}
+    named = {address: name if _HOST_NAME.fullmatch(name) else f"host-{address}" for address, name in named.items()}
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for address, name in {_SWITCH: "switch", **named}.items():
+        lines += [f"{address} {name}", f"::ffff:{address} {name}"]  # as a socket for both versions of IP has it
+    return "\n".join(lines) + "\n"
 
 
 def _address(host_index: int) -> str:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,18 @@ class CannotEmulateError(RuntimeError):
 
 def require_tools() -> None:
     """Raise CannotEmulateError if a program is missing."""
-    packages = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+    if sys.platform != "linux":
+        raise CannotEmulateError(
+            f"emulated hosts need Linux, whose network namespaces they are, but this is {sys.platform}; run this in a "
+            "Linux machine or container."
+        )
+    packages = {
+        "ip": "iproute2",
+        "tc": "iproute2",
+        "nsenter": "util-linux",
+        "unshare": "util-linux",
+        "mount": "mount",
+    }
     missing = [tool for tool in packages if shutil.which(tool) is None]
     if missing:
         wanted = sorted({packages[tool] for tool in missing})
@@ -106,6 +118,12 @@ class Namespace:
     def run(self, *argv: str, text: str = "") -> str:
         """Run a short command in this host's network."""
         return run_tool([*self.prefix(), *argv], text=text)
+
+    def show(self, source: Path, target: Path) -> None:
+        """Let the ranks on this host, and nobody else, see one file in the place of another, if that is there."""
+        if target.exists():
+            enter = ["nsenter", "--target", str(self.pid), *self._user(), "--mount", "--"]
+            run_tool([*enter, "mount", "--bind", str(source), str(target)])
 
     def close(self) -> None:
         """End the holder; the kernel ends every process on this host and removes its interfaces."""

@@ -6,7 +6,7 @@ from pliant.planner.budgeted import MENUS, Budgeted, budgeted, budgeted_seeds
 from pliant.planner.builders import BUILDERS
 from pliant.planner.errors import LOW_RANKS, Errors, lossy_codecs
 from pliant.planner.families import FAMILIES, Family
-from pliant.planner.genes import Gene, Genes
+from pliant.planner.genes import Gene, Genes, all_of
 from pliant.planner.quality import Quality
 from pliant.planner.search import Found, Limits, Model, search, searching
 from pliant.planner.space import Space
@@ -34,6 +34,7 @@ __all__ = [
     "Space",
     "Trial",
     "advise",
+    "all_of",
     "allot",
     "apply",
     "budgeted",

@@ -20,6 +20,8 @@ class Gene:
     settings: Settings
 
     def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"there is no family {self.family!r}; there are {', '.join(FAMILIES)}.")
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     def __hash__(self) -> int:

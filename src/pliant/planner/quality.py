@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import Gene, Genes
 
-__all__ = ["MEASURED_STEPS_RATIO", "Quality"]
+__all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "Quality"]
 
 MEASURED_STEPS_RATIO: dict[Gene, float] = {
     Gene(family, settings): ratio
@@ -41,7 +41,10 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
     )
 }
 """Steps to 85 % over those of bfloat16 DDP, mean of three seeds (benchmarks/results, accuracy_*): one small model, and
-its first 350 steps, where relaxations weigh most. A user's own ratios take their place."""
+its first 350 steps, where relaxations weigh most, with SGD. A user's own ratios take their place."""
+
+MEASURED_WITH = "SGD"
+"""The optimizer of all these trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +53,16 @@ class Quality:
 
     Time to accuracy is step time times steps; `ratio` is the second factor. A setting that nobody has measured counts
     as the mildest one that was and is at least as strong in everything; without such, it is admitted under no budget.
+    Our ratios are of trainings with SGD: with another optimizer none but exact plans are admitted by them.
     """
 
     budget: float = 1.0
     ratios: Mapping[Gene, float] = field(default_factory=dict[Gene, float])
     """Measured on the user's own training; they come before ours."""
+    optimizer: str = MEASURED_WITH
+    """Class of the training's optimizer."""
+    unmeasured: bool = False
+    """Whether our ratios count with any optimizer."""
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -80,8 +88,24 @@ class Quality:
 
     def admits(self, gene: Gene) -> bool:
         """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact."""
-        ratio = self.ratio_of(gene)
-        return ratio is not None and (FAMILIES[gene.family].exact if self.budget == 1 else ratio <= self.budget)
+        ratio, exact = self.ratio_of(gene), FAMILIES[gene.family].exact
+        if ratio is None or not (exact or self._is_measured or gene in self.ratios):
+            return False
+        return exact if self.budget == 1 else ratio <= self.budget
+
+    @property
+    def sentence(self) -> str:
+        """What is left out because of the optimizer; empty if nothing is."""
+        if self.budget == 1 or self._is_measured:
+            return ""
+        return (
+            f"Only exact plans are considered, since what others cost in steps was measured with {MEASURED_WITH} only, "
+            f"and this training uses {self.optimizer}."
+        )
+
+    @property
+    def _is_measured(self) -> bool:
+        return self.unmeasured or self.optimizer == MEASURED_WITH
 
 
 def _milder(one: Gene, other: Gene) -> bool:

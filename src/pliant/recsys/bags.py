@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pliant.recsys.features import Feature, features_of, in_order
 from pliant.spec import Table
 
 __all__ = ["Batch", "Inputs", "Run", "read_batch"]
 
 Inputs = Any
-"""For each table (ids, offsets), (ids, offsets, weights), or ids of shape (bags, ids in each), alone or as (ids, None,
-weights); or a KeyedJaggedTensor of TorchRec: whatever has `keys()`, `lengths()`, `values()` and `weights_or_none()`.
+"""For each feature, in the order of tables and of features in each, (ids, offsets), (ids, offsets, weights), or ids of
+shape (bags, ids in each), alone or as (ids, None, weights). Or a mapping from names to these, in any order. Or a
+KeyedJaggedTensor of TorchRec, also in any order: what has `keys()`, `lengths()`, `values()` and `weights_or_none()`.
 """
 
 
@@ -38,6 +40,7 @@ class Batch:
         weights: float32 (num_ids,), or None where no table has any.
         id_ends: Where each table's ids end, after a zero.
         bag_ends: Where its bags end, after a zero.
+        of_features: How many of these each feature has, (features,) of each table: one feature's after another's.
 
     """
 
@@ -46,6 +49,7 @@ class Batch:
     weights: Tensor | None
     id_ends: tuple[int, ...]
     bag_ends: tuple[int, ...]
+    of_features: tuple[tuple[int, ...], ...]
 
     @property
     def num_bags(self) -> int:
@@ -77,6 +81,7 @@ class Batch:
             weights=None if self.weights is None else torch.cat([self.weights[s] for s in ids]),
             id_ends=_ends([s.stop - s.start for s in ids]),
             bag_ends=_ends([s.stop - s.start for s in bags]),
+            of_features=tuple(self.of_features[t] for t in tables),
         )
 
     def where(self, keep: Tensor) -> "Batch":
@@ -90,6 +95,7 @@ class Batch:
             weights=None if self.weights is None else self.weights[keep],
             id_ends=tuple(before[list(self.id_ends)].tolist()),
             bag_ends=self.bag_ends,
+            of_features=self.of_features,
         )
 
     def runs(self, tables: Sequence[Table]) -> list[Run]:
@@ -125,55 +131,48 @@ def read_batch(
 
     Raises:
         TypeError: What came is no tensor of integers.
-        ValueError: Too many tables or too few, offsets that are not sorted, weights where none belong, or not finite.
+        ValueError: Too many inputs or too few, or of other names; offsets that are not sorted, weights where none
+            belong, or not finite.
         IndexError: An id that its table does not have.
 
     """
-    given = _of_keys(tables, inputs) if callable(getattr(inputs, "keys", None)) else list(inputs)
-    if len(given) != len(tables):
-        raise ValueError(f"there are {len(tables)} tables, but inputs for {len(given)}; give one for each, in order.")
+    features = features_of(tables)
+    given = in_order(features, inputs)
+    last = [bool(last_offsets and last_offsets[t]) for t, table in enumerate(tables) for _ in table.inputs]
     ids, starts, weights, num_bags = [], [], [], []
     at = 0
-    for t, (table, its) in enumerate(zip(tables, given, strict=True)):
-        own, offsets, own_weights = _parts(table, its, device, last=bool(last_offsets and last_offsets[t]))
+    for feature, its, ends in zip(features, given, last, strict=True):
+        own, offsets, own_weights = _parts(feature, its, device, last=ends)
         ids.append(own)
         starts.append(offsets + at)
         weights.append(own_weights)
         num_bags.append(len(offsets))
         at += len(own)
     all_ids, all_starts = torch.cat(ids), torch.cat(starts)
-    lengths = torch.diff(all_starts, append=all_starts.new_tensor([at]))  # (bags of all tables,)
+    lengths = torch.diff(all_starts, append=all_starts.new_tensor([at]))  # (bags of all features,)
     id_ends, bag_ends = _ends([len(own) for own in ids]), _ends(num_bags)
-    _check_offsets(tables, all_starts, lengths, id_ends, bag_ends)
-    given_weights = _join_weights(ids, weights) if any(w is not None for w in weights) else None
-    batch = Batch(ids=all_ids, lengths=lengths, weights=given_weights, id_ends=id_ends, bag_ends=bag_ends)
-    _check_ids(tables, batch)
+    _check_offsets(features, all_starts, lengths, id_ends, bag_ends)
+    _check_ids(features, all_ids, id_ends)
+    firsts = _ends([len(table.inputs) for table in tables])  # of each table's features
+    batch = Batch(
+        ids=all_ids,
+        lengths=lengths,
+        weights=_join_weights(ids, weights) if any(w is not None for w in weights) else None,
+        id_ends=tuple(id_ends[k] for k in firsts),
+        bag_ends=tuple(bag_ends[k] for k in firsts),
+        of_features=tuple(tuple(num_bags[a:b]) for a, b in pairwise(firsts)),
+    )
     return _without_padding(tables, batch)
 
 
-def _of_keys(tables: Sequence[Table], inputs: Inputs) -> list[Any]:
-    """Return ids, offsets and weights of a KeyedJaggedTensor: for each key as many bags, in the order of keys."""
-    keys = list(inputs.keys())
-    if keys != [table.name for table in tables]:
-        raise ValueError(
-            f"the inputs have keys {keys}, but the tables are {[t.name for t in tables]}; use their order."
-        )
-    values, lengths, weights = inputs.values(), inputs.lengths().view(len(keys), -1), inputs.weights_or_none()
-    counts = lengths.sum(1).tolist()
-    offsets = lengths.cumsum(1) - lengths
-    its_weights = [None] * len(keys) if weights is None else weights.split(counts)
-    its_weights = [w if table.weighted else None for w, table in zip(its_weights, tables, strict=True)]
-    return list(zip(values.split(counts), offsets, its_weights, strict=True))
-
-
-def _parts(table: Table, given: Any, device: torch.device, *, last: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _parts(feature: Feature, given: Any, device: torch.device, *, last: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return ids, int64 (num_ids,), where bags begin, int64 (num_bags,), and weights, float32 (num_ids,), or None."""
     parts: tuple[Any, ...] = (*given, None, None) if isinstance(given, (tuple, list)) else (given, None, None)
     ids, offsets, weights = parts[:3]
     for what, x in [("ids", ids)] if offsets is None else [("ids", ids), ("offsets", offsets)]:
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{what} of table {table.name!r} are {kind}; they must be a tensor of int64 or int32.")
+            raise TypeError(f"{what} of {feature} are {kind}; they must be a tensor of int64 or int32.")
     if ids.dim() == 2 and offsets is None:
         num_bags, each = ids.shape
         starts = torch.arange(num_bags, device=device) * each
@@ -181,29 +180,31 @@ def _parts(table: Table, given: Any, device: torch.device, *, last: bool) -> tup
         starts = offsets.to(device, torch.int64)
         if last:
             if len(starts) == 0 or int(starts[-1]) != len(ids):
-                raise ValueError(f"offsets of table {table.name!r} must end with the number of its ids, {len(ids)}.")
+                raise ValueError(f"offsets of {feature} must end with the number of its ids, {len(ids)}.")
             starts = starts[:-1]
     else:
         raise ValueError(
-            f"ids of table {table.name!r} have shape {tuple(ids.shape)}, offsets "
+            f"ids of {feature} have shape {tuple(ids.shape)}, offsets "
             f"{None if offsets is None else tuple(offsets.shape)}; give ids (n,) and offsets (bags,), or ids (bags, k)."
         )
     if weights is not None:
-        weights = _checked_weights(table, ids, weights, device)
-    elif table.weighted:
+        weights = _checked_weights(feature, ids, weights, device)
+    elif feature.table.weighted:
         weights = torch.ones(ids.numel(), device=device)
     return ids.reshape(-1).to(device, torch.int64), starts, weights
 
 
-def _checked_weights(table: Table, ids: Tensor, weights: Any, device: torch.device) -> Tensor:
-    if not table.weighted:
-        raise ValueError(f"table {table.name!r} got weights, but it has none; say `weighted=True` in its record.")
+def _checked_weights(feature: Feature, ids: Tensor, weights: Any, device: torch.device) -> Tensor:
+    if not feature.table.weighted:
+        raise ValueError(
+            f"{feature} got weights, but it has none; say `weighted=True` in its table's record, or give ids without."
+        )
     if not isinstance(weights, Tensor) or weights.shape != ids.shape or not weights.is_floating_point():
-        raise ValueError(f"weights of table {table.name!r} must be floats of the shape of its ids, {tuple(ids.shape)}.")
+        raise ValueError(f"weights of {feature} must be floats of the shape of its ids, {tuple(ids.shape)}.")
     if weights.requires_grad:
-        raise ValueError(f"weights of table {table.name!r} want a gradient, but none comes back; detach() them.")
+        raise ValueError(f"weights of {feature} want a gradient, but none comes back; detach() them.")
     if not bool(weights.isfinite().all()):
-        raise ValueError(f"weights of table {table.name!r} hold a NaN or an Inf.")
+        raise ValueError(f"weights of {feature} hold a NaN or an Inf.")
     return weights.reshape(-1).to(device, torch.float32)
 
 
@@ -214,37 +215,38 @@ def _join_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Te
 
 
 def _check_offsets(
-    tables: Sequence[Table], starts: Tensor, lengths: Tensor, id_ends: Sequence[int], bag_ends: Sequence[int]
+    features: Sequence[Feature], starts: Tensor, lengths: Tensor, id_ends: Sequence[int], bag_ends: Sequence[int]
 ) -> None:
-    firsts = [(t, at) for t, at in enumerate(bag_ends[:-1]) if at < bag_ends[t + 1]]
+    firsts = [(k, at) for k, at in enumerate(bag_ends[:-1]) if at < bag_ends[k + 1]]
     found = starts[[at for _, at in firsts]].tolist()
-    for (t, _), first in zip(firsts, found, strict=True):
-        if first != id_ends[t]:
-            raise ValueError(f"offsets of table {tables[t].name!r} begin with {first - id_ends[t]}; they begin with 0.")
-    for t, table in enumerate(tables):
-        if bag_ends[t] == bag_ends[t + 1] and id_ends[t] != id_ends[t + 1]:
-            raise ValueError(f"table {table.name!r} has {id_ends[t + 1] - id_ends[t]} ids, but no bags for them.")
+    for (k, _), first in zip(firsts, found, strict=True):
+        if first != id_ends[k]:
+            raise ValueError(f"offsets of {features[k]} begin with {first - id_ends[k]}; they begin with 0.")
+    for k, feature in enumerate(features):
+        if bag_ends[k] == bag_ends[k + 1] and id_ends[k] != id_ends[k + 1]:
+            raise ValueError(f"{feature} has {id_ends[k + 1] - id_ends[k]} ids, but no bags for them.")
     if len(lengths) and int(lengths.min()) < 0:
         bag = int((lengths < 0).nonzero()[0])
-        t = max(k for k, at in enumerate(bag_ends[:-1]) if at <= bag)
+        k = max(k for k, at in enumerate(bag_ends[:-1]) if at <= bag)
         raise ValueError(
-            f"offsets of table {tables[t].name!r} are not sorted, or beyond its {id_ends[t + 1] - id_ends[t]} ids, "
-            f"after bag {bag - bag_ends[t]}."
+            f"offsets of {features[k]} are not sorted, or beyond its {id_ends[k + 1] - id_ends[k]} ids, "
+            f"after bag {bag - bag_ends[k]}."
         )
 
 
-def _check_ids(tables: Sequence[Table], batch: Batch) -> None:
-    ids = [batch.ids[a:b] for a, b in pairwise(batch.id_ends)]
+def _check_ids(features: Sequence[Feature], all_ids: Tensor, id_ends: Sequence[int]) -> None:
+    ids = [all_ids[a:b] for a, b in pairwise(id_ends)]
     ends = [torch.stack(its.aminmax()) if len(its) else its.new_zeros(2) for its in ids]
     found = torch.stack(ends).tolist()
-    outside = [t for t, (low, high) in enumerate(found) if low < 0 or high >= tables[t].num_rows]
+    outside = [k for k, (low, high) in enumerate(found) if low < 0 or high >= features[k].table.num_rows]
     if not outside:
         return
-    t = outside[0]
-    at = int(((ids[t] < 0) | (ids[t] >= tables[t].num_rows)).nonzero()[0])
+    k = outside[0]
+    num_rows = features[k].table.num_rows
+    at = int(((ids[k] < 0) | (ids[k] >= num_rows)).nonzero()[0])
     raise IndexError(
-        f"table {tables[t].name!r} got id {int(ids[t][at])} at position {at}, "
-        f"but has rows 0 to {tables[t].num_rows - 1}."
+        f"{features[k]} got id {int(ids[k][at])} at position {at}, but has rows 0 to {num_rows - 1}; give it more "
+        "rows, or map ids to rows first, as by `ids % num_rows`."
     )
 
 

@@ -32,7 +32,7 @@ def counted(
 
     Args:
         plan: What is counted.
-        steps: Of each step, of each rank, of each table: its bags, as NumPy arrays or torch tensors.
+        steps: Of each step, of each rank, of each feature: its bags, as NumPy arrays or torch tensors.
         hot: Ids that are hot, for each table that has some.
         ahead: Whether the batches were asked for ahead: then masks travel as well, here with the requests.
 
@@ -46,12 +46,13 @@ def counted(
     touched: dict[int, set[int]] = {}
     found: list[Traffic] = []
     for k, batches in enumerate(steps):
-        if len(batches) != plan.num_ranks or any(len(tables) != len(plan.tables) for tables in batches):
+        num_features = sum(len(table.inputs) for table in plan.tables)
+        if len(batches) != plan.num_ranks or any(len(inputs) != num_features for inputs in batches):
             raise ValueError(
-                f"step {k} has {len(batches)} ranks with {sorted({len(b) for b in batches})} tables, but the plan has "
-                f"{plan.num_ranks} with {len(plan.tables)}."
+                f"step {k} has {len(batches)} ranks with {sorted({len(b) for b in batches})} tables or features, but "
+                f"the plan has {plan.num_ranks} with {num_features}."
             )
-        flat = [[_flat(bags, t, r) for t, bags in zip(plan.tables, b, strict=True)] for r, b in enumerate(batches)]
+        flat = [_of_tables(plan, inputs, rank) for rank, inputs in enumerate(batches)]
         for index in hot_ids:
             warm = [ids[np.isin(ids, hot_ids[index])] for ids, _ in (tables[index] for tables in flat)]
             touched.setdefault(index, set()).update(np.unique(np.concatenate(warm)).tolist())
@@ -148,6 +149,17 @@ def _hot_ids(plan: EmbeddingPlan, hot: Mapping[str, Any]) -> dict[int, Ids]:
             )
         if rows.size:
             found[index] = rows
+    return found
+
+
+def _of_tables(plan: EmbeddingPlan, inputs: Sequence[Bags], rank: int) -> list[tuple[Ids, Ids]]:
+    """Return for each table ids (k,) without those that pad, and the bag of each, one feature's after another's."""
+    given, found = iter(inputs), list[tuple[Ids, Ids]]()
+    for table in plan.tables:
+        parts = [_flat(next(given), table, rank) for _ in table.inputs]
+        firsts = np.cumsum([0] + [int(bag_of.max(initial=-1)) + 1 for _, bag_of in parts[:-1]])
+        bag_of = np.concatenate([bag_of + first for (_, bag_of), first in zip(parts, firsts, strict=True)])
+        found.append((np.concatenate([ids for ids, _ in parts]), bag_of))
     return found
 
 

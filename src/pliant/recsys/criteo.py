@@ -9,6 +9,7 @@ import torch
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.columns import hash_rows
 from pliant.recsys.criteo_tables import CRITEO_ROWS
+from pliant.spec.reading import require_file
 
 __all__ = ["NUM_DENSE", "criteo_batches"]
 
@@ -16,6 +17,8 @@ NUM_DENSE = 13
 """Features of a sample that are numbers."""
 
 _NUM_CATEGORIES = len(CRITEO_ROWS)
+_LONGEST_LINE = 2048
+_HASH_BITS = 60
 
 
 def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: int) -> Iterator[ClickBatch]:
@@ -34,10 +37,13 @@ def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: in
             f"Criteo has {_NUM_CATEGORIES} categories of at least 2 rows each and batches of at least 1, not "
             f"{len(num_rows)} of at least {min(num_rows, default=0)} and batches of {num_samples}."
         )
-    with Path(path).open(encoding="ascii") as file:
+    require_file(path)
+    with Path(path).open(encoding="ascii", errors="replace") as file:
         lines: list[list[str]] = []
         for n, line in enumerate(file, 1):
             cells = line.rstrip("\r\n").split("\t")
+            if len(line) > _LONGEST_LINE:
+                raise ValueError(f"line {n} of {path} has {len(line)} characters; those of a Criteo log have some 250.")
             if len(cells) != 1 + NUM_DENSE + _NUM_CATEGORIES or cells[0] not in ("0", "1"):
                 raise ValueError(
                     f"line {n} of {path} has {len(cells)} cells and label {cells[0]!r}; a Criteo log has "
@@ -56,6 +62,8 @@ def _criteo(lines: list[list[str]], num_rows: Sequence[int], where: str) -> Clic
     try:
         dense = np.where(cells[:, 1:14] == "", "0", cells[:, 1:14]).astype(np.float64)
         tokens = [[int(x, 16) if x else -1 for x in column] for column in cells[:, 14:].T.tolist()]
+        if not np.isfinite(dense).all() or max(map(max, tokens)) >> _HASH_BITS or min(map(min, tokens)) < -1:
+            raise ValueError(f"a number is not finite, or a category has more than {_HASH_BITS} bits")
     except ValueError as error:
         raise ValueError(f"{where}: {error}; 13 whole numbers and 26 hexadecimal categories are expected.") from None
     ids = [hash_rows(np.array(column), rows, t) for t, (column, rows) in enumerate(zip(tokens, num_rows, strict=True))]

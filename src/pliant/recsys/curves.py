@@ -97,7 +97,8 @@ class Quantities:
     @classmethod
     def of(cls, bins: RowBins, plan: EmbeddingPlan) -> "Quantities":
         """Compute them for all tables of a plan, as far as batch, ranks and `every` say."""
-        n, lookups = plan.num_ranks, (plan.batch_size * bins.pooling)[:, None]
+        n, num_bags = plan.num_ranks, np.array(plan.num_bags)[:, None]
+        lookups = num_bags * bins.pooling[:, None]
 
         def beyond(values: Floats) -> Floats:
             """Sum from each cut on."""
@@ -112,7 +113,7 @@ class Quantities:
             num_hot=np.concatenate([bins.before, (bins.before[:, -1:] + bins.rows[:, -1:])], axis=1),
             vectors=beyond(bins.rows * draws(bins.p, lookups)),
             ids=lookups * mass,
-            bags=n * plan.batch_size * bins.filled(np.clip(mass / n, 0.0, 1.0)),
+            bags=n * num_bags * bins.filled(np.clip(mass / n, 0.0, 1.0)),
             updated=updated,
             touched=before,
         )

@@ -118,7 +118,8 @@ def asked(plan: EmbeddingPlan, pieces: Sequence[Piece], bins: RowBins) -> Asked:
     sums = np.array([piece.layout.moves == "sums" for piece in pieces])[:, None]
     distinct = np.array([piece.layout.distinct for piece in pieces])[:, None]
     here = bins.only(index)
-    lookups = plan.batch_size * here.pooling
+    num_bags = np.array(plan.num_bags)[index]
+    lookups = num_bags * here.pooling
     cold = here.cold(np.where(of_all, np.inf, hot))
     warm_rows = here.rows - cold
 
@@ -131,7 +132,7 @@ def asked(plan: EmbeddingPlan, pieces: Sequence[Piece], bins: RowBins) -> Asked:
     mass = owned(cold * here.p)
     all_ids = lookups[:, None] * mass
     vectors = np.where(distinct, owned(cold * draws(here.p, lookups[:, None])), all_ids)
-    bags = plan.batch_size * here.filled(np.minimum(mass, 1.0))
+    bags = num_bags[:, None] * here.filled(np.minimum(mass, 1.0))
     with np.errstate(divide="ignore"):
         silence = lookups[:, None] * np.log1p(-np.minimum(mass, 1 - 1e-15))
     union = lookups[:, None] * n

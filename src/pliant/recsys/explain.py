@@ -85,7 +85,7 @@ def _because(placement: "Placement", t: int, whole: Asked, piece: int) -> str:
     lookups = float(whole.lookups[piece])
     batch = f"{lookups:,.0f} lookups of a rank's batch"
     distinct = _distinct(placement, t)
-    bags = plan.batch_size * float(bins.filled(np.ones((len(plan.tables), 1)))[t, 0])
+    bags = plan.num_bags[t] * float(bins.filled(np.ones((len(plan.tables), 1)))[t, 0])
     as_vectors = distinct * (request_bytes(1, 0, weighted=False) + 2 * vector_bytes(table.dim, layout.bits))
     as_sums = lookups * request_bytes(1, 0, weighted=table.weighted) + bags * (
         4 + 2 * vector_bytes(table.dim, layout.bits)
@@ -110,7 +110,7 @@ def _because(placement: "Placement", t: int, whole: Asked, piece: int) -> str:
 def _distinct(placement: "Placement", t: int) -> float:
     """Return the expected different rows of a rank's batch."""
     here = placement.problem.bins.only(np.array([t]))
-    k = placement.plan.batch_size * here.pooling[:, None]
+    k = placement.plan.num_bags[t] * here.pooling[:, None]
     return float((here.rows * draws(here.p, k)).sum())
 
 

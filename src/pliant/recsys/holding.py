@@ -28,6 +28,11 @@ class Held:
     """Of the groups that may have hot rows."""
     device: torch.device
 
+    def refresh_owners(self) -> None:
+        """Copy the rows that are on all ranks to where their owners have them."""
+        for its in self.hot:
+            its.refresh_owner()
+
     def nbytes(self) -> dict[str, int]:
         """Return what is held, in bytes, by part."""
         replicas = self.replicas.values()

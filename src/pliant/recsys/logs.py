@@ -14,10 +14,12 @@ import torch
 
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.columns import Columns, bags, first_sight, hash_rows, number, read_columns
+from pliant.spec.reading import read_text, require_file, shortened
 
 __all__ = ["ClickLog", "load_flights", "load_movielens", "load_table"]
 
 _LATE_MINUTES = 15
+_MOST_BYTES = 1 << 36
 _RATINGS = {
     "inter": ("user_id:token", "item_id:token", "rating:float", "timestamp:float"),
     "user": ("user_id:token", "age:token", "gender:token", "occupation:token"),
@@ -140,7 +142,7 @@ def load_table(
     if Path(path).suffix == ".parquet":
         columns = _parquet(Path(path), wanted)
     else:
-        columns = read_columns(Path(path).read_text(encoding="utf-8"), str(path), separator, wanted)
+        columns = read_columns(read_text(path, most_bytes=_MOST_BYTES), str(path), separator, wanted)
     if unknown := sorted(set(num_rows or {}) - set(categories)):
         raise ValueError(f"num_rows names {unknown[0]!r}, but the categories are {', '.join(categories)}.")
     clicked = number(columns, label)
@@ -238,13 +240,19 @@ def _dates(raw: Columns) -> npt.NDArray[np.datetime64]:
 def _parquet(path: Path, wanted: Sequence[str]) -> Columns:
     try:
         import pyarrow.parquet as parquet
+        from pyarrow import ArrowException
     except ImportError:
         raise ValueError(
             f"{path} is a Parquet file, and pyarrow, which reads it, is not installed; install it, or give CSV."
         ) from None
-    has = parquet.read_schema(path).names
+    require_file(path)
+    try:
+        file = parquet.ParquetFile(path)
+        has = file.schema_arrow.names
+        table = file.read(columns=[column for column in wanted if column in has])
+    except (OSError, MemoryError, ArrowException) as error:
+        raise ValueError(f"{path} is no Parquet file that can be read ({shortened(str(error))}).") from None
     for column in wanted:
         if column not in has:
             raise ValueError(f"{path} has no column {column!r}; it has {', '.join(has)}.")
-    table = parquet.read_table(path, columns=list(wanted))
     return {name: np.array(["" if v is None else str(v) for v in table[name].to_pylist()]) for name in wanted}

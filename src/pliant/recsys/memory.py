@@ -63,7 +63,7 @@ def held_by_piece(plan: EmbeddingPlan, pieces: Sequence[Piece], found: Asked) ->
     vector, plain = kinds.vector_bytes[:, None], 4 * kinds.dim[:, None]
     asks = _ID_BYTES * found.lookups + (request + found.vectors * (2 * vector + 2 * plain)).sum(axis=1)
     serves = (n - 1) * (request + 2 * found.vectors * vector) + found.updated * plain
-    pooled = 8 * kinds.dim * plan.batch_size  # bags and their gradients
+    pooled = 8 * kinds.dim * np.array(plan.num_bags)[[piece.index for piece in pieces]]  # bags and their gradients
     messages = _MARGIN * (asks[:, None] + serves) + pooled[:, None]
     of_all = np.stack([replicas, np.where(changes, num_hot * (row + 8), 0.0)])[:, :, None] * np.ones(n)
     return np.stack([shards, of_all[0], messages, of_all[1]], axis=1)

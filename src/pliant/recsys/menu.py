@@ -65,7 +65,7 @@ class Menu:
         self.row_bytes = np.array([_row_bytes(frame, table) for table in frame.tables])[:, None]  # (t, 1)
         self.dims = np.array([table.dim for table in frame.tables])[:, None]
         self.num_rows = np.array([table.num_rows for table in frame.tables], np.float64)[:, None]
-        self._unit: dict[tuple[int, str, int, bool], Floats] = {}
+        self._unit: dict[tuple[int, str, int, bool, int], Floats] = {}
         n = frame.num_ranks
         self.offers: list[Offer] = [self._of_all()]
         for each in bits:
@@ -136,7 +136,7 @@ class Menu:
 
     def _at_homes(self, bits: Bits, parts: int) -> Offer:
         q, frame = self.quantities, self.frame
-        filled = frame.batch_size * self.bins.filled(np.ones((len(frame.tables), 1)))
+        filled = np.array(frame.num_bags)[:, None] * self.bins.filled(np.ones((len(frame.tables), 1)))
         none = np.zeros_like(filled)
         whole = Quantities(
             num_hot=none, vectors=filled, ids=q.ids[:, :1], bags=filled, updated=q.updated[:, :1], touched=none
@@ -152,12 +152,12 @@ class Menu:
 
     def _priced(self, moves: Moves, bits: Bits, q: Quantities, parts: int) -> tuple[Floats, Floats]:
         """Return seconds and bytes of messages (t, cuts)."""
-        lookups = (self.frame.batch_size * self.bins.pooling)[:, None]
+        lookups = (np.array(self.frame.num_bags) * self.bins.pooling)[:, None]
         is_sums = moves == "sums"
         vectors = q.bags if is_sums else q.vectors
         asks = (q.ids if is_sums else q.vectors, vectors, q.bags, lookups, lookups - q.ids, q.updated, q.touched)
-        kinds: list[tuple[int, Moves, Bits, bool]] = [
-            (max(1, t.dim // parts), moves, bits, t.weighted) for t in self.frame.tables
+        kinds: list[tuple[int, Moves, Bits, bool, int]] = [
+            (max(1, t.dim // parts), moves, bits, t.weighted, len(t.inputs)) for t in self.frame.tables
         ]
         units = np.array([self._unit_prices(*kind) for kind in kinds])  # (t, 2, 1 + units)
         found = units[:, :, :1] + sum(
@@ -165,12 +165,13 @@ class Menu:
         )
         return parts * found[:, 0], parts * found[:, 1]
 
-    def _unit_prices(self, dim: int, moves: Moves, bits: Bits, weighted: bool) -> Floats:
+    def _unit_prices(self, dim: int, moves: Moves, bits: Bits, weighted: bool, num_features: int) -> Floats:
         """Return seconds and bytes (2, 1 + units) of a piece that is asked for nothing, and of one of each more."""
-        key = (dim, moves, bits, weighted)
+        key = (dim, moves, bits, weighted, num_features)
         if key not in self._unit:
             n = self.frame.num_ranks
-            table = Table(name="unit", num_rows=1, dim=dim, weighted=weighted)
+            features = tuple(str(k) for k in range(num_features))
+            table = Table(name="unit", num_rows=1, dim=dim, weighted=weighted, features=features)
             layout = TableLayout(kind="rows", moves=moves, bits=bits)
             one = replace(self.frame, tables=(table,), layouts=(layout,))
             rows: list[tuple[float, float]] = []

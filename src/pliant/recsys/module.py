@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from pliant.comm.base import Comm
 from pliant.recsys.ahead import Ahead
 from pliant.recsys.bags import Batch, Inputs, read_batch
+from pliant.recsys.compiled import as_it_is
+from pliant.recsys.forgotten import Forgotten
 from pliant.recsys.holding import hold
 from pliant.recsys.hot import agreed, require_agreement
 from pliant.recsys.initial import Source, source_of
 from pliant.recsys.modules import require_same
 from pliant.recsys.optimizers import RowRule
 from pliant.recsys.passes import outputs
-from pliant.recsys.ranks import Ranks
+from pliant.recsys.ranks import Ranks, require_ranks
 from pliant.recsys.state import gathered, parts_of_ranks, read_rows, saved_rows
 from pliant.recsys.stats import Stats, stats_of
 from pliant.recsys.turn import Returning, Turn, ask
@@ -29,7 +31,7 @@ class ShardedEmbeddingBag(nn.Module):
     """Embedding tables over ranks, as a plan lays them out; in the place of a list of `torch.nn.EmbeddingBag`.
 
     `forward` looks up and pools, `backward` sends gradients to the owners of rows, `step` applies them, to each row
-    once. All three are collective: every rank calls them in the same order, also with empty batches.
+    once. All are collective: every rank calls them in the same order, also with empty batches.
 
     Args:
         plan: Tables, layouts, optimizer; the same on every rank.
@@ -66,10 +68,7 @@ class ShardedEmbeddingBag(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if comm.size != plan.num_ranks:
-            raise ValueError(f"the plan is for {plan.num_ranks} ranks, but there are {comm.size}; make one for these.")
-        if plan.hierarchical and hosts is None:
-            raise ValueError("the plan sums gradients inside hosts first; say by `hosts` which ranks share one.")
+        require_ranks(plan, comm, hosts)
         self.plan = plan
         self.lr = lr
         self.device = torch.device(device)
@@ -84,6 +83,7 @@ class ShardedEmbeddingBag(nn.Module):
         self._returning: list[Returning] = []
         self._ahead = Ahead(self._held, self._ranks.another)
         self._generator = torch.Generator(self.device)
+        self._forgotten = Forgotten()
         self.num_steps = 0
         self.age = 0
         """Steps since gradients of rows on all ranks were last used: at most the plan's `every` - 1 after a step."""
@@ -123,15 +123,17 @@ class ShardedEmbeddingBag(nn.Module):
         """Ids of the hot rows by name of table, int64, ascending."""
         return {self.plan.tables[t].name: ids for t, ids in self._hot_ids.items()}
 
+    @as_it_is
     def forward(self, inputs: Inputs) -> list[Tensor]:
         """Look up and pool.
 
         Args:
-            inputs: For each table (ids, offsets), (ids, offsets, weights), ids (bags, ids in each), or (ids, None,
-                weights); or a KeyedJaggedTensor with the tables' names as keys, in their order.
+            inputs: For each feature, in the order of tables and of features in each, (ids, offsets), (ids, offsets,
+                weights), ids (bags, ids in each), or (ids, None, weights); or a mapping from names to these; or a
+                KeyedJaggedTensor, with keys in any order.
 
         Returns:
-            For each table float32 (bags, dim).
+            For each feature, in that order of the plan, float32 (bags, dim).
 
         Raises:
             IndexError, ValueError, TypeError: Some rank's inputs are bad; on all ranks, if any table is sharded.
@@ -144,10 +146,12 @@ class ShardedEmbeddingBag(nn.Module):
             with torch.no_grad():
                 turn = ask(self._held, lambda: self._read(inputs), self._ranks.talk)
         if torch.is_grad_enabled():
+            self._forgotten.look(waiting=bool(self._returning))
             self._open.append(turn)
         self._counts += turn.counts()
         return outputs(self._anchor, turn, self._ranks.talk, self._send_back, len(self.plan.tables))
 
+    @as_it_is
     def prefetch(self, inputs: Inputs) -> None:
         """Look up the batch of the next `forward` beside whatever happens until then. Every rank calls it, or none.
 
@@ -170,14 +174,17 @@ class ShardedEmbeddingBag(nn.Module):
             raise ValueError("backward() goes through a forward() of an earlier step, but prefetch() has come between.")
         self._returning.append(turn.back(self._ranks.talk, gradients, self._generator))
 
+    @as_it_is
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradients that backward passes have sent since the last step, to each row once.
 
-        Rows on all ranks are updated every `plan.every` steps, with the sum of their gradients since.
+        No optimizer of torch does: the tables are no parameters. Rows on all ranks are updated every `plan.every`
+        steps, with the sum of their gradients since.
         """
-        self._land()
-        self._open = []
+        returning, self._returning, self._open = self._returning, [], []
+        for one in returning:
+            one.land()
         for shard in self._held.shards:
             shard.apply(self._rule, self.lr, self._divisor)
         self.num_steps += 1
@@ -185,11 +192,6 @@ class ShardedEmbeddingBag(nn.Module):
         if self.age >= self.plan.every:
             self._synchronize()
         self._reseed()
-
-    def _land(self) -> None:
-        returning, self._returning = self._returning, []
-        for one in returning:
-            one.land()
 
     def _synchronize(self) -> None:
         for dim in sorted(self._held.replicas):
@@ -224,12 +226,8 @@ class ShardedEmbeddingBag(nn.Module):
     def full_weights(self, table: str | None = None) -> list[Tensor]:
         """Return one table, or all, float32 (num_rows, dim), on every rank: for small ones. Collective."""
         self._require_no_gradients("full_weights()")
-        self._refresh_owners()
+        self._held.refresh_owners()
         return gathered(self._held, self._ranks.comm, self.plan.tables, table)
-
-    def _refresh_owners(self) -> None:
-        for its in self._held.hot:
-            its.refresh_owner()
 
     @torch.no_grad()
     def state_dict(self, *_: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
@@ -242,7 +240,7 @@ class ShardedEmbeddingBag(nn.Module):
         self._require_no_gradients("state_dict()")
         if self.age:
             self._synchronize()
-        self._refresh_owners()
+        self._held.refresh_owners()
         del prefix, keep_vars
         if destination is not None:
             return destination

@@ -15,7 +15,14 @@ def require_same(bags: Sequence[nn.EmbeddingBag], tables: Sequence[Table]) -> No
         raise ValueError(
             f"there are {len(bags)} modules, but the plan has {len(tables)} tables; one for each, in order."
         )
+    first: dict[int, str] = {}
     for bag, table in zip(bags, tables, strict=True):
+        shared = first.setdefault(id(bag.weight), table.name)
+        if shared != table.name:
+            raise ValueError(
+                f"the modules for tables {shared!r} and {table.name!r} have one weight; make them one table, with "
+                "`features=` of both."
+            )
         has = (bag.num_embeddings, bag.embedding_dim, bag.mode, bag.padding_idx)
         wants = (table.num_rows, table.dim, table.pooling, table.padding_id)
         if has != wants:

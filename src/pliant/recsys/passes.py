@@ -32,7 +32,7 @@ class _Pooled(torch.autograd.Function):
 
 
 def outputs(anchor: Tensor, turn: Turn, talk: Talk, send_back: SendBack, num_tables: int) -> list[Tensor]:
-    """Return float32 (bags, dim) for each table; columns of one are put side by side."""
+    """Return float32 (bags, dim) for each feature, in the order of tables; columns of one are put side by side."""
     pooled: Any = _Pooled.apply(anchor, turn, talk, send_back)
     found: list[list[tuple[int, Tensor]]] = [[] for _ in range(num_tables)]
     groups = [*turn.held.groups, *turn.held.locals]
@@ -43,4 +43,9 @@ def outputs(anchor: Tensor, turn: Turn, talk: Talk, send_back: SendBack, num_tab
             found[piece.index].append((piece.first_column, part))
     for its in found:
         its.sort(key=lambda part: part[0])
-    return [its[0][1] if len(its) == 1 else torch.cat([part for _, part in its], 1) for its in found]
+    whole = [its[0][1] if len(its) == 1 else torch.cat([part for _, part in its], 1) for its in found]
+    return [part for its, num in zip(whole, turn.batch.of_features, strict=True) for part in _apart(its, num)]
+
+
+def _apart(bags: Tensor, num: Sequence[int]) -> Sequence[Tensor]:
+    return [bags] if len(num) == 1 else bags.split(list(num))

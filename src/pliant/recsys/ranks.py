@@ -8,8 +8,17 @@ from pliant.comm.base import Comm, another
 from pliant.comm.hierarchical import by_hosts
 from pliant.comm.recorded import RecordedComm
 from pliant.recsys.exchange import Talk
+from pliant.spec.embedding import EmbeddingPlan
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "require_ranks"]
+
+
+def require_ranks(plan: EmbeddingPlan, comm: Comm, hosts: Sequence[Sequence[int]] | None) -> None:
+    """Raise ValueError unless a plan is for these ranks, and hosts are named where it needs them."""
+    if comm.size != plan.num_ranks:
+        raise ValueError(f"the plan is for {plan.num_ranks} ranks, but there are {comm.size}; make one for these.")
+    if plan.hierarchical and hosts is None:
+        raise ValueError("the plan sums gradients inside hosts first; say by `hosts` which ranks share one.")
 
 
 class Ranks:

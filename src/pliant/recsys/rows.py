@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from pliant.recsys.law import cell_masses, log_edges
 from pliant.spec.files import write_atomically
+from pliant.spec.reading import made_by, parse_json, require_file
 
 __all__ = ["Frequencies", "RowFrequencies", "each"]
 
@@ -154,15 +156,21 @@ class Frequencies:
 
         """
         try:
+            require_file(path)
             with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-            header = json.loads(arrays.pop("header").tobytes())
+            header = parse_json(arrays.pop("header").tobytes().decode())
         except FileNotFoundError:
             raise
-        except (ValueError, KeyError, EOFError, OSError, BadZipFile) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile, MemoryError) as error:
             raise ValueError(
                 f"{path} holds no Frequencies ({error}); give a file that Frequencies.save wrote."
             ) from None
+        with made_by("Frequencies.save", path):
+            return cls._of(path, header, arrays)
+
+    @classmethod
+    def _of(cls, path: str | Path, header: Any, arrays: dict[str, Any]) -> "Frequencies":
         if header.get("pliant") != "Frequencies" or header.get("format") != _FORMAT:
             found = f"{header.get('pliant')!r} of format {header.get('format')!r}"
             raise ValueError(f"{path} holds {found}, this Pliant reads 'Frequencies' of format {_FORMAT}.")
@@ -170,9 +178,30 @@ class Frequencies:
         for name, array in arrays.items():
             bodies[int(name.partition(".")[0])][name.partition(".")[2]] = array
         try:
-            return cls(tables=tuple(RowFrequencies(**body) for body in bodies))
+            tables = tuple(RowFrequencies(**body) for body in bodies)
         except TypeError as error:
             raise ValueError(f"{path} does not fit this Pliant's RowFrequencies: {error}.") from None
+        for table in tables:
+            if not _is_sound(table):
+                raise ValueError(f"{path}: the figures of table {table.name!r} are no frequencies of its rows.")
+        return cls(tables=tables)
+
+
+def _is_sound(table: RowFrequencies) -> bool:
+    """Say whether what a file holds of a table can be: kinds, lengths, and figures that are finite and at least 0."""
+    floats = (table.head_p, table.tail_p, table.tail_rows, table.bag_shares)
+    plain = (table.num_lookups, table.num_samples, table.pooling, table.missed_p)
+    return (
+        isinstance(table.name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and type(table.num_rows) is int
+        and table.num_rows >= 1
+        and all(type(x) in (int, float) and 0 <= x < math.inf for x in plain)
+        and all(a.dtype == np.float64 and a.ndim == 1 and bool(((a >= 0) & (a < np.inf)).all()) for a in floats)
+        and table.head_ids.dtype == np.int64
+        and table.head_ids.shape == table.head_p.shape
+        and table.tail_p.shape == table.tail_rows.shape
+        and bool(((table.head_ids >= 0) & (table.head_ids < table.num_rows)).all())
+    )
 
 
 def each(value: Any, num_tables: int, what: str) -> tuple[Any, ...]:

@@ -174,7 +174,7 @@ def ask(held: Held, read: Callable[[], Batch], talk: Talk) -> Turn:
     try:
         batch = read()
         lookups = [look_up(group, batch, held.replicas.get(group.dim)) for group in held.groups]
-    except (ValueError, IndexError, TypeError) as caught:
+    except Exception as caught:  # noqa: BLE001  whatever it is, the other ranks wait for word of it
         error = caught
     n, rank = talk.comm.size, talk.comm.rank
     sizes = _exchange_sizes(held, lookups, talk, bad=error is not None)

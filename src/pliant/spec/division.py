@@ -57,7 +57,7 @@ def weight_buckets(numels: Sequence[int], num_fragments: int) -> list[tuple[int,
         held[lightest] += numel
     buckets: list[tuple[int, list[int]]] = []
     for fragment, indices in enumerate(fragments):
-        room = 0
+        room = -1  # so that a first tensor without elements begins a bucket too
         for k in indices:
             if numels[k] > room:
                 buckets.append((fragment, []))

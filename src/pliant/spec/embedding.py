@@ -1,8 +1,10 @@
 """Where the rows of embedding tables live, and what travels for them."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from pliant.spec.files import LATER
 
 __all__ = ["STATE_NUMBERS", "EmbeddingPlan", "Piece", "RowOptimizer", "Table", "TableLayout"]
 
@@ -26,8 +28,14 @@ class Table:
     """An id that counts for nothing, as `padding_idx` of `torch.nn.EmbeddingBag`."""
     weighted: bool = False
     """Whether ids have weights, with which their rows are multiplied; of sums only."""
+    features: tuple[str, ...] = field(default=(), metadata=LATER)
+    """Names of the inputs that look up rows of this table, each with bags and an output of its own; none are named:
+    one, which has the table's name."""
 
     def __post_init__(self) -> None:
+        twice = [name for name, count in Counter(self.features).items() if count > 1]
+        if twice:
+            raise ValueError(f"table {self.name!r} has feature {twice[0]!r} twice; name each once.")
         if self.num_rows < 1 or self.dim < 1:
             raise ValueError(
                 f"table {self.name!r} has {self.num_rows} rows of {self.dim}; it needs at least one of each."
@@ -38,6 +46,11 @@ class Table:
             raise ValueError(
                 f"table {self.name!r} has weights and the {self.pooling} of its rows; weights need the sum."
             )
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its features: one at least."""
+        return self.features or (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +139,11 @@ class EmbeddingPlan:
                 raise ValueError(f"{table.name!r} has {table.dim} columns, but {len(layout.homes)} parts of them.")
             if layout.num_hot > table.num_rows:
                 raise ValueError(f"{table.name!r} has {table.num_rows} rows, but {layout.num_hot} hot ones.")
+
+    @property
+    def num_bags(self) -> tuple[int, ...]:
+        """Bags of each table on each rank in a step: one for each sample and feature."""
+        return tuple(self.batch_size * len(table.inputs) for table in self.tables)
 
     @property
     def may_cut_columns(self) -> bool:

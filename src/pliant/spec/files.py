@@ -1,6 +1,7 @@
 """Records to JSON and back: a format version, unknown names refused, files written atomically."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+from pliant.spec.reading import parse_json, read_text, shortened
 
 __all__ = ["LATER", "canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
 
@@ -30,14 +33,14 @@ def to_json(record: Any, *, indent: int | None = None) -> str:
 def from_json(kind: type[R], text: str) -> R:
     """Read a record back. Raises ValueError, naming both sides, for another kind or format or an unknown field."""
     try:
-        body = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"this is not JSON ({error}); a {kind.__name__} was expected.") from None
+        body = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{str(error).removesuffix('.')}; a {kind.__name__} was expected.") from None
     if not isinstance(body, dict) or body.get("pliant") != kind.__name__:
-        found = body.get("pliant") if isinstance(body, dict) else type(body).__name__
-        raise ValueError(f"the file holds {found!r}, but a {kind.__name__!r} was asked for.")
+        found: Any = body.get("pliant") if isinstance(body, dict) else type(body).__name__
+        raise ValueError(f"the file holds {shortened(found)}, but a {kind.__name__!r} was asked for.")
     if body.get("format") != FORMAT:
-        raise ValueError(f"the file has format {body.get('format')!r}, this Pliant reads format {FORMAT}.")
+        raise ValueError(f"the file has format {shortened(body.get('format'))}, this Pliant reads format {FORMAT}.")
     return _build(kind, {k: v for k, v in body.items() if k not in ("pliant", "format")}, kind.__name__)
 
 
@@ -75,9 +78,10 @@ def save(record: Any, path: str | Path) -> None:
 
 
 def load(kind: type[R], path: str | Path) -> R:
-    """Load a record; errors name the file."""
+    """Load a record. Raises ValueError, which names the file, for all that `from_json` and `read_text` refuse."""
+    text = read_text(path)
     try:
-        return from_json(kind, Path(path).read_text(encoding="utf-8"))
+        return from_json(kind, text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -114,12 +118,14 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         _demand(isinstance(value, list), where, "a list", value)
         items = arguments[0] if arguments[-1] is Ellipsis else None
         kinds = [items] * len(value) if items is not None else list(arguments)
+        _demand(len(value) == len(kinds), where, f"a list of {len(kinds)}", value)
         return tuple(_build(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     if origin in (dict, Mapping):
         _demand(isinstance(value, dict), where, "an object", value)
         return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if origin is typing.Literal:
-        _demand(value in arguments, where, f"one of {', '.join(map(str, arguments))}", value)
+        known = any(type(value) is type(a) and value == a for a in arguments)
+        _demand(known, where, f"one of {', '.join(map(str, arguments))}", value)
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -130,11 +136,11 @@ def _build(kind: Any, value: Any, where: str) -> Any:
 
 def _build_record(kind: Any, value: Any, where: str) -> Any:
     _demand(isinstance(value, dict), where, "an object", value)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = {f.name for f in dataclasses.fields(kind)}
     unknown = sorted(set(value) - names)
     if unknown:
-        raise ValueError(f"{where} has no field {unknown[0]!r}; it has {', '.join(sorted(names))}.")
+        raise ValueError(f"{where} has no field {shortened(unknown[0])}; it has {', '.join(sorted(names))}.")
     needed = {
         f.name
         for f in dataclasses.fields(kind)
@@ -146,6 +152,11 @@ def _build_record(kind: Any, value: Any, where: str) -> Any:
     return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _demand(holds: bool, where: str, wanted: str, found: Any) -> None:
     if not holds:
-        raise ValueError(f"{where} must be {wanted}, but is {found!r}.")
+        raise ValueError(f"{where} must be {wanted}, but is {shortened(found)}.")

@@ -157,6 +157,10 @@ class Choice:
         """Whether the weights of ranks may differ, and gradients stay with their rank in backward."""
         return self.between_steps or self.served
 
+    def stays(self, step: int) -> bool:
+        """Say whether a gradient stays with its rank in this step, because weights are exchanged instead."""
+        return self.apart and not self.hierarchical and step >= self.until_step
+
     def __str__(self) -> str:
         codec = f" as {self.codec}" if self.codec else f" ({self.selection})" if self.selection else ""
         signed = ", signs of the mean" if self.signed else ""
@@ -188,6 +192,10 @@ class Match:
     min_numel: int = 0
     max_numel: int = 0
     """0 means no upper limit."""
+
+    def __post_init__(self) -> None:
+        if min(self.min_numel, self.max_numel) < 0:
+            raise ValueError(f"a rule is for {self.min_numel} to {self.max_numel} elements; neither can be negative.")
 
     def __call__(self, name: str, layer: str, numel: int) -> bool:
         """Say whether a parameter is meant."""

@@ -7,6 +7,8 @@ from typing import Literal
 
 __all__ = ["Move", "Schedule"]
 
+_MOST = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True, order=True, slots=True)
 class Move:
@@ -34,6 +36,13 @@ class Schedule:
     num_ranks: int
     num_blocks: int
     rounds: tuple[tuple[Move, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.num_ranks <= _MOST and 0 <= self.num_blocks <= _MOST):
+            raise ValueError(
+                f"schedule {self.name!r} is for {self.num_ranks} ranks and {self.num_blocks} blocks, but ranks are 1 "
+                f"to {_MOST}, blocks 0 to {_MOST}."
+            )
 
     @property
     def num_moves(self) -> int:

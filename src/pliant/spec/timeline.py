@@ -1,5 +1,6 @@
 """What happened, where, when, and how many bytes it moved."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,15 @@ class Event:
     end_s: float
     sent_bytes: int = 0
     received_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.start_s <= self.end_s < math.inf or min(self.rank, self.step) < 0:
+            raise ValueError(
+                f"event {self.name!r} of rank {self.rank} in step {self.step} lasts from {self.start_s:g} to "
+                f"{self.end_s:g} s; ranks and steps are at least 0, and an end is not before its start."
+            )
+        if min(self.sent_bytes, self.received_bytes) < 0:
+            raise ValueError(f"event {self.name!r} has moved less than 0 bytes.")
 
 
 @dataclass(frozen=True, kw_only=True)

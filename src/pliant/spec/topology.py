@@ -1,10 +1,13 @@
 """Who reaches whom, and how fast."""
 
+import math
 from dataclasses import dataclass, field
 
 from pliant.spec.files import LATER
 
 __all__ = ["Host", "Link", "Rack", "Topology"]
+
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,11 @@ class Host:
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
             raise ValueError(f"host {self.name!r} has {self.num_ranks} ranks; it needs at least one.")
-        if min(self.send_bytes_per_s, self.receive_bytes_per_s, self.delay_s, self.cpu_share) < 0:
-            raise ValueError(f"host {self.name!r} has a negative rate, delay or CPU share; 0 means not limited.")
+        if not _sensible(self.send_bytes_per_s, self.receive_bytes_per_s, self.delay_s, self.cpu_share):
+            raise ValueError(
+                f"host {self.name!r} has a negative rate, delay or CPU share, or one that is not finite; 0 means not "
+                "limited."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,13 @@ class Link:
     target: str
     bytes_per_s: float
     latency_s: float
+
+    def __post_init__(self) -> None:
+        if not _sensible(self.bytes_per_s, self.latency_s):
+            raise ValueError(
+                f"the link from {self.source!r} to {self.target!r} has {self.bytes_per_s:g} bytes/s and "
+                f"{self.latency_s:g} s; both must be finite and at least 0."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +67,8 @@ class Rack:
     def __post_init__(self) -> None:
         if not self.hosts:
             raise ValueError(f"rack {self.name!r} has no hosts; it needs at least one.")
-        if min(self.send_bytes_per_s, self.receive_bytes_per_s) < 0:
-            raise ValueError(f"rack {self.name!r} has a negative rate; 0 means not limited.")
+        if not _sensible(self.send_bytes_per_s, self.receive_bytes_per_s):
+            raise ValueError(f"rack {self.name!r} has a negative rate, or one not finite; 0 means not limited.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +86,8 @@ class Topology:
         names = [host.name for host in self.hosts]
         if not names:
             raise ValueError("a topology needs at least one host.")
+        if self.num_ranks > _MOST_RANKS:
+            raise ValueError(f"the topology has {self.num_ranks} ranks, but at most {_MOST_RANKS} are thought of.")
         if len(set(names)) != len(names):
             raise ValueError(f"two hosts have the same name among {', '.join(names)}; names must differ.")
         for link in self.links:
@@ -108,3 +123,7 @@ class Topology:
         """Return the index of each host's rack; all 0 without racks."""
         rack = {name: k for k, rack in enumerate(self.racks) for name in rack.hosts}
         return tuple(rack.get(host.name, 0) for host in self.hosts)
+
+
+def _sensible(*figures: float) -> bool:
+    return all(0 <= figure < math.inf for figure in figures)

@@ -1,10 +1,13 @@
 """What a training step asks of the network: which tensors, how large, ready when."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 __all__ = ["TensorSpec", "Workload"]
+
+_MOST_NUMEL = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,12 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gradient_error", MappingProxyType(dict(self.gradient_error)))
+        figures = (self.ready_s, self.gradient_share, *self.gradient_error.values())
+        if not all(0 <= each < math.inf for each in (*self.shape, *figures)) or self.numel > _MOST_NUMEL:
+            raise ValueError(
+                f"tensor {self.name!r} has shape {self.shape}, is ready after {self.ready_s:g} s, and has shares or "
+                f"errors; all must be finite and at least 0, and at most {_MOST_NUMEL:g} elements."
+            )
 
     @property
     def numel(self) -> int:
@@ -57,6 +66,15 @@ class Workload:
     """Each rank's time to compute over that of the median rank; nothing where that was not measured."""
     provenance: str = ""
     """Where the figures come from: 'given', or how and when they were measured."""
+
+    def __post_init__(self) -> None:
+        figures = (self.forward_s, self.backward_s, self.step_s, self.noise_scale or 0.0, *self.rank_factors)
+        if not all(0 <= each < math.inf for each in figures) or self.batch_size < 1:
+            raise ValueError(
+                f"the workload {self.name!r} has times {self.forward_s:g}, {self.backward_s:g} and {self.step_s:g} s, "
+                f"a noise scale or rank factors, and {self.batch_size} samples; times and factors must be finite and "
+                "at least 0, samples at least 1."
+            )
 
     @property
     def numel(self) -> int:

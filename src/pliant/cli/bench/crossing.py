@@ -1,6 +1,5 @@
 """From the cells of a grid, and what trainings have found, to who wins where. Pure."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.cli.bench.metric import METRICS
+from pliant.spec.reading import made_by, read_json
 
 __all__ = ["EXACT_PEERS", "CellRow", "Trained", "cell_rows", "grid_rows", "is_ours", "read_trained"]
 
@@ -67,12 +67,13 @@ def read_trained(paths: Sequence[Path]) -> dict[str, Trained]:
     trained: dict[str, Trained] = {}
     kinds: set[tuple[str, float]] = set()
     for path in paths:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        setup = result["setup"]
-        if setup["mode"] != "train":
-            raise ValueError(f"--accuracy {path} is a benchmark of mode {setup['mode']}; give one of --train.")
-        kinds.add((setup["models"][0], setup.get("target", setup.get("target_accuracy"))))
-        trained |= _of_file(result)
+        result = read_json(path)
+        with made_by("pliant bench --train --json", path):
+            setup = result["setup"]
+            if setup["mode"] != "train":
+                raise ValueError(f"--accuracy {path} is a benchmark of mode {setup['mode']}; give one of --train.")
+            kinds.add((setup["models"][0], float(setup.get("target", setup.get("target_accuracy")))))
+            trained |= _of_file(result)
     if len(kinds) > 1:
         found = ", ".join(f"{model} to {target:g}" for model, target in sorted(kinds))
         raise ValueError(f"--accuracy files are of different trainings ({found}); give files of one model and target.")

@@ -1,12 +1,12 @@
 """What an interrupted benchmark has left, for the same command to go on with. No torch."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pliant.cli.bench.setup import Setup
+from pliant.spec.reading import made_by, read_json
 
 __all__ = ["records_before"]
 
@@ -29,14 +29,16 @@ def records_before(
     """
     if path is None or not path.exists():
         return []
-    before = json.loads(path.read_text(encoding="utf-8"))
-    had, now = _facts(before["setup"], before.get("hosts"), alike), _facts(asdict(setup), num_hosts, alike)
+    before = read_json(path)
+    with made_by("pliant bench --json", path):
+        had, now = _facts(before["setup"], before.get("hosts"), alike), _facts(asdict(setup), num_hosts, alike)
+        records = list(before["records"])
     if had != now:
         raise ValueError(
             f"{path} has a benchmark with {had}, but this one has {now}, so that their {what} cannot stand side by "
             "side; give another --json file, or the same settings."
         )
-    return list(before["records"])
+    return records
 
 
 def _facts(setup: dict[str, Any], num_hosts: int | None, alike: Sequence[str]) -> dict[str, Any]:

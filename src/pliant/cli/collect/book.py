@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pliant.cli.bench.setup import Cell
+from pliant.spec.reading import made_by, parse_json, read_text
 
 __all__ = ["FILE", "Book", "read_lines"]
 
 FILE = "trials.jsonl"
 """Name of the file in the folder of a collection."""
 
+_MOST_BYTES = 1 << 34
 _FREE = ("models", "rates", "delays", "slow_host", "seconds_per_trial", "timeout_s")
 """What a later command may change: other cells join those that are there, and a trial may be shorter."""
 
@@ -35,7 +37,8 @@ class Book:
         lines = read_lines(self._path) if self._path.exists() else []
         first = next((line for line in lines if line["kind"] == "job"), None)
         if first is not None:
-            had, now = _fixed(first["settings"]), _fixed(settings)
+            with made_by("pliant collect", self._path):
+                had, now = _fixed(first["settings"]), _fixed(settings)
             if had != now:
                 raise ValueError(
                     f"{self._path} has a collection with {had}, but this one has {now}; give another --out folder, or "
@@ -43,8 +46,9 @@ class Book:
                 )
         self._cells: dict[str, Cell] = {}
         self._done: set[tuple[Cell, int]] = set()
-        for line in lines:
-            self._note(line)
+        with made_by("pliant collect", self._path):
+            for line in lines:
+                self._note(line)
         _cut_off(self._path)
         self.write({"kind": "job", "settings": dict(settings)})
 
@@ -76,11 +80,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         raise ValueError(f"there is no {path}; run pliant collect --out {path.parent} first.")
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
-    try:
-        return [json.loads(text) for text in whole]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} has a line that is not JSON ({error}); pliant collect did not write it.") from None
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(read_text(path, most_bytes=_MOST_BYTES).split("\n")[:-1], 1):
+        try:
+            line = parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            raise ValueError(f"{path}, line {number}: this has no kind; pliant collect did not write it.")
+        lines.append(line)
+    return lines
 
 
 def _cut_off(path: Path) -> None:

@@ -1,13 +1,13 @@
 """From trials, trainings and benchmarks of codecs to a data set."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pliant.cli.bench.crossing import read_trained
 from pliant.cli.collect.book import FILE, read_lines
 from pliant.planner.dataset import dataset_of, write
+from pliant.spec.reading import made_by, read_json
 
 __all__ = ["export_to"]
 
@@ -21,11 +21,10 @@ def export_to(folder: Path, collections: Sequence[Path], accuracy: Sequence[Path
 
     """
     lines = [line for collection in collections for line in read_lines(collection / FILE)]
-    dataset = dataset_of(
-        lines,
-        micro=[row for path in micro for row in _codec_rows(path)],
-        convergence=[row for path in accuracy for row in _training_rows(path)],
-    )
+    micro_rows = [row for path in micro for row in _codec_rows(path)]
+    convergence = [row for path in accuracy for row in _training_rows(path)]
+    with made_by("pliant collect", " or ".join(str(each / FILE) for each in collections)):
+        dataset = dataset_of(lines, micro=micro_rows, convergence=convergence)
     write(dataset, folder)
     runs = dataset.runs
     print(f"{len(runs['run_id'])} runs of {len(dataset.plans)} plans in {folder}; see {folder / 'card.md'}")
@@ -33,7 +32,7 @@ def export_to(folder: Path, collections: Sequence[Path], accuracy: Sequence[Path
 
 def _training_rows(path: Path) -> list[dict[str, Any]]:
     trained = read_trained([path])
-    setup = json.loads(path.read_text(encoding="utf-8"))["setup"]
+    setup = read_json(path)["setup"]
     base = trained["ddp-bf16"].steps if "ddp-bf16" in trained else None
     return [
         {
@@ -50,9 +49,14 @@ def _training_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _codec_rows(path: Path) -> list[dict[str, Any]]:
-    body = json.loads(path.read_text(encoding="utf-8"))
-    if "megabytes" not in body or "rows" not in body:
+    body = read_json(path)
+    if not isinstance(body, dict) or "megabytes" not in body or "rows" not in body:
         raise ValueError(f"--micro {path} does not come from benchmarks/codecs.py --json; give a file that does.")
+    with made_by("benchmarks/codecs.py --json", path):
+        return _rows_of(path, cast(dict[str, Any], body))
+
+
+def _rows_of(path: Path, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "operation": row["operation"],

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from pliant.cli.given import (
     RanksOption,
     RateOption,
     TopologyOption,
+    costs_from,
     costs_given,
     plan_given,
     topology_given,
@@ -88,7 +90,9 @@ def report(
         predicted = simulate(given, work, network, costs=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
-    write_atomically(html, _page(measured, predicted))
+    if predicted is not None:
+        Console().print(costs_from(costs), markup=False, highlight=False, soft_wrap=True)
+    write_atomically(html, _page(measured, predicted, costs_from(costs)))
     if trace is not None:
         write_trace(merged(timelines), trace)
     if json_file is not None:
@@ -121,12 +125,14 @@ def _show(measured: Measured, predicted: Simulated | None) -> None:
     Console().print(found)
 
 
-def _page(measured: Measured, predicted: Simulated | None) -> str:
+def _page(measured: Measured, predicted: Simulated | None, costs: str) -> str:
     from pliant.cli.report.figures import bucket_figure, bytes_figure, lanes_figure, steps_figure
 
     said = None if predicted is None else predicted_buckets(predicted)
     buckets = measured.buckets()
     parts = [table(*comparison(measured, predicted)), f'<p class="note">{_NOTE}</p>', "<h2>One step</h2>"]
+    if predicted is not None:
+        parts.insert(1, f'<p class="note">Predicted with {escape(costs)}.</p>')
     title = f"A step of rank {measured.ranks[0]}"
     if predicted is not None:
         title += ": measured above, predicted below"

@@ -41,7 +41,7 @@ DISPATCHED uint64_t hash_bytes(const uint8_t *x, int64_t n) {
         sum += h ^ (h >> 32);
     }
     word = 0;
-    memcpy(&word, x + n / 8 * 8, (size_t)(n % 8));
+    if (n % 8) memcpy(&word, x + n / 8 * 8, (size_t)(n % 8)); // of no bytes, x may be null
     uint64_t h = (word ^ ((uint64_t)n + 1) * 0xc4ceb9fe1a85ec53ull) * 0xff51afd7ed558ccdull;
     sum += h ^ (h >> 32);
     return sum ^ (sum >> 29);

@@ -1,18 +1,14 @@
 """One rank of a training in which a rank is lost: a process that is forked from one that has imported torch."""
 
 import faulthandler
-import json
 import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +17,7 @@ from torch.nn.functional import cross_entropy
 import pliant
 from pliant.cli.bench.arms import Arm, prepare
 from pliant.cli.bench.images import Images
+from pliant.cli.bench.kill.pen import Pen, Regroups
 from pliant.cli.bench.training import set_learning_rate
 from pliant.network.namespaces import die_with_parent
 
@@ -54,33 +51,11 @@ class Start:
     """Where it says what it does (RANK.jsonl), and, asked by SIGUSR1, where it hangs (RANK.err)."""
 
 
-class _Diary:
-    """Lines of JSON, each with the time on the clock that all processes of a machine share."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def say(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
-        line = json.dumps({"kind": kind, "at_s": time.monotonic(), **(fields or {})}) + "\n"
-        os.write(self._file, line.encode())
-
-
-class _Regroups(logging.Handler):
-    """Notes when the run has made a new group."""
-
-    def __init__(self, diary: _Diary) -> None:
-        super().__init__(logging.INFO)
-        self._diary = diary
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._diary.say("regrouped", {"text": record.getMessage()})
-
-
 def be(start: Start) -> None:
     """Train as a rank; exit code 1 says that an error ended it, which is in the diary."""
     die_with_parent(os.getppid())()
     folder = Path(start.folder)
-    diary = _Diary(folder / f"{start.rank}.jsonl")
+    diary = Pen(folder / f"{start.rank}.jsonl")
     errors = (folder / f"{start.rank}.err").open("a")
     os.dup2(errors.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, errors, all_threads=True)
@@ -101,12 +76,12 @@ def _environment(start: Start) -> dict[str, str]:
     return {**plain, **numbers, **({} if start.rank_hosts_store else agent)}
 
 
-def _train(start: Start, diary: _Diary) -> None:
+def _train(start: Start, diary: Pen) -> None:
     images = Images(**torch.load(Path(start.data) / IMAGES_FILE, mmap=True, weights_only=True))
     if start.elastic:
         logger = logging.getLogger("pliant")
         logger.setLevel(logging.INFO)
-        logger.addHandler(_Regroups(diary))
+        logger.addHandler(Regroups(diary))
     else:
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     torch.manual_seed(start.seed)

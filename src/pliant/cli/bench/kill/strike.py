@@ -1,7 +1,6 @@
 """Carries points out: starts ranks, strikes one at its moment, lets it back, and waits, but never for ever."""
 
 import multiprocessing
-import os
 import signal
 import socket
 import tempfile
@@ -17,8 +16,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from pliant.cli.bench.images import load_images
 from pliant.cli.bench.kill.points import Point, is_elastic
+from pliant.cli.bench.kill.processes import Processes
 from pliant.cli.bench.kill.rank import IMAGES_FILE, Start, be
-from pliant.cli.bench.kill.struck import Diary, describe, read_diary
+from pliant.cli.bench.kill.struck import describe
 from pliant.cli.bench.setup import Setup
 
 __all__ = ["DEADLINE_S", "Ranks", "strike_all"]
@@ -26,8 +26,6 @@ __all__ = ["DEADLINE_S", "Ranks", "strike_all"]
 DEADLINE_S = 60.0
 """From the start of a training, or from the loss: whoever has not ended then hangs."""
 _POLL_S = 0.005
-_STACKS_S = 1.0
-_STACK_CHARS = 6000
 _SEED = 0
 _SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
 
@@ -54,12 +52,12 @@ def strike_all(
             keep(_strike(Ranks(context.Process, setup, size, point, data), size, point))
 
 
-class Ranks:
+class Ranks(Processes):
     """The processes of one training, and the store they meet in. Used with `with`, after which none is left."""
 
     def __init__(self, process: Callable[..., BaseProcess], setup: Setup, size: int, point: Point, data: str) -> None:
-        self._process, self._setup, self._size, self._point, self._data = process, setup, size, point, data
-        self._folder = tempfile.TemporaryDirectory()
+        super().__init__(process)
+        self._setup, self._size, self._point, self._data = setup, size, point, data
         self._store: TCPStore | None = None
         if point.rank_hosts_store:
             with socket.create_server(("127.0.0.1", 0)) as free:
@@ -67,7 +65,6 @@ class Ranks:
         else:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             self._port = self._store.port
-        self._running: dict[int, BaseProcess] = {}
 
     def start(self, rank: int) -> None:
         """Start a rank, for the first time or again."""
@@ -83,45 +80,14 @@ class Ranks:
             bucket_mb=self._setup.bucket_mb,
             seed=_SEED,
             data=self._data,
-            folder=self._folder.name,
+            folder=str(self.folder),
         )
-        self._running[rank] = self._process(target=be, args=(told,), daemon=True)
-        self._running[rank].start()
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank that lives."""
-        process = self._running[rank]
-        if process.pid is not None and process.exitcode is None:
-            os.kill(process.pid, number)
-
-    def diary(self, rank: int) -> Diary:
-        """Return what a rank has said so far."""
-        return read_diary(Path(self._folder.name, f"{rank}.jsonl"))
-
-    def wait(self, ranks: Sequence[int], within_s: float) -> dict[int, int | None]:
-        """Wait for ranks to end; return exit codes, None for who has not ended when the time is up."""
-        deadline_s = time.monotonic() + within_s
-        for rank in ranks:
-            self._running[rank].join(max(0.0, deadline_s - time.monotonic()))
-        return {rank: self._running[rank].exitcode for rank in ranks}
-
-    def stacks(self, ranks: Sequence[int]) -> dict[str, str]:
-        """Return where ranks are, all threads of each."""
-        for rank in ranks:
-            self.signal(rank, signal.SIGUSR1)
-        time.sleep(_STACKS_S if ranks else 0.0)
-        return {str(rank): Path(self._folder.name, f"{rank}.err").read_text()[-_STACK_CHARS:] for rank in ranks}
+        self.launch(rank, be, told)
 
     def __enter__(self) -> "Ranks":
         for rank in range(self._size):
             self.start(rank)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._running.values():
-            process.kill()
-            process.join()
-        self._folder.cleanup()
 
 
 def _train(ranks: Ranks, size: int, arm: str) -> Record:

@@ -1,0 +1,135 @@
+"""Every private call into DistributedDataParallel that Pliant needs, in one file."""
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+__all__ = ["Listens", "after_backward", "in_backward", "listen", "rebuild_reducer"]
+
+
+def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
+    """Give a DistributedDataParallel model a new reducer with other buckets, as unpickling one does.
+
+    Between two steps, and on all ranks. Its communication hook is to be registered again. As with any new reducer,
+    buckets are provisional in the first backward pass, and then follow the order in which gradients were ready.
+    """
+    if hasattr(ddp, "_bucket_config"):  # torch 2.13 and later keep all caps there
+        ddp._bucket_config = dataclasses.replace(
+            ddp._bucket_config,
+            bucket_bytes_cap=bucket_bytes,
+            first_bucket_bytes_cap=bucket_bytes,
+            per_bucket_bytes_caps=(),
+        )
+    ddp.bucket_bytes_cap = bucket_bytes
+    parameters, sparse = ddp._build_params_for_reducer()
+    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+
+
+def in_backward() -> bool:
+    """Say whether this thread is at work for a backward pass."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call something when the backward pass that is under way is done, behind what was asked for before.
+
+    What it raises comes out of ``backward()``, and keeps what was asked for later from being called.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore
+
+
+class Listens(Protocol):
+    """Whoever is told what a DistributedDataParallel model is about to do."""
+
+    def begin(self, uneven: bool, by_all: bool) -> None:
+        """Hear that a forward pass begins, or that a rank without batches stands in for one, in DDP's join().
+
+        Args:
+            uneven: Whether join() is on, so that ranks may be missing.
+            by_all: Whether means are over all ranks also then.
+
+        """
+        ...
+
+    def explain(self, error: RuntimeError) -> RuntimeError | None:
+        """Return what to raise for an error of what DDP says before a forward pass; None for the error itself."""
+        ...
+
+    def check_join(self) -> None:
+        """Refuse join() by raising."""
+        ...
+
+    def end_join(self, root: int) -> None:
+        """Hear that join() has ended, and whose model all ranks have been given."""
+        ...
+
+
+def listen(ddp: nn.Module, listener: Listens) -> None:
+    """Tell somebody what a DistributedDataParallel model is about to do, for as long as it lives."""
+    weak: Any = weakref.ref(ddp)  # no cycle: connections close when nobody holds the model any more
+    over: list[Any] = [None]  # the settings of the last join that has ended, which DDP keeps
+
+    def begin(itself: Any) -> None:
+        uneven = itself._join_config.enable and itself._join_config is not over[0]
+        listener.begin(uneven, getattr(itself, "_divide_by_initial_world_size", True))
+
+    def _pre_forward(*inputs: Any, **named: Any) -> Any:
+        itself = weak()
+        begin(itself)
+        try:
+            return type(itself)._pre_forward(itself, *inputs, **named)
+        except RuntimeError as error:
+            explained = listener.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def join(
+        divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Any:
+        itself = weak()
+        if enable:
+            listener.check_join()
+        return type(itself).join(itself, divide_by_initial_world_size, enable, throw_on_early_termination)
+
+    def _join_hook(**options: Any) -> Any:
+        itself = weak()
+        hook = type(itself).join_hook(itself, **options)
+        main, post = hook.main_hook, hook.post_hook
+
+        def main_hook() -> None:
+            begin(itself)
+            main()
+
+        def post_hook(is_last_joiner: bool) -> None:
+            post(is_last_joiner)
+            over[0] = itself._join_config
+            listener.end_join(itself._authoritative_rank)
+
+        hook.main_hook, hook.post_hook = main_hook, post_hook
+        return hook
+
+    for name, method in (("_pre_forward", _pre_forward), ("join", join), ("join_hook", _join_hook)):
+        setattr(ddp, name, _Instead(weak, name, method))
+
+
+class _Instead:
+    """A method of one model; in a copy or a pickle of the model it is the class's own again."""
+
+    def __init__(self, model: Any, name: str, method: Callable[..., Any]) -> None:
+        self._model, self._name, self._method = model, name, method
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._method(*inputs, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        itself = self._model()
+        return functools.partial, (getattr(type(itself), self._name), itself)

@@ -1,0 +1,81 @@
+"""How far a rank has come in a group, so that a wait that was in vain can name who has not come to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Progress", "Told", "late_ranks"]
+
+Told = Mapping[str, Mapping[str, Any]]
+"""What a rank tells of its groups: name -> `Progress.told`, as JSON leaves it."""
+
+
+class Progress:
+    """Communications that this rank has begun in one group, and those it awaits.
+
+    Every member begins the same collectives in the same order, and messages between two ranks keep theirs. So a member
+    has come to all that this rank waits for exactly when it has begun as much towards this rank as this rank awaits.
+
+    Args:
+        members: The group's ranks, by their numbers in the run.
+        total: Ranks of the run.
+
+    """
+
+    def __init__(self, members: tuple[int, ...], total: int) -> None:
+        self.members, self.total = members, total
+        self._collectives = 0
+        self._sent, self._awaited = [0] * len(members), [0] * len(members)
+        self.waits: set[int] = set()
+        """What this rank is waiting for now, by any number; a set, since threads add and discard at once."""
+
+    def collective(self) -> None:
+        """Count a communication of all members."""
+        self._collectives += 1
+
+    def sends(self, peer: int) -> None:
+        """Count a message to a member, by its number in the group."""
+        self._sent[peer] += 1
+
+    def awaits(self, peer: int) -> None:
+        """Count a message that a member is to send."""
+        self._awaited[peer] += 1
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Communications begun towards each member, those awaited of each, and whether this rank is waiting for any."""
+        return {
+            "begun": {str(r): self._collectives + n for r, n in zip(self.members, self._sent, strict=True)},
+            "awaited": {str(r): self._collectives + n for r, n in zip(self.members, self._awaited, strict=True)},
+            "waits": bool(self.waits),
+        }
+
+
+def late_ranks(rank: int, name: str, told: Mapping[int, Told]) -> dict[int, int]:
+    """Return who keeps a rank waiting in a group -> how many communications behind.
+
+    A late rank that is waiting itself, in this group or another, is not to blame: then it is for whom it waits.
+
+    Args:
+        rank: Who has waited.
+        name: The group in which it did.
+        told: What each rank has told, as far as it has.
+
+    """
+    return _late(rank, name, told, {rank})
+
+
+def _late(rank: int, name: str, told: Mapping[int, Told], seen: set[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for other, due in told.get(rank, {}).get(name, {}).get("awaited", {}).items():
+        peer = int(other)
+        theirs = told.get(peer, {})
+        behind = int(due) - int(theirs.get(name, {}).get("begun", {}).get(str(rank), 0))
+        if behind <= 0 or peer in seen or peer not in told:
+            continue
+        seen.add(peer)
+        deeper: dict[int, int] = {}
+        for group, each in theirs.items():
+            if each["waits"]:
+                deeper |= _late(peer, group, told, seen)
+        found |= deeper or {peer: behind}
+    return found

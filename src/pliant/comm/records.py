@@ -1,0 +1,95 @@
+"""What the ranks of an elastic run say to each other in their store."""
+
+from dataclasses import dataclass
+
+__all__ = ["Decision", "Epoch", "Here", "Life", "Member", "Over", "State", "Text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """What one rank has announced for an epoch."""
+
+    life: str
+    """Which start of which process this is: drawn at random, so that nothing from before can speak of it."""
+    rank: int
+    """Its number in the world it was started for; a restarted process keeps it."""
+    step: int
+    """Steps that it has made."""
+    sound: bool
+    """Whether it holds a state of the run, and not only the one it was started with."""
+    closing: bool
+    """Whether it leaves once it has met the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """A list of members, the same on all that read it: sound ones first, and by rank."""
+
+    number: int
+    members: tuple[Member, ...]
+    id: str = ""
+    """Digest of the decision. It follows from all decisions before, and so from random lives of this run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """A rank's sign of life: each is newer than the one before, by `start` and then by `count`."""
+
+    rank: int
+    life: str
+    start: int
+    count: int
+    gone: bool
+    epoch: int
+    """The epoch that it was in last; -1 for none."""
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """That a rank asks to be in an epoch."""
+
+    epoch: int
+    after: str
+    """Id of the epoch before; nothing for the first."""
+    member: Member
+
+
+@dataclass(frozen=True, kw_only=True)
+class Over:
+    """That an epoch is over."""
+
+    epoch: int
+    id: str
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Who is in an epoch."""
+
+    epoch: int
+    after: str
+    """Id of the epoch before; nothing for the first."""
+    rank: int
+    """Who has written it."""
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the first member of an epoch hands to those that come."""
+
+    epoch: int
+    id: str
+    rank: int
+    part: str
+    digest: str
+    """SHA-256 of tensors and plain data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A word without fields of its own."""
+
+    text: str

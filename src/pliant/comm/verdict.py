@@ -1,0 +1,53 @@
+"""Who is to blame for a communication that failed, in the words of each rank."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Verdict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the rank that finds out first writes down, and all others read."""
+
+    gone: tuple[int, ...] = ()
+    """Ranks without a sign of life."""
+    late: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Ranks that are alive, but have not come -> how many communications they are behind."""
+    by: int = -1
+    """Who found out; -1 if nobody did."""
+
+    @property
+    def text(self) -> str:
+        """The verdict as JSON; `read` reads it."""
+        return json.dumps({"gone": self.gone, "late": self.late, "by": self.by})
+
+    @classmethod
+    def read(cls, text: bytes) -> "Verdict":
+        """Return what a rank has written down."""
+        told: dict[str, Any] = json.loads(text)
+        late = {int(rank): int(behind) for rank, behind in told["late"].items()}
+        return cls(gone=tuple(told["gone"]), late=late, by=told["by"])
+
+    def sentence(self, me: int, timeout_s: float) -> str:
+        """Say who is to blame, and what to do, as one rank sees it."""
+        gone = [rank for rank in self.gone if rank != me]
+        late = {rank: behind for rank, behind in self.late.items() if rank != me}
+        cure = f"raise timeout_s ({timeout_s:g}s), or let all ranks take the same steps"
+        if gone:
+            return f"rank {', '.join(map(str, gone))} is gone (no sign of life)"
+        if late:
+            behind = ", ".join(f"rank {rank} is alive, but {_exchanges(n)} behind" for rank, n in late.items())
+            return f"{behind}; it may be evaluating or saving; {cure}"
+        if self.gone:
+            return f"rank {self.by} saw no sign of life from this rank and has given up; was this process stopped?"
+        if self.late:
+            behind = _exchanges(self.late[me])
+            return f"rank {self.by} has waited for this rank, which was {behind} behind, and has given up; {cure}"
+        return f"all ranks live and have come to this exchange; the network may be cut or slow; {cure}"
+
+
+def _exchanges(num: int) -> str:
+    return f"{num} exchange{'' if num == 1 else 's'}"

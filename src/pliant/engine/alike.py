@@ -1,0 +1,43 @@
+"""What ranks find out about each other: numbers side by side, and errors that all raise alike."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from pliant.comm.base import Comm
+from pliant.comm.sharing import share_text
+
+__all__ = ["gathered", "majority", "raise_together", "ranks_named"]
+
+
+def gathered(numbers: Sequence[int], comm: Comm, device: torch.device) -> list[list[int]]:
+    """Return every rank's numbers, as many on each, in the order of ranks. Collective; 8 bytes for each number."""
+    mine = torch.tensor(list(numbers), dtype=torch.int64, device=device)
+    table = torch.empty(comm.size * mine.numel(), dtype=torch.int64, device=device)
+    comm.all_gather(table, mine).wait()
+    return table.view(comm.size, -1).tolist()
+
+
+def raise_together(error: Exception | None, comm: Comm, device: torch.device, *, kind: type[Exception]) -> None:
+    """Raise on all ranks if any has an error: its own, or one of `kind` that quotes the first that has. Collective.
+
+    Ranks that go on alone would wait for one that has raised.
+    """
+    failed = [rank for rank, (bad,) in enumerate(gathered([int(error is not None)], comm, device)) if bad]
+    if not failed:
+        return
+    text = share_text(str(error) if error is not None else "", comm, failed[0], device=device)
+    if error is not None:
+        raise error
+    raise kind(f"{ranks_named(failed)} could not, and so no rank does. Rank {failed[0]}: {text}")
+
+
+def majority(column: Sequence[int]) -> int:
+    """Return what most ranks have."""
+    return Counter(column).most_common(1)[0][0]
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Name one or several ranks."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,142 @@
+"""Buckets on their way from DDP through the lane and back, one backward pass after another."""
+
+from collections.abc import Mapping
+
+from pliant.algorithms.base import Rest
+from pliant.comm.ddp_private import after_backward, in_backward
+from pliant.engine.exchange import Exchanger
+from pliant.engine.front import Arrival, finish
+from pliant.engine.joining import Joining
+from pliant.engine.lane import Lane, Ticket
+from pliant.engine.lossscale import LossScale
+from pliant.engine.resume import LaidOutAsSaved, Resumed
+from pliant.engine.tape import Tape
+from pliant.engine.trial import Trial
+from pliant.engine.watch import BackwardWatch
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """Takes buckets in DDP's order and has the exchanger in force work on them in the lane.
+
+    Args:
+        lane: Where exchanges happen.
+        tape: Where waiting is noted.
+        watch: Who is told that a backward pass is complete; None where no DDP hands buckets over.
+        trial: Who notes errors of a plan that is on trial.
+
+    """
+
+    def __init__(self, lane: Lane, tape: Tape, watch: BackwardWatch | None, trial: Trial) -> None:
+        self._lane, self._tape, self._watch, self._trial = lane, tape, watch, trial
+        self.step = 0
+        """Optimizer steps made."""
+        self.turn = 0
+        """Backward passes exchanged so far: what random numbers are drawn from."""
+        self._as_saved: LaidOutAsSaved | None = None
+        self._held: list[Arrival] = []
+        self._rests: list[tuple[str, Rest]] = []
+        self._handed_over: Ticket | None = None
+        self.joining: Joining | None = None
+        """Who knows whether ranks may be missing."""
+        self.scale = LossScale()
+        self._begun = False
+        self._weight = 1.0
+        """What to multiply a mean over all ranks by."""
+
+    def put_in_force(self, exchanger: Exchanger, *, as_ready: bool) -> None:
+        """Let an exchanger do the work from now on; it begins with a bucket as soon as that is ready, or with the last.
+
+        Called between two steps, with the lane drained.
+        """
+        self._exchanger, self._as_ready, self._as_saved = exchanger, as_ready, None
+        self._held, self._rests, self._begun = [], [], False  # of a plan that has failed in a trial
+
+    def resume(self, resumed: Resumed) -> None:
+        """Go on where a saved run stood; the next pass is laid out in its buckets."""
+        self.step, self.turn, self._as_saved = resumed.step, resumed.turn, resumed.layout
+        self.scale.begin_anew()
+
+    @property
+    def layout(self) -> Mapping[int, tuple[str, ...]]:
+        """Which parameters the next pass has in which bucket; empty before the first."""
+        return self._exchanger.layout if self._as_saved is None else self._as_saved.buckets
+
+    def receive(self, arrival: Arrival) -> None:
+        """Take a bucket whose gradients are complete. Runs in the autograd thread."""
+        if not self._begun:
+            joining = self.joining
+            self._weight = joining.meet(trains=in_backward()) if joining is not None and joining.on else 1.0
+            self.follow_scale()
+        self._begun = not arrival.last
+        self._held.append(arrival)
+        if arrival.last or (self._as_ready and self._as_saved is None):
+            held, self._held, as_saved, self._as_saved = self._held, [], self._as_saved, None
+            if as_saved is not None:
+                self._submit_as_saved(held, as_saved)
+            else:
+                for each in held:
+                    self._submit(each)
+        if arrival.last:
+            if self._watch is not None:
+                self._watch.complete = True
+            self.turn += 1
+            rests, self._rests = self._rests, []
+            self._lane.submit(self._exchanger.end_pass)
+            self._lane.submit_all(rests, step=self.step)
+            if in_backward():  # when the whole of it is done, before DDP hands the buckets over
+                after_backward(self._wait)
+            else:  # DDP's join() stands in for the backward pass of a rank that has run out of batches
+                self._wait()
+                self._raise_refusal()
+
+    def follow_scale(self) -> None:
+        """Bring what is kept of gradients into the scale of now."""
+        if (factor := self.scale.change()) != 1.0:
+            exchanger = self._exchanger
+            self._lane.submit(lambda: exchanger.rescale(factor))
+
+    def _submit(self, arrival: Arrival) -> None:
+        with self._trial.noting():
+            self._exchange(arrival)
+            return
+        arrival.finish()  # so that DDP comes to the end of its pass
+
+    def _exchange(self, arrival: Arrival) -> None:
+        if not self._exchanger.knows(arrival.index, arrival.names):
+            self._lane.drain()  # what is on its way writes into the state that is about to move
+        bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
+        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
+        exchanger, step, turn, rests, weight = self._exchanger, self.step, self.turn, self._rests, self._weight
+        if bucket.stays(step):
+            exchanger.refuse(bucket, bad)
+            arrival.finish()
+            return
+
+        def task() -> None:
+            rests.extend(exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn))
+            if weight != 1.0:
+                arrival.buffer.mul_(weight)
+
+        self._handed_over = self._lane.submit(task, done=arrival.finish, name=bucket.name, step=step)
+
+    def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
+        exchanger, step, turn, rests = self._exchanger, self.step, self.turn, self._rests
+
+        def task() -> None:
+            rests.extend(as_saved.run(arrivals, exchanger, step=step, turn=turn))
+
+        self._handed_over = self._lane.submit(task, lambda: finish(arrivals), name="as saved", step=step)
+
+    def _wait(self) -> None:
+        with self._trial.noting(), self._tape.waiting():
+            if self._handed_over is not None:
+                self._handed_over.wait()
+        if in_backward():
+            after_backward(self._raise_refusal)  # behind DDP's own, so that its reducer is whole for the next batch
+
+    def _raise_refusal(self) -> None:
+        if (refused := self._exchanger.take_refusal()) is not None:
+            with self._trial.noting():
+                raise refused

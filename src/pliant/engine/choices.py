@@ -1,0 +1,56 @@
+"""The choice that each parameter gets: what its rule says, unless its gradients are sparse or nobody steps it."""
+
+from collections.abc import Container, Mapping
+
+from torch import Tensor, nn
+
+from pliant.spec import Choice, SyncPlan
+
+__all__ = ["choices_for", "with_sparse_gradients"]
+
+
+def choices_for(
+    plan: SyncPlan,
+    module: nn.Module,
+    parameters: Mapping[str, Tensor],
+    layers: Mapping[str, str],
+    stepped: Container[int],
+) -> dict[str, Choice]:
+    """Return parameter -> choice.
+
+    Sparse gradients are averaged exactly, as index-value pairs, whatever a plan says about gradients: a codec would
+    make them dense. What it says about weights holds for their tables too, since those are dense. What no optimizer
+    here steps is averaged exactly and left alone.
+
+    Args:
+        plan: Has a rule for each parameter.
+        module: Whose layers say where gradients are sparse.
+        parameters: Name -> parameter, of those that are trained.
+        layers: Name -> class of the layer that owns it.
+        stepped: The ids of the parameters that an optimizer of the run steps.
+
+    Raises:
+        ValueError: A gradient is sparse, but the plan hands over momenta, which never are.
+
+    """
+    exact = Choice(order=plan.rules[0].choice.order)
+    choices = {
+        name: plan.choice_for(name, layers[name], p.numel()) if id(p) in stepped else exact
+        for name, p in parameters.items()
+    }
+    for name in with_sparse_gradients(module, parameters):
+        if choices[name].what == "momentum":
+            raise ValueError(
+                f"{name!r} has sparse gradients (sparse=True), but its algorithm exchanges momenta, which are dense: "
+                f"{choices[name]}; make the layer with sparse=False, or give it another rule and another optimizer."
+            )
+        if not choices[name].between_steps:
+            choices[name] = exact
+    return choices
+
+
+def with_sparse_gradients(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the parameters whose gradients are sparse: those of embeddings made so, as DDP finds them."""
+    tables = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
+    ids = {id(table.weight) for table in tables}
+    return [name for name, parameter in parameters.items() if id(parameter) in ids]

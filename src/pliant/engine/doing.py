@@ -1,0 +1,68 @@
+"""What ranks must have done alike, in a few numbers that can be compared."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+from pliant.engine.alike import majority, ranks_named
+from pliant.spec import Choice
+
+__all__ = ["Doing", "difference", "goes_free", "layout_hash"]
+
+_COUNTED = ("at step", "after exchange", "after exchange of weights")
+_HASHED = ("another plan", "other buckets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """What one rank has done. Where ranks go at a pace of their own, what may differ is 0 on all of them."""
+
+    step: int = 0
+    """Optimizer steps."""
+    turn: int = 0
+    """Backward passes whose gradients were exchanged."""
+    exchanges: int = 0
+    """Exchanges of weights, summed over buckets."""
+    plan: int = 0
+    """Hash of the plan in force."""
+    layout: int = 0
+    """Hash of which parameters lie in which bucket of gradients."""
+
+    def row(self) -> list[int]:
+        """Return the numbers in the order of fields."""
+        return list(astuple(self))
+
+
+def difference(rows: Sequence[Sequence[int]]) -> str:
+    """Say in words what ranks have not done alike, and who is behind; empty if they agree.
+
+    Args:
+        rows: `Doing.row` of each rank, in the order of ranks.
+
+    """
+    for k, column in enumerate(zip(*rows, strict=True)):
+        values = sorted(set(column))
+        if len(values) == 1:
+            continue
+        if k < len(_COUNTED):
+            named = [ranks_named([r for r, v in enumerate(column) if v == value]) for value in values]
+            told = [f"{who} {_are(who)} {_COUNTED[k]} {value}" for who, value in zip(named, values, strict=True)]
+            return f"{', '.join(told)}, so that {named[0]} {_are(named[0])} behind"
+        odd = ranks_named([rank for rank, value in enumerate(column) if value != majority(column)])
+        return f"{odd} {'has' if _are(odd) == 'is' else 'have'} {_HASHED[k - len(_COUNTED)]} than the majority"
+    return ""
+
+
+def goes_free(choices: Sequence[Choice]) -> bool:
+    """Say whether ranks are at steps of their own: some parameters go at a free pace, and no gradients hold ranks."""
+    free = any(c.pace == "free" and not (c.served and c.staleness == 0) for c in choices)
+    return free and all(c.apart for c in choices)
+
+
+def layout_hash(layout: Mapping[int, Sequence[str]]) -> int:
+    """Return a number that tells one layout of buckets from another."""
+    return zlib.crc32(repr(sorted((index, *names) for index, names in layout.items())).encode())
+
+
+def _are(who: str) -> str:
+    return "are" if who.startswith("ranks") else "is"

@@ -1,0 +1,79 @@
+"""Ranks with unequal numbers of batches, in DDP's join(): those that have run out stand in for the others' passes."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from pliant.comm.base import Comm
+from pliant.engine.lane import Lane
+from pliant.engine.start import broadcast_optimizer
+
+__all__ = ["CountsSteps", "Joining"]
+
+
+class CountsSteps(Protocol):
+    """Whoever knows how many optimizer steps were made."""
+
+    step: int
+
+
+class Joining:
+    """What ranks must know of each other while some have no batches left.
+
+    A rank that has run out gives zeros to every exchange of gradients, as DDP has it, and makes no steps. So before
+    each pass all agree on its step and on how many still train; no other communication is possible until the end. There
+    DDP gives all ranks the weights of one that trained to the last, and Pliant that rank's optimizer state too.
+
+    Args:
+        comm: Who talks.
+        lane: Where they talk.
+        optimizers: Of the run.
+        counter: Of the run's steps.
+        refusal: Says why the plan in force cannot be joined, or "".
+
+    """
+
+    def __init__(
+        self, comm: Comm, lane: Lane, optimizers: Sequence[Optimizer], counter: CountsSteps, refusal: Callable[[], str]
+    ) -> None:
+        self._comm, self._lane, self._optimizers, self._counter = comm, lane, optimizers, counter
+        self._refusal = refusal
+        self._device = next(p.device for group in optimizers[0].param_groups for p in group["params"])
+        self._by_all = True
+        self.on = False
+        """Whether ranks may be missing in the pass that has begun."""
+
+    def check(self) -> None:
+        """Raise ValueError, on all ranks, if the plan cannot be joined."""
+        if why := self._refusal():
+            raise ValueError(
+                f"in join() a rank without batches can stand in for exchanges of gradients only, but {why}; "
+                'give every rank the same number of batches, or switch() to a plan such as "allreduce" for the join.'
+            )
+
+    def begin(self, *, uneven: bool, by_all: bool) -> None:
+        """Note that a pass begins: whether ranks may be missing, and whether means are over all or those that train."""
+        if uneven:
+            self.check()
+        self.on, self._by_all = uneven, by_all
+
+    def meet(self, *, trains: bool) -> float:
+        """Count the steps of the ranks that train; return what to multiply a mean over all ranks by. Collective."""
+        mine = torch.tensor([self._counter.step, int(trains)], dtype=torch.int64, device=self._device)
+        table = torch.empty(2 * self._comm.size, dtype=torch.int64, device=self._device)
+        self._lane.submit(lambda: self._comm.all_gather(table, mine).wait()).wait()
+        rows: list[list[int]] = table.view(-1, 2).tolist()
+        self._counter.step = max(step for step, _ in rows)
+        return 1.0 if self._by_all else self._comm.size / max(1, sum(training for _, training in rows))
+
+    def end(self, root: int) -> None:
+        """Give all ranks the optimizer state of the rank whose weights they have. Collective."""
+        self._lane.drain()
+        self.meet(trains=False)
+        self.on = False
+        for optimizer in self._optimizers:
+            with contextlib.suppress(TypeError):  # a state that cannot be sent stays, as in DDP
+                broadcast_optimizer(optimizer, self._comm, self._device, root=root)

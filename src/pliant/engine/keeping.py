@@ -1,0 +1,123 @@
+"""What a run gives to a checkpoint, and takes from one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.agreement import Agreement
+from pliant.engine.alike import raise_together
+from pliant.engine.arrivals import Arrivals
+from pliant.engine.checkpoint import write_checkpoint
+from pliant.engine.gate import Held, plain_name
+from pliant.engine.lane import Lane
+from pliant.engine.making import InForce
+from pliant.engine.resume import Saver
+from pliant.engine.trial import Trial
+from pliant.spec import SyncPlan
+
+__all__ = ["KeepsState"]
+
+
+class KeepsState:
+    """The part of a run that saves and loads."""
+
+    plan: SyncPlan
+    trial: Trial
+    _agreement: Agreement
+    _arrivals: Arrivals
+    _comm: RecordedComm
+    _held: Held
+    _lane: Lane
+    _made: InForce
+    _module: nn.Module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state as tensors under ``rank<i>``, so that ranks do not overwrite each other.
+
+        Made for `torch.distributed.checkpoint`, next to the model's and the optimizer's state (``get_state_dict``);
+        `torch.save` per rank works as well. In it is all that belongs to a rank: what algorithms keep, buffers, the
+        random generators of torch, Python and NumPy, and where ranks differ their weights and their optimizer's state,
+        or the part of it that an owner holds. What algorithms keep is live, all else a copy. At a free pace the call
+        is collective. `save` and `load_run` do everything in one call each.
+        """
+        self._arrivals.follow_scale()
+        self._lane.drain()
+        self._made.settle(self._arrivals.step)
+        return self._saver.write(self._arrivals.layout, step=self._arrivals.step, turn=self._arrivals.turn)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state_dict of the same plan and number of ranks, bit for bit. Collective.
+
+        The last thing to load, after model and optimizer. All is checked on all ranks before anything is changed.
+
+        Raises:
+            ValueError: On all ranks, if any rank's state was made under another plan, number of ranks, model or
+                optimizer, by another rank, at another step than the others', or if it lacks something or is damaged.
+
+        """
+        self._lane.drain()
+        self._made.settle(self._arrivals.step)
+        self._arrivals.resume(self._saver.read(state))
+        self._agreement.begin()
+
+    def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
+        """Write all that the run needs to go on to a folder, which `pliant.load_run` reads. Collective.
+
+        Model, optimizer, what belongs to each rank, its random generators, the step and the plan. A checkpoint that is
+        there is replaced when all ranks have written the new one, in one move: whatever happens, one of them is whole.
+        All ranks write to the same folder. An elastic run saves the ranks that are there.
+
+        Args:
+            path: The folder; made if it is not there.
+            scheduler: Of the learning rate, to be saved too.
+            scaler: A GradScaler, to be saved too.
+
+        Raises:
+            OSError: On all ranks, if any cannot write, as on a full disk; what was there before is as it was.
+            ValueError: On all ranks, if the scheduler, say, keeps something that is neither a tensor nor plain data.
+
+        """
+        own = self.state_dict()
+        shared = {
+            "model": {plain_name(name): value for name, value in self._module.state_dict().items()},
+            "optimizer": self._held.optimizer.state_dict(),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+        write_checkpoint(
+            Path(path),
+            plan=self.plan,
+            step=self._arrivals.step,
+            on_trial=self.trial.is_on,
+            own=own,
+            shared=shared,
+            comm=self._comm,
+            device=next(iter(self._held.parameters.values())).device,
+        )
+
+    def load_all(self, state: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        """Load what `save` has written: this rank's part, and that for all. Collective."""
+        names: dict[str, str] = {plain_name(name): name for name in self._module.state_dict()}
+        error = None
+        try:
+            model: Mapping[str, Any] = shared["model"]
+            self._module.load_state_dict({names.get(name, name): value for name, value in model.items()})
+            self._held.optimizer.load_state_dict(shared["optimizer"])
+        except (RuntimeError, ValueError, KeyError, TypeError) as found:
+            error = ValueError(f"the checkpoint does not fit the model or the optimizer ({found}).")
+        raise_together(error, self._comm, next(iter(self._held.parameters.values())).device, kind=ValueError)
+        self.load_state_dict(state)
+
+    @property
+    def _saver(self) -> Saver:
+        return Saver(
+            made=self._made,
+            plan=self.plan,
+            comm=self._comm,
+            module=self._module,
+            optimizer=self._held.optimizer,
+            parameters=self._held.parameters,
+        )

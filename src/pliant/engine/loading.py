@@ -1,0 +1,134 @@
+"""A run that goes on from its checkpoint, in one call."""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from pliant.comm.base import Comm
+from pliant.comm.own import own_group
+from pliant.engine.alike import gathered, raise_together
+from pliant.engine.checkpoint import Manifest, read_manifest, read_part
+from pliant.engine.exchange import NonFinite
+from pliant.engine.gate import take
+from pliant.engine.relax import relax
+from pliant.engine.resize import resize as resized
+from pliant.engine.run import Run
+
+__all__ = ["load_run"]
+
+
+def load_run(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Any = None,
+    *,
+    scaler: Any = None,
+    resize: bool = False,
+    group: ProcessGroup | None = None,
+    hosts: Sequence[Sequence[int]] | None = None,
+    timeout_s: float = 300.0,
+    agreement_every: int = 100,
+    nonfinite: NonFinite = "raise",
+) -> Run:
+    """Relax a model by the plan in a checkpoint of `Run.save`, and go on from there, to the bit. Collective.
+
+    Model, optimizer, scheduler and scaler are made as for a new training. Loaded are their states, what algorithms
+    keep, the step, and each rank's random generators. Nothing in the files is run.
+
+    Args:
+        path: The folder.
+        model: As for `relax`.
+        optimizer: As for `relax`.
+        scheduler: Of the learning rate, if the run was saved with one.
+        scaler: A GradScaler, if the run was saved with one.
+        resize: Whether another number of ranks may go on with it, as `pliant.resize` has it: not to the bit, and not
+            where weights are exchanged.
+        group: As for `relax`.
+        hosts: As for `relax`.
+        timeout_s: As for `relax`.
+        agreement_every: As for `relax`.
+        nonfinite: As for `relax`.
+
+    Raises:
+        ValueError: On all ranks, if a part of the checkpoint is missing or damaged, or belongs to another model,
+            optimizer or number of ranks; or a scheduler or a scaler was saved and none is given, or the other way
+            round. What `relax` raises.
+
+    """
+    held = take(model, optimizer)
+    own = held.ddp.process_group if held.ddp is not None else group or dist.group.WORLD
+    device = next(iter(held.parameters.values())).device
+    comm = own_group(cast(ProcessGroup, own), timeout_s)
+    try:
+        manifest, state, shared = _read(Path(path), comm, device, resize=resize, given=(scheduler, scaler))
+    finally:
+        comm.close()
+    run = relax(
+        model,
+        optimizer,
+        manifest.plan,
+        group=group,
+        hosts=hosts,
+        timeout_s=timeout_s,
+        agreement_every=agreement_every,
+        nonfinite=nonfinite,
+    )
+    try:
+        run.load_all(state, shared)
+        for each, name in ((scheduler, "scheduler"), (scaler, "scaler")):
+            if each is not None:
+                each.load_state_dict(shared[name])
+        if manifest.on_trial:
+            run.switch("allreduce")  # the plan had not been found to pay, or to train as well
+    except BaseException as error:
+        run.__exit__(type(error), error, None)
+        raise
+    return run
+
+
+def _read(
+    path: Path, comm: Comm, device: Any, *, resize: bool, given: tuple[Any, Any]
+) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
+    """Read this rank's part and that for all, on all ranks or on none."""
+    error, found = None, None
+    try:
+        manifest = read_manifest(path)
+        if manifest.size != comm.size and not resize:
+            raise ValueError(
+                f"{path} was saved by {manifest.size} ranks, but {comm.size} load it; start as many, or pass "
+                "resize=True, which goes on with others where gradients are exchanged."
+            )
+        shared = read_part(manifest, None)
+        _require_given(path, shared, given)
+        if manifest.size == comm.size:
+            state = read_part(manifest, comm.rank)
+        else:
+            state = resized([read_part(manifest, k) for k in range(manifest.size)], comm.size)[comm.rank]
+        found = manifest, state, shared
+    except (OSError, ValueError) as raised:
+        error = ValueError(str(raised))
+    raise_together(error, comm, device, kind=ValueError)
+    manifest, state, shared = cast("tuple[Manifest, dict[str, Any], dict[str, Any]]", found)
+    rows = gathered([manifest.step, zlib.crc32(manifest.folder.name.encode())], comm, device)
+    if any(row != rows[0] for row in rows):
+        raise ValueError(
+            f"ranks find different checkpoints at {path}, of steps {', '.join(str(step) for step, _ in rows)} in the "
+            "order of ranks; name a folder that all ranks share."
+        )
+    return manifest, state, shared
+
+
+def _require_given(path: Path, shared: dict[str, Any], given: tuple[Any, Any]) -> None:
+    for name, each in zip(("scheduler", "scaler"), given, strict=True):
+        if (shared[name] is None) != (each is None):
+            raise ValueError(
+                f"{path} was saved {'with' if each is None else 'without'} a {name}, but load_run() was given "
+                f"{'none' if each is None else 'one'}; give both save() and load_run() the {name}, or neither."
+            )

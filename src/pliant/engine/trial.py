@@ -1,0 +1,141 @@
+"""A trial is a transaction: what a plan raises in it is noted, and its steps are as if they had not been made."""
+
+import copy
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.comm.base import CommError
+
+__all__ = ["Snapshot", "Trial"]
+
+
+class Snapshot:
+    """A copy of weights, buffers and optimizers' states, beside the model's own.
+
+    Not in it: the optimizers' settings, such as learning rates, and random generators. Both belong to the caller, whose
+    schedules and batches go on.
+    """
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._parameters = [(p, p.detach().clone()) for p in module.parameters()]
+        self._buffers = [
+            (owner, name, buffer.detach().clone())
+            for owner in module.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
+        self._states: list[tuple[Optimizer, dict[Tensor, Any]]] = [
+            (each, {p: copy.deepcopy(own) for p, own in each.state.items()}) for each in optimizers
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back; the copy stays, so that it can be put back again."""
+        for parameter, before in self._parameters:
+            parameter.copy_(before)
+        for owner, name, before in self._buffers:
+            now = getattr(owner, name)
+            if isinstance(now, Tensor) and now.shape == before.shape:
+                now.copy_(before)
+            else:
+                setattr(owner, name, before.clone())
+        for optimizer, state in self._states:
+            optimizer.state.clear()
+            for parameter, own in state.items():
+                optimizer.state[parameter] = copy.deepcopy(own)
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether a weight is NaN or Inf now that was finite then."""
+        return any(not bool(p.isfinite().all()) and bool(before.isfinite().all()) for p, before in self._parameters)
+
+
+class Trial:
+    """Notes what a plan raises while it is on trial, so that the training goes on, and undoes its steps.
+
+    A run has one of these. Between `begin` and `end` an error of Pliant's own work, in a hook, a step or a switch, is
+    noted and not raised, and this rank's weights are those of the beginning after each of its steps from then on. All
+    others pass: those of the caller's code, and CommError, since a rank that is lost stays lost.
+
+    Note: an error is noted on the rank that has it. Ranks tell each other at their next meeting (`TryOut`), and the
+    same thing is undone on all of them: copies are equal on all ranks if weights were when the trial began.
+    """
+
+    def __init__(self) -> None:
+        self.why = ""
+        """What was raised first, as 'ValueError: its message'; empty as long as nothing was."""
+        self.is_agreed = False
+        """Whether all ranks know that the trial has failed."""
+        self._snapshot: Snapshot | None = None
+        self._owed: dict[str, Tensor] = {}
+
+    def begin(self, module: nn.Module, optimizers: Sequence[Optimizer], owed: dict[str, Tensor]) -> None:
+        """Copy what a failure would undo.
+
+        Args:
+            module: The model without its DDP.
+            optimizers: Those of its parameters.
+            owed: Gradients that the plan before has left, and that have not been paid.
+
+        """
+        self._snapshot, self._owed = Snapshot(module, optimizers), dict(owed)
+        self.why, self.is_agreed = "", False
+
+    def end(self) -> None:
+        """Free the copy; errors are raised again."""
+        self._snapshot, self._owed = None, {}
+        self.why, self.is_agreed = "", False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a trial has begun and not ended."""
+        return self._snapshot is not None
+
+    @contextmanager
+    def noting(self) -> Generator[None]:
+        """Note an error of the block during a trial, and raise it otherwise."""
+        try:
+            yield
+        except CommError:
+            raise
+        except Exception as error:
+            if self._snapshot is None:
+                raise
+            self.fail(f"{type(error).__name__}: {error}")  # as text: an error holds its frames, and they connections
+
+    def noted(self, moment: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """Return what is done at a moment of a step, with its errors noted as those of `noting` are."""
+
+        def run(optimizer: Optimizer) -> None:
+            with self.noting():
+                moment(optimizer)
+
+        return run
+
+    def fail(self, why: str) -> None:
+        """Note that the trial has failed, here or on another rank; the first reason counts."""
+        self.why = self.why or why
+
+    def agree(self, why: str) -> None:
+        """Note, on all ranks, why the trial has failed on one of them."""
+        self.why, self.is_agreed = why, True
+
+    def check(self) -> None:
+        """Note weights that have become NaN or Inf."""
+        if not self.why and self._snapshot is not None and self._snapshot.spoiled:
+            self.fail("weights have become NaN or Inf")
+
+    def restore(self) -> None:
+        """Put this rank's weights, buffers and optimizers' states back, if the trial has failed."""
+        if self.why and self._snapshot is not None:
+            self._snapshot.restore()
+
+    @property
+    def owed(self) -> dict[str, Tensor]:
+        """What was owed when the trial began, parameter -> gradient."""
+        return dict(self._owed)

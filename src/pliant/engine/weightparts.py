@@ -1,0 +1,123 @@
+"""A bucket of weights: what it holds, when it is due, and where the result goes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import MixesWeights, State
+from pliant.buckets import Bucket, as_real, real_shape, spans_of
+from pliant.comm.base import Comm
+from pliant.engine.lane import Ticket
+from pliant.engine.store import CORRECTION, Store
+from pliant.spec import Choice, Outer
+from pliant.spec.division import weight_buckets
+
+__all__ = ["WeightPart", "lay_out_weights"]
+
+
+@dataclass(kw_only=True)
+class WeightPart:
+    """A bucket of weights that are exchanged alike."""
+
+    choice: Choice
+    algorithm: MixesWeights
+    bucket: Bucket
+    views: list[Tensor]
+    """Where each parameter lies in bucket.flat, in its own shape."""
+    comm: Comm
+    state: State
+    offset: int
+    """0, or how far before the period of the plan that of its fragment begins, which spreads fragments over it."""
+    last: int
+    """Step of the last exchange."""
+    round: int = 0
+    """Exchanges so far."""
+    work: float = 0.0
+    """What this rank had done by the last exchange."""
+    distance: float = 0.0
+    """Euclidean norm of what the last exchange has changed."""
+    changed: list[Tensor] = field(default_factory=list[Tensor])
+    """The same, parameter by parameter, of an exchange whose result replaces the weights."""
+    ticket: Ticket | None = None
+    """An exchange whose result has not been taken."""
+
+    @property
+    def late(self) -> bool:
+        """Whether steps are made between an exchange and the use of its result."""
+        return self.choice.delay_steps > 0 or self.choice.pace == "free"
+
+    @property
+    def acts_alone(self) -> bool:
+        """Whether a single rank has something to do: its outer optimizer."""
+        return self.choice.outer not in (None, Outer())
+
+    def due(self, step: int, lr: float) -> bool:
+        """Say whether weights are exchanged after this many steps."""
+        if step <= self.choice.until_step:
+            return step == self.choice.until_step
+        stretched = int((self.choice.stretch / lr) ** 2) if self.choice.stretch and lr > 0 else 0
+        return step - self.last >= max(self.choice.every, stretched)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Copy the weights into the bucket."""
+        for view, weight in zip(self.views, self.bucket.weights, strict=True):
+            view.copy_(as_real(weight))
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Take the result: it replaces the weights, or, if it comes late, what it has changed is added to them."""
+        if self.late:
+            self.bucket.flat.copy_(self.state.flat[CORRECTION])
+        self.changed.clear()
+        for view, weight in zip(self.views, self.bucket.weights, strict=True):
+            real = as_real(weight)
+            if self.late:
+                real.add_(view)
+            else:
+                self.changed.append(real.sub_(view).norm())  # in place: it is replaced in any case
+                real.copy_(view)
+
+
+def lay_out_weights(store: Store, comms: Mapping[bool, Comm], step: int) -> list[WeightPart]:
+    """Group the parameters whose weights are exchanged by choice and fragment, in buckets of limited size."""
+    return [
+        _lay_out(f"weights {k}", fragment, names, store, comms, step)
+        for k, (fragment, names) in enumerate(_buckets_of(store))
+    ]
+
+
+def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
+    buckets: list[tuple[int, list[str]]] = []
+    for choice in dict.fromkeys(choice for choice in store.choices.values() if choice.between_steps):
+        names = [name for name, own in store.choices.items() if own == choice]
+        numels = [math.prod(real_shape(store.parameters[name])) for name in names]
+        buckets += [(k, [names[i] for i in held]) for k, held in weight_buckets(numels, choice.fragments)]
+    return buckets
+
+
+def _lay_out(
+    name: str, fragment: int, names: Sequence[str], store: Store, comms: Mapping[bool, Comm], step: int
+) -> WeightPart:
+    parameters = tuple(store.parameters[n] for n in names)
+    spans = spans_of(names, [real_shape(p) for p in parameters])
+    numel = sum(span.numel for span in spans)
+    bucket = Bucket(name=name, spans=spans, weights=parameters, flat=torch.empty(numel, device=parameters[0].device))
+    choice = store.choices[names[0]]
+    algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]
+    first_due = -(-choice.every * (fragment + 1) // choice.fragments)
+    state = replace(store.state_of(bucket, between_steps=True), workspace=algorithm.prepare(bucket, comm))
+    return WeightPart(
+        choice=choice,
+        algorithm=cast(MixesWeights, algorithm),
+        bucket=bucket,
+        views=[bucket.view(span) for span in spans],
+        comm=comm,
+        state=state,
+        offset=first_due - choice.every,
+        last=step + first_due - choice.every,
+    )

@@ -1,0 +1,145 @@
+"""A GradScaler changes its scale, and skips steps: what plans keep of gradients follows, and nothing is lost."""
+
+import copy
+
+import pytest
+import torch
+from models import batch, new_ddp, train, weights
+from torch import nn
+
+import pliant
+from tables import ALGORITHMS, optimizer_for
+
+LIKE_GRADIENTS = {"residual", "velocity", "momentum", "estimate", "mean", "on its way", "before"}
+LOSSLESS = ["late", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
+LOSSLESS += ["tasc", "tasc-leader", "tasc-local", "topk-dynamic"]
+OVERFLOWS = (5, 12)
+"""Steps whose batch overflows on rank 1; those in which every-exact exchanges."""
+
+
+def scaled_step(ddp, optimizer, scaler, rank, step, *, overflows=False):
+    """Return the unscaled gradient if the step was made, else None."""
+    x, y = batch(rank, step)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(ddp(x), y)
+    scaler.scale(loss * torch.inf if overflows else loss).backward()
+    scaler.unscale_(optimizer)
+    gradient = torch.cat([p.grad.flatten() for p in ddp.parameters()]).double()
+    scaler.step(optimizer)
+    before = scaler.get_scale()
+    scaler.update()
+    return gradient if scaler.get_scale() >= before else None
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_nothing_is_lost_when_the_scale_changes_and_steps_are_skipped(name):
+    """Sum of what was applied + what is owed = sum of the gradients of all batches that did not overflow."""
+
+    def body(place):
+        ddp, alone = (new_ddp(place) for _ in range(2))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-30)  # moves nothing
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+        wanted = applied = torch.zeros_like(weights(ddp)).double()
+        scales = []
+        with pliant.relax(ddp, optimizer, ALGORITHMS[name], nonfinite="propagate", timeout_s=20) as run:
+            for step in range(15):
+                overflows = step in OVERFLOWS
+                if not overflows:
+                    x, y = batch(place.rank, step)
+                    with alone.no_sync():
+                        nn.functional.cross_entropy(alone(x), y).backward()
+                gradient = scaled_step(
+                    ddp, optimizer, scaler, place.rank, step, overflows=overflows and place.rank == 1
+                )
+                applied = applied if gradient is None else applied + gradient
+                scales.append(scaler.get_scale())
+            wanted = torch.cat([p.grad.flatten() for p in alone.parameters()]).double()
+            (kept,) = run.state_dict().values()
+        owed = torch.cat(
+            [
+                sum(
+                    (own[s].double() for s in ("residual", "pending", "on its way") if s in own), torch.zeros(p.shape)
+                ).flatten()
+                for own, p in ((kept["slots"].get(n, {}), p) for n, p in ddp.module.named_parameters())
+            ]
+        )
+        return wanted, applied, owed / scales[-1], scales
+
+    results = pliant.run_world(2, body, timeout_s=60)
+    assert results[0][3] == results[1][3]
+    assert sum(b < a for a, b in zip(results[0][3], results[0][3][1:], strict=False)) == len(OVERFLOWS)
+    wanted = sum(r[0] for r in results)
+    got = 2 * results[0][1] + sum(r[2] for r in results)
+    assert float((got - wanted).norm() / wanted.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("name", [n for n, a in ALGORITHMS.items() if not (a.choice.delay_steps or a.choice.signed)])
+def test_a_skipped_step_leaves_no_trace(name):
+    """What is kept is the same to the bit, but for the unit, which is a power of two."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = optimizer_for(name, ddp.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        with pliant.relax(ddp, optimizer, ALGORITHMS[name], nonfinite="propagate", timeout_s=20) as run:
+            step = -1
+            # Skip where an overflow is seen at once: where gradients are not gathered for a later exchange.
+            while (step := step + 1) < 5 or (step + 1) % ALGORITHMS[name].choice.every:
+                scaled_step(ddp, optimizer, scaler, place.rank, step)
+            before, steps = copy.deepcopy(run.state_dict()[f"rank{place.rank}"]["slots"]), run.steps
+            assert scaled_step(ddp, optimizer, scaler, place.rank, step, overflows=place.rank == 1) is None
+            after = run.state_dict()[f"rank{place.rank}"]["slots"]
+            assert run.steps == steps
+            for parameter, own in before.items():
+                for slot, tensor in own.items():
+                    factor = 0.5 if slot in LIKE_GRADIENTS or slot == "pending" else 1.0
+                    assert torch.equal(after[parameter][slot], tensor * factor), (parameter, slot)
+            scaled_step(ddp, optimizer, scaler, place.rank, step + 1)
+            assert run.steps == steps + 1
+        return weights(ddp)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert one.isfinite().all()
+
+
+def test_debts_of_an_earlier_plan_survive_a_skipped_step():
+    def body(place):
+        ends = []
+        for skipped in (False, True):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+            with pliant.relax(ddp, optimizer, pliant.onebit(), nonfinite="propagate", timeout_s=20) as run:
+                for step in range(3):
+                    scaled_step(ddp, optimizer, scaler, place.rank, step)
+                run.switch("allreduce")
+                if skipped:
+                    ddp.eval()  # its batch must not be seen by the running means either
+                    scaled_step(ddp, optimizer, scaler, place.rank, 9, overflows=place.rank == 0)
+                    ddp.train()
+                scaled_step(ddp, optimizer, scaler, place.rank, 3)
+            ends.append(weights(ddp))
+        return ends
+
+    for without, skipped in pliant.run_world(2, body, timeout_s=60):
+        assert torch.equal(without, skipped)
+
+
+def test_signs_under_a_scaler_are_refused():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        before = weights(ddp)
+        with pliant.relax(ddp, optimizer, pliant.demo(), nonfinite="propagate", timeout_s=20):
+            with pytest.raises(ValueError, match=r"divides gradients by its scale of 256, .* demo\(signed=False\)"):
+                scaled_step(ddp, optimizer, scaler, place.rank, 0)
+            assert torch.equal(before, weights(ddp))
+            disabled = torch.amp.GradScaler("cpu", enabled=False)
+            x, y = batch(place.rank, 0)
+            disabled.scale(nn.functional.cross_entropy(ddp(x), y)).backward()
+            disabled.step(optimizer)
+            train(ddp, optimizer, place.rank, range(2))
+
+    pliant.run_world(2, body, timeout_s=60)

@@ -1,0 +1,37 @@
+"""Waiting for what other threads and processes do. How long that takes is never asserted."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+PATIENCE_S = 100.0
+"""Enough on a busy machine; who waits longer waits for what does not come."""
+
+
+def until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
+    """Wait until a condition holds. Where it never does, what there was instead is said."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"waited in vain: {what()}")
+        time.sleep(0.02)
+
+
+def dawdle(seconds: float) -> None:
+    """Make whoever calls it slower than others."""
+    time.sleep(seconds)
+
+
+def made_up_clock() -> SimpleNamespace:
+    """A stand-in for the module `time` in which time passes only by `sleep`, and at once."""
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+
+    clock.sleep = sleep
+    clock.perf_counter = clock.monotonic = lambda: clock.now_s
+    return clock
+
+
+__all__ = ["PATIENCE_S", "dawdle", "made_up_clock", "until"]
