@@ -130,6 +130,7 @@ def test_cycles_of_open_train_switch_and_close_leave_nothing():
 @pytest.mark.parametrize("name", ALL)
 def test_steps_leave_no_objects_behind(name):
     """From step 8 to step 24 the garbage collector comes to know no more tensors."""
+    meet = threading.Barrier(2)  # which has no tensors itself
 
     def body(place):
         ddp = new_ddp(place, model=lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 5)))
@@ -139,11 +140,11 @@ def test_steps_leave_no_objects_behind(name):
             for upto in (8, 24):
                 train(ddp, optimizer, place.rank, range(upto - 8 if upto == 8 else 8, upto))
                 run.state_dict()  # nothing is in flight, and all ranks are between the same two steps
-                place.comm.barrier()
+                meet.wait(timeout=30)
                 if place.rank == 0:
                     gc.collect()
                     found.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
-                place.comm.barrier()
+                meet.wait(timeout=30)
         return found
 
     tensors, more_tensors = pliant.run_world(2, body, timeout_s=30)[0]

@@ -184,7 +184,7 @@ def test_what_owners_cannot_do_is_refused():
     for nonsense, why in (
         (lambda: pliant.every(2, pliant.owner()), "every 2 steps"),
         (lambda: pliant.late(pliant.owner()), "late"),
-        (lambda: pliant.between_hosts(pliant.owner()), "by hosts"),
+        (lambda: pliant.between_hosts(pliant.owner()), "not for hosts"),
         (lambda: pliant.after(3, pliant.allreduce(), then=pliant.owner()), r"switch\(\)"),
         (lambda: pliant.after(3, pliant.owner(), then=pliant.onebit()), r"switch\(\)"),
         (lambda: pliant.stale(-1), "staleness of -1"),

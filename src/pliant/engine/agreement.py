@@ -8,7 +8,7 @@ from torch import Tensor
 from pliant.codecs import tensor_hash
 from pliant.comm.base import Comm
 from pliant.comm.recorded import uncounted
-from pliant.engine.alike import gathered, majority, ranks_named
+from pliant.engine.alike import gathered, majority, meanwhile, ranks_named
 from pliant.engine.doing import Doing, difference
 from pliant.engine.lane import Lane
 
@@ -77,7 +77,13 @@ class Agreement:
         if not self._is_on or not (self._exchanges in _EARLY or now - self._checked_at >= self._every):
             return
         self._checked_at = now
-        ticket = lane.submit(lambda: _check_doing(gathered(doing().row(), uncounted(comm), device)))
+
+        def check() -> None:
+            with meanwhile(f"comparing what ranks have done after step {step}"):
+                rows = gathered(doing().row(), uncounted(comm), device)
+            _check_doing(rows)
+
+        ticket = lane.submit(check)
         if self._exchanges in _EARLY and not free:
             ticket.wait()
 
@@ -107,11 +113,12 @@ def check_agreement(names: list[str], mine: Tensor, doing: Doing, comm: Comm, de
 
     """
     total = int((mine * torch.arange(1, 2 * mine.numel(), 2)).sum())  # wraps around
-    rows = gathered([*doing.row(), total], comm, device)
-    _check_doing([row[:-1] for row in rows])
-    if all(row[-1] == rows[0][-1] for row in rows):
-        return
-    table = torch.tensor(gathered(mine.tolist(), comm, device), dtype=torch.int64)  # (size, num_parameters)
+    with meanwhile(f"comparing replicas after step {step}"):
+        rows = gathered([*doing.row(), total], comm, device)
+        _check_doing([row[:-1] for row in rows])
+        if all(row[-1] == rows[0][-1] for row in rows):
+            return
+        table = torch.tensor(gathered(mine.tolist(), comm, device), dtype=torch.int64)  # (size, num_parameters)
     differs = (table != table[0]).any(0)
     first, count = int(differs.nonzero()[0]), int(differs.sum())
     column: list[int] = table[:, first].tolist()

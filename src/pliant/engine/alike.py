@@ -1,14 +1,15 @@
 """What ranks find out about each other: numbers side by side, and errors that all raise alike."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, CommError
 from pliant.comm.sharing import share_text
 
-__all__ = ["gathered", "majority", "raise_together", "ranks_named"]
+__all__ = ["gathered", "majority", "meanwhile", "raise_together", "ranks_named"]
 
 
 def gathered(numbers: Sequence[int], comm: Comm, device: torch.device) -> list[list[int]]:
@@ -31,6 +32,15 @@ def raise_together(error: Exception | None, comm: Comm, device: torch.device, *,
     if error is not None:
         raise error
     raise kind(f"{ranks_named(failed)} could not, and so no rank does. Rank {failed[0]}: {text}")
+
+
+@contextmanager
+def meanwhile(what: str) -> Generator[None]:
+    """Add to a communication that fails what it was for: "exchanging ... in step 3"."""
+    try:
+        yield
+    except CommError as error:
+        raise CommError(f"while {what}: {error}", rank=error.rank, op=error.op, lost=error.lost) from error
 
 
 def majority(column: Sequence[int]) -> int:

@@ -1,8 +1,7 @@
 """One bucket's way through its algorithms, with what may go wrong said in full."""
 
 import zlib
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,8 +10,9 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import AddsShares, Dial, Moment, Rest
 from pliant.codecs import all_finite, first_nonfinite, scale
-from pliant.comm.base import Comm, CommError
+from pliant.comm.base import Comm
 from pliant.comm.hierarchical import levels_of
+from pliant.engine.alike import meanwhile
 from pliant.engine.layout import LaidOut, Part, lay_out
 from pliant.engine.rows import average_rows, rows_finite
 from pliant.engine.store import Store
@@ -179,7 +179,7 @@ class Exchanger:
         choice, comm = bucket.choices[0], self._comms[False]
         if choice.between_steps and step >= choice.until_step and choice.hierarchical:
             comm = levels_of(self._comms[True]).inner
-        with _naming(bucket.name, bucket.names, step):
+        with meanwhile(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
             founds = average_rows(gradient, bad, comm)
         if self._undoes:
             self._spoiled = self._spoiled or not rows_finite(gradient)
@@ -189,7 +189,8 @@ class Exchanger:
     def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> Rest | None:
         algorithm = part.algorithm
         run = algorithm.on_shares if in_shares and isinstance(algorithm, AddsShares) else algorithm.on_ready
-        with _naming(part.bucket.name, [span.name for span in part.bucket.spans], moment.step):
+        name, spans = part.bucket.name, part.bucket.spans
+        with meanwhile(f"exchanging {name} ({spans[0].name} .. {spans[-1].name}) in step {moment.step}"):
             return run(part.bucket, part.state, part.comm, moment)
 
     def _blame(self, bucket: LaidOut, bad: int) -> None:
@@ -218,14 +219,3 @@ class Exchanger:
                 part.bucket.view(span).add_(debt, alpha=weight)
                 if self._nonfinite == "propagate":
                     self._paid[span.name] = debt
-
-
-@contextmanager
-def _naming(bucket: str, names: Sequence[str], step: int) -> Generator[None]:
-    """Add to a failed communication what it was for."""
-    try:
-        yield
-    except CommError as error:
-        what = f"{bucket} ({names[0]} .. {names[-1]})"
-        text = f"while exchanging {what} in step {step}: {error}"
-        raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Rest
 from pliant.codecs import first_nonfinite
-from pliant.comm.base import Comm, CommError
+from pliant.comm.base import Comm
 from pliant.engine.agreement import Agreement
+from pliant.engine.alike import meanwhile
 from pliant.engine.doing import Doing
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.lane import Lane
@@ -208,13 +209,9 @@ class Weights:
         seed = part.round << 32 | zlib.crc32(bucket.name.encode())
         moment = Moment(step=step, seed=seed, round=part.round, share=share[0] if part.choice.weighted else 1.0)
         part.round += 1
-        try:
-            alone = part.comm.size == 1 and not part.acts_alone
+        alone = part.comm.size == 1 and not part.acts_alone
+        with meanwhile(f"exchanging {bucket.name} ({names[0]} .. {names[-1]}) after step {step}"):
             rest = None if alone else part.algorithm.mix(bucket, part.state, part.comm, moment)
-        except CommError as error:
-            what = f"{bucket.name} ({names[0]} .. {names[-1]})"
-            text = f"while exchanging {what} after step {step}: {error}"
-            raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
         rests += [(bucket.name, rest)] if rest is not None else []
         if part.late:
             part.state.flat[CORRECTION].add_(bucket.flat)
