@@ -1,0 +1,195 @@
+"""Fifty cycles of open, train, switch, close, and 2,000 steps: what stays of memory, threads and open files.
+
+    python benchmarks/lifecycle/leaks.py run --results F.jsonl [--only "onebit,stale"]
+    python benchmarks/lifecycle/leaks.py table --results F.jsonl
+
+Each algorithm is trained by two processes on loopback, which look at themselves after every cycle, and after every 50
+steps: bytes of resident memory, once the collector has run and the C library has given back what is free; bytes of all
+tensors; threads; open files. What is told is the slope of the last two thirds, fitted by least squares, with its
+standard error; `ddp` is plain DDP, measured the same way. F.jsonl gets one line an algorithm and
+kind, and what has one is not run again.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import Book
+
+from pliant.cli.bench.setup import PLIANT_ARMS
+
+RANKS, CYCLES, STEPS, STEPS_A_LOOK = 2, 50, 2000, 50
+KINDS = {"cycles": CYCLES, "steps": STEPS // STEPS_A_LOOK}
+"""Kind -> looks."""
+LOOKED_AT = ("resident", "tensors", "threads", "files")
+ERRORS, NOISE_BYTES = 2.0, 256 * 1024
+"""Memory stays if the slope is over so many standard errors, and all looks together over so many bytes."""
+_FIRST = 3
+"""A part in so many of the looks comes before the fit: libraries load, pools fill."""
+
+
+class Lines(Book):
+    """What has been run."""
+
+    KEY = ("kind", "algorithm")
+
+
+def slope(values: Sequence[float]) -> tuple[float, float]:
+    """Return the slope per look of the later values, and its standard error."""
+    later = values[len(values) // _FIRST :]
+    x = range(len(later))
+    a, b = statistics.linear_regression(x, later)
+    rest = sum((y - a * k - b) ** 2 for k, y in zip(x, later, strict=True)) / max(len(later) - 2, 1)
+    mean = statistics.fmean(x)
+    return a, (rest / sum((k - mean) ** 2 for k in x)) ** 0.5
+
+
+def stays(record: dict[str, Any]) -> list[str]:
+    """Return what of a process stays."""
+    found: list[str] = []
+    for name in LOOKED_AT:
+        for looks in record["looks"]:
+            values = [look[name] for look in looks]
+            a, error = slope(values)
+            noise = NOISE_BYTES if name == "resident" else 0.5
+            if a > ERRORS * error and a * len(values) > noise:
+                found.append(name)
+                break
+    return found
+
+
+def measure(algorithm: str, kind: str) -> dict[str, Any]:
+    """Train with two processes, and return what they have seen of themselves."""
+    began_s = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo"}
+    env |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, __file__, "be", "--only", algorithm, "--kind", kind]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **env, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [rank.communicate(timeout=1800)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"{algorithm}, {kind}: the ranks ended with {[rank.returncode for rank in ranks]}.")
+    looks = [json.loads(text.splitlines()[-1]) for text in said]
+    record = {"kind": kind, "algorithm": algorithm, "looks": looks, "took_s": time.monotonic() - began_s}
+    return {**record, "stays": stays(record)}
+
+
+def be(algorithm: str, kind: str) -> None:
+    """Train as a rank, and print what was seen."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from pliant.cli.bench.arms import plan_named, prepare
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    give_back = ctypes.CDLL(None).malloc_trim
+
+    def open_arm() -> Any:
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 8)
+        return prepare(algorithm, nn.Sequential(*layers), 0.01, STEPS, 25.0, timeout_s=60)
+
+    def train(arm: Any, steps: int) -> None:
+        for _ in range(steps):
+            x = torch.randn(4, 1, 16, 16)
+            arm.optimizer.zero_grad()
+            nn.functional.cross_entropy(arm.model(x), x.flatten(1)[:, :8].argmax(1)).backward()
+            arm.optimizer.step()
+
+    def look() -> dict[str, int]:
+        dist.barrier()
+        gc.collect()
+        give_back(0)
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        tensors = sum(x.nbytes for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and not x.is_sparse)
+        files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        return {"resident": resident, "tensors": tensors, "threads": threads, "files": files}
+
+    def after_cycles() -> Iterator[dict[str, int]]:
+        other = plan_named("allreduce" if algorithm != "allreduce" else "onebit")
+        for _ in range(CYCLES):
+            arm = open_arm()
+            train(arm, 3)
+            if arm.run is not None and algorithm != "onebit_adam":  # which belongs to an optimizer of its own
+                arm.run.switch(other)
+                train(arm, 2)
+            arm.close()
+            del arm
+            yield look()
+
+    def after_steps() -> Iterator[dict[str, int]]:
+        arm = open_arm()
+        for _ in range(STEPS // STEPS_A_LOOK):
+            train(arm, STEPS_A_LOOK)
+            if arm.run is not None:
+                arm.run.state_dict()  # nothing is on its way
+            yield look()
+        arm.close()
+
+    looks = list(after_cycles() if kind == "cycles" else after_steps())
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(looks), flush=True)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Return a table: for each algorithm and kind the largest slopes of its ranks, and what stays."""
+    rows = [
+        "| algorithm | kind | resident bytes a look | tensor bytes a look | threads | files | stays |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        cells = [record["algorithm"], record["kind"]]
+        for name in LOOKED_AT:
+            slopes = [slope([look[name] for look in looks]) for looks in record["looks"]]
+            a, error = max(slopes)
+            cells.append(f"{a:+.0f} ± {error:.0f}" if name in ("resident", "tensors") else f"{a:+.2f}")
+        rows.append("| " + " | ".join([*cells, ", ".join(record["stays"]) or "nothing"]) + " |")
+    num = sum(not record["stays"] for record in records)
+    return "\n".join([*rows, "", f"Nothing stays in {num} of {len(records)}."])
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("act", choices=["run", "table", "be"])
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--only", default=",".join(["ddp", *PLIANT_ARMS]), help="algorithms, with commas")
+    parser.add_argument("--kind", choices=sorted(KINDS), help="one of them; default: both")
+    given = parser.parse_args()
+    if given.act == "be":
+        be(given.only, given.kind)
+        return
+    book = Lines(given.results)
+    for algorithm in given.only.split(",") if given.act == "run" else []:
+        for kind in KINDS if given.kind is None else [given.kind]:
+            if (kind, algorithm) not in book.records:
+                record = book.add(measure(algorithm, kind))
+                print(f"{algorithm}, {kind}: {', '.join(record['stays']) or 'nothing'} stays", flush=True)
+    print(table(list(book.records.values())))
+
+
+if __name__ == "__main__":
+    main()
