@@ -1,5 +1,6 @@
 """The rows of the law tests: every codec and every algorithm. A new one is one row."""
 
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -113,6 +114,20 @@ BETWEEN_STEPS = {
     "between-hosts": p.between_hosts(p.diloco(3)),
 }
 """Algorithms that exchange weights, and let ranks differ between exchanges."""
+
+
+VARIANTS = {
+    *("fp16", "qsgd8", "qsgd4", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
+    *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
+    *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
+    *("gossip-matching", "local_sgd-delayed", "stale-free"),
+}
+"""Other settings of what another row holds already."""
+
+
+def sampled(names):
+    """Return rows of a costly law: variants are left to the second tier."""
+    return [pytest.param(name, marks=pytest.mark.extended) if name in VARIANTS else name for name in names]
 
 
 def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:

@@ -167,6 +167,7 @@ def test_what_cannot_be_is_refused(arguments, sentence):
     assert sentence in str(_bench(*arguments).exception)
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_rank_is_lost_for_real_and_the_rest_is_done_later(tmp_path):

@@ -230,6 +230,7 @@ def test_they_train_in_the_engine_and_ranks_agree(name):
     assert 0 < sum(sent for *_, sent in results) < 3 * 40 * 2 * 4 * results[0][1].numel()
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_real_processes_exchange_by_them(tmp_path):
     app = typer.Typer(add_completion=False)

@@ -38,7 +38,7 @@ def hosts(size):
 
 
 @rows
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
 def test_ranks_stay_equal_and_learn(name, size):
     def body(place):
         ddp, optimizer, run = relax(place, name, agreement_every=3)
@@ -55,7 +55,7 @@ def test_ranks_stay_equal_and_learn(name, size):
 
 
 @pytest.mark.parametrize("name", BETWEEN_STEPS)
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
 def test_ranks_that_differ_learn_and_end_equal(name, size):
     def body(place):
         ddp, optimizer, run = relax(place, name)
@@ -178,7 +178,16 @@ def test_bytegrad_equals_a_numpy_oracle(size):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("hosts", [[[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 1, 2, 3]], [[0], [1], [2], [3]]])
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [[0], [1, 2, 3]],
+        *(
+            pytest.param(h, marks=pytest.mark.extended)
+            for h in ([[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0], [1], [2], [3]])
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", ["allreduce", "bytegrad", "onebit", "powersgd", "topk", "randomk"])
 def test_hierarchical_is_the_true_mean(hosts, name):
     """Exact: equal to flat. Compressed: near it, and equal on all ranks. Hosts of equal and unequal size."""

@@ -13,7 +13,7 @@ from models import new_ddp, train, weights
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import pliant
-from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}
 NETWORK_DECIDES = ("gossip-free", "async_average", "stale-free")
@@ -75,7 +75,7 @@ def merge(into, other):
             into[key] = value
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", sampled(RESUMED))
 def test_the_idiom_of_torch_resumes_to_the_bit(name, tmp_path):
     """get_state_dict, dcp.save; dcp.load, set_state_dict: whose optimizer is kept for all ranks does not matter."""
     folder = Folder(tmp_path / "saved", 2)

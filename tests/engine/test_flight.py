@@ -134,7 +134,9 @@ EXACT_ONES = ("ddp", "ddp-bf16", "one-bucket", "per-tensor", "zero-owner")
 AUTO = pliant.Auto(max_trials=8)
 
 
-@pytest.mark.parametrize("change_at", [*range(300, 305), 170])
+@pytest.mark.parametrize(
+    "change_at", [170, 302, *(pytest.param(step, marks=pytest.mark.extended) for step in (300, 301, 303, 304))]
+)
 @pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST)])
 def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
     def body(place):
@@ -152,7 +154,9 @@ def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
     assert first.step_s(new) < 1.1 * best_s
 
 
-@pytest.mark.parametrize("change_at", [3, 9, 17, 26, 33, 40])
+@pytest.mark.parametrize(
+    "change_at", [9, 33, *(pytest.param(step, marks=pytest.mark.extended) for step in (3, 17, 26, 40))]
+)
 @pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST)])
 def test_a_change_in_the_midst_of_a_search_is_found_out(clock, before, after, change_at):
     def body(place):

@@ -6,7 +6,7 @@ from models import Net, new_ddp, train, weights
 from torch import nn
 
 import pliant
-from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_uneven_batches_are_as_in_ddp(size, by_all):
             torch.testing.assert_close(plain, relaxed, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("name", sampled(JOINED))
 def test_every_exchange_of_gradients_can_be_joined(name):
     """Ranks are equal afterwards, optimizer state and all, and go on together."""
 

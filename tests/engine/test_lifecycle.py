@@ -20,7 +20,7 @@ import pliant
 from pliant.comm import ProcessGroupComm
 from pliant.engine.lane import Lane
 from pliant.engine.run import Run
-from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 from waiting import dawdle, until
 
 ALL = ALGORITHMS | BETWEEN_STEPS
@@ -54,7 +54,7 @@ def threads_left(within_s=20.0):
     return [thread.name for thread in ours if thread.is_alive()]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sampled(ALL))
 def test_a_run_that_nobody_keeps_trains_and_ends_with_its_model(name):
     """The hooks hold it; copies, as for averaged weights, exchange nothing; and it leaves no thread and no object."""
 
@@ -124,7 +124,7 @@ def test_cycles_of_open_train_switch_and_close_leave_nothing():
     assert settled(lambda: len(os.listdir("/proc/self/task")), threads) <= threads
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sampled(ALL))
 def test_steps_leave_no_objects_behind(name):
     """From step 8 to step 32, which is four exchanges or more, the garbage collector comes to know no more tensors."""
     meet = threading.Barrier(2)  # which has no tensors itself

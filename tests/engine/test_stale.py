@@ -11,7 +11,7 @@ from torch import nn
 import pliant
 from waiting import dawdle, until
 
-sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
+sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
 
 
 def threads_left():

@@ -81,7 +81,7 @@ def matrix(graph, round_, size):
 sizes = pytest.mark.parametrize("size", [2, 3, 4, pytest.param(8, marks=pytest.mark.extended)])
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])  # 8: a graph has more than one kind of neighbour
+@pytest.mark.parametrize("size", [4, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 3, 8))])
 @pytest.mark.parametrize("kind", ["ring", "one_peer", "round_robin", "matching", "grid", "complete"])
 @pytest.mark.parametrize("period", [1, 3])
 def test_gossip_equals_its_oracle(size, kind, period):
@@ -98,7 +98,15 @@ def test_gossip_equals_its_oracle(size, kind, period):
     check(path_of(size, pliant.gossip(graph, period=period), steps), after_step)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("ring", 4), ("ring", 8), ("exponential", 8), ("grid", 8), ("complete", 3)])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("ring", 4),
+        ("exponential", 8),
+        ("complete", 3),
+        *(pytest.param(kind, 8, marks=pytest.mark.extended) for kind in ("ring", "grid")),
+    ],
+)
 def test_gossip_keeps_the_mean_and_contracts_at_the_spectral_rate(kind, size):
     graph, rounds = Graph(kind=kind), 8
 

@@ -45,8 +45,14 @@ def _equal(a, b):
     return a == b
 
 
+def test_it_learns(tmp_path):
+    result, _ = _dlrm(tmp_path, "--steps", "120", "--algorithm", "bytegrad", "--embedding-optimizer", "adam")
+    assert result["auc"] > 0.5 + _SHARE * (result["best_auc"] - 0.5)
+
+
+@pytest.mark.extended
 @pytest.mark.timeout(400)
-def test_it_learns_and_a_broken_run_goes_on_to_the_bit(tmp_path):
+def test_a_broken_run_goes_on_to_the_bit(tmp_path):
     results, states = [], []
     for name, ends in (("whole", (120,)), ("broken", (60, 120))):
         folder = tmp_path / name
@@ -62,7 +68,6 @@ def test_it_learns_and_a_broken_run_goes_on_to_the_bit(tmp_path):
         )
     assert _equal(states[0], states[1])
     assert results[0]["auc"] == results[1]["auc"]
-    assert results[0]["auc"] > 0.5 + _SHARE * (results[0]["best_auc"] - 0.5)
 
 
 @pytest.mark.extended

@@ -56,7 +56,10 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("what", ["onebit", "owner", "gossip", "streaming_diloco"])
+@pytest.mark.parametrize(
+    "what",
+    ["onebit", "gossip", *(pytest.param(what, marks=pytest.mark.extended) for what in ("owner", "streaming_diloco"))],
+)
 def test_resume_through_dcp_is_uninterrupted(tmp_path, what):
     """Also what ranks do not have in common: their optimizers, buffers, and the masks that dropout draws next."""
     ranks = fork(SCRIPT.format(what=what), 2, tmp_path)

@@ -55,6 +55,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.extended
 def test_memory_and_a_checkpoint_of_two_processes(tmp_path):
     ranks = start(SCRIPT, 2, tmp_path)
     codes = [process.wait(timeout=100) for process in ranks]

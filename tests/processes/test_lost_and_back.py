@@ -95,7 +95,8 @@ def store():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-@pytest.mark.parametrize("what", ["gossip", pytest.param("streaming_diloco", marks=pytest.mark.extended)])
+@pytest.mark.extended  # test_torchrun.py holds the same of agents
+@pytest.mark.parametrize("what", ["gossip", "streaming_diloco"])
 def test_one_of_four_is_killed_and_comes_back(tmp_path, store, what):
     hosts = Hosts(4, tmp_path, what, 10**9, store)
     try:
