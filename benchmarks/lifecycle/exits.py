@@ -132,6 +132,7 @@ def be(trial: Trial) -> None:
 
     from pliant.cli.bench.arms import prepare
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")

@@ -47,7 +47,7 @@ def test_an_attacked_training_ends_or_goes_on_as_promised(hosts, attacked, outco
         assert line["checkpoint_not_saved"], line
 
 
-def test_a_trial_that_is_broken_off_leaves_no_process_and_no_rule(hosts, monkeypatch):
+def test_a_trial_that_is_broken_off_leaves_no_process_and_no_rule(hosts, monkeypatch, request):
     from chaos.world import World
 
     from chaos import strike
@@ -62,6 +62,8 @@ def test_a_trial_that_is_broken_off_leaves_no_process_and_no_rule(hosts, monkeyp
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setitem(strike._ATTACKS, "cut_host", broken_off)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with pytest.raises(KeyboardInterrupt):
         strike.carry_out(trial("cut_host", "allreduce", 0), hosts, {}, _SLACK)
     assert isinstance(worlds[0], World)

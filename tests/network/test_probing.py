@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import random
+import statistics
 
 import numpy as np
 import pytest
@@ -94,6 +96,20 @@ def test_bursts_and_late_looks_do_not_count():
     assert steady_rate([*burst, *looked_late]) == pytest.approx(rate, rel=0.15)
     assert steady_rate([(0.0, 1), (0.0, 2), (0.0, 3)]) > 0
     assert steady_rate([(0.0, 100), (1.0, 200)]) == pytest.approx(200, rel=1)
+
+
+def test_whoever_has_to_wait_for_a_core_does_not_find_more_than_there_is():
+    """Chunks that came meanwhile are found at once; less than the rate may be found, and is looked at again."""
+    chance, rate, num, found = random.Random(0), 1e6, 32, []
+    for _ in range(500):
+        took_s = chance.uniform(0.1, 1.0)
+        begins_s, lasts_s = chance.uniform(0.0, took_s), chance.uniform(0.0, 0.6 * took_s)
+        came_s = [took_s * (k + chance.random() / 10) / num for k in range(1, num + 1)]
+        looked_s = [begins_s + lasts_s if 0 <= at - begins_s < lasts_s else at for at in came_s]
+        found.append(steady_rate([(at + 1e-6 * k, rate * took_s * (k + 1) / num) for k, at in enumerate(looked_s)]))
+    assert max(found) < 1.35 * rate
+    assert sum(each > 1.2 * rate for each in found) < 10
+    assert statistics.median(found) == pytest.approx(rate, rel=0.05)
 
 
 @pytest.mark.parametrize(("hosts", "counts"), [([[0], [1], [2]], [1, 1, 1]), ([[0, 1], [2]], [2, 1]), (None, [3])])

@@ -4,11 +4,11 @@ Nothing is known about the link beforehand, so the receiver asks for little, and
 what the rest of its time allows: a slow link carries little, and a fast one is filled.
 """
 
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, pairwise
 
 import torch
 
@@ -27,6 +27,8 @@ _LEAST_ANSWER_S = 0.1
 """An answer that came in less may have been a token bucket's free burst, and tells nothing, whatever time is left."""
 _SETTLING = 0.4
 """Part of an answer that is not counted: slow start, and what shapers' full buckets let through for nothing."""
+_AT_ONCE = 0.25
+"""Of the mean time between chunks: what comes sooner after another had come before, and waited to be looked at."""
 _FEW = 3
 _TRIPS = (3, 20)
 _MORE, _LAST = 0, 1
@@ -103,17 +105,20 @@ def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
     """Return bytes per second once an answer has settled: the median slope of what lies far apart (Theil-Sen).
 
     Far is half of what is counted: whoever takes the times may have to wait for a core, and then finds several chunks.
+    Of these only the last one's time counts, or a wait at the beginning would make the rest look fast.
 
     Args:
         arrivals: When each chunk was complete, in s, and how many bytes had come by then; at least two.
 
     """
-    first_s, last_s = arrivals[0][0], arrivals[-1][0]
-    settled = [a for a in arrivals if a[0] >= first_s + _SETTLING * (last_s - first_s)]
+    at_once_s = _AT_ONCE * (arrivals[-1][0] - arrivals[0][0]) / (len(arrivals) - 1)
+    seen = [a for a, following in pairwise(arrivals) if following[0] - a[0] >= at_once_s] + [arrivals[-1]]
+    first_s, last_s = seen[0][0], seen[-1][0]
+    settled = [a for a in seen if a[0] >= first_s + _SETTLING * (last_s - first_s)]
     if len(settled) < _FEW:  # a few chunks came late, and all others at once
         settled = list(arrivals)
     far_s = max((settled[-1][0] - settled[0][0]) / 2, 1e-9)
-    pairs = itertools.combinations(settled, 2)
+    pairs = combinations(settled, 2)
     slopes = [(n - m) / (b - a) for (a, m), (b, n) in pairs if b - a >= far_s]
     return statistics.median(slopes) if slopes else (settled[-1][1] - settled[0][1]) / far_s
 
