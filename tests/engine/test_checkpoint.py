@@ -100,6 +100,45 @@ def test_the_idiom_of_torch_resumes_to_the_bit(name, tmp_path):
     assert pliant.run_world(2, body, timeout_s=100) == [True] * 2
 
 
+CODE_BUCKETS = ("onebit", "qsgd4", "topk", "every-exact", "late-onebit", "tasc-local")
+"""One of each kind of algorithm whose result depends on what lies in which bucket."""
+
+
+@pytest.mark.parametrize("when", ["after the first pass", "before a pass in settled buckets", "static graph"])
+@pytest.mark.parametrize("name", CODE_BUCKETS)
+def test_the_buckets_of_the_next_pass_are_saved(name, when):
+    """DDP lays them out anew after its first pass, and they stay so when a plan or a run takes the place of another."""
+
+    def body(place):
+        options = {"static_graph": when == "static graph"}
+        ddp = new_ddp(place, **options)
+        optimizer = adam_for(name, ddp.parameters())
+        if when == "before a pass in settled buckets":
+            with pliant.relax(ddp, optimizer, pliant.allreduce(), timeout_s=20):
+                train(ddp, optimizer, place.rank, range(3))
+        ends = []
+        with pliant.relax(ddp, optimizer, EVERY_ALGORITHM[name], hosts=HOSTS, timeout_s=20) as run:
+            if when == "static graph":
+                train(ddp, optimizer, place.rank, [8])
+                with pytest.raises(ValueError, match="static_graph=True lays out its buckets after its second pass"):
+                    run.state_dict()
+            train(ddp, optimizer, place.rank, range(0 if when == "before a pass in settled buckets" else 1))
+            saved = copy.deepcopy((ddp.module.state_dict(), optimizer.state_dict(), run.state_dict()))
+            train(ddp, optimizer, place.rank, range(1, 5))
+            ends.append(weights(ddp))
+        again = new_ddp(place, seed=5, **options)
+        other = adam_for(name, again.parameters())
+        with pliant.relax(again, other, EVERY_ALGORITHM[name], hosts=HOSTS, timeout_s=20) as run:
+            again.module.load_state_dict(saved[0])
+            other.load_state_dict(saved[1])
+            run.load_state_dict(saved[2])
+            train(again, other, place.rank, range(1, 5))
+            ends.append(weights(again))
+        return torch.equal(*ends)
+
+    assert pliant.run_world(2, body, timeout_s=60) == [True] * 2
+
+
 def own(state):
     return next(iter(state.values()))
 
@@ -231,22 +270,32 @@ class WithTable(torch.nn.Module):
         return self.head(self.table(ids))
 
 
-def test_sparse_gradients_resume_too():
+@pytest.mark.parametrize("when", [1, 3])
+def test_sparse_gradients_resume_too(when):
+    def made(place, seed):
+        ddp = new_ddp(place, seed=seed, model=WithTable)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        return ddp, optimizer, pliant.relax(ddp, optimizer, pliant.onebit(), timeout_s=20)
+
+    def train_ids(place, ddp, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            ids = torch.randint(20, (16,), generator=torch.Generator().manual_seed(10 * step + place.rank))
+            ddp(ids).square().mean().backward()
+            optimizer.step()
+        return weights(ddp)
+
     def body(place):
-        ends = []
-        for resumed in (False, True):
-            ddp = new_ddp(place, model=WithTable)
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-            with pliant.relax(ddp, optimizer, pliant.onebit(), timeout_s=20) as run:
-                for step in range(6):
-                    if resumed and step == 3:
-                        run.load_state_dict(copy.deepcopy(run.state_dict()))
-                    optimizer.zero_grad()
-                    ids = torch.randint(20, (16,), generator=torch.Generator().manual_seed(10 * step + place.rank))
-                    ddp(ids).square().mean().backward()
-                    optimizer.step()
-            ends.append(weights(ddp))
-        return torch.equal(*ends)
+        ddp, optimizer, run = made(place, 0)
+        with run:
+            train_ids(place, ddp, optimizer, range(when))
+            saved = copy.deepcopy((ddp.module.state_dict(), run.state_dict()))
+            wanted = train_ids(place, ddp, optimizer, range(when, 6))
+        ddp, optimizer, run = made(place, 5)
+        with run:
+            ddp.module.load_state_dict(saved[0])
+            run.load_state_dict(saved[1])
+            return torch.equal(train_ids(place, ddp, optimizer, range(when, 6)), wanted)
 
     assert pliant.run_world(2, body) == [True] * 2
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["Listens", "after_backward", "in_backward", "listen", "rebuild_reducer"]
+__all__ = ["Listens", "after_backward", "in_backward", "is_settled", "listen", "rebuild_reducer", "settle_buckets"]
 
 
 def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
@@ -28,9 +28,33 @@ def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
     ddp.bucket_bytes_cap = bucket_bytes
     parameters, sparse = ddp._build_params_for_reducer()
     ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
+    ddp._has_rebuilt_buckets = False
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
+
+
+def is_settled(ddp: Any) -> bool:
+    """Say whether buckets stay as they are, or will yet be laid out in the order in which gradients were ready."""
+    return ddp._has_rebuilt_buckets or (ddp.find_unused_parameters and not ddp.static_graph)
+
+
+def settle_buckets(ddp: Any) -> list[list[Tensor]] | None:
+    """Lay buckets out in the order in which gradients were ready, now and not only before the next pass.
+
+    Between two steps, and on all ranks: the first tells the others that order, over the model's own group.
+
+    Returns:
+        The parameters of each bucket, in order; None if buckets stay.
+
+    """
+    if is_settled(ddp) or not ddp.reducer._rebuild_buckets():
+        return None
+    ddp._has_rebuilt_buckets = True
+    ddp.logger.set_runtime_stats_and_log()  # nothing else says what lies in which bucket, such as "2 1, 0"
+    told: str = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+    parameters, _ = ddp._build_params_for_reducer()
+    return [[parameters[int(k)] for k in bucket.split()] for bucket in told.split(",")]
 
 
 def in_backward() -> bool:

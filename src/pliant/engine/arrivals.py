@@ -1,7 +1,5 @@
 """Buckets on their way from DDP through the lane and back, one backward pass after another."""
 
-from collections.abc import Mapping
-
 from pliant.algorithms.base import Rest
 from pliant.comm.ddp_private import after_backward, in_backward
 from pliant.engine.exchange import Exchanger
@@ -34,7 +32,8 @@ class Arrivals:
         """Optimizer steps made."""
         self.turn = 0
         """Backward passes exchanged so far: what random numbers are drawn from."""
-        self._as_saved: LaidOutAsSaved | None = None
+        self.as_saved: LaidOutAsSaved | None = None
+        """How passes are laid out as long as a new DDP's buckets are provisional; None: as they come."""
         self._held: list[Arrival] = []
         self._rests: list[tuple[str, Rest]] = []
         self._handed_over: Ticket | None = None
@@ -50,18 +49,13 @@ class Arrivals:
 
         Called between two steps, with the lane drained.
         """
-        self._exchanger, self._as_ready, self._as_saved = exchanger, as_ready, None
+        self._exchanger, self._as_ready, self.as_saved = exchanger, as_ready, None
         self._held, self._rests, self._begun = [], [], False  # of a plan that has failed in a trial
 
     def resume(self, resumed: Resumed) -> None:
-        """Go on where a saved run stood; the next pass is laid out in its buckets."""
-        self.step, self.turn, self._as_saved = resumed.step, resumed.turn, resumed.layout
+        """Go on where a saved run stood; the next passes are laid out in its buckets."""
+        self.step, self.turn, self.as_saved = resumed.step, resumed.turn, resumed.layout
         self.scale.begin_anew()
-
-    @property
-    def layout(self) -> Mapping[int, tuple[str, ...]]:
-        """Which parameters the next pass has in which bucket; empty before the first."""
-        return self._exchanger.layout if self._as_saved is None else self._as_saved.buckets
 
     def receive(self, arrival: Arrival) -> None:
         """Take a bucket whose gradients are complete. Runs in the autograd thread."""
@@ -71,10 +65,10 @@ class Arrivals:
             self.follow_scale()
         self._begun = not arrival.last
         self._held.append(arrival)
-        if arrival.last or (self._as_ready and self._as_saved is None):
-            held, self._held, as_saved, self._as_saved = self._held, [], self._as_saved, None
-            if as_saved is not None:
-                self._submit_as_saved(held, as_saved)
+        if arrival.last or (self._as_ready and self.as_saved is None):
+            held, self._held = self._held, []
+            if self.as_saved is not None:
+                self._submit_as_saved(held, self.as_saved)
             else:
                 for each in held:
                     self._submit(each)

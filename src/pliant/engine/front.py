@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pliant.buckets import real_shape
 from pliant.comm.base import CommError
-from pliant.comm.ddp_private import listen, rebuild_reducer
+from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.engine.gate import named_tensors
 from pliant.engine.joining import Joining
@@ -49,6 +49,12 @@ class Front:
         self._group = cast(ProcessGroup, ddp.process_group)
         self._given_bytes = self._bucket_bytes = int(ddp.bucket_bytes_cap)
         self._names = {id(p): n for n, p in named_tensors(ddp.module)}
+        self.layout: dict[int, tuple[str, ...]] = {}
+        """Which parameters the next pass has in which bucket; empty before the first."""
+        self.settled = True
+        """Whether they stay so; a static graph's do not after its first pass."""
+        self._complete = False
+        """Whether a pass has come to its end since buckets were last looked at."""
         self._receive: weakref.WeakMethod[Callable[[Arrival], None]] | None = None
         self._joining: weakref.ref[Joining] | None = None
         self.report: Callable[[RuntimeError], CommError | None] | None = None
@@ -81,20 +87,22 @@ class Front:
 
     def hook(self, bucket: GradBucket) -> Future[Tensor]:
         """Take a bucket from DDP's reducer; runs in the autograd thread."""
-        receive = self.receive
+        index, parameters, receive = bucket.index(), bucket.parameters(), self.receive
+        names = tuple(self._names[id(p)] for p in parameters)
+        self.layout = {**self.layout, index: names} if index else {0: names}
+        self._complete = bucket.is_last()
         if receive is None:
             return allreduce_hook(self._group, bucket)
         buffer = bucket.buffer()
         # A CUDA future records the stream that is current in `finish`, which is the lane's.
         future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-        parameters = bucket.parameters()
         receive(
             Arrival(
-                index=bucket.index(),
-                names=tuple(self._names[id(p)] for p in parameters),
+                index=index,
+                names=names,
                 shapes=tuple(real_shape(p) for p in parameters),
                 buffer=buffer,
-                last=bucket.is_last(),
+                last=self._complete,
                 finish=lambda: future.set_result(buffer),
             )
         )
@@ -106,7 +114,27 @@ class Front:
         if wanted != self._bucket_bytes:
             rebuild_reducer(ddp, wanted)
             ddp.register_comm_hook(self, _hook)
-            self._bucket_bytes = wanted
+            self._bucket_bytes, self.layout, self.settled = wanted, {}, True
+
+    def settle(self, ddp: DistributedDataParallel) -> bool:
+        """Let DDP lay out its buckets for good, if it is about to; say whether they stay from now on.
+
+        A state that is saved then says where the next pass goes on. Collective, in DDP's group, between two steps.
+        """
+        if not self._complete:
+            return False
+        self._complete = False
+        try:
+            buckets = settle_buckets(ddp)
+        except RuntimeError as error:
+            explained = self.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+        if buckets is not None:
+            self.layout = {k: tuple(self._names[id(p)] for p in held) for k, held in enumerate(buckets)}
+        self.settled = is_settled(ddp)
+        return self.settled
 
     def begin(self, uneven: bool, by_all: bool) -> None:
         """Tell the run that a pass begins, and whether ranks may be missing in it."""

@@ -1,6 +1,6 @@
 """What a run gives to a checkpoint, and takes from one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pliant.engine.agreement import Agreement
 from pliant.engine.alike import raise_together
 from pliant.engine.arrivals import Arrivals
 from pliant.engine.checkpoint import write_checkpoint
+from pliant.engine.front import Front
 from pliant.engine.gate import Held, plain_name
 from pliant.engine.lane import Lane
 from pliant.engine.making import InForce
@@ -29,6 +30,7 @@ class KeepsState:
     _agreement: Agreement
     _arrivals: Arrivals
     _comm: RecordedComm
+    _front: Front | None
     _held: Held
     _lane: Lane
     _made: InForce
@@ -46,7 +48,7 @@ class KeepsState:
         self._arrivals.follow_scale()
         self._lane.drain()
         self._made.settle(self._arrivals.step)
-        return self._saver.write(self._arrivals.layout, step=self._arrivals.step, turn=self._arrivals.turn)
+        return self._saver.write(self._layout, step=self._arrivals.step, turn=self._arrivals.turn)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state_dict of the same plan and number of ranks, bit for bit. Collective.
@@ -110,6 +112,20 @@ class KeepsState:
             error = ValueError(f"the checkpoint does not fit the model or the optimizer ({found}).")
         raise_together(error, self._comm, next(iter(self._held.parameters.values())).device, kind=ValueError)
         self.load_state_dict(state)
+
+    @property
+    def _layout(self) -> Mapping[int, Sequence[str]]:
+        """Which parameters the next pass has in which bucket; empty before the first."""
+        if self._arrivals.as_saved is not None:
+            return self._arrivals.as_saved.buckets
+        if self._front is None:
+            return {}
+        if not self._front.settled and not all(c.apart for c in self._made.exchanger.store.choices.values()):
+            raise ValueError(
+                "a model with static_graph=True lays out its buckets after its second pass, and only one was made, so "
+                "that a state saved now would not go on to the bit; save after the next step, or before the first."
+            )
+        return self._front.layout
 
     @property
     def _saver(self) -> Saver:

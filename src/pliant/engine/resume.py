@@ -33,10 +33,11 @@ __all__ = ["LaidOutAsSaved", "Resumed", "Saver"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOutAsSaved:
-    """The first backward pass after a resume, in the buckets of the run that was saved.
+    """The first backward passes after a resume, in the buckets of the run that was saved.
 
-    A new DDP begins with a provisional bucketing and settles after one pass. Codecs cut at bucket borders, so that
-    pass would differ from the uninterrupted one; here it is gathered into the saved buckets first.
+    A new DDP begins with a provisional bucketing and settles after one pass, or two if its graph is static. Codecs cut
+    at bucket borders, so passes would differ from the uninterrupted ones; here they are gathered into the saved buckets
+    first.
     """
 
     buckets: Mapping[int, tuple[str, ...]]

@@ -132,6 +132,8 @@ class Run(KeepsState):
             with self.tape.waiting():
                 self._weights.after_step(self._arrivals.step)
         joins = self._arrivals.joining is not None and self._arrivals.joining.on
+        if self._front is not None and self._ddp is not None and not joins and self._front.settle(self._ddp):
+            self._arrivals.as_saved = None
         if not joins and not self.trial.is_on:  # else ranks need not come to it together
             equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
             self._agreement.after_step(equal, self._doing, self._lane)
