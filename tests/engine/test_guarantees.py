@@ -8,6 +8,8 @@ from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from pliant.engine.agreement import check_agreement, fingerprints
+from pliant.engine.doing import Doing
 
 
 @pytest.mark.parametrize("what", ["allreduce", "bytegrad", "onebit", "topk", "powersgd", "randomk", "bf16"])
@@ -45,6 +47,19 @@ def test_drifted_replicas_are_named():
             run.close()  # they still do
 
     pliant.run_world(3, body, timeout_s=30)
+
+
+def test_replicas_with_two_parameters_exchanged_are_told_apart():
+    """Each rank holds the same tensors, and not in the same places: a plain sum of their hashes is the same."""
+
+    one, other = torch.randn(3, 3), torch.randn(3, 3)
+
+    def body(place):
+        held = {"first": one, "second": other} if place.rank == 0 else {"first": other, "second": one}
+        with pytest.raises(pliant.ReplicasDisagreeError, match="differ in 2 of 2 parameters, first 'first'"):
+            check_agreement(list(held), fingerprints(held), Doing(), place.comm, one.device, 1)
+
+    pliant.run_world(2, body)
 
 
 def test_ranks_must_ask_for_the_same_plan():
