@@ -128,6 +128,76 @@ def test_debts_of_an_earlier_plan_survive_a_skipped_step():
         assert torch.equal(without, skipped)
 
 
+@pytest.mark.parametrize(
+    ("name", "skips"),
+    [("onebit", False), ("late", False), ("every-exact", False), ("onebit", True), ("powersgd", True)],
+)
+def test_what_was_saved_in_one_scale_goes_on_in_another(name, skips):
+    """To the bit, in a new process, also if the scaler skips a step before the run has seen it."""
+
+    def going_on(place, ddp, optimizer, scaler, run):
+        if skips:
+            ddp.eval()  # its batch must not be seen by the running means either
+            assert scaled_step(ddp, optimizer, scaler, place.rank, 9, overflows=place.rank == 1) is None
+            ddp.train()
+        for step in range(4, 8):
+            scaled_step(ddp, optimizer, scaler, place.rank, step)
+        assert run.steps == 8
+        return weights(ddp)
+
+    def made(place):
+        ddp = new_ddp(place)
+        optimizer = optimizer_for(name, ddp.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+        run = pliant.relax(ddp, optimizer, ALGORITHMS[name], nonfinite="propagate", timeout_s=20)
+        return ddp, optimizer, scaler, run
+
+    def body(place):
+        with (first := made(place))[-1] as run:
+            for step in range(4):
+                scaled_step(*first[:3], place.rank, step)
+            saved = copy.deepcopy([each.state_dict() for each in (first[0].module, *first[1:])])
+            assert float(saved[3][f"rank{place.rank}"]["scale"]) == saved[2]["scale"] == 2.0**10
+            ends = [going_on(place, *first)]
+        with (second := made(place))[-1] as run:
+            for each, state in zip((second[0].module, *second[1:3]), saved, strict=False):
+                each.load_state_dict(state)
+            run.load_state_dict(saved[3], scaler=second[2] if skips else None)
+            ends.append(going_on(place, *second))
+            second[0].module.load_state_dict(saved[0])  # in a run that knows its scaler, in any order
+            second[1].load_state_dict(saved[1])
+            run.load_state_dict(saved[3])
+            second[2].load_state_dict(saved[2])
+            ends.append(going_on(place, *second))
+        return ends
+
+    for first, second, third in pliant.run_world(2, body, timeout_s=60):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("what", ["skipped", "not loaded"])
+def test_a_scale_that_the_run_could_not_see_change_is_refused(what):
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        with pliant.relax(ddp, optimizer, pliant.onebit(), nonfinite="propagate", timeout_s=20) as run:
+            scaled_step(ddp, optimizer, scaler, place.rank, 0)
+            saved = copy.deepcopy(run.state_dict())
+        again = torch.amp.GradScaler("cpu", init_scale=2.0**8 if what == "skipped" else 2.0**16)
+        with pliant.relax(ddp, optimizer, pliant.onebit(), nonfinite="propagate", timeout_s=20) as run:
+            run.load_state_dict(saved)
+            if what == "skipped":
+                scaled_step(ddp, optimizer, again, place.rank, 1, overflows=True)
+            before = weights(ddp)
+            with pytest.raises(ValueError, match=r"in a loss scale of 256, .* GradScaler's is \d+: .*scaler=scaler"):
+                scaled_step(ddp, optimizer, again, place.rank, 2)
+            assert torch.equal(before, weights(ddp))
+
+    pliant.run_world(2, body, timeout_s=60)
+
+
 def test_signs_under_a_scaler_are_refused():
     def body(place):
         ddp = new_ddp(place)

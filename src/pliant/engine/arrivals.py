@@ -55,7 +55,6 @@ class Arrivals:
     def resume(self, resumed: Resumed) -> None:
         """Go on where a saved run stood; the next passes are laid out in its buckets."""
         self.step, self.turn, self.as_saved = resumed.step, resumed.turn, resumed.layout
-        self.scale.begin_anew()
 
     def receive(self, arrival: Arrival) -> None:
         """Take a bucket whose gradients are complete. Runs in the autograd thread."""

@@ -94,7 +94,7 @@ class ElasticRun(Run):
         save = super().save
         self._enduring(lambda: save(path, scheduler=scheduler, scaler=scaler))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, scaler: Any = None) -> None:
         """Continue from a state_dict, before a rank is lost or comes. Collective.
 
         Raises:
@@ -107,7 +107,7 @@ class ElasticRun(Run):
                 f"the ranks of this elastic run have changed {self._party.epoch.number} times, and a state is loaded "
                 "by all that saved it, before any is lost or comes; a rank that joins gets its state from the others."
             )
-        super().load_state_dict(state)
+        super().load_state_dict(state, scaler=scaler)
 
     def switch(self, what: What, *, pay: bool = True) -> None:
         """Refuse: ranks that come later would not know of the new plan.

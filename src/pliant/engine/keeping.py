@@ -48,12 +48,18 @@ class KeepsState:
         self._arrivals.follow_scale()
         self._lane.drain()
         self._made.settle(self._arrivals.step)
-        return self._saver.write(self._layout, step=self._arrivals.step, turn=self._arrivals.turn)
+        at = self._arrivals
+        return self._saver.write(self._layout, step=at.step, turn=at.turn, unit=at.scale.unit)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, scaler: Any = None) -> None:
         """Continue from a state_dict of the same plan and number of ranks, bit for bit. Collective.
 
         The last thing to load, after model and optimizer. All is checked on all ranks before anything is changed.
+
+        Args:
+            state: What `state_dict` has returned on this rank.
+            scaler: The GradScaler that will make steps, whose own state is loaded too. Without it the run finds it in
+                the first step that it makes, and raises there if it has skipped one before and its scale has changed.
 
         Raises:
             ValueError: On all ranks, if any rank's state was made under another plan, number of ranks, model or
@@ -62,7 +68,9 @@ class KeepsState:
         """
         self._lane.drain()
         self._made.settle(self._arrivals.step)
-        self._arrivals.resume(self._saver.read(state))
+        resumed = self._saver.read(state)
+        self._arrivals.resume(resumed)
+        self._arrivals.scale.load(resumed.unit, scaler)
         self._agreement.begin()
 
     def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
@@ -100,7 +108,7 @@ class KeepsState:
             device=next(iter(self._held.parameters.values())).device,
         )
 
-    def load_all(self, state: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+    def load_all(self, state: Mapping[str, Any], shared: Mapping[str, Any], scaler: Any) -> None:
         """Load what `save` has written: this rank's part, and that for all. Collective."""
         names: dict[str, str] = {plain_name(name): name for name in self._module.state_dict()}
         error = None
@@ -111,7 +119,7 @@ class KeepsState:
         except (RuntimeError, ValueError, KeyError, TypeError) as found:
             error = ValueError(f"the checkpoint does not fit the model or the optimizer ({found}).")
         raise_together(error, self._comm, next(iter(self._held.parameters.values())).device, kind=ValueError)
-        self.load_state_dict(state)
+        self.load_state_dict(state, scaler=scaler)
 
     @property
     def _layout(self) -> Mapping[int, Sequence[str]]:

@@ -81,7 +81,7 @@ def load_run(
         nonfinite=nonfinite,
     )
     try:
-        run.load_all(state, shared)
+        run.load_all(state, shared, scaler)
         for each, name in ((scheduler, "scheduler"), (scaler, "scaler")):
             if each is not None:
                 each.load_state_dict(shared[name])

@@ -1,5 +1,6 @@
 """To continue as if nothing had happened: everything of a run that belongs to this rank."""
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Arrival
 from pliant.engine.gate import plain_name
 from pliant.engine.generators import generators, load_generators
+from pliant.engine.likeness import require_like
 from pliant.engine.making import InForce
 from pliant.engine.optstate import (
     check_optimizer_state,
@@ -74,6 +76,8 @@ class Resumed:
     step: int
     turn: int
     layout: LaidOutAsSaved | None
+    unit: float
+    """The loss scale of what is kept of gradients; 0 if a GradScaler was not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ class Saver:
     optimizer: Optimizer
     parameters: Mapping[str, Tensor]
 
-    def write(self, layout: Mapping[int, Sequence[str]], *, step: int, turn: int) -> dict[str, Any]:
+    def write(self, layout: Mapping[int, Sequence[str]], *, step: int, turn: int, unit: float = 0.0) -> dict[str, Any]:
         """Return {'rank<i>': {...}} of tensors whose shapes depend only on the model, the optimizer and the ranks."""
         made, owed = self.made, self.made.exchanger.owed
         trained = {plain_name(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
@@ -111,6 +115,7 @@ class Saver:
             "model": model,  # buffers only where parameters are equal on all ranks
             "optimizer": optimizer_state(self.optimizer, self._named, self._kept),
             "random": generators(self._device),
+            "scale": torch.tensor(unit, dtype=torch.float64),  # of the loss, in which slots are
         }
         if owed:
             own |= {"owed": dict(owed)}
@@ -157,7 +162,7 @@ class Saver:
         wanted.pop("owed", None)
         if missing := [key for key in wanted if key not in own]:
             raise ValueError(_what_is_missing(missing, apart=self.made.apart))
-        _require_like(own["counters"], wanted["counters"], "counters")
+        require_like(own["counters"], wanted["counters"], "counters")
         step, turn, size, plan_hash, num_owed = own["counters"].tolist()
         if size != self.comm.size:
             raise ValueError(
@@ -168,11 +173,13 @@ class Saver:
             raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")
         if min(step, turn, num_owed) < 0:
             raise ValueError(f"the state is damaged: it counts {step} steps, {turn} exchanges, {num_owed} debts.")
+        if not 0 <= float(own["scale"]) < math.inf:
+            raise ValueError(f"the state is damaged: it has a loss scale of {float(own['scale'])}.")
         if not own["random"]:
             wanted["random"] = {}
         optimizer = wanted.pop("optimizer")
-        _require_like({key: own[key] for key in wanted}, wanted, "")
-        _require_like(own["optimizer"]["held"], optimizer["held"], "optimizer held")
+        require_like({key: own[key] for key in wanted}, wanted, "")
+        require_like(own["optimizer"]["held"], optimizer["held"], "optimizer held")
         check_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
         check_layout(own["layout"])
         self._check_debts(own.get("owed", {}), num_owed)
@@ -188,7 +195,7 @@ class Saver:
         for name, tensor in owed.items():
             if name not in self.parameters:
                 raise ValueError(f"the state holds a debt for {name}, which is no parameter of the model.")
-            _require_like(tensor, torch.empty(real_shape(self.parameters[name])), f"owed {name}")
+            require_like(tensor, torch.empty(real_shape(self.parameters[name])), f"owed {name}")
 
     def _check_numbers(self, own: Mapping[str, Any], step: int) -> None:
         if self.made.weights is not None:
@@ -200,7 +207,7 @@ class Saver:
         if self.made.feeler is not None and min(own["curvature"]["counters"].tolist()) < 0:
             raise ValueError("the state is damaged: looks at the curvature are counted below 0.")
         if self.made.governor is not None and "governor" in own:
-            _require_like(own["governor"], self.made.governor.state, "governor")
+            require_like(own["governor"], self.made.governor.state, "governor")
 
     def _doing(self, own: Mapping[str, Any]) -> Doing:
         """Say what this rank had done when it saved, as far as all ranks must have done the same."""
@@ -241,7 +248,8 @@ class Saver:
         load_generators(own["random"], self._device)
         step, turn = own["counters"].tolist()[:2]
         buckets = read_layout(own["layout"], list(tensors))
-        return Resumed(step=step, turn=turn, layout=None if buckets is None else LaidOutAsSaved(buckets=buckets))
+        layout = None if buckets is None else LaidOutAsSaved(buckets=buckets)
+        return Resumed(step=step, turn=turn, layout=layout, unit=float(own["scale"]))
 
     @property
     def _live(self) -> dict[str, Tensor]:
@@ -273,25 +281,3 @@ def _what_is_missing(missing: Sequence[str], *, apart: bool) -> str:
     if apart and "optimizer" in missing:
         told += ", and under a plan that exchanges weights each rank has an optimizer state of its own"
     return f"{told}: it was saved by an earlier Pliant, or in part; load what run.state_dict() returns, whole."
-
-
-def _require_like(saved: Any, wanted: Any, where: str) -> None:
-    """Raise ValueError unless nested tensors have the same keys, shapes and types."""
-    if isinstance(wanted, Tensor):
-        if not isinstance(saved, Tensor):
-            raise ValueError(f"the state's {where} must be a tensor, but is a {type(saved).__name__}.")
-        if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
-            raise ValueError(
-                f"the state's {where} is {saved.dtype} of shape {tuple(saved.shape)}, but this run's is {wanted.dtype} "
-                f"of shape {tuple(wanted.shape)}; load it into the model that it was saved from."
-            )
-        return
-    if not isinstance(saved, Mapping) or saved.keys() != wanted.keys():
-        held = cast("Mapping[str, Any]", saved) if isinstance(saved, Mapping) else cast("Mapping[str, Any]", {})
-        odd = sorted(str(key) for key in held.keys() ^ wanted.keys())
-        raise ValueError(
-            f"the state's {where or 'parts'} are not this run's ({', '.join(odd[:5])} on one side only): its "
-            "parameters are not the model's, or it is damaged; load it into the model that it was saved from."
-        )
-    for key, value in wanted.items():
-        _require_like(cast("Mapping[str, Any]", saved)[key], value, f"{where} {key}".strip())
