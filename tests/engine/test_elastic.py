@@ -12,6 +12,7 @@ from torch.distributed import HashStore
 
 import pliant
 from pliant.comm.elastic import Party
+from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import Meeting
 
 WHATS = {
@@ -114,6 +115,41 @@ def test_a_rank_comes_back_and_ends_with_the_same_model(what):
     assert all(torch.equal(own, results[0][0]) for own, *_ in results)
     assert results[0][0].isfinite().all()
     assert all(sorted(members) == [0, 1, 2, 3] for *_, members in results)
+
+
+@pytest.mark.parametrize("what", ["choco", "local_sgd", "streaming_diloco"])
+def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(what, monkeypatch):
+    """Rank 1 sees first that the epoch is over, and the others are already in the next exchange."""
+    over, held, said = Party.is_over, [], []
+    report, connect = ProcessGroupComm.failure, ProcessGroupComm.__init__
+    lone = {1: 6}
+
+    def is_over(party):
+        return over.fget(party) or (party.epoch.number == 0 and lone.get(party.rank) == steps[party.rank])
+
+    def hold(comm, group, **settings):
+        held.append(group)
+        connect(comm, group, **settings)
+
+    def failure(comm, op, error, *more):
+        said.append(str(error))
+        return report(comm, op, error, *more)
+
+    monkeypatch.setattr(Party, "is_over", property(is_over))
+    monkeypatch.setattr(ProcessGroupComm, "__init__", hold)
+    monkeypatch.setattr(ProcessGroupComm, "failure", failure)
+    steps = dict.fromkeys(range(3), 0)
+
+    def body(place):
+        optimizer, run = new_run(place, WHATS[what])
+        with run:
+            while run.steps < 20:
+                steps[place.rank] = run.steps + 1
+                step(place, optimizer, run)
+            return run.members
+
+    assert pliant.run_world(3, body, timeout_s=30) == [(0, 1, 2)] * 3
+    assert not [text for text in said if "Timed out" in text]
 
 
 @pytest.mark.parametrize("what", ["gossip", "dcd", "streaming_diloco"])

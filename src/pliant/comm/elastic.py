@@ -1,6 +1,5 @@
 """A group of ranks that is made anew when one is lost or comes: the agreement, its signs of life, and the comm."""
 
-import gc
 import queue
 import threading
 import time
@@ -29,7 +28,6 @@ T = TypeVar("T")
 
 _BEAT_S = 0.5
 _POLL_S = 0.02
-_COLLECT_S = 1.0
 _SILENT_S = 5.0
 _PREFIX = "pliant-elastic"
 
@@ -130,7 +128,7 @@ class Party:
             CommError: Too few are left, the start was not complete in time, or the store is lost.
 
         """
-        begin_s, collected = time.monotonic(), False
+        begin_s = time.monotonic()
         self._asking(lambda: self._agreement.announce(step=step, sound=sound, closing=closing, now_s=begin_s))
         while True:
             epoch = self._asking(lambda: self._agreement.poll(time.monotonic()))
@@ -138,10 +136,6 @@ class Party:
                 self.epoch = epoch
                 return epoch
             time.sleep(_POLL_S)
-            if not collected and time.monotonic() - begin_s > _COLLECT_S:
-                # Connections close, and free those who wait at the other end, when nobody holds their group: should a
-                # cycle of objects hold it, it ends here.
-                collected = gc.collect() >= 0
 
     def connect(self) -> ProcessGroupComm:
         """Return a comm over the epoch's members, ranks in their order. Collective; raises CommError."""

@@ -172,7 +172,7 @@ class ProcessGroupComm:
                 works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
                 works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
         except RuntimeError as error:
-            raise self.failure("exchange", error, f" of {num_bytes} bytes", 0.0) from error
+            raise self._given_up("exchange", error, num_bytes) from error
         return _Pending(self, "exchange", works, num_bytes, patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
@@ -262,6 +262,12 @@ class ProcessGroupComm:
             lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),
         )
 
+    def _given_up(self, op: str, error: BaseException, num_bytes: int) -> CommError:
+        """Make the report of a communication that could not begin, and hang up as after one that failed."""
+        failure = self.failure(op, error, f" of {num_bytes} bytes", 0.0)
+        self.give_up()
+        return failure
+
     def _start(self, op: str, x: Tensor, call: Callable[[], dist.Work | None]) -> Work:
         self.progress.collective()
         try:
@@ -269,7 +275,7 @@ class ProcessGroupComm:
         except (RuntimeError, ValueError, AttributeError) as error:
             if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
                 raise  # not one of a group that was destroyed, or closed by another thread
-            raise self.failure(op, error, f" of {x.nbytes} bytes", 0.0) from error
+            raise self._given_up(op, error, x.nbytes) from error
         return _Pending(self, op, [work] if work is not None else [], x.nbytes)
 
     def _batched(

@@ -192,16 +192,17 @@ def is_destroyed(group: ProcessGroup) -> bool:
 def hang_up(group: ProcessGroup) -> None:
     """Break a group's connections: whoever waits on them, here or at the other end, fails at once.
 
-    Gloo's own abort does nothing; but when one message comes too late, it closes all connections of the group.
+    Gloo's own abort does nothing; but when one message comes too late, it closes all connections of the group. One
+    that is broken already fails before it can be late, and closes no other: so each peer's is tried.
     """
-    if group.size() == 1:
-        return
     if group.name() == "nccl":
-        group.abort()
+        if group.size() > 1:
+            group.abort()
         return
-    peer = (group.rank() + 1) % group.size()
-    with suppress(RuntimeError):
-        group.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with suppress(RuntimeError):
+                group.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
 def _note(group: ProcessGroup) -> ProcessGroup:

@@ -170,6 +170,7 @@ class ElasticRun(Run):
         """Agree on who goes on, and go on with them. Raises CommError if that cannot be."""
         failure, num_refused = "", 0
         for _ in range(_MOST_ATTEMPTS):
+            self._comm.hang_up()  # so that nobody waits for this rank, whatever still holds its connections
             if self._weights is not None:
                 self._weights.abandon()
             self._comm.close()
