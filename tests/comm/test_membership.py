@@ -184,6 +184,55 @@ def test_an_incomplete_start_says_who_is_missing():
         world.settle()
 
 
+def end_of(world, k):
+    """Let time go on until a rank gives up, and leaves as its process does; return its sentence."""
+    it = world.ranks[k]
+    while True:
+        world.now_s += 0.5
+        [other.beat() for other in world.ranks if other is not it and other not in gone_of(world)]
+        try:
+            it.poll(world.now_s)
+        except MembershipError as error:
+            it.leave()
+            return str(error)
+
+
+def gone_of(world):
+    return [it for k, it in enumerate(world.ranks) if k in world.dead or it._own.gone]
+
+
+def test_who_gives_up_a_start_is_not_named_by_those_that_give_up_later():
+    world = plain()
+    world.start(1, size=3), world.start(2, size=3, start_s=110.0)
+    assert "after 100s rank 0 had not come (here: 1, 2);" in end_of(world, 0)
+    assert "after 110s rank 0 had not come (here: 2; rank 1 had come and ended again);" in end_of(world, 1)
+
+
+def test_who_falls_silent_at_the_start_is_named():
+    world = plain()
+    world.start(0, size=3), world.start(1, size=3)
+    world.dead.add(1)
+    assert "rank 2 had not come and rank 1 gave no sign of life any more (here: 0);" in end_of(world, 0)
+
+
+def test_who_leaves_a_start_to_which_all_have_come_is_named():
+    world = plain()
+    world.start(0, size=2)
+    world.start(1, size=2)
+    world.ranks[1].leave()
+    assert "after 100s rank 1 had come and ended again (here: 0);" in end_of(world, 0)
+
+
+def test_who_has_given_up_a_start_may_come_again():
+    world = plain()
+    world.start(1, size=3), world.start(2, size=3, start_s=200.0)
+    end_of(world, 0)
+    world.dead.add(0)
+    world.start(0, size=3)
+    world.start(1, size=3)
+    assert [m.rank for m in world.settle()[0].epoch.members] == [0, 1, 2]
+
+
 def test_who_comes_after_the_end_is_told_so():
     world = started()
     world.ranks[0].conclude()

@@ -195,7 +195,7 @@ def test_a_store_full_of_another_run_does_not_keep_this_one_from_starting(other_
 def test_ranks_with_another_secret_are_told_what_was_ignored():
     world = plain()
     world.start(0, size=2, seal=seal()), world.start(1, size=2, seal=seal(secret=b"mistyped, and long enough"))
-    with pytest.raises(MembershipError, match=r"ranks 1 had not come .*'rank 1' was ignored.*give all the same secret"):
+    with pytest.raises(MembershipError, match=r"rank 1 had not come .*'rank 1' was ignored.*give all the same secret"):
         world.settle()
 
 

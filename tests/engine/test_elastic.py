@@ -230,6 +230,25 @@ def test_consolidating_outlives_a_loss():
     assert a[1] == (0, 2, 3)
 
 
+def test_who_has_given_up_a_start_calls_relax_again():
+    given_up = threading.Event()
+
+    def body(place):
+        if place.rank == 1:
+            message = r"after 0\.5s ranks? (0, )?2 had not come .*may call relax\(\) again"
+            with pytest.raises(pliant.CommError, match=message):
+                new_run(place, WHATS["local_sgd"], start_timeout_s=0.5)
+            given_up.set()
+        elif place.rank == 2:
+            assert given_up.wait(20)
+        optimizer, run = new_run(place, WHATS["local_sgd"])
+        with run:
+            train(place, optimizer, run, 10)
+            return run.members
+
+    assert pliant.run_world(3, body, timeout_s=30) == [(0, 1, 2)] * 3
+
+
 def test_too_few_end_with_a_sentence():
     def body(place):
         elastic = pliant.Elastic(min_ranks=3, regroup_s=1)

@@ -46,7 +46,8 @@ class Party:
         group: A group of a world of threads, or None for the world of torchrun's environment.
         min_ranks: Fewest that may go on.
         regroup_s: Longest wait for members that live but do not come.
-        timeout_s: Longest that one communication, or the beginning, may take.
+        timeout_s: Longest that one communication may take.
+        start_timeout_s: Longest wait for all ranks at the beginning.
         secret: What all ranks know and strangers do not; None for a run that stays on loopback.
         run: Name of the run, with which the secret is mixed.
 
@@ -62,11 +63,12 @@ class Party:
         min_ranks: int,
         regroup_s: float,
         timeout_s: float,
+        start_timeout_s: float,
         secret: bytes | None = None,
         run: str = "",
     ) -> None:
         with answers_within(regroup_s) if group is None else nullcontext():
-            meeting = meeting_of(group, timeout_s)
+            meeting = meeting_of(group, start_timeout_s)
         self._store_lost = False
         if secret is None and not (meeting.loopback or is_loopback(meeting.host)):
             raise ValueError(
@@ -92,7 +94,7 @@ class Party:
                 started=time.time_ns(),
                 min_ranks=min_ranks,
                 regroup_s=regroup_s,
-                start_s=timeout_s,
+                start_s=start_timeout_s,
                 silent_s=min(_SILENT_S, regroup_s),
             )
         )

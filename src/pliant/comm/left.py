@@ -1,6 +1,6 @@
 """Errors of an elastic run that cannot go on: who is there, who is not, and the cure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["MembershipError", "incomplete", "too_few"]
 
@@ -10,13 +10,36 @@ class MembershipError(RuntimeError):
 
 
 def incomplete(
-    rank: int, size: int, here: Sequence[int], awaited: Sequence[int], start_s: float, refused: Collection[str]
+    rank: int,
+    size: int,
+    here: Sequence[int],
+    awaited: Sequence[int],
+    came: Mapping[int, bool],
+    start_s: float,
+    refused: Collection[str],
 ) -> MembershipError:
-    """Return the error of a start to which not all have come; `refused` are keys of the store that were ignored."""
+    """Return the error of a start to which not all have come, or not all have stayed.
+
+    Args:
+        rank: Who gives up.
+        size: Ranks that were to begin.
+        here: Those that still are.
+        awaited: The others.
+        came: Those of them that have been there, and whether they have said good-bye: that is, given up waiting too.
+        start_s: How long this rank has waited.
+        refused: Keys of the store that were ignored.
+
+    """
+    absent = [r for r in awaited if r not in came]
+    silent, gone = ([r for r in awaited if came.get(r) is bye] for bye in (False, True))
+    missing = [f"{_named(absent)} had not come"] if absent else []
+    missing += [f"{_named(silent)} gave no sign of life any more"] if silent else []
+    ended = f"{_named(gone)} had come and ended again" if gone else ""
+    aside = f"; {ended}" if missing and ended else ""
     return MembershipError(
-        f"rank {rank}: an elastic run of {size} ranks begins with all of them, but after {start_s:g}s ranks "
-        f"{_listed(awaited)} had not come (here: {_listed(here)}); start them, or give relax() a longer timeout_s."
-        f"{_hint(refused)}"
+        f"rank {rank}: an elastic run of {size} ranks begins with all of them, but after {start_s:g}s "
+        f"{' and '.join(missing) or ended} (here: {_listed(here)}{aside}); start them, or give relax() a longer "
+        f"start_timeout_s. A rank that has ended with this error may call relax() again.{_hint(refused)}"
     )
 
 
@@ -32,6 +55,10 @@ def too_few(
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
 
 
 def _hint(refused: Collection[str]) -> str:

@@ -275,10 +275,8 @@ class Agreement:
         return said.member if self._fits(key, whose and said.after == self._after) else None
 
     def _is_lost(self, life: Life, now_s: float) -> bool:
-        if life.rank == self.rank:
-            return False
-        if life.gone:
-            return True
+        if life.gone or life.rank == self.rank:
+            return life.rank != self.rank
         before, since_s = self._heard.get(life.rank, (life, now_s))
         if (before.start, before.count) != (life.start, life.count):
             since_s = now_s
@@ -294,6 +292,8 @@ class Agreement:
         return fits
 
     def _give_up(self, here: Sequence[int], awaited: Sequence[int]) -> None:
-        if self.number == 0:
-            raise incomplete(self.rank, self._size, here, awaited, self._start_s, self.records.refused)
-        raise too_few(self.rank, here, self._min_ranks, self._regroup_s, self.records.refused)
+        if self.number > 0:
+            raise too_few(self.rank, here, self._min_ranks, self._regroup_s, self.records.refused)
+        lives = [life for rank in awaited if (life := self._lives.get(rank)) and self._member_of(life)]
+        came = {life.rank: life.gone for life in lives}
+        raise incomplete(self.rank, self._size, here, awaited, came, self._start_s, self.records.refused)

@@ -36,12 +36,18 @@ def own_group(group: ProcessGroup, timeout_s: float, start_timeout_s: float | No
         absent = () if liveness is None else liveness.absent()
         if liveness is not None:
             liveness.close()
-        if not isinstance(error, RuntimeError) or not absent:
+        if not isinstance(error, RuntimeError) or liveness is None:
             raise
-        text = (
-            f"rank {group.rank()}: rank {', '.join(map(str, absent))} has not come within {limit.timeout_s:g}s; it may "
-            f"have failed, or start slowly: raise start_timeout_s. Cause: {str(error).splitlines()[0]}"
+        why = (
+            "all ranks have come, but not at the same time, or they do not reach each other; call relax() again on "
+            "every rank that ends with an error, or raise start_timeout_s"
         )
+        if absent:
+            why = (
+                f"rank {', '.join(map(str, absent))} has not come within {limit.timeout_s:g}s; it may have failed, or "
+                "start slowly: raise start_timeout_s"
+            )
+        text = f"rank {group.rank()}: {why}. Cause: {str(error).splitlines()[0]}"
         raise CommError(text, rank=group.rank(), op="start") from error
     return ProcessGroupComm(new, limit=limit, make_group=make_group, owns_group=True, liveness=liveness)
 

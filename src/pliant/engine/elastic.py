@@ -225,6 +225,7 @@ def begin(
     *,
     group: ProcessGroup | None,
     timeout_s: float,
+    start_timeout_s: float,
     nonfinite: NonFinite,
 ) -> ElasticRun:
     """Begin an elastic run, or join one."""
@@ -234,6 +235,7 @@ def begin(
         min_ranks=elastic.min_ranks,
         regroup_s=elastic.regroup_s,
         timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
         secret=None if elastic.secret_file is None else read_secret(elastic.secret_file),
         run=run_from_torchrun(),
     )

@@ -83,7 +83,8 @@ def relax(
             )
         claim(held)
         try:
-            return begin(held, plan, elastic, group=group, timeout_s=timeout_s, nonfinite=nonfinite)
+            limits = {"timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
+            return begin(held, plan, elastic, group=group, nonfinite=nonfinite, **limits)
         except BaseException:
             release(held)
             raise
