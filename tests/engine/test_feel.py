@@ -137,6 +137,10 @@ def test_looks_are_averaged_without_the_bias_of_the_start():
         assert torch.allclose(seen[look][name], wanted, rtol=1e-4)
 
 
+def watchers(ddp):
+    return getattr(vars(ddp).get("_run_ddp_forward"), "watchers", [])
+
+
 @pytest.mark.parametrize("estimator", range(3), ids=ESTIMATORS)
 def test_training_is_the_same_bit_for_bit(estimator):
     def body(place):
@@ -151,7 +155,7 @@ def test_training_is_the_same_bit_for_bit(estimator):
                 assert stats["exchanges"] == 5
                 assert all(p.grad is not None for p in ddp.parameters())
             ends.append((weights(ddp), losses, [b.clone() for b in ddp.module.buffers()]))
-            assert not ddp.module._forward_pre_hooks
+            assert not watchers(ddp)
         (w, losses, buffers), (w2, losses2, buffers2) = ends
         return torch.equal(w, w2), losses == losses2, all(map(torch.equal, buffers, buffers2))
 
@@ -185,7 +189,7 @@ def test_in_every_combination():
                 seen[name] = found
                 assert len(run.curvature.history) == 3 * (k + 1)
             run.switch("allreduce")
-            assert not ddp.module._forward_pre_hooks
+            assert not watchers(ddp)
         return {name: {n: t.sum().item() for n, t in found.items()} for name, found in seen.items()}
 
     results = pliant.run_world(3, body, timeout_s=90)

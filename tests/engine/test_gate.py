@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from held import EVERYTHING, OVER_ALGORITHMS, STEPS, WAYS, Like, in_ddp, plain, plain_compiled, relaxed, simple, small
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import pliant
+from pliant.algorithms import plan_of
 from pliant.engine.wire import backend_of, require_carried
 from pliant.spec import Rule, SyncPlan
 
@@ -38,6 +40,29 @@ def test_every_step_is_exchanged_whatever_is_held(way, names):
         assert (name, stats["exchanges"]) == (name, STEPS if handed_over else 0)
         assert stats["sent_bytes"] > 0, name
         assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+@pytest.mark.parametrize("name", ["allreduce", "tasc-curved", "small buckets"])
+def test_a_compiled_model_is_compiled_no_more_often(name, where):
+    """Neither for what looks at inputs and outputs, nor for buckets that are smaller than a compiler accepts."""
+    what = EVERYTHING.get(name) or SyncPlan(rules=plan_of(pliant.bytegrad()).rules, bucket_bytes=64)
+
+    def compilations(place, relaxed):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        model = in_ddp(small(), place)
+        (model if where == "outside" else model.module).compile(backend=counter)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pliant.relax(model, optimizer, what, timeout_s=20) if relaxed else contextlib.nullcontext():
+            simple(model, [optimizer], 0, 6)
+        return counter.frame_count
+
+    def body(place):
+        return [compilations(place, relaxed) for relaxed in (False, True)]
+
+    ((plain, ours),) = pliant.run_world(1, body, timeout_s=60)
+    assert ours <= plain + (name == "tasc-curved")  # a look at the curvature is a pass of fewer samples
 
 
 def test_what_relax_cannot_hold_is_refused_in_one_sentence():

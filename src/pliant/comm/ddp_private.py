@@ -7,9 +7,19 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["Listens", "after_backward", "in_backward", "is_settled", "listen", "rebuild_reducer", "settle_buckets"]
+__all__ = [
+    "Listens",
+    "after_backward",
+    "in_backward",
+    "is_settled",
+    "listen",
+    "rebuild_reducer",
+    "settle_buckets",
+    "watch_module",
+]
 
 
 def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
@@ -29,6 +39,8 @@ def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
     parameters, sparse = ddp._build_params_for_reducer()
     ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
     ddp._has_rebuilt_buckets = False
+    # From here on it is where the compiler cuts graphs, which it does not below DDP's usual first bucket.
+    ddp.bucket_bytes_cap = max(bucket_bytes, dist._DEFAULT_FIRST_BUCKET_BYTES)  # pyright: ignore
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
@@ -145,6 +157,37 @@ def listen(ddp: nn.Module, listener: Listens) -> None:
         setattr(ddp, name, _Instead(weak, name, method))
 
 
+def watch_module(
+    ddp: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], None]
+) -> Callable[[], None]:
+    """Show somebody what the module in a DistributedDataParallel is called with, and what it returns.
+
+    Neither is compiled with the module: a hook of the module's own would be, and guard each step's state.
+
+    Args:
+        ddp: The model.
+        before: Gets the positional arguments and those by name.
+        after: Gets the output.
+
+    Returns:
+        What ends it; a second call does nothing.
+
+    """
+    around = vars(ddp).get("_run_ddp_forward")
+    if around is None:
+        around = _Around(weakref.ref(ddp))
+        vars(ddp)["_run_ddp_forward"] = around
+    disable: Any = torch.compiler.disable
+    watcher = disable(before), disable(after)
+    around.watchers.append(watcher)
+
+    def end() -> None:
+        if watcher in around.watchers:
+            around.watchers.remove(watcher)
+
+    return end
+
+
 class _Instead:
     """A method of one model; in a copy or a pickle of the model it is the class's own again."""
 
@@ -157,3 +200,21 @@ class _Instead:
     def __reduce__(self) -> tuple[Any, ...]:
         itself = self._model()
         return functools.partial, (getattr(type(itself), self._name), itself)
+
+
+class _Around(_Instead):
+    """The call of the module in a DDP, with those who watch it."""
+
+    def __init__(self, model: Any) -> None:
+        self.watchers: list[tuple[Callable[[Any, Any], None], Callable[[Any], None]]] = []
+        disable: Any = torch.compiler.disable
+        super().__init__(model, "_run_ddp_forward", disable(self._watched, recursive=False))  # the module still is
+
+    def _watched(self, *inputs: Any, **named: Any) -> Any:
+        itself, watchers = self._model(), tuple(self.watchers)
+        for before, _ in watchers:
+            before(inputs, named)
+        output = type(itself)._run_ddp_forward(itself, *inputs, **named)
+        for _, after in watchers:
+            after(output)
+        return output

@@ -27,7 +27,7 @@ from pliant.curvature import (
     spearman,
 )
 from pliant.engine.felt import Curvature, Felt, Look
-from pliant.engine.hooks import Hook
+from pliant.engine.hooks import nothing, watch_forward
 from pliant.engine.lane import Lane
 from pliant.engine.outputs import OutputWatch, output_in
 
@@ -61,7 +61,8 @@ class Feeler:
     Bytes: one all-reduce of 4 for each block, and of 12 for each rank.
 
     Args:
-        module: The model without its DDP.
+        ddp: The DDP around it, if there is one.
+        module: The model without wrappers.
         felt: What is asked for.
         comm: Of the run.
         record: Of what was felt.
@@ -69,7 +70,9 @@ class Feeler:
 
     """
 
-    def __init__(self, module: nn.Module, felt: Felt, comm: Comm, record: Curvature, step: int) -> None:
+    def __init__(
+        self, ddp: nn.Module | None, module: nn.Module, felt: Felt, comm: Comm, record: Curvature, step: int
+    ) -> None:
         self._module, self._felt, self._comm, self._record = module, felt, comm, record
         self._device = next(module.parameters()).device
         spec = felt.spec
@@ -82,8 +85,8 @@ class Feeler:
         self._looking = False
         self._since_s: float | None = None
         self._steps_s, self._num_steps, self._rest_s = 0.0, 0, 0.0
-        self._hook = module.register_forward_pre_hook(Hook(self._keep), with_kwargs=True)
-        self._outputs = OutputWatch(module, lambda: not self._looking and self._step + 1 >= self._due)
+        self._unwatch = watch_forward(ddp, module, self._keep, nothing)
+        self._outputs = OutputWatch(ddp, module, lambda: not self._looking and self._step + 1 >= self._due)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -106,8 +109,8 @@ class Feeler:
         return felt.spec == self._felt.spec and felt.numels == self._felt.numels
 
     def close(self) -> None:
-        """Remove the hooks."""
-        self._hook.remove()
+        """Stop looking."""
+        self._unwatch()
         self._outputs.close()
 
     def after_step(self, step: int, lane: Lane) -> None:
@@ -127,18 +130,13 @@ class Feeler:
 
     # - One look
 
-    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (
-            module is not self._module
-            or self._looking
-            or self._step + 1 < self._due
-            or not (module.training and torch.is_grad_enabled())
-        ):
+    def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._looking or self._step + 1 < self._due or not (self._module.training and torch.is_grad_enabled()):
             return
         num = _batch_size((args, kwargs))
         few = max(round(num * self._felt.spec.batch_share), min(num, 2))  # of one, BatchNorm knows no deviation
         task = Task(
-            model=module,
+            model=self._module,
             args=_first(args, num, few),
             kwargs=_first(kwargs, num, few),
             logits=self._record.logits if self._record.logits is not find_logits else _output,

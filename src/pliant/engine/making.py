@@ -153,7 +153,8 @@ class Maker:
         exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
         owned, served = self._make_owners(store)
-        feeler = Feeler(self._module, felt, self._comms[False], self.curvature, step) if felt is not None else None
+        ddp, comm = self._held.ddp, self._comms[False]
+        feeler = None if felt is None else Feeler(ddp, self._module, felt, comm, self.curvature, step)
         if old is not None and old.feeler is not None:
             old.feeler.close()
             if felt is not None and feeler is not None and old.feeler.knows(felt):

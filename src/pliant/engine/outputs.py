@@ -1,6 +1,5 @@
 """What reaches a model's output in backward, kept for a few rows: enough to tell which loss it is trained on."""
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pliant.curvature import LossName, recognized
-from pliant.engine.hooks import Hook
+from pliant.engine.hooks import nothing, watch_forward
 
 __all__ = ["OutputWatch", "output_in"]
 
@@ -22,21 +21,18 @@ class OutputWatch:
     A softmax, where there is one, is looked for in `.logits`, ``["logits"]``, a tensor, or the first of a tuple.
 
     Args:
-        module: The model without its DDP.
+        ddp: The DDP around it, if there is one.
+        module: The model without wrappers.
         wanted: Whether the next forward pass is to be looked at.
 
     """
 
-    def __init__(self, module: nn.Module, wanted: Callable[[], bool]) -> None:
-        self._module, self._wanted = weakref.ref(module), wanted
+    def __init__(self, ddp: nn.Module | None, module: nn.Module, wanted: Callable[[], bool]) -> None:
+        self._module, self._wanted = module, wanted
         self._why = ""
         self._rows: tuple[Tensor, Tensor] | None = None
-        # A plain function, since copies of the module copy what hooks are bound to.
-        self._hook = module.register_forward_hook(Hook(lambda itself, _, output: self._keep(itself, output)))
-
-    def close(self) -> None:
-        """Remove the hook."""
-        self._hook.remove()
+        self.close = watch_forward(ddp, module, nothing, self._keep)
+        """Stop looking."""
 
     def forget(self) -> None:
         """Drop what was kept."""
@@ -51,8 +47,8 @@ class OutputWatch:
             return None, "the gradient at the model's output is neither a softmax's cross-entropy's nor a sigmoid's"
         return name, ""
 
-    def _keep(self, module: nn.Module, output: Any) -> None:
-        if module is not self._module() or not (module.training and torch.is_grad_enabled() and self._wanted()):
+    def _keep(self, output: Any) -> None:
+        if not (self._module.training and torch.is_grad_enabled() and self._wanted()):
             return
         self.forget()
         found = output_in(output)

@@ -13,7 +13,7 @@ from pliant.engine.bounds import Verdict
 from pliant.engine.cruise import Cruise, Landed
 from pliant.engine.explain import explain
 from pliant.engine.finalists import Finalist, finalists, learned
-from pliant.engine.gate import module_of
+from pliant.engine.gate import module_of, without_wrappers
 from pliant.engine.observe import Observation, observe
 from pliant.engine.outputs import OutputWatch
 from pliant.engine.refused import Wary, as_strong
@@ -105,7 +105,8 @@ class Pilot:
         self._comm.close()
 
     def _fly(self) -> Steps[None]:
-        outputs = OutputWatch(module_of(self._run.model), lambda: not self._observation.done)
+        ddp, module = without_wrappers(self._run.model), module_of(self._run.model)
+        outputs = OutputWatch(None if ddp is module else ddp, module, lambda: not self._observation.done)
         while not self._observation.done:  # its hooks go by themselves
             yield
         outputs.close()

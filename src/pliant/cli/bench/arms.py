@@ -1,8 +1,7 @@
 """The arms of a comparison: torch's DDP with its hooks, and every algorithm of Pliant, behind one face."""
 
 import copy
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
@@ -267,9 +266,8 @@ def _graph(kind: str) -> Graph:
 
 def _torch_ddp(name: str, module: nn.Module, bucket_mb: float, total_steps: int) -> DistributedDataParallel:
     if name == "ddp-powersgd":
-        # On Gloo the hook aborts with more than one bucket, so the first, usually 1 MB, must hold all as well.
-        with _first_bucket_bytes(_ONE_BUCKET_MB << 20):
-            ddp = DistributedDataParallel(module, bucket_cap_mb=_ONE_BUCKET_MB, gradient_as_bucket_view=True)
+        # On Gloo the hook aborts with more than one bucket; a size that is asked for is that of the first as well.
+        ddp = DistributedDataParallel(module, bucket_cap_mb=_ONE_BUCKET_MB, gradient_as_bucket_view=True)
         state = PowerSGDState(None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, powerSGD_hook)
         return ddp
@@ -282,13 +280,3 @@ def _torch_ddp(name: str, module: nn.Module, bucket_mb: float, total_steps: int)
         state = PostLocalSGDState(None, None, warmup_steps_of(total_steps), post_local_gradient_allreduce=False)
         ddp.register_comm_hook(state, post_localSGD_hook)
     return ddp
-
-
-@contextmanager
-def _first_bucket_bytes(num_bytes: int) -> Generator[None]:
-    before = dist._DEFAULT_FIRST_BUCKET_BYTES  # pyright: ignore
-    dist._DEFAULT_FIRST_BUCKET_BYTES = num_bytes  # pyright: ignore
-    try:
-        yield
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = before  # pyright: ignore
