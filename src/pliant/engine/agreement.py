@@ -9,7 +9,7 @@ from pliant.codecs import tensor_hash
 from pliant.comm.base import Comm
 from pliant.comm.recorded import uncounted
 from pliant.engine.alike import gathered, majority, meanwhile, ranks_named
-from pliant.engine.doing import Doing, difference
+from pliant.engine.doing import LEAVING, Doing, difference
 from pliant.engine.lane import Lane
 
 __all__ = ["Agreement", "ReplicasDisagreeError", "check_agreement", "fingerprints"]
@@ -108,6 +108,8 @@ def fingerprints(parameters: Mapping[str, Tensor]) -> Tensor:
 def check_agreement(names: list[str], mine: Tensor, doing: Doing, comm: Comm, device: torch.device, step: int) -> None:
     """Compare over ranks what was done and what came of it: 48 bytes from each; all fingerprints only if those differ.
 
+    Nothing is to be equal while a rank waits for all to leave a plan.
+
     Raises:
         ReplicasDisagreeError: On every rank, if any parameter differs anywhere, or ranks have not done the same.
 
@@ -116,7 +118,7 @@ def check_agreement(names: list[str], mine: Tensor, doing: Doing, comm: Comm, de
     with meanwhile(f"comparing replicas after step {step}"):
         rows = gathered([*doing.row(), total], comm, device)
         _check_doing([row[:-1] for row in rows])
-        if all(row[-1] == rows[0][-1] for row in rows):
+        if all(row[-1] == rows[0][-1] for row in rows) or any(row[:-1] == LEAVING.row() for row in rows):
             return
         table = torch.tensor(gathered(mine.tolist(), comm, device), dtype=torch.int64)  # (size, num_parameters)
     differs = (table != table[0]).any(0)
@@ -133,7 +135,7 @@ def check_agreement(names: list[str], mine: Tensor, doing: Doing, comm: Comm, de
 
 
 def _check_doing(rows: list[list[int]]) -> None:
-    if told := difference(rows):
+    if LEAVING.row() not in rows and (told := difference(rows)):
         raise ReplicasDisagreeError(
             f"ranks have not done the same: {told}. What they exchange belongs to different moments of training; "
             "let every rank load a state of the same step, and make the same calls in the same steps."

@@ -14,7 +14,10 @@ from pliant.engine.bounds import Bounds, Judge, Verdict
 from pliant.engine.figures import Lookout
 from pliant.engine.tryout import UNCOUNTED, Flown, Steps, passed, period_of
 
-__all__ = ["Cruise", "Landed"]
+__all__ = ["FAILED", "Cruise", "Landed"]
+
+FAILED = "failed"
+"""In place of the name of a bound: the plan has raised something."""
 
 _WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 16, 0.1
 """A window has 4 steps, or, where those are short, as many as 0.1 s has, up to 16: medians of less are noise."""
@@ -79,7 +82,7 @@ class Cruise:
                 self._lookout.close()
 
     def _flown(self, hold_steps: int, expected_s: float) -> Steps[Landed]:
-        while not self._watches_times and self._judge is None:
+        while not self._watches_times and self._judge is None and not self._run.trial.guards:
             yield
         yield from passed(UNCOUNTED)
         size = self._in_periods(2 * _WINDOW_STEPS)
@@ -112,15 +115,20 @@ class Cruise:
             start_s = time.perf_counter()
             for step in range(first, first + self._period):
                 if self._lookout is not None and step % _LOOK_EVERY == 0:
-                    self._lookout.begin()
+                    with self._run.trial.noting():
+                        self._lookout.begin()
                     yield
-                    self._lookout.end()
+                    with self._run.trial.noting():
+                        self._lookout.end()
                 else:
                     yield
             took_s.append((time.perf_counter() - start_s) / self._period)
         verdict = None
-        if self._lookout is not None and self._judge is not None:
-            verdict = self._judge.verdict(self._lookout.figures())
+        with self._run.trial.noting():
+            if self._lookout is not None and self._judge is not None:
+                verdict = self._judge.verdict(self._lookout.figures())
+        if self._run.trial.why:
+            verdict = Verdict(bound=FAILED, why=f"rank {self._comm.rank}: {self._run.trial.why}")
         # One number: of five, each of a ring's parts would have to wait for a core on each rank.
         worst = torch.tensor([statistics.median(took_s) if verdict is None else math.inf], dtype=torch.float64)
         sharing = self._comm.all_reduce(worst, "max")

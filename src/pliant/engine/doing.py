@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from pliant.engine.alike import majority, ranks_named
 from pliant.spec import Choice
 
-__all__ = ["Doing", "difference", "goes_free", "layout_hash"]
+__all__ = ["LEAVING", "Doing", "difference", "goes_free", "layout_hash"]
 
 _COUNTED = ("at step", "after exchange", "after exchange of weights")
 _HASHED = ("another plan", "other buckets")
@@ -31,6 +31,10 @@ class Doing:
     def row(self) -> list[int]:
         """Return the numbers in the order of fields."""
         return list(astuple(self))
+
+
+LEAVING = Doing(step=-1, turn=-1, exchanges=-1, plan=-1, layout=-1)
+"""Of a rank whose plan has failed, and whose weights wait for all ranks to leave it."""
 
 
 def difference(rows: Sequence[Sequence[int]]) -> str:

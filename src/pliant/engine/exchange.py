@@ -28,6 +28,9 @@ class NonFiniteGradientError(FloatingPointError):
     Raised on every rank, or, where gradients are not exchanged, on the rank that has it.
     """
 
+    of_plan = False
+    """Whether all ranks' gradients were finite, and what the plan has made of them is not."""
+
 
 class Exchanger:
     """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `inspect`.
@@ -205,13 +208,15 @@ class Exchanger:
             who = f"every rank's gradient was finite, but their sum in {bucket.name} overflowed"
         else:
             who = "; ".join(f"rank {r}: {bucket.name}, parameter {bucket.name_at(i)}" for r, i in culprits)
-        self._refuse(who)
+        self._refuse(who, of_plan=not culprits)
 
-    def _refuse(self, who: str) -> None:
-        self._refused = self._refused or NonFiniteGradientError(
-            f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
-            'with a GradScaler, which expects this, pass nonfinite="propagate".'
-        )
+    def _refuse(self, who: str, *, of_plan: bool = False) -> None:
+        if self._refused is None or (self._refused.of_plan and not of_plan):
+            self._refused = NonFiniteGradientError(
+                f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
+                'with a GradScaler, which expects this, pass nonfinite="propagate".'
+            )
+            self._refused.of_plan = of_plan
 
     def _pay(self, part: Part, weight: float) -> None:
         for span in part.bucket.spans:

@@ -3,20 +3,21 @@
 import logging
 import math
 import statistics
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
+from pliant.engine.adopted import Adopted
 from pliant.engine.asking import answered, on_all, share, told
 from pliant.engine.auto import Auto
 from pliant.engine.bounds import Verdict
-from pliant.engine.cruise import Cruise, Landed
+from pliant.engine.cruise import FAILED, Cruise, Landed
 from pliant.engine.explain import explain
 from pliant.engine.finalists import Finalist, finalists, learned
 from pliant.engine.gate import module_of, without_wrappers
 from pliant.engine.observe import Observation, observe
 from pliant.engine.outputs import OutputWatch
-from pliant.engine.refused import Wary, as_strong
+from pliant.engine.refused import Refused, Wary
 from pliant.engine.together import optimizer_name
 from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo
@@ -52,6 +53,7 @@ _BATCH, _SAMPLES = 4, 100
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
 change, it is answered within 50 steps."""
+_UNDONE = "A plan failed in its trial, which was undone"
 _FINALISTS, _CELLS = 3, 3
 """So many of the best are held against exact training, and each other; so many searches teach the next one."""
 _HOLD_STEPS = 50
@@ -79,11 +81,10 @@ class Pilot:
         self._genes = _EXACT
         """Of the plan in force, on the first rank."""
         self._is_exact = True
-        self._refused: set[Gene] = set()
+        self._adopted = Adopted(run, comm, _EXACT.plan("auto"))
+        self._refused = Refused(comm.rank, _EXACT.base)
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
-        self._failures: list[str] = []
-        """What was undone, and why, in a sentence each; the same on all ranks."""
         self._cells: list[tuple[Physics, Sequence[Trial]]] = []
         """What the last searches have tried, on the first rank."""
         self._flight = self._fly()
@@ -98,6 +99,11 @@ class Pilot:
         if self._run.trial.is_on:
             self._tryout.end()
 
+    def taxi(self) -> None:
+        """Undo what the adopted plan has raised last, as when it ended. Collective, once nothing is in flight."""
+        plan = self._run.plan
+        self._note_fallen(plan, self._adopted.end())
+
     def close(self) -> None:
         """Stop, whatever it was about to do."""
         self._flight.close()
@@ -111,7 +117,7 @@ class Pilot:
             yield
         outputs.close()
         if not on_all(self._comm, self._run.curvature.is_told or outputs.loss()[0] is not None):
-            self._refuse(all_of("tasc"))  # whose curvature nobody could feel
+            self._refused.add(all_of("tasc"))  # whose curvature nobody could feel
         while not on_all(self._comm, not self._observation.blind):
             self.explanation = (
                 "auto keeps DDP's own exchange: it could not see when backward begins, since the model's output has no "
@@ -122,6 +128,8 @@ class Pilot:
         hold_steps, landed = _HOLD_STEPS, None
         while True:
             before = self._run.plan.hash
+            if landed is not None:
+                self._note_fallen(self._run.plan, self._adopted.leave())
             topology = probe(self._comm, budget_s=self._auto.probe_s)
             expected_s = yield from self._choose(workload, topology, landed)
             if landed is not None:
@@ -155,7 +163,7 @@ class Pilot:
             budget=self._auto.quality,
             optimizer=optimizer_name(self._run.optimizer),
             unmeasured=self._auto.unmeasured,
-            refused=self._refused,
+            refused=self._refused.genes,
         )
         anew = landed is None or landed.at_once
         self._tryout = tryout = TryOut(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
@@ -172,7 +180,7 @@ class Pilot:
             turns = _TURNS if anew else _AGAIN_TURNS
             compared = yield from tryout.compared([r.plan for r in rivals], [r.ratio for r in rivals], turns)
             for k, why in compared.failed.items():
-                self._note_failure(rivals[k].plan, why, [t.genes for t in best_found])
+                self._refused.failed(_UNDONE, why, rivals[k].plan, [t.genes for t in best_found])
             if compared.gains:
                 best, gains, adopted = rivals[compared.best], compared.gains, compared.pays
             # Of several plans, since one alone may have had to wait for a core in its trial.
@@ -180,12 +188,12 @@ class Pilot:
             now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
             expected_s = statistics.median(since) * now_s if since else math.nan
         chosen = best.plan if adopted else exact
-        self._run.switch(chosen)
         self._is_exact = best.is_exact or not adopted
         self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), _EXACT)
+        self._note_fallen(chosen, self._adopted.begin(chosen))
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         why = share_text(" ".join(filter(None, (why, quality.sentence))), self._comm)
-        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._failures])
+        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._refused.failures])
         return expected_s
 
     def _searched(
@@ -201,7 +209,7 @@ class Pilot:
             self._say(f"auto is still searching: trial {number} of at most {num_trials} is under way.")
             blocks_s, why = yield from self._tryout.tried(*wanted)
             if why:
-                self._note_failure(wanted[0], why, [] if asked is None else [asked[0]])
+                self._refused.failed(_UNDONE, why, wanted[0], [] if asked is None else [asked[0]])
             if asked is not None:
                 status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
                 trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
@@ -211,19 +219,6 @@ class Pilot:
     def _say(self, progress: str) -> None:
         """Explain what is under way, and what was chosen before, if anything was."""
         self.explanation = f"{progress}\nBefore: {self._chosen_why}" if self._chosen_why else progress
-
-    def _note_failure(self, plan: SyncPlan, why: str, among: Sequence[Genes]) -> None:
-        """Say that a trial was undone, on all ranks, and, on the first, refuse what is in the plan from now on."""
-        text = f"A plan failed in its trial, which was undone, and is not tried again in this run: {why}. It was {plan}"
-        self._failures.append(text)
-        if self._comm.rank == 0:
-            _log.warning("auto: %s", text)
-        for genes in among:
-            if genes.plan().hash == plan.hash:
-                self._refuse(gene for gene in genes.genes if gene != _EXACT.base)
-
-    def _refuse(self, genes: Iterable[Gene]) -> None:
-        self._refused.update(strong for gene in genes for strong in as_strong(gene))
 
     def _advise(self, workload: Workload) -> str:
         """Say what the plan in force asks of the optimizer; the same on all ranks."""
@@ -262,17 +257,32 @@ class Pilot:
 
     def _give_up(self, verdict: Verdict, workload: Workload) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
-        self._refuse(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
+        if verdict.bound == FAILED:
+            plan = self._run.plan
+            self._adopted.fall_back()
+            self._note_fallen(plan, verdict.why)
+            return
+        self._refused.add(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
         why = (
             f"After step {self._run.steps} a plan was given up for DDP's own exchange: {verdict.why}. What it relaxed "
             f"is not tried again in this run. It was {self._run.plan}"
         )
         # A residual beyond its bound would come down on the weights in one step; smaller ones are paid.
-        self._run.switch(_EXACT.plan("auto"), pay=verdict.bound != "residual")
+        plan = self._run.plan
+        self._note_fallen(plan, self._adopted.leave(pay=verdict.bound != "residual"))
         self._genes, self._is_exact = _EXACT, True
         if self._comm.rank == 0:
             _log.warning(why)
         self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
+
+    def _note_fallen(self, plan: SyncPlan, why: str) -> None:
+        """Say that an adopted plan was undone, and refuse what is in it from now on; nothing if it has not failed."""
+        if not why:
+            return
+        what = f"By step {self._run.steps} a plan in force had failed, which has made place for DDP's own exchange"
+        text = self._refused.failed(what, why, plan, [self._genes])
+        self._genes, self._is_exact = _EXACT, True
+        self.explanation = f"{text}\nBefore: {self.explanation}"
 
 
 def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:

@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import Agreement
 from pliant.engine.arrivals import Arrivals
-from pliant.engine.choose import What, agree_on, plan_from
-from pliant.engine.doing import Doing, layout_hash
+from pliant.engine.doing import LEAVING, Doing, layout_hash
 from pliant.engine.ending import tell_destroyed
 from pliant.engine.exchange import NonFinite
 from pliant.engine.felt import Curvature
@@ -20,15 +19,15 @@ from pliant.engine.gate import Held, release
 from pliant.engine.joining import Joining
 from pliant.engine.keeping import KeepsState
 from pliant.engine.lane import Lane
-from pliant.engine.making import InForce, Maker
+from pliant.engine.making import Maker
 from pliant.engine.means import join, mean_model
 from pliant.engine.start import steps_taken
 from pliant.engine.stats import Stats
 from pliant.engine.stepping import Stepping, refuse_turns
+from pliant.engine.switching import SwitchesPlans
 from pliant.engine.tape import Tape
 from pliant.engine.trial import Trial
 from pliant.engine.watch import BackwardWatch
-from pliant.engine.wire import require_carried
 from pliant.spec import SyncPlan
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
-class Run(KeepsState):
+class Run(KeepsState, SwitchesPlans):
     """What `relax` returns. Use it as a context manager, or call close()."""
 
     def __init__(
@@ -85,17 +84,6 @@ class Run(KeepsState):
         self._open = True
         self.pilot: Pilot | None = None  # chooses the plan, with "auto"
 
-    def _put_in_force(self, plan: SyncPlan, made: InForce) -> None:
-        self._made = made
-        self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
-        self._owned, self._served, self._plan_number = made.owned, made.served, int(plan.hash, 16) >> 1
-        if made.weights is not None and not self.trial.is_on:
-            made.weights.agree(self._agreement, self._plan_number)
-        self._arrivals.put_in_force(made.exchanger, as_ready=plan.rules[0].choice.order == "ready")
-        if self._ddp is not None and self._front is not None:
-            self._ddp.broadcast_buffers = self._shares_buffers and not made.apart
-            self._front.rebucket(self._ddp, plan.bucket_bytes)
-
     # - The moments
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -141,6 +129,8 @@ class Run(KeepsState):
 
     @property
     def _doing(self) -> Doing:
+        if self.trial.why:
+            return LEAVING
         step, turn, layout = self._arrivals.step, self._arrivals.turn, layout_hash(self._exchanger.layout)
         return Doing(step=step, turn=turn, plan=self._plan_number, layout=layout)
 
@@ -197,50 +187,6 @@ class Run(KeepsState):
         if self._weights is not None:
             self._weights.count(work)
 
-    def switch(self, what: What, *, pay: bool = True) -> None:
-        """Put another plan in force, on all ranks between the same two steps.
-
-        Gradients that the old plan still owes pass to the new one: into its residual, or, unless they are not to be
-        paid, into its next exchange. Weights that the old plan let differ, and the new one treats otherwise, become
-        their mean over ranks; so do momenta where gradients are exchanged from then on.
-
-        Raises:
-            ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
-
-        """
-        self._lane.drain()
-        plan = plan_from(what, self.optimizer)
-        if self._held.group is not None:
-            require_carried(plan, self._held.group, self._device)
-        agree_on(plan, self._comm, self._device)
-        if self._ddp is None and not plan.between_steps:
-            raise ValueError(
-                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
-                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
-            )
-        if self.recording is not None:
-            self.recording.end()
-        self._put_in_force(plan, self._maker.make(plan, self._made, self._arrivals.step))
-        if not pay:
-            self._exchanger.forgive()
-
-    def try_out(self, plan: SyncPlan) -> None:
-        """Put a plan in force on trial: until `trial.end()` what it raises is noted. Collective."""
-        self._lane.drain()
-        self.trial.begin(self._module, self._held.optimizers, self._exchanger.owed)
-        with self.trial.noting():
-            self.switch(plan)
-
-    def undo(self, plan: SyncPlan) -> None:
-        """Put a plan in force in place of one whose trial has failed, and all else back. Collective, on all ranks."""
-        with self.trial.noting():
-            self._lane.drain()
-        with self.trial.noting():
-            self._made.abandon()
-        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step))
-        self._exchanger.owed.update(self.trial.owed)
-        self.trial.restore()
-
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
@@ -261,17 +207,23 @@ class Run(KeepsState):
         try:
             if self.pilot is not None:
                 self.pilot.land()
-            self._lane.drain()
-            if self._weights is not None:
-                self._weights.finish(self._arrivals.step)
-                choices = self._exchanger.store.choices.items()
-                join([self._parameters[n] for n, own in choices if own.between_steps], self.optimizer, self._comm)
-            self._made.hand_back()
+            with self.trial.noting():
+                self._end_plan()
+            if self.pilot is not None:
+                self.pilot.taxi()
             self._agreement.at_end(self._parameters, self._arrivals.step)
         except BaseException:
             self._let_go(broken=True)
             raise
         self._let_go()
+
+    def _end_plan(self) -> None:
+        self._lane.drain()
+        if self._weights is not None:
+            self._weights.finish(self._arrivals.step)
+            choices = self._exchanger.store.choices.items()
+            join([self._parameters[n] for n, own in choices if own.between_steps], self.optimizer, self._comm)
+        self._made.hand_back()
 
     def _let_go(self, *, broken: bool = False) -> None:
         """End what is local; a run that is broken off hangs up first, so that nobody waits, here or elsewhere."""

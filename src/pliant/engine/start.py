@@ -13,15 +13,15 @@ from pliant.comm.base import Comm
 __all__ = ["broadcast_data", "broadcast_optimizer", "broadcast_tensors", "is_no_step", "steps_taken"]
 
 
-def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
-    """Give every rank rank 0's values, in place."""
+def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, root: int = 0) -> None:
+    """Give every rank root's values, in place."""
     for tensor in tensors:
         data = tensor.detach()
         if data.is_contiguous():
-            comm.broadcast(data, 0).wait()
+            comm.broadcast(data, root).wait()
         else:
             copy = data.contiguous()
-            comm.broadcast(copy, 0).wait()
+            comm.broadcast(copy, root).wait()
             data.copy_(copy)
 
 

@@ -1,6 +1,7 @@
 """A trial is a transaction: what a plan raises in it is noted, and its steps are as if they had not been made."""
 
 import copy
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.comm.base import CommError
+from pliant.engine.agreement import ReplicasDisagreeError
+from pliant.engine.exchange import NonFiniteGradientError
+from pliant.engine.watch import IncompleteBackwardError
 
 __all__ = ["Snapshot", "Trial"]
 
@@ -62,8 +66,12 @@ class Trial:
     noted and not raised, and this rank's weights are those of the beginning after each of its steps from then on. All
     others pass: those of the caller's code, and CommError, since a rank that is lost stays lost.
 
-    Note: an error is noted on the rank that has it. Ranks tell each other at their next meeting (`TryOut`), and the
-    same thing is undone on all of them: copies are equal on all ranks if weights were when the trial began.
+    A plan that was adopted is guarded likewise, but without a copy: that is made when something is raised. A rank's
+    weights then stay as they were in that moment until all ranks have met, and get equal again (`alike`). What would be
+    raised under any plan is raised: gradients that were not finite before, and a model or ranks that do not fit.
+
+    Note: an error is noted on the rank that has it. Ranks tell each other at their next meeting (`TryOut`, `Cruise`),
+    and the same thing is undone on all of them: copies are equal on all ranks if weights were when the trial began.
     """
 
     def __init__(self) -> None:
@@ -71,8 +79,15 @@ class Trial:
         """What was raised first, as 'ValueError: its message'; empty as long as nothing was."""
         self.is_agreed = False
         """Whether all ranks know that the trial has failed."""
+        self.is_on = False
+        """Whether a trial has begun and not ended."""
+        self.guards = False
+        """Whether the plan in force was adopted, and is left if it raises."""
+        self.undone = 0
+        """Steps since something was raised, of which this rank's weights know nothing."""
         self._snapshot: Snapshot | None = None
         self._owed: dict[str, Tensor] = {}
+        self._of: tuple[nn.Module, Sequence[Optimizer], int] | None = None
 
     def begin(self, module: nn.Module, optimizers: Sequence[Optimizer], owed: dict[str, Tensor]) -> None:
         """Copy what a failure would undo.
@@ -83,28 +98,36 @@ class Trial:
             owed: Gradients that the plan before has left, and that have not been paid.
 
         """
+        self.end()
         self._snapshot, self._owed = Snapshot(module, optimizers), dict(owed)
-        self.why, self.is_agreed = "", False
+        self.is_on = True
+
+    def guard(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Note from now on what is raised by the plan in force, or the one that is about to be, which was adopted.
+
+        Args:
+            module: The model without its DDP.
+            optimizers: Those of its parameters.
+
+        """
+        self.end()
+        self._of, self.guards = (module, optimizers, os.getpid()), True
 
     def end(self) -> None:
         """Free the copy; errors are raised again."""
-        self._snapshot, self._owed = None, {}
-        self.why, self.is_agreed = "", False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a trial has begun and not ended."""
-        return self._snapshot is not None
+        self._snapshot, self._owed, self._of = None, {}, None
+        self.why, self.is_agreed, self.undone = "", False, 0
+        self.is_on = self.guards = False
 
     @contextmanager
     def noting(self) -> Generator[None]:
-        """Note an error of the block during a trial, and raise it otherwise."""
+        """Note an error of the block during a trial, or under a plan that is guarded, and raise it otherwise."""
         try:
             yield
         except CommError:
             raise
         except Exception as error:
-            if self._snapshot is None:
+            if not (self.is_on or (self._of is not None and self._of[2] == os.getpid() and _is_of_plan(error))):
                 raise
             self.fail(f"{type(error).__name__}: {error}")  # as text: an error holds its frames, and they connections
 
@@ -120,6 +143,8 @@ class Trial:
     def fail(self, why: str) -> None:
         """Note that the trial has failed, here or on another rank; the first reason counts."""
         self.why = self.why or why
+        if self._of is not None and self._snapshot is None:
+            self._snapshot = Snapshot(*self._of[:2])
 
     def agree(self, why: str) -> None:
         """Note, on all ranks, why the trial has failed on one of them."""
@@ -134,8 +159,16 @@ class Trial:
         """Put this rank's weights, buffers and optimizers' states back, if the trial has failed."""
         if self.why and self._snapshot is not None:
             self._snapshot.restore()
+            self.undone += 1
 
     @property
     def owed(self) -> dict[str, Tensor]:
         """What was owed when the trial began, parameter -> gradient."""
         return dict(self._owed)
+
+
+def _is_of_plan(error: Exception) -> bool:
+    """Say whether another plan would not have raised it."""
+    if isinstance(error, NonFiniteGradientError):
+        return error.of_plan
+    return not isinstance(error, (IncompleteBackwardError, ReplicasDisagreeError))

@@ -18,7 +18,7 @@ from pliant.engine.stats import Stats
 from pliant.engine.trial import Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["UNCOUNTED", "Compared", "Flown", "Steps", "TryOut", "passed", "period_of"]
+__all__ = ["UNCOUNTED", "Compared", "Flown", "Steps", "TryOut", "has_failed", "passed", "period_of"]
 
 R = TypeVar("R")
 Steps = Generator[None, None, R]
@@ -64,6 +64,14 @@ class Flown(Protocol):
 
     def undo(self, plan: SyncPlan) -> None:
         """Put a plan in force in place of one whose trial has failed, and all else back. Collective."""
+        ...
+
+    def adopt(self, plan: SyncPlan) -> None:
+        """Put a plan in force for good, and guard it. Collective."""
+        ...
+
+    def fall_back(self, plan: SyncPlan) -> None:
+        """Put a plan in force in place of one that was adopted and has failed. Collective."""
         ...
 
 
@@ -209,16 +217,19 @@ class TryOut:
         return blocks_s if min(blocks_s) <= limit_s else [min(blocks_s)]
 
     def _has_failed(self) -> bool:
-        """Say whether the trial has failed on any rank, and note on all why it did on the first of them. Collective."""
-        comm, trial = self._comm, self._run.trial
-        if trial.is_agreed:
-            return True
-        first = torch.tensor([comm.rank if trial.why else comm.size])
-        comm.all_reduce(first, "min").wait()
-        if int(first) == comm.size:
-            return False
-        trial.agree(share_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
+        return has_failed(self._run.trial, self._comm)
+
+
+def has_failed(trial: Trial, comm: Comm) -> bool:
+    """Say whether a trial has failed on any rank, and note on all why it did on the first of them. Collective."""
+    if trial.is_agreed:
         return True
+    first = torch.tensor([comm.rank if trial.why else comm.size])
+    comm.all_reduce(first, "min").wait()
+    if int(first) == comm.size:
+        return False
+    trial.agree(share_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
+    return True
 
 
 def passed(num_steps: int) -> Steps[None]:

@@ -1,0 +1,147 @@
+"""The plan of a run changes: because the caller wants it, on trial, or since it has failed."""
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.agreement import Agreement
+from pliant.engine.alike import gathered
+from pliant.engine.arrivals import Arrivals
+from pliant.engine.choose import What, agree_on, plan_from
+from pliant.engine.exchange import Exchanger
+from pliant.engine.front import Front
+from pliant.engine.gate import Held
+from pliant.engine.lane import Lane
+from pliant.engine.making import InForce, Maker
+from pliant.engine.means import join
+from pliant.engine.owners import Owners, Servers
+from pliant.engine.start import broadcast_optimizer, broadcast_tensors
+from pliant.engine.trial import Trial
+from pliant.engine.weights import Weights
+from pliant.engine.wire import require_carried
+from pliant.spec import SyncPlan
+
+if TYPE_CHECKING:
+    from pliant.engine.record import Recording
+
+__all__ = ["SwitchesPlans"]
+
+
+class SwitchesPlans:
+    """The part of a run that puts plans in force."""
+
+    optimizer: Optimizer
+    plan: SyncPlan
+    recording: "Recording | None"
+    trial: Trial
+    _agreement: Agreement
+    _arrivals: Arrivals
+    _comm: RecordedComm
+    _ddp: DistributedDataParallel | None
+    _device: torch.device
+    _exchanger: Exchanger
+    _front: Front | None
+    _held: Held
+    _lane: Lane
+    _made: InForce
+    _maker: Maker
+    _module: nn.Module
+    _owned: Owners | None
+    _plan_number: int
+    _served: Servers | None
+    _shares_buffers: bool
+    _weights: Weights | None
+
+    def switch(self, what: What, *, pay: bool = True) -> None:
+        """Put another plan in force, on all ranks between the same two steps.
+
+        Gradients that the old plan still owes pass to the new one: into its residual, or, unless they are not to be
+        paid, into its next exchange. Weights that the old plan let differ, and the new one treats otherwise, become
+        their mean over ranks; so do momenta where gradients are exchanged from then on.
+
+        Raises:
+            ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
+
+        """
+        self._lane.drain()
+        plan = plan_from(what, self.optimizer)
+        if self._held.group is not None:
+            require_carried(plan, self._held.group, self._device)
+        agree_on(plan, self._comm, self._device)
+        if self._ddp is None and not plan.between_steps:
+            raise ValueError(
+                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
+                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
+            )
+        if self.recording is not None:
+            self.recording.end()
+        self._put_in_force(plan, self._maker.make(plan, self._made, self._arrivals.step))
+        if not pay:
+            self._exchanger.forgive()
+
+    def try_out(self, plan: SyncPlan) -> None:
+        """Put a plan in force on trial: until `trial.end()` what it raises is noted. Collective."""
+        self._lane.drain()
+        self.trial.begin(self._module, self._held.optimizers, self._exchanger.owed)
+        with self.trial.noting():
+            self.switch(plan)
+
+    def undo(self, plan: SyncPlan) -> None:
+        """Put a plan in force in place of one whose trial has failed, and all else back. Collective, on all ranks."""
+        with self.trial.noting():
+            self._lane.drain()
+        with self.trial.noting():
+            self._made.abandon()
+        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step))
+        self._exchanger.owed.update(self.trial.owed)
+        self.trial.restore()
+
+    def adopt(self, plan: SyncPlan) -> None:
+        """Put a plan in force for good: until `trial.end()` what it raises is noted. Collective."""
+        self._lane.drain()
+        self.trial.guard(self._module, self._held.optimizers)
+        with self.trial.noting():
+            self.switch(plan)
+
+    def fall_back(self, plan: SyncPlan) -> None:
+        """Put a plan in force in place of one that was adopted and has failed. Collective, on all ranks.
+
+        Weights and optimizer states are then those of the first rank of those that have most steps in them; where ranks
+        had weights of their own, their mean. What the plan still owes is forgotten: nobody knows what is in it.
+        """
+        choices, held = self._exchanger.store.choices, self._held
+        with self.trial.noting():
+            self._lane.drain()
+        self.trial.restore()
+        rows = gathered([self.trial.undone, self._plan_number], self._comm, self._device)
+        undone, plans = zip(*rows, strict=True)
+        root, apart = undone.index(min(undone)), list[Tensor]()
+        if len(set(plans)) == 1:  # else some ranks have left it already, and have what others owned
+            apart = [held.parameters[name] for name, choice in choices.items() if choice.between_steps]
+            with self.trial.noting():
+                self._made.hand_back()
+        with self.trial.noting():
+            self._made.abandon()
+        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step))
+        if apart:
+            join(apart, held.optimizer, self._comm)
+        else:
+            broadcast_tensors([*self._module.parameters(), *self._module.buffers()], self._comm, root)
+            with contextlib.suppress(TypeError):  # a state that cannot be sent stays
+                broadcast_optimizer(held.optimizer, self._comm, self._device, root=root)
+
+    def _put_in_force(self, plan: SyncPlan, made: InForce) -> None:
+        self._made = made
+        self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
+        self._owned, self._served, self._plan_number = made.owned, made.served, int(plan.hash, 16) >> 1
+        if made.weights is not None and not self.trial.is_on:
+            made.weights.agree(self._agreement, self._plan_number)
+        self._arrivals.put_in_force(made.exchanger, as_ready=plan.rules[0].choice.order == "ready")
+        if self._ddp is not None and self._front is not None:
+            self._ddp.broadcast_buffers = self._shares_buffers and not made.apart
+            self._front.rebucket(self._ddp, plan.bucket_bytes)
