@@ -34,7 +34,11 @@ def hosts():
     [
         (trial("kill", "onebit", 1, rank_hosts_store=True), "ended right"),
         (trial("packet_loss", "topk", ranks=2, share=0.03), "went on right"),
-        (trial("disk_full", "local_sgd", ranks=2, where="loopback", how="dcp", share=0.4), "went on right"),
+        pytest.param(
+            trial("disk_full", "local_sgd", ranks=2, where="loopback", how="dcp", share=0.4),
+            "went on right",
+            marks=pytest.mark.extended,
+        ),
     ],
     ids=lambda value: value.attack if isinstance(value, Trial) else "",
 )

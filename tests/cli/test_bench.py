@@ -109,6 +109,7 @@ def test_two_local_ranks_learn_characters(tmp_path):
     assert "time to 4" in done.output
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_max_seconds_ends_an_arm_at_its_next_evaluation(tmp_path):
     _write_task(tmp_path)

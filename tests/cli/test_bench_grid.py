@@ -230,6 +230,7 @@ def test_a_slow_rank_pauses_and_all_go_at_its_pace_unless_free(monkeypatch, rank
     assert own.step_s(1, 0.1, free=True) == pytest.approx(3 / 25)
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_a_grid_of_loopback_measures_each_cell_once(tmp_path):
     arguments = ["--grid", "--local", "--hosts", "2", "--rates", "none", "--delays", "0ms", "--steps", "1"]

@@ -289,6 +289,7 @@ with _ends_within(0.5):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_what_raises_is_a_result_and_what_hangs_is_ended(tmp_path, monkeypatch):
     ranks = fork(RANK, 2, tmp_path)

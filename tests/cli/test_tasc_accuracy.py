@@ -83,6 +83,7 @@ def test_the_table_pairs_seeds_and_says_what_diverged(load):
     assert "| random | 130x | 10.0x | | | 1, 1 diverged | | |" in text
 
 
+@pytest.mark.extended
 def test_one_command_measures_fits_and_goes_on_where_it_stopped(load, tmp_path, monkeypatch, capsys):
     accuracy = load("accuracy")
     out, images = tmp_path / "runs.jsonl", write_images(tmp_path / "images")

@@ -13,7 +13,7 @@ import pytest
 from pliant.network import emulated
 from pliant.spec import Host, Topology
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
+pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.usefixtures("emulating")]
 
 _SCRIPT = """
 import json, statistics, sys

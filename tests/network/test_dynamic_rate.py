@@ -14,7 +14,7 @@ import pytest
 from pliant.network import emulated
 from pliant.spec import Host, Topology
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
+pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.usefixtures("emulating")]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tasc" / "pace_worker.py"
 RATES_MBIT = (100, 5, 100)

@@ -51,6 +51,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.idle
 def test_ranks_meet_and_links_are_as_asked(tmp_path):
     before = traces()
     out = tmp_path / "out.json"

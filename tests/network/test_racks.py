@@ -40,6 +40,7 @@ def test_flags_divide_hosts():
 
 
 @pytest.mark.netns
+@pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
 def test_an_uplink_is_shared_and_can_be_changed():
     topology = four(rate=6.25e6, uplink=2e6)  # slow ones, which a busy machine can carry
@@ -62,6 +63,7 @@ def test_an_uplink_is_shared_and_can_be_changed():
 
 
 @pytest.mark.netns
+@pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
 def test_a_slow_uplink_behind_faster_links_is_read_right():
     """Slow start makes its queue run over, and then a connection says nothing for a while, though the link is busy."""
@@ -72,6 +74,7 @@ def test_a_slow_uplink_behind_faster_links_is_read_right():
 
 
 @pytest.mark.netns
+@pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
 def test_what_leaves_a_rack_shares_its_uplink():
     """Two hosts send a megabyte each, inside their rack and out of it. On a busy machine this only takes longer."""
@@ -100,6 +103,7 @@ def test_what_leaves_a_rack_shares_its_uplink():
 
 
 @pytest.mark.netns
+@pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
 def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
     code = (

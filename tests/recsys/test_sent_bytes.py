@@ -59,7 +59,7 @@ def said(plan, of_ranks, hot):
     return sent
 
 
-@pytest.mark.parametrize("bits", [32, 16, 8])
+@pytest.mark.parametrize("bits", [32, 8, pytest.param(16, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("name", list(spread(1)))
 def test_bytes_on_the_wire_are_those_of_wire_py(name, bits):
     n = 3
@@ -175,7 +175,7 @@ def test_bytes_of_a_batch_that_was_asked_for_ahead():
         assert b.hot_share == 0.0
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("name", list(spread(1)))
 def test_the_cost_framework_counts_what_is_sent(name, every):
     n = 4
