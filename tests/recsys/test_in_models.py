@@ -130,3 +130,33 @@ def test_who_steps_an_optimizer_but_not_the_tables_is_told_once():
     run_world(1, be)  # silent: warnings are errors here
     with pytest.raises(UserWarning, match=r"call the step\(\) of ShardedEmbeddingBag"):
         run_world(1, forget)
+
+
+@pytest.mark.parametrize("first", ["optimizer", "tables"])
+def test_a_scaler_is_refused_on_all_ranks(first):
+    """Before its step where the optimizer steps first, and else at the next."""
+    plan = plan_of(TableLayout(kind="rows"), 2, tables=PLAIN)
+
+    def be(place):
+        model = Model(ShardedEmbeddingBag(plan, place.comm, lr=0.1, weights=first_weights(PLAIN)))
+        optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+
+        def step(scaler):
+            optimizer.zero_grad()
+            scaler.scale(model(everything(place.rank, 0)[:2]).square().mean()).backward()
+            if first == "tables":
+                model.bags.step()
+            scaler.step(optimizer)
+            scaler.update()
+            if first == "optimizer":
+                model.bags.step()
+
+        step(torch.amp.GradScaler("cpu", enabled=False))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        if first == "tables":
+            step(scaler)
+        with pytest.raises(ValueError, match=r"a GradScaler with a scale of 1024 .* train in bfloat16"):
+            step(scaler)
+        return True
+
+    assert run_world(2, be) == [True, True]

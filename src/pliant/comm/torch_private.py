@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ __all__ = [
     "liveness_store",
     "maker_of",
     "meeting_of",
+    "scaler_at_work",
 ]
 
 GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
@@ -230,3 +233,16 @@ def liveness_store(group: ProcessGroup) -> Store | None:
         return None
     store: Any = c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
     return PrefixStore("pliant-liveness", store.clone())
+
+
+def scaler_at_work() -> torch.amp.GradScaler | None:
+    """Return the GradScaler whose step() has called this, or None; enabled or not.
+
+    A scaler tells an optimizer nothing, but it is among the callers of the optimizer's hooks.
+    """
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None

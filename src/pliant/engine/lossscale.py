@@ -1,10 +1,8 @@
 """The loss scale of a GradScaler: what a plan keeps of gradients is in its unit, and follows when it changes."""
 
-import sys
-from types import FrameType
-
 import torch
 
+from pliant.comm.torch_private import scaler_at_work
 from pliant.engine.store import Store
 
 __all__ = ["LossScale"]
@@ -34,7 +32,7 @@ class LossScale:
                 in another scale than the gradients to which it was added.
 
         """
-        scaler = _scaler_at_work()
+        scaler = scaler_at_work()
         if scaler is None or scaler is self._scaler:
             return
         signed = next((name for name, choice in store.choices.items() if choice.signed), None)
@@ -77,16 +75,3 @@ class LossScale:
         if self._scaler is not None:
             self._unit = float(self._scaler.get_scale())
         return self._unit / before
-
-
-def _scaler_at_work() -> torch.amp.GradScaler | None:
-    """Return the GradScaler whose step() has called this, or None; enabled or not.
-
-    A scaler tells an optimizer nothing, but it is among the callers of the optimizer's hooks.
-    """
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if frame.f_code is torch.amp.GradScaler.step.__code__:
-            return frame.f_locals["self"]
-        frame = frame.f_back
-    return None

@@ -182,6 +182,7 @@ class ShardedEmbeddingBag(nn.Module):
         No optimizer of torch does: the tables are no parameters. Rows on all ranks are updated every `plan.every`
         steps, with the sum of their gradients since.
         """
+        self._forgotten.refuse_scale()
         returning, self._returning, self._open = self._returning, [], []
         for one in returning:
             one.land()
