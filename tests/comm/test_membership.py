@@ -50,6 +50,7 @@ class World:
         agreement = Agreement(self, rank=rank, size=size, **settings)
         agreement.busy = True  # no round within its own beginning
         agreement.wants = agreement.waits = False
+        agreement.entered = set()
         agreement.sound = sound
         self.ranks.append(agreement)
         self.ask(len(self.ranks) - 1)
@@ -74,6 +75,7 @@ class World:
                 assert any(m.life == it.life for m in epoch.members)
                 assert self.found.setdefault(epoch.number, epoch) == epoch, "two ranks have read two decisions"
                 it.waits, it.sound, it.epoch = False, True, epoch
+                it.entered.add(epoch.number)
         elif it.is_over():
             it.announce(step=0, sound=True, closing=False, now_s=self.now_s)
             it.waits = True
@@ -124,6 +126,9 @@ def test_all_that_live_end_in_one_epoch(seed):
     assert len({it.epoch.number for it in members}) == 1
     assert {m.life for m in members[0].epoch.members} == {it.life for it in members}
     assert len({m.rank for m in members[0].epoch.members}) == len(members)
+    for it in members:
+        listed = {e.number for e in world.found.values() if it.life in {m.life for m in e.members}}
+        assert listed == it.entered, "the others wait for a rank that has gone past their epoch"
 
 
 def plain():
@@ -231,6 +236,33 @@ def test_who_has_given_up_a_start_may_come_again():
     world.start(0, size=3)
     world.start(1, size=3)
     assert [m.rank for m in world.settle()[0].epoch.members] == [0, 1, 2]
+
+
+def test_a_rank_that_comes_stays_in_the_epoch_that_is_decided_while_it_looks():
+    """Between its two looks, at the list and at who is where, the others decide, and it is on the list."""
+    world = started()
+    world.dead.add(2)
+    world.ask(0)
+    world.settle()
+    k = world.start(2, size=3)
+    world.turn(k)
+    world.ranks[0].beat(), world.ranks[1].beat()
+    world.turn(k)  # knows now that both live
+    world.turn(0), world.turn(1)
+    number, looks = world.ranks[k].number, []
+
+    class Between(type(world)):
+        def check(self, keys):
+            if keys == ["rank 0"] and looks == [f"members {number}"]:
+                self.turn(0), self.turn(1)
+            looks.extend(key for key in keys if key.startswith("members"))
+            return super().check(keys)
+
+    world.__class__ = Between
+    world.turn(k)
+    assert world.ranks[0].epoch.number == number
+    world.settle()
+    assert {it.epoch.number for it in world.ranks if not it.waits and it is not world.ranks[2]} == {number}
 
 
 def test_who_comes_after_the_end_is_told_so():

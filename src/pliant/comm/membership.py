@@ -158,8 +158,8 @@ class Agreement:
 
         """
         epoch = self._decided()
-        if epoch is None and self._in.number < 0 and self._is_misled():
-            self._set_out(now_s)
+        if epoch is None and self._in.number < 0 and self._is_misled() and (epoch := self._decided()) is None:
+            self._set_out(now_s)  # the second look: what was decided since the first is where the others are
             return None
         if epoch is None:
             self._repeat()
