@@ -35,6 +35,7 @@ _FEATURES, _CLASSES, _BATCH, _LR = 64, 8, 8, 0.05
 _PACE_S = 0.02
 """Sleep in each step: so that an attack of a second strikes a training and not its end."""
 _STEPS_A_SAVING = 6
+_START_S = 20.0
 SECRET_FILE = "run.secret"
 """In the folder of a trial: what the ranks of an elastic run know and strangers do not."""
 
@@ -154,6 +155,8 @@ def _relaxed(start: Start, pen: Pen) -> Arm:
     def late_relax(*given: Any, **settings: Any) -> Any:
         pen.say("coming")
         time.sleep(trial.late_s * start.slack if is_late else 0.0)
+        if trial.elastic and trial.attack != "slow_start":  # who comes back after the end is alone at a new start
+            settings["start_timeout_s"] = _START_S * start.slack
         return relax(*given, **settings)
 
     torch.manual_seed(1)

@@ -2,6 +2,7 @@
 
 import random
 import re
+import socket
 import threading
 
 import pytest
@@ -247,6 +248,25 @@ def test_who_has_given_up_a_start_calls_relax_again():
             return run.members
 
     assert pliant.run_world(3, body, timeout_s=30) == [(0, 1, 2)] * 3
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (0, r"rank 0: .* after 1s rank 1 had not come \(here: 0\)"),  # hosts the store, and is not held up in it
+        (1, r"nobody hosts the store .* after 1s.*lost or late: rank 0.*longer start_timeout_s"),
+    ],
+)
+def test_a_process_that_is_alone_at_the_start_says_who_is_missing(rank, message, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(pliant.CommError, match=message):
+        pliant.relax(model, optimizer, "gossip", start_timeout_s=1.0, elastic=pliant.Elastic(regroup_s=2))
 
 
 def test_too_few_end_with_a_sentence():

@@ -20,7 +20,7 @@ from pliant.comm.records import Epoch
 from pliant.comm.sealed import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed import Records, Seal
-from pliant.comm.torch_private import gloo_group, meeting_of
+from pliant.comm.torch_private import Meeting, gloo_group, meeting_of
 
 __all__ = ["NotSignedError", "Party"]
 
@@ -68,7 +68,7 @@ class Party:
         run: str = "",
     ) -> None:
         with answers_within(regroup_s) if group is None else nullcontext():
-            meeting = meeting_of(group, start_timeout_s)
+            meeting = self._meeting(group, start_timeout_s)
         self._store_lost = False
         if secret is None and not (meeting.loopback or is_loopback(meeting.host)):
             raise ValueError(
@@ -211,6 +211,18 @@ class Party:
         """Wait for the watcher to end."""
         if self._watcher is not threading.current_thread():
             self._watcher.join(timeout_s)
+
+    def _meeting(self, group: ProcessGroup | None, timeout_s: float) -> Meeting:
+        try:
+            return meeting_of(group, timeout_s)
+        except RuntimeError as error:
+            raise CommError(
+                f"nobody hosts the store that the ranks of this elastic run meet in, after {timeout_s:g}s. Its host is "
+                "lost or late: rank 0, unless a launcher or torchrun's agent hosts it; start it, or give relax() a "
+                f"longer start_timeout_s. Cause: {str(error).splitlines()[0]}",
+                rank=-1,
+                op="start",
+            ) from error
 
     def _watch(self, beside: Records) -> None:
         while True:

@@ -119,7 +119,8 @@ def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
     torch's default world is not needed, and may be there or not: a process that was started again cannot enter it.
 
     Raises:
-        ValueError: The group belongs to torch's default world.
+        ValueError: The group belongs to torch's default world, or torchrun's environment is not there.
+        RuntimeError: Nobody has hosted the store in time.
 
     """
     if group is not None and group in _thread_groups:
@@ -133,7 +134,11 @@ def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
             "default world; leave `group` out: ranks meet in the store of MASTER_ADDR and MASTER_PORT."
         )
     rendezvous: Any = dist.rendezvous  # pyright: ignore[reportPrivateImportUsage]
-    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    if "WORLD_SIZE" not in os.environ:
+        raise ValueError("the environment has no WORLD_SIZE, the number of ranks; start them with torchrun.")
+    # A world of one, as far as torch knows: else who hosts the store is held up in here until all others have come.
+    store, rank, _ = next(iter(rendezvous("env://", world_size=1, timeout=timedelta(seconds=timeout_s))))
+    size = int(os.environ["WORLD_SIZE"])
     return Meeting(store=store, beside=store.clone(), rank=rank, size=size, loopback=False, host=_host_of(store))
 
 
