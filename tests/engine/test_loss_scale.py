@@ -215,3 +215,63 @@ def test_signs_under_a_scaler_are_refused():
             train(ddp, optimizer, place.rank, range(2))
 
     pliant.run_world(2, body, timeout_s=60)
+
+
+class Branching(nn.Module):
+    """Uses one of two layers, as it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 40), nn.Linear(16, 40)
+        self.use = 0
+
+    def forward(self, x):
+        return (self.first, self.second)[self.use](x.flatten(1))
+
+
+KEPT = ["onebit", "topk", "powersgd", "late", "late-onebit", "every-exact", "int4", "tasc-local"]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_owed_to_parameters_that_no_rank_used_is_kept(name, scaled):
+    """DDP gives them no gradient, whatever was exchanged. Sum of what came + what is owed = sum of gradients."""
+
+    def body(place):
+        ddp, alone = (new_ddp(place, model=Branching, find_unused_parameters=True) for _ in range(2))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-30)  # moves nothing
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=2.0**4, growth_interval=100)
+        applied = torch.zeros_like(weights(ddp)).double()
+        options = {"nonfinite": "propagate"} if scaled else {}
+        with pliant.relax(ddp, optimizer, ALGORITHMS[name], timeout_s=20, **options) as run:
+            for step in range(12):
+                x, y = batch(place.rank, step)
+                overflows = scaled and step == 5 and name != "late-onebit"  # which loses what it has sent by then
+                ddp.module.use = alone.module.use = int(step % 4 > 1)
+                if not overflows:
+                    with alone.no_sync():
+                        nn.functional.cross_entropy(alone(x), y).backward()
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(ddp(x), y)
+                scaler.scale(loss * torch.inf if overflows and place.rank == 1 else loss).backward()
+                before = scaler.get_scale()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                if scaler.get_scale() == before:
+                    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in ddp.parameters()]
+                    applied = applied + torch.cat([g.flatten() for g in gradients]).double()
+            wanted = torch.cat([p.grad.flatten() for p in alone.parameters()]).double()
+            (kept,) = run.state_dict().values()
+        slots = ("residual", "pending", "on its way")
+        owed = [
+            sum((kept["slots"].get(n, {})[s] for s in slots if s in kept["slots"].get(n, {})), torch.zeros(p.shape))
+            + kept.get("owed", {}).get(n, 0.0)
+            for n, p in ddp.module.named_parameters()
+        ]
+        return wanted, applied, torch.cat([o.flatten() for o in owed]).double() / scaler.get_scale()
+
+    results = pliant.run_world(2, body, timeout_s=60)
+    wanted = sum(r[0] for r in results)
+    got = 2 * results[0][1] + sum(r[2] for r in results)
+    assert float((got - wanted).norm() / wanted.norm()) < 1e-6

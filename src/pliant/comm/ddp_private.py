@@ -18,6 +18,7 @@ __all__ = [
     "listen",
     "rebuild_reducer",
     "settle_buckets",
+    "unused_parameters",
     "watch_module",
 ]
 
@@ -67,6 +68,16 @@ def settle_buckets(ddp: Any) -> list[list[Tensor]] | None:
     told: str = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     parameters, _ = ddp._build_params_for_reducer()
     return [[parameters[int(k)] for k in bucket.split()] for bucket in told.split(",")]
+
+
+def unused_parameters(ddp: Any) -> list[Tensor]:
+    """Return the parameters that no rank has used in the pass that has just ended, of a model that looks for them.
+
+    Their gradients stay as they were, whatever was exchanged.
+    """
+    used: list[int] = ddp.reducer._get_local_used_map().tolist()
+    parameters, _ = ddp._build_params_for_reducer()
+    return [p for p, ranks in zip(parameters, used, strict=True) if not ranks]
 
 
 def in_backward() -> bool:

@@ -1,6 +1,13 @@
 """Buckets on their way from DDP through the lane and back, one backward pass after another."""
 
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
 from pliant.algorithms.base import Rest
+from pliant.buckets import as_real
+from pliant.codecs import all_finite
 from pliant.comm.ddp_private import after_backward, in_backward
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Arrival, finish
@@ -37,6 +44,9 @@ class Arrivals:
         self._held: list[Arrival] = []
         self._rests: list[tuple[str, Rest]] = []
         self._handed_over: Ticket | None = None
+        self.unused: Callable[[], Mapping[str, Tensor]] | None = None
+        """Returns what no rank has used in the pass that has just ended, where DDP looks for that."""
+        self._of_pass: list[Arrival] = []
         self.joining: Joining | None = None
         """Who knows whether ranks may be missing."""
         self.scale = LossScale()
@@ -64,6 +74,8 @@ class Arrivals:
             self.follow_scale()
         self._begun = not arrival.last
         self._held.append(arrival)
+        if self.unused is not None:
+            self._of_pass.append(arrival)
         if arrival.last or (self._as_ready and self.as_saved is None):
             held, self._held = self._held, []
             if self.as_saved is not None:
@@ -127,7 +139,34 @@ class Arrivals:
             if self._handed_over is not None:
                 self._handed_over.wait()
         if in_backward():
-            after_backward(self._raise_refusal)  # behind DDP's own, so that its reducer is whole for the next batch
+            after_backward(self._end_pass)  # behind DDP's own, so that its reducer is whole for the next batch
+
+    def _end_pass(self) -> None:
+        of_pass, self._of_pass = self._of_pass, []
+        with self._trial.noting():
+            if self.unused is not None and self._watch is not None and not self._watch.all_touched:
+                self._take_back(of_pass, self.unused())
+        self._raise_refusal()
+
+    def _take_back(self, arrivals: Sequence[Arrival], unused: Mapping[str, Tensor]) -> None:
+        """Keep what was exchanged for parameters that no rank has used, since DDP does not hand it on.
+
+        If such a parameter has a gradient of an earlier pass, that was exchanged again, and keeps it.
+        """
+        results: dict[str, Tensor] = {}
+        for arrival in (each for each in arrivals if not each.buffer.is_sparse):
+            numels = [torch.Size(shape).numel() for shape in arrival.shapes]
+            for name, shape, part in zip(arrival.names, arrival.shapes, arrival.buffer.split(numels), strict=True):
+                if name not in unused or not all_finite(part) or not self._exchanger.owes(name):
+                    continue
+                result, before = part.to(torch.float32, copy=True).view(shape), unused[name].grad
+                if before is not None and not before.is_sparse:
+                    result -= as_real(before)
+                if bool(result.any()):
+                    results[name] = result
+        exchanger = self._exchanger
+        if results:
+            self._lane.submit(lambda: exchanger.take_back(results))
 
     def _raise_refusal(self) -> None:
         if (refused := self._exchanger.take_refusal()) is not None:

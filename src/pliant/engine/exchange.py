@@ -70,6 +70,8 @@ class Exchanger:
         """Whether steps may be skipped, and something is kept that must not know of them."""
         self._spoiled = False
         """Whether a result of this backward pass was not finite."""
+        self._was_spoiled = False
+        """Whether the one before was."""
         self._paid: dict[str, Tensor] = {}
 
     def laid_out(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> LaidOut:
@@ -151,7 +153,27 @@ class Exchanger:
                 part.undo.restore()
             self.owed.update(self._paid)
         self._paid.clear()
-        self._spoiled = False
+        self._was_spoiled, self._spoiled = self._spoiled, False
+
+    def owes(self, name: str) -> bool:
+        """Say whether a result may have something of earlier steps in it that a parameter's optimizer has not seen.
+
+        Not where results are no mean of gradients, or of one rank alone; nor of what an earlier plan has left.
+        """
+        choice = self.store.choices[name]
+        keeps = choice.feedback in ("worker", "both") or choice.every > 1 or choice.delay_steps > 0
+        return keeps and choice.what == "gradient" and not choice.signed and not choice.owned
+
+    def take_back(self, results: Mapping[str, Tensor]) -> None:
+        """Keep results that do not reach the optimizer, parameter -> result, as what this rank owes; after the pass."""
+        if self._was_spoiled:
+            return
+        for name, result in results.items():
+            choice, slots = self.store.choices[name], self.store.tensors[name]
+            if "residual" in slots and not choice.hierarchical:
+                slots["residual"].add_(result)
+            else:
+                self.owed[name] = self.owed[name] + result if name in self.owed else result
 
     def rescale(self, factor: float) -> None:
         """Let what is kept of gradients follow a loss scale that has changed."""

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pliant.buckets import real_shape
 from pliant.comm.base import CommError
-from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets
+from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets, unused_parameters
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.engine.gate import named_tensors
 from pliant.engine.joining import Joining
@@ -135,6 +135,10 @@ class Front:
             self.layout = {k: tuple(self._names[id(p)] for p in held) for k, held in enumerate(buckets)}
         self.settled = is_settled(ddp)
         return self.settled
+
+    def unused(self, ddp: DistributedDataParallel) -> dict[str, Tensor]:
+        """Return what no rank has used in the pass that has just ended, by name: DDP drops the results."""
+        return {self._names[id(p)]: p for p in unused_parameters(ddp)}
 
     def begin(self, uneven: bool, by_all: bool) -> None:
         """Tell the run that a pass begins, and whether ranks may be missing in it."""

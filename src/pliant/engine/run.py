@@ -1,5 +1,6 @@
 """A run: one model, one optimizer, one plan in force."""
 
+import functools
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -68,7 +69,9 @@ class Run(KeepsState, SwitchesPlans):
         self._arrivals = Arrivals(self._lane, self.tape, self._watch, self.trial)
         self._arrivals.step = steps_taken(held.optimizer)
         self._put_in_force(plan, made)
-        if self._front is not None:
+        if self._front is not None and held.ddp is not None:
+            if held.ddp.find_unused_parameters and not held.ddp.static_graph:
+                self._arrivals.unused = functools.partial(self._front.unused, held.ddp)
             self._arrivals.joining = Joining(
                 comm, self._lane, held.optimizers, self._arrivals, self._keeps_from_joining
             )

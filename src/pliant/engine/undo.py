@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from pliant.algorithms.base import State
+from pliant.codecs import all_finite
 from pliant.spec import Choice
 
 __all__ = ["Undo"]
@@ -11,13 +12,14 @@ __all__ = ["Undo"]
 class Undo:
     """A copy of what one part of a bucket keeps, as it was when the step began.
 
-    Gradients that come late are not in it: they belong to the step that uses them. Nor are those that are gathered,
-    which their algorithm keeps until an exchange has gone well. Memory: as much as the state.
+    Gradients that come late are not in it: they belong to the step that uses them. Nor are gathered ones that have not
+    been finite before, and are gone with the exchange that has found them. Memory: as much as the state.
     """
 
     def __init__(self, choice: Choice, state: State) -> None:
-        flat = [tensor for slot, tensor in state.flat.items() if slot.rpartition("/")[2] != "pending"]
-        live = [] if choice.delay_steps else [*flat, *(tensor for of in state.of.values() for tensor in of.values())]
+        of = [tensor for of in state.of.values() for tensor in of.values()]
+        live = [] if choice.delay_steps else [*state.flat.values(), *of]
+        self._gathered = {id(tensor) for slot, tensor in state.flat.items() if slot.rpartition("/")[2] == "pending"}
         self._kept: list[tuple[Tensor, Tensor | None]] = [(tensor, None) for tensor in live]
         self._step = -1
 
@@ -31,6 +33,6 @@ class Undo:
         """Put back what was copied in this step, if anything was."""
         if self._step >= 0:
             for tensor, copy in self._kept:
-                if copy is not None:
+                if copy is not None and (id(tensor) not in self._gathered or all_finite(copy)):
                     tensor.copy_(copy)
         self._step = -1

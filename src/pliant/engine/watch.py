@@ -94,6 +94,11 @@ class BackwardWatch:
             "not the module in it, or give relax() the one that the training loop calls"
         )
 
+    @property
+    def all_touched(self) -> bool:
+        """Whether all parameters got a gradient in this pass on this rank."""
+        return len(self._touched) == len(self._parameters)
+
     def end_step(self) -> None:
         """Begin anew: what has come so far has been used."""
         self._synchronizes, self.complete = None, False
