@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from chaos.trials import Trial, survives
@@ -135,11 +135,14 @@ def _together(
 
 
 def _equal(ends: Mapping[int, Mapping[str, Any]], reference: str) -> tuple[str, str]:
-    hashes, members = {end["hash"] for end in ends.values()}, {tuple(end["members"]) for end in ends.values()}
+    hashes = {end["hash"] for end in ends.values()}
+    # Who comes to the end a step later meets those that close, and is then alone: but they have known of it.
+    met = {rank: end["members"] for rank, end in ends.items()}
+    apart = [(a, b) for a, b in combinations(sorted(met), 2) if a not in met[b] and b not in met[a]]
     if not all(end["finite"] for end in ends.values()):
         return "silent difference", "weights are not finite"
-    if len(members) > 1:
-        return "silent difference", f"two groups went on: {sorted(members)}"
+    if apart:
+        return "silent difference", f"two groups went on: {sorted({tuple(members) for members in met.values()})}"
     if len(hashes) > 1:
         return "silent difference", f"ranks {sorted(ends)} ended with different weights"
     if reference and hashes != {reference}:

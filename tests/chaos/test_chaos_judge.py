@@ -77,6 +77,8 @@ def test_who_goes_on_says_how_long_it_stood_still():
         (LOSS, [[failed(NAMES)]] * 3, None, "wrong name"),
         (ELASTIC, [[ended(members=(0, 2))], [], [ended(members=(0, 2))]], None, "went on right"),
         (ELASTIC, [[ended(members=(0,))], [], [ended(members=(2,))]], None, "silent difference"),
+        (ELASTIC, [[ended(members=(0, 2))], [], [ended(members=(2,))]], None, "went on right"),
+        (ELASTIC, [[ended(members=(0, 2))], [], [ended("bb", members=(2,))]], None, "silent difference"),
         (ELASTIC, [[failed(NAMES)], [], [failed(NAMES)]], None, "error"),
     ],
 )
