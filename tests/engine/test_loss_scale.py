@@ -8,7 +8,7 @@ from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
-from tables import ALGORITHMS, optimizer_for, sampled
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 LIKE_GRADIENTS = {"residual", "velocity", "momentum", "estimate", "mean", "on its way", "before"}
 LOSSLESS = ["late", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
@@ -24,7 +24,7 @@ def scaled_step(ddp, optimizer, scaler, rank, step, *, overflows=False):
     loss = nn.functional.cross_entropy(ddp(x), y)
     scaler.scale(loss * torch.inf if overflows else loss).backward()
     scaler.unscale_(optimizer)
-    gradient = torch.cat([p.grad.flatten() for p in ddp.parameters()]).double()
+    gradient = torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None]).double()
     scaler.step(optimizer)
     before = scaler.get_scale()
     scaler.update()
@@ -275,3 +275,69 @@ def test_what_is_owed_to_parameters_that_no_rank_used_is_kept(name, scaled):
     wanted = sum(r[0] for r in results)
     got = 2 * results[0][1] + sum(r[2] for r in results)
     assert float((got - wanted).norm() / wanted.norm()) < 1e-6
+
+
+def alone_steps(place, algorithm, skipped, num_steps, *, wrapped=True, **options):
+    """Train on weights that are exchanged; rank 1 alone overflows in some steps."""
+    ddp = new_ddp(place, model=Branching, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    group = {} if wrapped else {"group": place.process_group}
+    held = ddp if wrapped else ddp.module
+    with pliant.relax(held, optimizer, algorithm, nonfinite="propagate", timeout_s=20, **group) as run:
+        made = [
+            scaled_step(held, optimizer, scaler, place.rank, step, overflows=place.rank == 1 and step in skipped)
+            for step in range(num_steps)
+        ]
+        if num_steps - 1 in skipped:
+            run.consolidate()  # where ranks meet after the last step
+        assert run.steps == num_steps
+    assert [step for step, gradient in enumerate(made) if gradient is None] == (sorted(skipped) if place.rank else [])
+    return weights(ddp)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapped", "skipped"),
+    [
+        *(("gossip", True, skipped) for skipped in ({3}, {0}, {0, 1}, {2, 3, 7})),
+        *(("local_sgd", True, skipped) for skipped in ({0}, {2, 3, 7})),
+        *(("streaming_diloco", True, skipped) for skipped in ({0, 1}, {7})),
+        *((name, False, skipped) for name in ("local_sgd", "choco") for skipped in ({3}, {2, 3, 7})),
+    ],
+    ids=str,
+)
+def test_a_step_that_one_rank_alone_skips_is_counted(name, wrapped, skipped):
+    """Nobody waits for it for ever, also where it is the last one, and all ranks are equal when the run ends."""
+
+    def body(place):
+        return alone_steps(place, BETWEEN_STEPS[name], skipped, 8, wrapped=wrapped, find_unused_parameters=True)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert one.isfinite().all()
+
+
+def test_the_rank_that_skips_takes_part_with_weights_that_have_not_moved():
+    """Beside two models by hand, whose mean is taken after every second step."""
+    skipped = {0, 3, 4}
+
+    def body(place):
+        return alone_steps(place, pliant.local_sgd(2), skipped, 8, find_unused_parameters=True)
+
+    def by_hand(place):
+        ddp = new_ddp(place, model=Branching)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(8):
+            if not (place.rank == 1 and step in skipped):
+                x, y = batch(place.rank, step)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(ddp.module(x), y).backward()
+                optimizer.step()
+            if step % 2:
+                for p in ddp.parameters():
+                    place.comm.all_reduce(p.data).wait()
+                    p.data.div_(2)
+        return weights(ddp)
+
+    for got, wanted in zip(pliant.run_world(2, body, timeout_s=60), pliant.run_world(2, by_hand), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-6)

@@ -50,6 +50,8 @@ class Arrivals:
         self.joining: Joining | None = None
         """Who knows whether ranks may be missing."""
         self.scale = LossScale()
+        self.overflowed = False
+        """Whether gradients that stay with this rank were not finite, before its first step."""
         self._begun = False
         self._weight = 1.0
         """What to multiply a mean over all ranks by."""
@@ -115,6 +117,7 @@ class Arrivals:
         bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
         exchanger, step, turn, rests, weight = self._exchanger, self.step, self.turn, self._rests, self._weight
         if bucket.stays(step):
+            self.overflowed |= self.scale.is_sought and not arrival.buffer.is_sparse and not all_finite(arrival.buffer)
             exchanger.refuse(bucket, bad)
             arrival.finish()
             return

@@ -9,26 +9,25 @@ from torch import nn
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import Agreement
 from pliant.engine.alike import raise_together
-from pliant.engine.arrivals import Arrivals
 from pliant.engine.checkpoint import write_checkpoint
 from pliant.engine.front import Front
 from pliant.engine.gate import Held, plain_name
 from pliant.engine.lane import Lane
 from pliant.engine.making import InForce
 from pliant.engine.resume import Saver
+from pliant.engine.skipping import CountsSkips
 from pliant.engine.trial import Trial
 from pliant.spec import SyncPlan
 
 __all__ = ["KeepsState"]
 
 
-class KeepsState:
+class KeepsState(CountsSkips):
     """The part of a run that saves and loads."""
 
     plan: SyncPlan
     trial: Trial
     _agreement: Agreement
-    _arrivals: Arrivals
     _comm: RecordedComm
     _front: Front | None
     _held: Held
@@ -45,7 +44,7 @@ class KeepsState:
         or the part of it that an owner holds. What algorithms keep is live, all else a copy. At a free pace the call
         is collective. `save` and `load_run` do everything in one call each.
         """
-        self._arrivals.follow_scale()
+        self.catch_up()
         self._lane.drain()
         self._made.settle(self._arrivals.step)
         at = self._arrivals
@@ -66,6 +65,7 @@ class KeepsState:
                 optimizer, by another rank, at another step than the others', or if it lacks something or is damaged.
 
         """
+        self.catch_up()
         self._lane.drain()
         self._made.settle(self._arrivals.step)
         resumed = self._saver.read(state)

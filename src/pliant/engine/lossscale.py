@@ -1,5 +1,7 @@
 """The loss scale of a GradScaler: what a plan keeps of gradients is in its unit, and follows when it changes."""
 
+import math
+
 import torch
 
 from pliant.comm.torch_private import scaler_at_work
@@ -21,18 +23,28 @@ class LossScale:
         self._scaler: torch.amp.GradScaler | None = None
         self._unit = 1.0
         """The scale of what is kept."""
+        self.num_skipped = 0
+        """Steps that the scaler has skipped on this rank, and that nobody has asked for yet."""
+        self.is_sought = True
+        """Whether no step was made yet, so that nobody knows if there is a scaler."""
+        self._early = 0
+        """Steps that were skipped by then, as far as they have been noticed."""
         self._loaded = False
         """Whether something is kept in that scale, of a run that was saved, and its scaler has not been found yet."""
 
-    def notice(self, store: Store) -> None:
+    def notice(self, store: Store, passes: int) -> None:
         """Look who calls the optimizer; to be called in its step.
+
+        Args:
+            store: What is kept.
+            passes: Backward passes that the run has seen.
 
         Raises:
             ValueError: An algorithm hands over signs, which a scaler would divide by its scale; or what was loaded is
                 in another scale than the gradients to which it was added.
 
         """
-        scaler = scaler_at_work()
+        scaler, self.is_sought = scaler_at_work(), False
         if scaler is None or scaler is self._scaler:
             return
         signed = next((name for name, choice in store.choices.items() if choice.signed), None)
@@ -48,7 +60,15 @@ class LossScale:
                 f"{scaler.get_scale():g}: its own state was not loaded, or steps were skipped before it was found; "
                 "load both, and tell the run of it: run.load_state_dict(state, scaler=scaler). No weight was changed."
             )
+        if self._scaler is None and scaler.is_enabled():  # whose first steps may have been skipped
+            total = _skips(scaler._init_scale, scaler.get_scale(), scaler)  # pyright: ignore[reportPrivateUsage]
+            self.num_skipped += max(0, min(passes - 1, total) - self._early)
         self._scaler, self._unit, self._loaded = scaler, float(scaler.get_scale()), False
+
+    def skip(self) -> None:
+        """Note a step that was skipped before the first one was made."""
+        self.num_skipped += 1
+        self._early += 1
 
     @property
     def unit(self) -> float:
@@ -74,4 +94,10 @@ class LossScale:
         before = self._unit
         if self._scaler is not None:
             self._unit = float(self._scaler.get_scale())
+            self.num_skipped += _skips(before, self._unit, self._scaler)
         return self._unit / before
+
+
+def _skips(before: float, now: float, scaler: torch.amp.GradScaler) -> int:
+    """Return how often a scale was lowered, as it is for each step that is skipped."""
+    return round(math.log(now / before) / math.log(scaler.get_backoff_factor())) if 0 < now < before else 0

@@ -65,7 +65,7 @@ class Run(KeepsState, SwitchesPlans):
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
         made = self._maker.make(plan, None, steps_taken(held.optimizer))
         self._lane = Lane(self._device, "pliant-lane", self.tape)
-        self._watch = BackwardWatch.of(held)
+        self._watch = BackwardWatch.of(held, self.catch_up)
         self._arrivals = Arrivals(self._lane, self.tape, self._watch, self.trial)
         self._arrivals.step = steps_taken(held.optimizer)
         self._put_in_force(plan, made)
@@ -91,7 +91,8 @@ class Run(KeepsState, SwitchesPlans):
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._lane.raise_error()
-        self._arrivals.scale.notice(self._exchanger.store)
+        self._arrivals.scale.notice(self._exchanger.store, self._arrivals.turn)
+        self.catch_up()
         if self._watch is not None:
             choices, step = self._exchanger.store.choices, self._arrivals.step
             self._watch.demand_complete(lambda name: not choices[name].stays(step))
@@ -119,12 +120,12 @@ class Run(KeepsState, SwitchesPlans):
             self.pilot.after_step()
 
     def _finish_step(self) -> None:
-        if self._weights is not None:
-            with self.tape.waiting():
-                self._weights.after_step(self._arrivals.step)
         joins = self._arrivals.joining is not None and self._arrivals.joining.on
         if self._front is not None and self._ddp is not None and not joins and self._front.settle(self._ddp):
             self._arrivals.as_saved = None
+        if self._weights is not None:
+            with self.tape.waiting():
+                self._weights.after_step(self._arrivals.step)
         if not joins and not self.trial.is_on:  # else ranks need not come to it together
             equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
             self._agreement.after_step(equal, self._doing, self._lane)
@@ -180,6 +181,7 @@ class Run(KeepsState, SwitchesPlans):
 
         The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
         """
+        self.catch_up()
         self._lane.drain()
         if self._served is not None:
             self._served.finish()
@@ -208,6 +210,7 @@ class Run(KeepsState, SwitchesPlans):
             tell_destroyed(left_apart=self._weights is not None or self._owned is not None)
             return
         try:
+            self.catch_up()
             if self.pilot is not None:
                 self.pilot.land()
             with self.trial.noting():

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import Agreement
 from pliant.engine.alike import gathered
-from pliant.engine.arrivals import Arrivals
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Front
@@ -20,9 +19,9 @@ from pliant.engine.lane import Lane
 from pliant.engine.making import InForce, Maker
 from pliant.engine.means import join
 from pliant.engine.owners import Owners, Servers
+from pliant.engine.skipping import CountsSkips
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
 from pliant.engine.trial import Trial
-from pliant.engine.weights import Weights
 from pliant.engine.wire import require_carried
 from pliant.spec import SyncPlan
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SwitchesPlans"]
 
 
-class SwitchesPlans:
+class SwitchesPlans(CountsSkips):
     """The part of a run that puts plans in force."""
 
     optimizer: Optimizer
@@ -40,7 +39,6 @@ class SwitchesPlans:
     recording: "Recording | None"
     trial: Trial
     _agreement: Agreement
-    _arrivals: Arrivals
     _comm: RecordedComm
     _ddp: DistributedDataParallel | None
     _device: torch.device
@@ -55,7 +53,6 @@ class SwitchesPlans:
     _plan_number: int
     _served: Servers | None
     _shares_buffers: bool
-    _weights: Weights | None
 
     def switch(self, what: What, *, pay: bool = True) -> None:
         """Put another plan in force, on all ranks between the same two steps.
@@ -68,6 +65,7 @@ class SwitchesPlans:
             ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
 
         """
+        self.catch_up()
         self._lane.drain()
         plan = plan_from(what, self.optimizer)
         if self._held.group is not None:

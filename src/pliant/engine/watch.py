@@ -27,17 +27,27 @@ class BackwardWatch:
     Args:
         ddp: The model that hands over buckets.
         parameters: Name -> parameter, of those that are trained.
+        begins: Called before each forward pass that is followed by a backward pass.
         wrapped_here: Whether relax() has made the DDP, so that a training loop may still call the module.
 
     """
 
     @classmethod
-    def of(cls, held: Held) -> "BackwardWatch | None":
+    def of(cls, held: Held, begins: Callable[[], None]) -> "BackwardWatch | None":
         """Return a watch over a model, or None where no DDP hands over its gradients."""
-        return None if held.ddp is None else cls(held.ddp, held.parameters, wrapped_here=held.wrapped_here)
+        if held.ddp is None:
+            return None
+        return cls(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)
 
-    def __init__(self, ddp: DistributedDataParallel, parameters: Mapping[str, Tensor], *, wrapped_here: bool) -> None:
-        self._ddp = ddp
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        parameters: Mapping[str, Tensor],
+        begins: Callable[[], None],
+        *,
+        wrapped_here: bool,
+    ) -> None:
+        self._ddp, self._begins = ddp, begins
         self._parameters = parameters
         self._wrapped_here = wrapped_here
         self._synchronizes: bool | None = None
@@ -111,6 +121,7 @@ class BackwardWatch:
 
     def _begin(self, *_: object) -> None:
         if torch.is_grad_enabled():
+            self._begins()
             self._synchronizes, self.complete = bool(self._ddp.require_backward_grad_sync), False
             self._touched.clear()
 

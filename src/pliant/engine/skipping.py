@@ -1,0 +1,42 @@
+"""Steps that a GradScaler skips on one rank alone, while others wait for what follows them."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from pliant.engine.arrivals import Arrivals
+from pliant.engine.weights import Weights
+
+__all__ = ["CountsSkips"]
+
+
+class CountsSkips:
+    """The part of a run that counts steps which have not been made.
+
+    Where weights are exchanged, gradients stay with their rank, and so does an overflow. The rank that skips its step
+    takes part in the exchange after it with weights that have not moved, so that all ranks count the same steps.
+    """
+
+    _arrivals: Arrivals
+    _parameters: Mapping[str, Tensor]
+    _weights: Weights | None
+
+    def catch_up(self) -> None:
+        """End the steps that the loss scale says were skipped; to be called before a pass, and wherever ranks meet."""
+        scale = self._arrivals.scale
+        self._arrivals.follow_scale()
+        if self._arrivals.overflowed and self._is_finite:
+            self._arrivals.overflowed = False  # gone, and no step has used them
+            if scale.is_sought:
+                scale.skip()
+        missed, scale.num_skipped = scale.num_skipped, 0
+        for _ in range(missed if self._weights is not None else 0):
+            self._after_step()
+
+    def _after_step(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _is_finite(self) -> bool:
+        gradients = [p.grad for p in self._parameters.values()]
+        return all(grad is None or bool(grad.isfinite().all()) for grad in gradients)
