@@ -84,6 +84,7 @@ class Run(KeepsState, SwitchesPlans):
             passes=lambda: self._arrivals.turn,
             in_turns=lambda: refuse_turns(self._exchanger, nonfinite),
         )
+        self._complete = lambda: self._after_step()
         self._open = True
         self.pilot: Pilot | None = None  # chooses the plan, with "auto"
 

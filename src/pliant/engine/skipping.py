@@ -1,6 +1,6 @@
 """Steps that a GradScaler skips on one rank alone, while others wait for what follows them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ class CountsSkips:
     """
 
     _arrivals: Arrivals
+    _complete: Callable[[], None]
+    """Ends a step."""
     _parameters: Mapping[str, Tensor]
     _weights: Weights | None
 
@@ -31,10 +33,7 @@ class CountsSkips:
                 scale.skip()
         missed, scale.num_skipped = scale.num_skipped, 0
         for _ in range(missed if self._weights is not None else 0):
-            self._after_step()
-
-    def _after_step(self) -> None:
-        raise NotImplementedError
+            self._complete()
 
     @property
     def _is_finite(self) -> bool:

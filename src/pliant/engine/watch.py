@@ -27,7 +27,7 @@ class BackwardWatch:
     Args:
         ddp: The model that hands over buckets.
         parameters: Name -> parameter, of those that are trained.
-        begins: Called before each forward pass that is followed by a backward pass.
+        begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
         wrapped_here: Whether relax() has made the DDP, so that a training loop may still call the module.
 
     """
@@ -47,7 +47,7 @@ class BackwardWatch:
         *,
         wrapped_here: bool,
     ) -> None:
-        self._ddp, self._begins = ddp, begins
+        self._ddp, self._begins = ddp, weakref.WeakMethod(begins)
         self._parameters = parameters
         self._wrapped_here = wrapped_here
         self._synchronizes: bool | None = None
@@ -121,7 +121,8 @@ class BackwardWatch:
 
     def _begin(self, *_: object) -> None:
         if torch.is_grad_enabled():
-            self._begins()
+            if (begins := self._begins()) is not None:
+                begins()
             self._synchronizes, self.complete = bool(self._ddp.require_backward_grad_sync), False
             self._touched.clear()
 
