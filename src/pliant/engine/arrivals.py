@@ -53,6 +53,8 @@ class Arrivals:
         self.overflowed = False
         """Whether gradients that stay with this rank were not finite, before its first step."""
         self._begun = False
+        self.broken_off = False
+        """Whether a pass has begun of which DDP has not come to the end: something was raised in it."""
         self._weight = 1.0
         """What to multiply a mean over all ranks by."""
 
@@ -62,7 +64,11 @@ class Arrivals:
         Called between two steps, with the lane drained.
         """
         self._exchanger, self._as_ready, self.as_saved = exchanger, as_ready, None
-        self._held, self._rests, self._begun = [], [], False  # of a plan that has failed in a trial
+        self.forget()  # what a plan has left that has failed in a trial
+
+    def forget(self) -> None:
+        """Forget a pass that was broken off."""
+        self._held, self._rests, self._of_pass, self._begun, self.broken_off = [], [], [], False, False
 
     def resume(self, resumed: Resumed) -> None:
         """Go on where a saved run stood; the next passes are laid out in its buckets."""
@@ -71,6 +77,7 @@ class Arrivals:
     def receive(self, arrival: Arrival) -> None:
         """Take a bucket whose gradients are complete. Runs in the autograd thread."""
         if not self._begun:
+            self.broken_off = True
             joining = self.joining
             self._weight = joining.meet(trains=in_backward()) if joining is not None and joining.on else 1.0
             self.follow_scale()
@@ -96,6 +103,7 @@ class Arrivals:
                 after_backward(self._wait)
             else:  # DDP's join() stands in for the backward pass of a rank that has run out of batches
                 self._wait()
+                self.broken_off = False
                 self._raise_refusal()
 
     def follow_scale(self) -> None:
@@ -145,7 +153,7 @@ class Arrivals:
             after_backward(self._end_pass)  # behind DDP's own, so that its reducer is whole for the next batch
 
     def _end_pass(self) -> None:
-        of_pass, self._of_pass = self._of_pass, []
+        of_pass, self._of_pass, self.broken_off = self._of_pass, [], False
         with self._trial.noting():
             if self.unused is not None and self._watch is not None and not self._watch.all_touched:
                 self._take_back(of_pass, self.unused())

@@ -116,6 +116,12 @@ class Front:
             ddp.register_comm_hook(self, _hook)
             self._bucket_bytes, self.layout, self.settled = wanted, {}, True
 
+    def renew(self, ddp: DistributedDataParallel) -> None:
+        """Give DDP another reducer in place of one that waits for the end of a pass which was broken off."""
+        rebuild_reducer(ddp, self._bucket_bytes)
+        ddp.register_comm_hook(self, _hook)
+        self.layout, self.settled = {}, True
+
     def settle(self, ddp: DistributedDataParallel) -> bool:
         """Let DDP lay out its buckets for good, if it is about to; say whether they stay from now on.
 

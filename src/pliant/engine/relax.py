@@ -92,7 +92,7 @@ def relax(
     held.group = cast(ProcessGroup, group or dist.group.WORLD if held.ddp is None else held.ddp.process_group)
     require_carried(plan, held.group, device)
     claim(held)
-    comm: RecordedComm | None = None
+    comm, run = None, None
     try:
         if held.ddp is None and not plan.between_steps:
             held.wrap(group)
@@ -107,13 +107,15 @@ def relax(
         run = Run(held, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
         if auto is not None:
             run.pilot = _piloted(run, auto, own_comm)
-    except BaseException:
+        own_comm.started(timeout_s)
+        comm.reset()  # what the start cost is not training
+    except BaseException as error:
+        if run is not None:
+            run.__exit__(type(error), error, None)
         release(held)
         if comm is not None:
             end(comm)
         raise
-    own_comm.started(timeout_s)
-    comm.reset()  # what the start cost is not training
     return run
 
 

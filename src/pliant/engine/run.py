@@ -65,7 +65,7 @@ class Run(KeepsState, SwitchesPlans):
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
         made = self._maker.make(plan, None, steps_taken(held.optimizer))
         self._lane = Lane(self._device, "pliant-lane", self.tape)
-        self._watch = BackwardWatch.of(held, self.catch_up)
+        self._watch = BackwardWatch.of(held, self._begin_pass)
         self._arrivals = Arrivals(self._lane, self.tape, self._watch, self.trial)
         self._arrivals.step = steps_taken(held.optimizer)
         self._put_in_force(plan, made)
@@ -89,6 +89,13 @@ class Run(KeepsState, SwitchesPlans):
         self.pilot: Pilot | None = None  # chooses the plan, with "auto"
 
     # - The moments
+
+    def _begin_pass(self) -> None:
+        if self._arrivals.broken_off and self._front is not None and self._ddp is not None:
+            self._lane.drain()
+            self._arrivals.forget()
+            self._front.renew(self._ddp)
+        self.catch_up()
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._lane.raise_error()
@@ -241,6 +248,8 @@ class Run(KeepsState, SwitchesPlans):
         release(self._held)
         if self._ddp is not None and self._front is not None:
             self._front.receive, self._ddp.broadcast_buffers = None, self._shares_buffers
+            if self._arrivals.broken_off:
+                self._front.renew(self._ddp)
         if self._served is not None:
             self._served.abandon()
         if broken:
