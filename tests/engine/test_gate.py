@@ -1,6 +1,7 @@
 """What a person holds is trained as it is under plain DDP, or refused in one sentence."""
 
 import contextlib
+import threading
 import warnings
 
 import pytest
@@ -65,6 +66,32 @@ def test_a_compiled_model_is_compiled_no_more_often(name, where):
 
     ((plain, ours),) = pliant.run_world(1, body, timeout_s=60)
     assert ours <= plain + (name == "tasc-curved")  # a look at the curvature is a pass of fewer samples
+
+
+def test_a_world_of_threads_leaves_no_model_in_forward():
+    """Torch keeps it for the compiler in one place for all threads: here the first is in and out within the second."""
+    first_is_in, both_are_in, first_is_out = (threading.Event() for _ in range(3))
+
+    class First(nn.Linear):
+        def forward(self, x):
+            first_is_in.set()
+            assert both_are_in.wait(20)
+            return super().forward(x)
+
+    class Second(nn.Linear):
+        def forward(self, x):
+            both_are_in.set()
+            assert first_is_out.wait(20)
+            return super().forward(x)
+
+    def body(place):
+        model = in_ddp((First, Second)[place.rank](2, 2), place)
+        assert place.rank == 0 or first_is_in.wait(20)
+        model(torch.ones(1, 2))
+        first_is_out.set()
+
+    pliant.run_world(2, body)
+    assert nn.parallel.DistributedDataParallel._get_active_ddp_module() is None
 
 
 def test_what_relax_cannot_hold_is_refused_in_one_sentence():

@@ -158,6 +158,9 @@ def test_a_plan_may_be_switched_within_the_optimizers_hooks():
         def land(self):
             pass
 
+        def end_plan(self):
+            pass
+
         def after_step(self):
             if self.run.steps == 3:
                 self.run.switch("allreduce")

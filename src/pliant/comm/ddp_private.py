@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "Listens",
     "after_backward",
+    "forget_forward",
     "in_backward",
     "is_settled",
     "listen",
@@ -78,6 +80,15 @@ def unused_parameters(ddp: Any) -> list[Tensor]:
     used: list[int] = ddp.reducer._get_local_used_map().tolist()
     parameters, _ = ddp._build_params_for_reducer()
     return [p for p, ranks in zip(parameters, used, strict=True) if not ranks]
+
+
+def forget_forward() -> None:
+    """Let no model be the one that is in its forward pass.
+
+    torch keeps it for the compiler in one place for all threads, and each puts back what it has found there, which may
+    be another's: when all have ended, it may be a model that is long gone.
+    """
+    DistributedDataParallel._active_ddp_module = None  # pyright: ignore
 
 
 def in_backward() -> bool:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from torch.distributed import ProcessGroup
 
 from pliant.comm.base import CommError, Limit
+from pliant.comm.ddp_private import forget_forward
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import ThreadWorld, maker_of
 
@@ -64,6 +65,7 @@ def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 6
         thread.start()
     for thread in threads:
         thread.join()
+    forget_forward()
     if errors:
         # Whoever failed for another reason than a broken connection began it.
         rank, error = next((e for e in errors if not isinstance(e[1], CommError)), errors[0])

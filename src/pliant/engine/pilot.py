@@ -99,7 +99,7 @@ class Pilot:
         if self._run.trial.is_on:
             self._tryout.end()
 
-    def taxi(self) -> None:
+    def end_plan(self) -> None:
         """Undo what the adopted plan has raised last, as when it ended. Collective, once nothing is in flight."""
         plan = self._run.plan
         self._note_fallen(plan, self._adopted.end())

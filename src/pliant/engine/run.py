@@ -224,7 +224,7 @@ class Run(KeepsState, SwitchesPlans):
             with self.trial.noting():
                 self._end_plan()
             if self.pilot is not None:
-                self.pilot.taxi()
+                self.pilot.end_plan()
             self._agreement.at_end(self._parameters, self._arrivals.step)
         except BaseException:
             self._let_go(broken=True)
