@@ -16,6 +16,8 @@ __all__ = ["Columns", "bags", "first_sight", "hash_rows", "number", "read_column
 
 Columns = dict[str, npt.NDArray[np.str_]]
 _MISSING = ("", "NA", "nan", "None")
+_SHOWN = 300
+"""Characters of a header that an error quotes."""
 
 
 def read_columns(text: str, name: str, separator: str, wanted: Sequence[str]) -> Columns:
@@ -29,7 +31,7 @@ def read_columns(text: str, name: str, separator: str, wanted: Sequence[str]) ->
     header = next(lines, [])
     for column in wanted:
         if column not in header:
-            raise ValueError(f"{name} has no column {column!r}; it has {', '.join(header)}.")
+            raise ValueError(f"{name} has no column {column!r}; it has {_named(header)}.")
     pick = itemgetter(*(header.index(column) for column in wanted), 0)  # one more, so that it is always a tuple
     body: list[tuple[str, ...]] = []
     for line in lines:
@@ -40,6 +42,11 @@ def read_columns(text: str, name: str, separator: str, wanted: Sequence[str]) ->
     if not body:
         raise ValueError(f"{name} has no lines after its header.")
     return {column: np.array(values) for column, values in zip(wanted, zip(*body, strict=True), strict=False)}
+
+
+def _named(header: Sequence[str]) -> str:
+    text = ", ".join(header)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def number(columns: Columns, name: str) -> npt.NDArray[np.float64]:

@@ -1,7 +1,9 @@
 """Real images as tensors: idx files (MNIST's format) or CIFAR-10's python batches."""
 
 import gzip
+import io
 import pickle
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +16,12 @@ from pliant.cli.bench.fetch import DataMissingError
 from pliant.cli.bench.learning import chosen, steps_per_epoch
 from pliant.cli.bench.metric import METRICS, Metric
 from pliant.cli.bench.models import Cnn
+from pliant.spec.reading import read_bytes, shortened
 
 __all__ = ["Images", "load_images"]
 
+_MOST_BYTES = 1 << 30
+"""Of an unpacked file."""
 _CIFAR_BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 
 
@@ -97,12 +102,19 @@ def _idx(folder: Path, name: str) -> Any:
             f"{folder} has neither {name} nor {name}.gz, nor CIFAR-10's {_CIFAR_BATCHES[0]}; "
             "give a folder with all four idx files, or CIFAR-10's python batches, with --data."
         )
-    raw = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
+    path = packed if packed.exists() else plain
+    try:
+        raw = read_bytes(path)
+        if path == packed:
+            with gzip.open(io.BytesIO(raw)) as file:
+                raw = file.read(_MOST_BYTES)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataMissingError(f"{path} cannot be read ({shortened(str(error))}); fetch it anew.") from None
     num_dimensions = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
     shape = np.frombuffer(raw[4 : 4 + 4 * num_dimensions], ">i4")
     start = 4 + 4 * num_dimensions
     if not num_dimensions or len(raw) - start != int(np.prod(shape)):
-        raise DataMissingError(f"{folder / name} is not an idx file of bytes, or is cut off; fetch it anew.")
+        raise DataMissingError(f"{path} is not an idx file of bytes, or is cut off; fetch it anew.")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -119,9 +131,16 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _cifar(folder: Path) -> Images:
     def read(name: str) -> tuple[Any, Any]:
-        with (folder / name).open("rb") as file:
-            body = _PlainUnpickler(file, encoding="bytes").load()
-        return body[b"data"].reshape(-1, 3, 32, 32), np.array(body[b"labels"])
+        try:
+            body = _PlainUnpickler(io.BytesIO(read_bytes(folder / name)), encoding="bytes").load()
+            return body[b"data"].reshape(-1, 3, 32, 32), np.array(body[b"labels"])
+        except DataMissingError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a pickle makes of bytes
+            raise DataMissingError(
+                f"{folder / name} is no batch of CIFAR-10 ({type(error).__name__}: {shortened(str(error))}); "
+                "unpack the archive anew."
+            ) from None
 
     if not (folder / "test_batch").exists():
         raise DataMissingError(

@@ -15,6 +15,8 @@ FILE = "trials.jsonl"
 """Name of the file in the folder of a collection."""
 
 _MOST_BYTES = 1 << 34
+_BEGINS = '{"kind": "'
+"""How each line begins, so that one that was cut off is told from what somebody else has written."""
 _FREE = ("models", "rates", "delays", "slow_host", "seconds_per_trial", "timeout_s")
 """What a later command may change: other cells join those that are there, and a trial may be shorter."""
 
@@ -75,13 +77,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a collection's file, without a last one that was cut off while it was written.
 
     Raises:
-        ValueError: The file is not there, or a line in it is not JSON.
+        ValueError: The file is not there, or a line in it is not JSON of ours.
 
     """
     if not path.exists():
         raise ValueError(f"there is no {path}; run pliant collect --out {path.parent} first.")
     lines: list[dict[str, Any]] = []
-    for number, text in enumerate(read_text(path, most_bytes=_MOST_BYTES).split("\n")[:-1], 1):
+    *whole, last = read_text(path, most_bytes=_MOST_BYTES).split("\n")
+    if not last.startswith(_BEGINS[: len(last)]):
+        raise ValueError(f"{path}, line {len(whole) + 1}: pliant collect did not write it; give another folder.")
+    for number, text in enumerate(whole, 1):
         try:
             line = parse_json(text)
         except ValueError as error:

@@ -23,7 +23,10 @@ def export_to(folder: Path, collections: Sequence[Path], accuracy: Sequence[Path
     lines = [line for collection in collections for line in read_lines(collection / FILE)]
     micro_rows = [row for path in micro for row in _codec_rows(path)]
     convergence = [row for path in accuracy for row in _training_rows(path)]
-    with made_by("pliant collect", " or ".join(str(each / FILE) for each in collections)):
+    files = " or ".join(str(each / FILE) for each in collections)
+    if not lines:
+        raise ValueError(f"{files}: no trial was run yet; a data set needs at least one.")
+    with made_by("pliant collect", files):
         dataset = dataset_of(lines, micro=micro_rows, convergence=convergence)
     write(dataset, folder)
     runs = dataset.runs
