@@ -189,6 +189,7 @@ def _between_steps(start: Start, arm: Arm, pen: Pen) -> None:
         run.switch(plan_named(plan), pay=run.steps % 4 == 0)
     if trial.how and run.steps % _STEPS_A_SAVING == 0:
         number = run.steps // _STEPS_A_SAVING
+        arm.settle()  # at a free pace, what is on its way still changes weights, and is in what is saved
         told = {"number": number, "step": run.steps, "hash": hash_of(arm.module)}
         pen.say("saving", told)
         try:

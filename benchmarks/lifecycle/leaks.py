@@ -35,7 +35,8 @@ from pliant.cli.bench.setup import PLIANT_ARMS
 RANKS, CYCLES, STEPS, STEPS_A_LOOK = 2, 50, 2000, 50
 KINDS = {"cycles": CYCLES, "steps": STEPS // STEPS_A_LOOK}
 """Kind -> looks."""
-PLAIN = "ddp"
+PLAIN, GROUPS = "ddp", 2
+"""Plain DDP makes and destroys as many groups in a cycle as a run does: torch's store keeps by what they were made."""
 LOOKED_AT = ("resident", "tensors", "threads", "files")
 ERRORS, NOISE_BYTES = 2.0, 256 * 1024
 """Memory stays if it grows by more than plain DDP's: by so many standard errors, and over all looks so many bytes."""
@@ -140,6 +141,10 @@ def be(algorithm: str, kind: str) -> None:
             if arm.run is not None and algorithm != "onebit_adam":  # which belongs to an optimizer of its own
                 arm.run.switch(other)
                 train(arm, 2)
+            for _ in range(0 if arm.run is not None else GROUPS):
+                group = dist.new_group()
+                dist.all_reduce(torch.zeros(10), group=group)
+                dist.destroy_process_group(group)
             arm.close()
             del arm
             yield look()
