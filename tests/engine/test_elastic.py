@@ -214,6 +214,31 @@ def test_without_a_loss_an_elastic_run_is_the_plain_one():
         assert torch.equal(a[1], b[1])
 
 
+def test_ranks_that_cannot_reach_each_other_at_the_end_try_again_together(monkeypatch):
+    """All close; the group for it does not come about on one rank, and so on none."""
+    connect, closes, failed = Party.connect, threading.Event(), []
+
+    def fails_once(party):
+        if closes.is_set() and party.rank == 1 and not failed:
+            failed.append(party.rank)
+            raise pliant.CommError("there is no way", rank=1, op="connect")
+        return connect(party)
+
+    monkeypatch.setattr(Party, "connect", fails_once)
+
+    def body(place):
+        optimizer, run = new_run(place, WHATS["diloco"], timeout_s=2)
+        train(place, optimizer, run, 10)
+        place.comm.barrier()
+        closes.set()
+        run.close()
+        return weights(run.model).clone()
+
+    first, *others = pliant.run_world(3, body, timeout_s=30)
+    assert failed == [1]
+    assert all(torch.equal(first, other) for other in others)
+
+
 def test_consolidating_outlives_a_loss():
     def body(place):
         optimizer, run = new_run(place, WHATS["local_sgd"])

@@ -251,7 +251,8 @@ class Agreement:
         if self.number == 0:
             return candidates, sorted(set(range(self._size)) - {m.rank for m in candidates})
         # Who was in no epoch yet takes nobody's word for who was in the last one: it waits for all that live.
-        before = {m.life for m in self._before if not m.closing}
+        # Who was closing there is waited for as well: it has left if that came to be, and else it comes again.
+        before = {m.life for m in self._before}
         missing = (life for life in alive if life.life not in here and (life.life in before or self._in.number < 0))
         return candidates, sorted(life.rank for life in missing)
 
