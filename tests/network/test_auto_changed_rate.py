@@ -53,7 +53,7 @@ def say(**what):
     if dist.get_rank() == 0:
         print(json.dumps(what), flush=True)
 
-with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=2, max_seconds=20, probe_s=1.0)) as run:
+with pliant.relax(model, optimizer, pliant.Auto(quality=1.0, max_trials=2, max_seconds=20, probe_s=1.0)) as run:
     while "auto is still" in run.pilot.explanation:
         step()
     for _ in range(20):
