@@ -6,7 +6,8 @@
 
 Each model of `small_models.py` is trained with SGD (momentum 0.9) and AdamW, by DDP that exchanges bfloat16, and by
 "auto" with quality 1, 1.1 and 1.5, which makes so many times DDP's steps; with the seeds 0, 1 and 2, whose weights and
-batches are the same under all. Two ranks are threads, and every message takes as long as at 200 Mbit/s, so that there
+batches are the same under all; batches are counted from the end, so that the losses that are compared, of the last tenth,
+are of the same ones. Two ranks are threads, and every message takes as long as at 200 Mbit/s, so that there
 is something to gain. One line a run: loss, which is the mean of the last tenth of the steps over all ranks, the plan,
 what was tried, what failed, and the error if there was one.
 
@@ -101,7 +102,7 @@ def trained(place: Any, case: Case, optimizer: str, arm: str, seed: int, num_ste
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: max(0.02, 1 - step / num_steps)) for o in optimizers]
     with run:
         for step in range(num_steps):
-            losses.append(one_step(ddp, optimizers, case, seed, place.rank, step))
+            losses.append(one_step(ddp, optimizers, case, seed, place.rank, num_steps - 1 - step))
             for schedule in schedules:
                 schedule.step()
         found = {} if run.pilot is None else {"plan": str(run.plan), "why": run.pilot.explanation}
@@ -109,14 +110,14 @@ def trained(place: Any, case: Case, optimizer: str, arm: str, seed: int, num_ste
 
 
 def one_step(
-    ddp: nn.Module, optimizers: Sequence[torch.optim.Optimizer], case: Case, seed: int, rank: int, step: int
+    ddp: nn.Module, optimizers: Sequence[torch.optim.Optimizer], case: Case, seed: int, rank: int, left: int
 ) -> float:
-    """Make one step; return the loss."""
+    """Make one step, after which so many are left; return the loss."""
     for each in optimizers:
         each.zero_grad()
     total = 0.0
     for part in range(case.accumulate):
-        x, y = batch(case, seed, rank, case.accumulate * step + part)
+        x, y = batch(case, seed, rank, case.accumulate * left + part)
         last = part == case.accumulate - 1
         with (
             torch.autocast("cpu", torch.bfloat16, enabled=case.autocast),

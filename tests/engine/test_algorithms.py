@@ -140,6 +140,37 @@ def test_nothing_is_lost_over_rebucketing_and_a_switch(name):
         torch.testing.assert_close(applied, total, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["qsgd8", "qsgd4", "terngrad", "natural"])
+def test_steps_and_buckets_round_independently(name):
+    """Gradients are the same in every step and bucket: the mean of n errors has an n-th of one's variance."""
+    num_steps, numel = 6, 4096
+
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = (nn.Parameter(torch.zeros(numel)) for _ in range(2))
+
+        def forward(self, x):
+            return ((self.one + self.other) * x).sum()
+
+    def body(place):
+        ddp = new_ddp(place, model=Twins, bucket_cap_mb=4 * numel / 2**20)
+        optimizer = optimizer_for(name, ddp.parameters())
+        g = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+        errors = []
+        with pliant.relax(ddp, optimizer, ALGORITHMS[name], timeout_s=20):
+            for _ in range(num_steps):
+                optimizer.zero_grad()
+                ddp(g).backward()
+                errors += [p.grad - g for p in ddp.parameters()]
+                optimizer.step()
+        return torch.stack(errors)
+
+    errors = pliant.run_world(2, body, timeout_s=60)[0]
+    ratio = float(len(errors) * errors.mean(0).square().mean() / errors.square().mean())
+    assert 0.8 < ratio < 1.25  # it would be 2 if both buckets drew the same random numbers, 6 if all steps did
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_bytegrad_equals_a_numpy_oracle(size):
     """Two quantizations, owners' ranges cut at blocks, one rank's range shorter or empty."""
