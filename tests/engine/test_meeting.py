@@ -11,7 +11,7 @@ import pliant
 from pliant.engine.meeting import make_alike
 
 
-@pytest.mark.parametrize("sound", [(True, True, False), (True, False, False), (True, True, True), (False, False, False)])
+@pytest.mark.parametrize("sound", [(1, 1, 0), (1, 0, 0), (1, 1, 1), (0, 0, 0)], ids=str)
 def test_the_mean_is_that_of_the_members_that_hold_a_state(sound):
     signed = Future()
 
@@ -26,7 +26,7 @@ def test_the_mean_is_that_of_the_members_that_hold_a_state(sound):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
         optimizer.state[module[0]]["momentum_buffer"] = value(20 + place.rank)
         party = SimpleNamespace(
-            epoch=SimpleNamespace(members=[SimpleNamespace(sound=each) for each in sound]),
+            epoch=SimpleNamespace(members=[SimpleNamespace(sound=bool(each)) for each in sound]),
             vouch=lambda _, digest: signed.set_result(digest),
             require_vouched=check,
         )
