@@ -8,8 +8,8 @@ Each model of `small_models.py` is trained with SGD (momentum 0.9) and AdamW, by
 "auto" with quality 1, 1.1 and 1.5, which makes so many times DDP's steps; with the seeds 0, 1 and 2, whose weights and
 batches are the same under all. Batches are counted from the end, so that losses of the same ones are compared. Two
 ranks are threads, and every message takes as long as at 200 Mbit/s, so that there is something to gain. One line a run:
-loss, which is the mean of the last tenth of the steps over all ranks, the plan, what was tried, what failed, and the
-error if there was one.
+loss, which is the mean over all ranks and the last steps, as many as are a tenth of DDP's, the plan, what was tried,
+what failed, and the error if there was one.
 
 A model passes at a quality if its loss exceeds DDP's by no more than 0.5 %, or two standard errors of the paired
 differences, whichever is larger.
@@ -106,7 +106,8 @@ def trained(place: Any, case: Case, optimizer: str, arm: str, seed: int, num_ste
             for schedule in schedules:
                 schedule.step()
         found = {} if run.pilot is None else {"plan": str(run.plan), "why": run.pilot.explanation}
-    return {"loss": statistics.fmean(losses[-(num_steps // 10) :]), **found}
+    compared = round(num_steps / ARMS[arm]) // 10
+    return {"loss": statistics.fmean(losses[-compared:]), **found}
 
 
 def one_step(
