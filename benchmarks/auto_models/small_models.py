@@ -289,7 +289,7 @@ def batch(case: Case, seed: int, rank: int, step: int, num: int = 32) -> tuple[T
     """Return the inputs and labels of one rank in one step; seeds have teachers of their own."""
     teacher = torch.Generator().manual_seed(7919 + seed)
     weight = torch.randn(IN, CLASSES, generator=teacher) * 2 / IN**0.5
-    g = torch.Generator().manual_seed((seed << 40) + (rank << 32) + step)
+    g = torch.Generator().manual_seed((64 * seed + rank << 20) + step)  # it takes 32 bits
     if case.data == "tokens":
         x = torch.randint(0, TOKENS, (num, LENGTH), generator=g)
         worth = torch.randn(TOKENS, CLASSES, generator=teacher)
