@@ -3,11 +3,13 @@
 ``~/.cache/pliant/mutants/bin/python benchmarks/mutants/mutants.py draw``          125 of Python and 25 of C, once
 ``.venv/bin/python benchmarks/mutants/mutants.py run --mutants benchmarks/mutants/listed.jsonl --out OUT.jsonl``
 ``.venv/bin/python benchmarks/mutants/mutants.py run --out OUT.jsonl --part 1/2``  one of two processes
+``.venv/bin/python benchmarks/mutants/mutants.py run --out OUT.jsonl --by-test NOTES``  by tests that run the change
 ``.venv/bin/python benchmarks/mutants/mutants.py run --out OUT.jsonl --whole``     survivors, by the whole fast suite
 ``.venv/bin/python benchmarks/mutants/mutants.py table --out OUT.jsonl``
 
-Each mutant is tried in a copy of the tree in a temporary folder, against the tests that cover its file, until the first
-fails. Each gets a line in the file; the same command goes on where it stopped. The last line of a mutant counts.
+Each mutant is tried in a copy of the tree in a temporary folder, against the tests that cover its file, or those that
+the plugin by_test.py has seen run the very statement, until the first fails. Each gets a line
+in the file; the same command goes on where it stopped. The last line of a mutant counts.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from by_line import ByLine
 from drawing import draw_c, draw_python
 from mutant import CannotApplyError, Mutant, read, write
 from trying import Copy
@@ -48,7 +51,7 @@ def due(mutants: Sequence[Mutant], done: dict[str, dict[str, Any]], *, whole: bo
         if (record := done.get(m.id)) is None:
             return not whole
         open_still = record["verdict"] != "killed"
-        return open_still and (again or (whole and record["tests"] == "covering"))
+        return open_still and (again or (whole and record["tests"] != "whole"))
 
     return [m for m in mutants if is_due(m)]
 
@@ -90,13 +93,21 @@ def run(arguments: argparse.Namespace) -> None:
     left = due(chosen, results(arguments.out), whole=arguments.whole, again=arguments.again)[: arguments.limit]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    by_line = ByLine(arguments.by_test) if arguments.by_test else None
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(ROOT, Path(folder))
         for m in left:
             start_s = time.monotonic()
-            record: dict[str, Any] = {"id": m.id, "tests": "whole" if arguments.whole else "covering"}
+            record: dict[str, Any] = {"id": m.id, "tests": "covering"}
+            tests: Sequence[str] = m.tests
+            limit_s = arguments.limit_s
             try:
-                outcome = copy.try_out(m, ["tests"] if arguments.whole else m.tests, arguments.limit_s)
+                if arguments.whole:
+                    tests, record["tests"] = ["tests"], "whole"
+                elif by_line is not None and m.file.endswith(".py"):
+                    tests, record["tests"] = by_line.tests(m, (ROOT / m.file).read_text()), "statement"
+                    limit_s += 3 * by_line.seconds(tests)
+                outcome = copy.try_out(m, tests, limit_s)
                 record |= {"verdict": outcome.verdict, "by": outcome.by}
             except CannotApplyError as error:
                 record |= {"verdict": "gone", "by": str(error)}
@@ -119,9 +130,8 @@ def main() -> None:
         "--limit-s", type=float, default=900.0, help="seconds for a mutant; one that takes longer is killed"
     )
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N equal parts, for processes side by side")
-    parser.add_argument(
-        "--whole", action="store_true", help="try survivors of covering tests with the whole fast suite"
-    )
+    parser.add_argument("--by-test", type=Path, help="folder of by_test.py's notes: try the tests that run the change")
+    parser.add_argument("--whole", action="store_true", help="try survivors with the whole fast suite")
     parser.add_argument("--again", action="store_true", help="try survivors again, with tests that are new")
     arguments = parser.parse_args()
     if arguments.what == "draw":

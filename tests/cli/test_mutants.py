@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +148,44 @@ def test_every_file_that_may_be_mutated_has_tests(load):
         for path in (_ROOT / "src" / "pliant" / folder).rglob("*.[cp]*"):
             if path.suffix in (".py", ".c"):
                 assert all((_ROOT / test).exists() for test in load("covering").covering(str(path.relative_to(_ROOT))))
+
+
+def test_the_tests_of_a_mutant_are_those_that_run_its_statement(load, tmp_path):
+    text = "def f(x, y=1):\n    if (\n        x\n        > 0\n    ):\n        y = 2\n"
+    text += "    return (\n        x,\n        y,\n    )\n"
+    notes = [
+        {"test": "", "seconds": 0.0, "lines": {"src/pliant/engine/lane.py": [1]}},
+        {"test": "slow", "seconds": 2.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 6, 7, 8]}},
+        {"test": "quick", "seconds": 1.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 7]}},
+        {"test": "other", "seconds": 0.5, "lines": {"src/pliant/engine/run.py": [2, 3, 7]}},
+    ]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+    by_line = load("by_line").ByLine(tmp_path)
+
+    def tests(old, new):
+        return by_line.tests(made(load, old=old, new=new), text)
+
+    assert tests("y = 2", "y = 3") == ["slow", "tests/processes"]
+    assert tests("> 0", ">= 0") == ["quick", "slow", "tests/processes"]  # events come at some lines of a statement
+    assert tests("        y,\n", "        x,\n") == ["quick", "slow", "tests/processes"]
+    assert tests("y=1", "y=2") == ["quick", "slow", "tests/processes"]  # at import: whatever runs the file
+    assert by_line.seconds(tests("y=1", "y=2")) == 3.0
+    with pytest.raises(load("mutant").CannotApplyError):
+        tests("z", "y")
+    with pytest.raises(ValueError, match="no notes of tests"):
+        load("by_line").ByLine(tmp_path / "empty")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
+def test_notes_say_which_lines_a_test_runs(tmp_path):
+    tests = tmp_path / "test_it.py"
+    tests.write_text(
+        "from pliant.codecs import MinMax8\ndef test_it():\n    MinMax8().nbytes(5)\ndef test_no():\n    pass\n"
+    )
+    settings = {**os.environ, "PLIANT_BY_TEST": str(tmp_path), "PYTHONPATH": str(_FOLDER)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "by_test", "-p", "no:cacheprovider", str(tests)]
+    subprocess.run(command, env=settings, cwd=tmp_path, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.jsonl")
+    found = {note["test"]: note["lines"] for note in map(json.loads, path.read_text().splitlines())}
+    assert found["test_it.py::test_it"]["src/pliant/codecs/minmax8.py"]
+    assert "src/pliant/codecs/minmax8.py" not in found["test_it.py::test_no"]

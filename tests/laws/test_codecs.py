@@ -23,6 +23,14 @@ def decode(codec, payload, numel):
     return out
 
 
+@pytest.mark.parametrize("codec", [c for c in CODECS if hasattr(c, "ratio") and not getattr(c, "sampled", 0)], ids=str)
+@given(numel=SIZES)
+def test_no_less_is_chosen_than_was_asked_for(codec, numel):
+    """Of equal elements, whichever are chosen, a part of their square that is the ratio or more."""
+    x = torch.ones(numel)
+    assert (x - decode(codec, encode(codec, x), numel)).square().sum() <= (1 - codec.ratio) * numel + 1e-3
+
+
 @rows
 @given(numel=SIZES, kind=KINDS)
 def test_finite_in_finite_out_and_the_same_twice(codec, numel, kind):

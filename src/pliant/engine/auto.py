@@ -21,7 +21,8 @@ class Auto:
     quality: float = 1.0
     """How many times the steps to the same accuracy a plan may need: 1 for exact ones alone, in 32 or 16 bits."""
     unmeasured: bool = False
-    """Whether to try with any optimizer what was measured with SGD only; else, with others, exact plans alone."""
+    """Whether to try what our measurements do not speak for: with other optimizers than SGD all that is not exact, and
+    outer momenta (`diloco`) with any."""
     max_trials: int = 12
     """Plans to try at first; when something has changed, two more each time."""
     max_seconds: float = 45.0
