@@ -1,14 +1,17 @@
 """The controller on an artificial link: it holds its target when the rate, the compute and the noise change."""
 
+import math
 import random
 import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.algorithms.base import Dial
 from pliant.algorithms.control import BudgetControl, EffortControl, Seen
 from pliant.spec import Target
 
@@ -252,3 +255,16 @@ def test_what_takes_too_long_to_choose_serves_longer_and_shorter_again_when_it_i
     assert other.state() == control.state()
     assert reused_after(control, 60, 1e-4) == 1
     assert reused_after(control, 60, 1.0) == 32
+
+
+def test_what_is_left_behind_is_a_part_of_all_exchanges_since_it_was_asked():
+    dial = Dial()
+    assert dial.take_left() == 0.0
+    dial.tell(0.1, torch.tensor(1.0), torch.tensor(2.0))
+    dial.tell(0.2, torch.tensor(2.0), torch.tensor(10.0))
+    assert dial.used == 0.2
+    assert dial.take_left() == 0.25
+    assert dial.take_left() == 0.0
+    for whole in (0.0, math.inf, math.nan):  # nothing was sent, or a step was poisoned
+        dial.tell(0.1, torch.tensor(0.0), torch.tensor(whole))
+        assert dial.take_left() == 0.0

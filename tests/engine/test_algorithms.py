@@ -302,6 +302,39 @@ def test_onebit_adam_after_warmup_equals_its_oracle():
         torch.testing.assert_close(found, p, rtol=0, atol=1e-5)
 
 
+def test_momentum_correction_equals_its_oracle():
+    """u and v of each rank, masked where they were sent; exact gradients, so only the choice decides."""
+    size, numel, num_steps, kept, momentum = 3, 40, 6, 4, 0.9
+    gradients = np.stack([np.random.default_rng(rank).standard_normal((num_steps, numel)) for rank in range(size)])
+
+    def body(place):
+        module = nn.Linear(numel, 1, bias=False)
+        nn.init.zeros_(module.weight)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        what, found = pliant.topk(ratio=kept / numel, momentum=momentum), []
+        with pliant.relax(module, optimizer, what, group=place.process_group) as run:
+            for g in gradients[place.rank]:
+                optimizer.zero_grad()
+                run.model(torch.from_numpy(g).float().view(1, -1)).sum().backward()
+                found.append(module.weight.grad[0].numpy().copy())
+                optimizer.step()
+        return found
+
+    u, v = np.zeros((size, numel)), np.zeros((size, numel))
+    wanted = []
+    for step in range(num_steps):
+        u = momentum * u + gradients[:, step]
+        v += u
+        chosen = np.argsort(-abs(v), axis=1)[:, :kept]
+        sent = np.zeros_like(v)
+        for rank, at in enumerate(chosen):
+            sent[rank, at] = v[rank, at]
+            v[rank, at] = u[rank, at] = 0.0
+        wanted.append(sent.mean(0))
+    for found in pliant.run_world(size, body):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_an_optimizer_that_does_not_fit_is_refused():
     def body(place):
         ddp = new_ddp(place)
