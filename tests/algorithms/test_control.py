@@ -121,6 +121,19 @@ def test_a_share_of_the_computation_is_held_when_the_computation_changes():
         assert statistics.mean(exposed[10:]) == pytest.approx(0.2 * compute_s, rel=0.1)
 
 
+@pytest.mark.parametrize("rate", [1000, 100, 10])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((0.001, 0.005), (0.006, 0.005)), ((0.001, 0.005), (0.001, 0.0)), ((0.008, 0.0), (0.001, 0.004))],
+)
+def test_it_holds_its_target_when_the_same_network_is_hidden_less_or_more(before, after, rate):
+    """Seconds of the codec and seconds behind backward: the bracket that was found is of no use then."""
+    control, chance, world = BudgetControl(EXPOSED, 0.01), random.Random(0), World()
+    for world.codec_s, world.hidden_s in (before, after):
+        exposed = [world.window(control, rate * MBIT, chance) for _ in range(20)]
+        assert exposed[10:] == [pytest.approx(EXPOSED.value, rel=0.1)] * 10
+
+
 @pytest.mark.parametrize("of", ["bytes_per_step", "bytes_per_s"])
 def test_bytes_are_held_and_fixed_ones_are_counted_in(of):
     target = Target(of=of, value=3e5 if of == "bytes_per_step" else 5e6)
