@@ -56,6 +56,9 @@ WAYS = {
 }
 """How a script ends -> the exit statuses of its ranks; that of a process which a signal ends is negative."""
 
+FREE = ("stale", "async_average")
+"""Algorithms whose ranks end when they like, and are lost to those that still train: there, all end together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -183,6 +186,8 @@ def be(trial: Trial) -> None:
         loader = iter(torch.utils.data.DataLoader(list(range(1000)), num_workers=2))  # pyright: ignore[reportArgumentType]
         next(loader)  # it lives until the script ends
     train(arm, trial.steps)
+    if trial.algorithm in FREE:
+        dist.barrier()
     match trial.way:
         case "sys.exit(0)":
             sys.exit(0)
