@@ -1,12 +1,14 @@
 """The C kernels against their twins in torch: equal to the bit."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.codecs.kernels import native, twins
+from pliant.codecs.kernels import library, native, twins
 from tables import KINDS, SIZES, vector
 
 
@@ -244,3 +246,12 @@ def test_a_row_that_is_not_there_is_told_and_nothing_changes():
         with pytest.raises(IndexError, match="1 gradients are of rows outside of the 4 here"):
             change(rows, slots, changes)
         assert not rows.any()
+
+
+def test_kernels_that_were_never_built_are_missed_in_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    with pytest.raises(RuntimeError, match=r"compiled kernels are missing.*pip install"):
+        library._found()
+    (tmp_path / "_cpu.so").touch()
+    assert library._found() == tmp_path / "_cpu.so"
