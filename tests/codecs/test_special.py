@@ -1,5 +1,8 @@
 """What is special to one codec."""
 
+from itertools import combinations_with_replacement
+
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +111,17 @@ def test_finite_scan_names_the_first():
     assert first_nonfinite(x) == 7001
     assert not all_finite(x.double())
     assert first_nonfinite(x.to(torch.bfloat16)) == 7001
+
+
+def test_changes_of_two_bits_never_cancel_out():
+    x = torch.randn(5).numpy()
+    hashes = set()
+    for one, other in combinations_with_replacement(range(160), 2):
+        y = x.copy()
+        for bit in {one, other}:
+            y.view(np.uint32)[bit // 32] ^= np.uint32(1 << bit % 32)
+        hashes.add(tensor_hash(torch.from_numpy(y)) % 2**63)  # as replicas are compared
+    assert len(hashes | {tensor_hash(torch.from_numpy(x)) % 2**63}) == 160 * 161 // 2 + 1
 
 
 def test_hash_sees_every_bit_and_every_place():

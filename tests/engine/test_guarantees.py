@@ -49,6 +49,15 @@ def test_drifted_replicas_are_named():
     pliant.run_world(3, body, timeout_s=30)
 
 
+def test_a_change_of_any_bit_changes_the_fingerprint():
+    x = torch.randn(5, generator=torch.Generator().manual_seed(0))
+    bits = x.view(torch.int32)
+    changed = [bits ^ (torch.arange(5) == at) * torch.tensor(1 << bit).int() for at in range(5) for bit in range(32)]
+    found = fingerprints(dict(enumerate([x, *(each.view(torch.float32) for each in changed)])))
+    assert len(found.unique()) == 1 + 5 * 32
+    assert (found >= 0).all()
+
+
 def test_replicas_with_two_parameters_exchanged_are_told_apart():
     """Each rank holds the same tensors, and not in the same places: a plain sum of their hashes is the same."""
 

@@ -173,6 +173,31 @@ def test_recorded_counts_what_the_formulas_say():
     assert list(results[1]) == [rest[0], rest[1] + 400]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda comm, n, root: comm.all_reduce(torch.ones(6 * n)),
+        lambda comm, n, root: comm.all_gather(torch.empty(comm.size * n), torch.ones(n)),
+        lambda comm, n, root: comm.reduce_scatter(torch.empty(n), torch.ones(comm.size * n)),
+        lambda comm, n, root: comm.all_to_all(torch.empty(6 * n), torch.ones(6 * n)),
+        lambda comm, n, root: comm.broadcast(torch.ones(n), root % comm.size),
+        lambda comm, n, root: comm.reduce(torch.ones(n), root % comm.size),
+    ],
+    ids=["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"],
+)
+def test_what_leaves_some_ranks_comes_to_others(op, root, size):
+    def body(place):
+        comm = RecordedComm(place.comm)
+        op(comm, 100, root).wait()
+        return comm.sent_bytes, comm.received_bytes
+
+    sent, received = zip(*run_world(size, body), strict=True)
+    assert sum(sent) == sum(received)
+    assert (sum(sent) > 0) == (size > 1)
+
+
 def test_faults_strike_where_they_are_told_to():
     def fails(place):
         comm = FaultyComm(place.comm)

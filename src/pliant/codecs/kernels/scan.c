@@ -31,18 +31,23 @@ DISPATCHED int32_t scale(float *x, int64_t n, float factor) {
     return all < INFINITE_BITS;
 }
 
+// Every bit of a word on every bit of the result, one to one: the finalizer of MurmurHash3 (Austin Appleby, public
+// domain). A multiplication alone would leave the highest bit, a sign, where it is, and two of them would cancel out.
+static inline uint64_t mixed(uint64_t h) {
+    h = (h ^ h >> 33) * 0xff51afd7ed558ccdull;
+    h = (h ^ h >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return h ^ h >> 33;
+}
+
 // 64-bit hash of bytes: a sum over 8-byte words, each first mixed with its place, so that it can be taken in parallel.
 // A change of one word always changes the sum. The last word is filled up with zeros; the length is mixed in.
 DISPATCHED uint64_t hash_bytes(const uint8_t *x, int64_t n) {
     uint64_t sum = 0, word;
     for (int64_t i = 0; i < n / 8; i++) {
         memcpy(&word, x + 8 * i, 8);
-        uint64_t h = (word ^ ((uint64_t)i + 1) * 0x9E3779B97F4A7C15ull) * 0xff51afd7ed558ccdull;
-        sum += h ^ (h >> 32);
+        sum += mixed(word ^ ((uint64_t)i + 1) * 0x9E3779B97F4A7C15ull);
     }
     word = 0;
     if (n % 8) memcpy(&word, x + n / 8 * 8, (size_t)(n % 8)); // of no bytes, x may be null
-    uint64_t h = (word ^ ((uint64_t)n + 1) * 0xc4ceb9fe1a85ec53ull) * 0xff51afd7ed558ccdull;
-    sum += h ^ (h >> 32);
-    return sum ^ (sum >> 29);
+    return sum + mixed(word ^ ((uint64_t)n + 1) * 0xD1B54A32D192ED03ull);
 }

@@ -20,14 +20,15 @@ def hash_bytes(x: Tensor) -> int:
     num_words = data.numel() // 8
     last = pad(data[8 * num_words :], (0, 8 - data.numel() % 8)).view(torch.int64)
     place = torch.arange(1, num_words + 1, device=x.device) * _signed(0x9E3779B97F4A7C15)
-    mixed = _mixed(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum()
-    mixed += _mixed(last ^ ((data.numel() + 1) * torch.full_like(last, _signed(0xC4CEB9FE1A85EC53))))[0]
-    return int(mixed ^ _shifted(mixed, 29)) % (1 << 64)
+    length = (data.numel() + 1) * torch.full_like(last, _signed(0xD1B54A32D192ED03))
+    mixed = _mixed(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum() + _mixed(last ^ length)[0]
+    return int(mixed) % (1 << 64)
 
 
-def _mixed(word: Tensor) -> Tensor:
-    h = word * _signed(0xFF51AFD7ED558CCD)
-    return h ^ _shifted(h, 32)
+def _mixed(h: Tensor) -> Tensor:
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        h = (h ^ _shifted(h, 33)) * _signed(factor)
+    return h ^ _shifted(h, 33)
 
 
 def _shifted(h: Tensor, bits: int) -> Tensor:
