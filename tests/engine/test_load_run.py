@@ -123,7 +123,7 @@ def rewrite(**changes):
         (spoil, r"rank1\.pt is damaged"),
         (lambda run: next(run.glob("step*/shared.pt")).unlink(), r"shared\.pt is not there"),
         (lambda run: (run / "checkpoint.json").write_text("{" * 9), "cannot be read as a checkpoint"),
-        (rewrite(format=9), "of format 9"),
+        (rewrite(format=9), r"as a checkpoint of format 1 \(it is a checkpoint of format 9\)"),
         (rewrite(files={"shared.pt": 3, "rank7.pt": 1}), "not one part for each rank"),
         (rewrite(plan={"pliant": "Topology"}), "cannot be read as a checkpoint"),
     ],
