@@ -37,7 +37,7 @@ class ByLine:
     def tests(self, mutant: Mutant, text: str) -> list[str]:
         """Return the tests to try; text is the file without the change.
 
-        Where no test runs the statement, as with a definition that runs at import, those that run any line of the file.
+        What runs at import, in whichever test that is, has those that run any line of the file.
 
         Raises:
             CannotApplyError: If the old text is not there exactly once.
@@ -45,8 +45,8 @@ class ByLine:
         """
         mutant.apply(text)
         lines = self._tests[mutant.file]
-        found = {test for number in statements(text, mutant) for test in lines.get(number, ())}
-        found = found or {test for tests in lines.values() for test in tests}
+        numbers = statements(text, mutant) or lines.keys()
+        found = {test for number in numbers for test in lines.get(number, ())}
         return [*sorted(found, key=lambda test: (self._seconds[test], test)), PROCESSES]
 
     def seconds(self, tests: Iterable[str]) -> float:
@@ -55,14 +55,14 @@ class ByLine:
 
 
 def statements(text: str, mutant: Mutant) -> set[int]:
-    """Return the lines of the statements that a mutant changes; of those with a body, the lines before it."""
+    """Return the lines of the statements in functions that a mutant changes; of those with a body, those before it."""
     before = _alike(mutant.old, mutant.new)
     after = _alike(mutant.old[before:][::-1], mutant.new[before:][::-1])
     start = text.index(mutant.old)
     first, last = (text.count("\n", 0, start + at) + 1 for at in (before, max(before, len(mutant.old) - after - 1)))
     return {
         number
-        for begin, end in _spans(ast.parse(text))
+        for begin, end in _spans(ast.parse(text), inside=False)
         if begin <= last and end >= first
         for number in range(begin, end + 1)
     }
@@ -73,13 +73,14 @@ def _alike(one: str, other: str) -> int:
     return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _spans(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):
-            body = getattr(node, "body", None) or getattr(node, "cases", None)
-            begin = node.pattern.lineno if isinstance(node, ast.match_case) else node.lineno
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                yield begin, max(begin, _begin(body[0]) - 1) if body else node.end_lineno or begin
+def _spans(node: ast.AST, *, inside: bool) -> Iterator[tuple[int, int]]:
+    for child in ast.iter_child_nodes(node):
+        defines = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if inside and not defines and isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+            body = getattr(child, "body", None) or getattr(child, "cases", None)
+            begin = _begin(child)
+            yield begin, max(begin, _begin(body[0]) - 1) if body else child.end_lineno or begin
+        yield from _spans(child, inside=inside or defines)
 
 
 def _begin(node: ast.AST) -> int:

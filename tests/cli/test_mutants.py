@@ -152,10 +152,10 @@ def test_every_file_that_may_be_mutated_has_tests(load):
 
 def test_the_tests_of_a_mutant_are_those_that_run_its_statement(load, tmp_path):
     text = "def f(x, y=1):\n    if (\n        x\n        > 0\n    ):\n        y = 2\n"
-    text += "    return (\n        x,\n        y,\n    )\n"
+    text += "    return (\n        x,\n        y,\n    )\nZ = 1\n"
     notes = [
         {"test": "", "seconds": 0.0, "lines": {"src/pliant/engine/lane.py": [1]}},
-        {"test": "slow", "seconds": 2.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 6, 7, 8]}},
+        {"test": "slow", "seconds": 2.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 6, 7, 8, 11]}},
         {"test": "quick", "seconds": 1.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 7]}},
         {"test": "other", "seconds": 0.5, "lines": {"src/pliant/engine/run.py": [2, 3, 7]}},
     ]
@@ -169,6 +169,7 @@ def test_the_tests_of_a_mutant_are_those_that_run_its_statement(load, tmp_path):
     assert tests("> 0", ">= 0") == ["quick", "slow", "tests/processes"]  # events come at some lines of a statement
     assert tests("        y,\n", "        x,\n") == ["quick", "slow", "tests/processes"]
     assert tests("y=1", "y=2") == ["quick", "slow", "tests/processes"]  # at import: whatever runs the file
+    assert tests("Z = 1", "Z = 2") == ["quick", "slow", "tests/processes"]  # whoever has imported it
     assert by_line.seconds(tests("y=1", "y=2")) == 3.0
     with pytest.raises(load("mutant").CannotApplyError):
         tests("z", "y")
