@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tasc.accuracy_book import Book
 
 from pliant.cli.bench.setup import PLIANT_ARMS
+from pliant.engine.doing import goes_free
 
 RANKS, LAST = 2, 1
 WITHIN_S = 90.0
@@ -55,9 +56,6 @@ WAYS = {
     "one rank leaves": [1, 3],
 }
 """How a script ends -> the exit statuses of its ranks; that of a process which a signal ends is negative."""
-
-FREE = ("stale", "async_average")
-"""Algorithms whose ranks end when they like, and are lost to those that still train: there, all end together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +184,8 @@ def be(trial: Trial) -> None:
         loader = iter(torch.utils.data.DataLoader(list(range(1000)), num_workers=2))  # pyright: ignore[reportArgumentType]
         next(loader)  # it lives until the script ends
     train(arm, trial.steps)
-    if trial.algorithm in FREE:
-        dist.barrier()
+    if arm.run is not None and goes_free([rule.choice for rule in arm.run.plan.rules]):
+        dist.barrier()  # who leaves is lost to those that still train: here, all end together
     match trial.way:
         case "sys.exit(0)":
             sys.exit(0)

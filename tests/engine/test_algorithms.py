@@ -1,6 +1,5 @@
 """What every algorithm must obey when it trains a model."""
 
-from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise, zip_longest
 
 import numpy as np
@@ -93,18 +92,6 @@ def test_the_plan_names_the_algorithm(name):
     assert build(algorithm.choice) == algorithm
     plan = pliant.partition({"*": algorithm})
     assert from_json(SyncPlan, to_json(plan)) == plan
-
-
-@all_rows
-def test_settings_are_given_by_name_and_stay(name):
-    algorithm = EVERY_ALGORITHM[name]
-    settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
-    assert type(algorithm)(**settings) == algorithm
-    with pytest.raises(TypeError, match="positional argument"):
-        type(algorithm)(*settings.values())
-    for setting, value in settings.items():
-        with pytest.raises(FrozenInstanceError):
-            setattr(algorithm, setting, value)
 
 
 def test_switching_among_all_on_one_model():

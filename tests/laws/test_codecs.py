@@ -1,7 +1,5 @@
 """What every codec must obey."""
 
-from dataclasses import FrozenInstanceError, fields
-
 import pytest
 import torch
 from hypothesis import given
@@ -183,14 +181,3 @@ def test_a_residual_of_another_size_is_refused(codec):
     payload = torch.empty(codec.nbytes(100), dtype=torch.uint8)
     with pytest.raises(ValueError, match="residual"):
         codec.encode_feedback(torch.zeros(100), torch.zeros(99), payload, 0)
-
-
-@rows
-def test_settings_are_given_by_name_and_stay(codec):
-    settings = {field.name: getattr(codec, field.name) for field in fields(codec)}
-    assert type(codec)(**settings) == codec
-    for setting, value in settings.items():
-        with pytest.raises(TypeError, match="positional argument"):
-            type(codec)(value)
-        with pytest.raises(FrozenInstanceError):
-            setattr(codec, setting, value)

@@ -58,16 +58,17 @@ class GradientShadow:
         """Look at one parameter's gradient; a later call for the same step takes the place of an earlier one."""
         dense = as_real(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
         x = dense.reshape(-1).float().contiguous()  # (numel,)
+        seed = zlib.crc32(f"{len(self._rows)} {name}".encode())  # a generator of torch takes 32 bits of a seed
         row = [_square(x)]
         for codec in self._codecs.values():
             payload = torch.empty(codec.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
             decoded = torch.empty_like(x)
-            codec.encode(x, payload, self._seed(name))
+            codec.encode(x, payload, seed)
             codec.decode(payload, decoded)
             row.append(_square(decoded.sub_(x)))
-        row += [_beyond_rank(x.view(dense.shape), rank, self._seed(name)) for rank in self._ranks.values()]
+        row += [_beyond_rank(x.view(dense.shape), rank, seed) for rank in self._ranks.values()]
         self._step[name] = torch.stack(row).cpu()
-        self._sketch_of[name] = self._sketch(name, x)
+        self._sketch_of[name] = self._sketch(name, x, seed)
 
     def end_step(self) -> None:
         """Count what was taken."""
@@ -109,12 +110,9 @@ class GradientShadow:
             together=float((sketches / comm.size).square().sum()),
         )
 
-    def _seed(self, name: str) -> int:
-        return zlib.crc32(f"{len(self._rows)} {name}".encode())  # a generator of torch takes 32 bits of a seed
-
-    def _sketch(self, name: str, x: Tensor) -> Tensor:
+    def _sketch(self, name: str, x: Tensor, seed: int) -> Tensor:
         """Return a parameter's part of the sketch, float64 (_SKETCH,), on the CPU."""
-        generator = torch.Generator(x.device).manual_seed(self._seed(name))
+        generator = torch.Generator(x.device).manual_seed(seed)
         bits = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8, device=x.device)
         start = self._starts[name] % _SKETCH
         folded = x.new_zeros(-(-(start + x.numel()) // _SKETCH) * _SKETCH)
