@@ -32,7 +32,7 @@ def tables(tmp_path):
 def test_a_placement_with_plot_and_files(tables, tmp_path):
     out, found, plot = tmp_path / "plan.json", tmp_path / "found.json", tmp_path / "curve.svg"
     code, text, error = run(
-        tables, "--hosts", "2", "--rate", "100mbit", "--delay", "1ms", "--memory", "60MB", "--batch", "64,256", "--dim", "16", "--max-staleness", "3",
+        tables, *HERE[:2], *HERE[4:], "--memory", "60MB", "--batch", "64,256", "--dim", "16", "--max-staleness", "3",
         "--bits", "32,16", "--json", found, "--out", out, "--plot", plot,
     )  # fmt: skip
     assert code == 0, error

@@ -285,6 +285,9 @@ def test_what_cannot_be_observed_is_said():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(ValueError, match="0 steps, 2 warmup_steps"):
         pliant.observe(model, optimizer, steps=0)
+    for wrong in ({"warmup_steps": -1}, {"gradient_steps": -1}, {"batch_size": 0}, {"ranks": (1, 0)}):
+        with pytest.raises(ValueError, match="must be at least 1, the others at least 0"):
+            pliant.observe(model, optimizer, **wrong)
     seen = pliant.observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0)
     with pytest.raises(ValueError, match="needs 2 steps, but saw 0"):
         seen.workload()

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from pliant.schedules import (
     Collective,
@@ -17,6 +17,7 @@ from pliant.schedules import (
     mixed_radix,
     verify,
 )
+from pliant.schedules.program import _Program
 from schedules.cases import hosts, problems, random_collective
 
 RACKS = hosts([2, 2], rate=3e6)
@@ -54,6 +55,21 @@ def test_any_small_problem(problem):
     assert found.predicted_s <= found.before_s
     assert cost(found.schedule, collective, topology).total_s == found.predicted_s
     verify(found.schedule, collective)
+
+
+@settings(max_examples=10)
+@given(problems(max_ranks=4))
+def test_what_the_solver_is_told_first_is_the_schedule_itself(problem):
+    """All that the hint says holds together, where copies go to those alone who need them, as all do in a program."""
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+    collective, _, shape, owners = problem
+    schedule = build(collective, owners, shape)
+    copies = [move for moves in schedule.rounds for move in moves if move.kind == "copy"]
+    assume(all(move.target in collective.needers[move.block] for move in copies))
+    program = _Program(schedule, collective, cp_model)
+    solver = cp_model.CpSolver()
+    solver.parameters.fix_variables_to_their_hinted_value = True
+    assert solver.solve(program.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
 def test_a_bad_schedule_is_improved():
