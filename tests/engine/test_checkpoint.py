@@ -194,6 +194,11 @@ REFUSED = {
     "NaN counters": ("onebit", put(["counters"], nan_like), "counters is torch.float32"),
     "NaN work": ("local_sgd", put(["weights", "work"], lambda t: t * torch.nan), "work is counted"),
     "exchanges to come": ("local_sgd", put(["weights", "counters"], lambda t: t + 99), "damaged: exchanges"),
+    "looks below 0": (
+        "tasc",
+        put(["curvature", "counters"], lambda t: t * 0 - 1),
+        "looks at the curvature are counted",
+    ),
     "a negative step": ("onebit", put(["counters"], lambda t: t - 99), "99 ranks|counts -|ranks, this run"),
     "a bucket below 0": ("onebit", put(["layout"], lambda t: t.index_fill(0, torch.tensor([2]), -5)), "its layout"),
     "a place without those before": ("onebit", put(["layout"], lambda t: t + torch.tensor([0, 1])), "its layout"),

@@ -17,6 +17,7 @@ import pliant
 from pliant.algorithms import Local, build
 from pliant.codecs import MinMax8, Sign
 from pliant.engine.choose import plan_from
+from pliant.engine.weights import Weights
 from pliant.spec import Graph, Outer
 
 LR = 0.05
@@ -437,6 +438,30 @@ def test_a_free_pace_waits_for_nobody_and_ends_with_all():
     results = pliant.run_world(3, body, timeout_s=60)
     assert all(torch.equal(r[1], results[0][1]) for r in results)
     assert results[0][1].isfinite().all()
+
+
+def test_each_step_of_a_rank_counts_once(monkeypatch):
+    """At a free pace ranks are weighed by their steps since the last exchange, whatever plan was before."""
+    told, meet = {0: [], 1: []}, Weights._meet
+
+    def noted(self, work, leaving, share):
+        told[self._comms[False].rank].append(work)
+        meet(self, work, leaving, share)
+
+    monkeypatch.setattr(Weights, "_meet", noted)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, "allreduce", timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(3))
+            run.switch(pliant.async_average())
+            train(ddp, optimizer, place.rank, range(10 * (place.rank + 1)))
+
+    pliant.run_world(2, body, timeout_s=60)
+    for rank, works in told.items():
+        assert min(works) >= 0
+        assert 0 < sum(works) <= 10 * (rank + 1)
 
 
 @pytest.mark.parametrize("what", [pliant.async_average(), pliant.gossip(free=True)], ids=["average", "gossip"])

@@ -37,6 +37,23 @@ def test_all_candidates_are_right_and_in_order(num_ranks, density, seed):
         assert candidates(grouped, topology) == found, "alike on every rank"
 
 
+@pytest.mark.parametrize(
+    ("rates", "root"),
+    [([1e6, 3e6, 2e6], 1), ([1e6, 3e6, 0], 2), ([2e6, 2e6, 1e6], 0)],
+    ids=["rates", "no limit", "tie"],
+)
+def test_a_tree_has_its_root_where_the_slower_direction_is_the_fastest(rates, root):
+    topology = Topology(
+        hosts=tuple(
+            Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=2 * rate) for k, rate in enumerate(rates)
+        )
+    )
+    found = candidates(group(random_collective(3, 20, 0.5, 0)), topology)
+    (tree,) = [each for each in found if each.recipe.owners == "one"]
+    owners = tree.recipe.owners_of(tree.grouped.collective, topology, Overheads())
+    assert set(owners) == {root}
+
+
 def test_what_pays_depends_on_the_network():
     dense = group(Collective.of([[True] * 64] * 8, 65536))
     small = group(Collective.of([[True] * 64] * 8, 4))
