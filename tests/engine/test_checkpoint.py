@@ -195,7 +195,7 @@ REFUSED = {
     "NaN work": ("local_sgd", put(["weights", "work"], lambda t: t * torch.nan), "work is counted"),
     "exchanges to come": ("local_sgd", put(["weights", "counters"], lambda t: t + 99), "damaged: exchanges"),
     "looks below 0": (
-        "tasc",
+        "tasc-curved",
         put(["curvature", "counters"], lambda t: t * 0 - 1),
         "looks at the curvature are counted",
     ),
