@@ -32,7 +32,7 @@ CODECS = [
 ]
 
 SIZES = st.sampled_from([0, 1, 2, 7, 31, 32, 33, 64, 1000, 1024, 1025, 2048, 2049, 5000])
-KINDS = st.sampled_from(["normal", "huge", "denormal", "constant", "zero", "offset", "sparse", "tiny range"])
+KINDS = st.sampled_from(["normal", "huge", "denormal", "constant", "zero", "offset", "sparse", "tiny range", "least"])
 
 
 LARGEST = torch.finfo(torch.bfloat16).max  # the next float32 that a bfloat16 cannot hold is not far
@@ -50,6 +50,7 @@ def vector(kind: str, numel: int, seed: int) -> torch.Tensor:
         "offset": 1000 + 5e-4 * x,
         "sparse": x * (torch.rand(numel, generator=g) < 0.05),
         "tiny range": x * 1e-8,
+        "least": torch.ldexp(x, torch.randint(-130, -120, (numel,), generator=g)),  # normal or just not
     }[kind]
 
 
