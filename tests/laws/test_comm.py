@@ -242,3 +242,28 @@ def test_a_world_raises_the_first_error_and_frees_the_others():
     assert "rank 2" in caught.value.__notes__[0]
     with pytest.raises(ValueError, match="0 ranks"):
         run_world(0, body)
+
+
+def test_what_is_sent_is_counted_before_a_peer_can_have_it():
+    """Else a peer goes on, and another thread here reads a count without what the peer has."""
+    counted = []
+
+    class Peeking:
+        rank, size, timeout_s = 0, 2, 20.0
+
+        def __getattr__(self, op):
+            def start(*_arguments, **_settings):
+                counted.append((op, recorder.calls[op], recorder.sent_bytes))
+                return self
+
+            return start
+
+        def wait(self):
+            pass
+
+    recorder, x = RecordedComm(Peeking()), torch.zeros(4)
+    recorder.all_reduce(x)
+    recorder.exchange([(1, x)], [])
+    recorder.broadcast(x, 0)
+    recorder.reduce(x, 1)
+    assert counted == [("all_reduce", 1, 16), ("exchange", 1, 32), ("broadcast", 1, 48), ("reduce", 1, 64)]

@@ -61,7 +61,7 @@ def test_any_small_problem(problem):
 @given(problems(max_ranks=4))
 def test_what_the_solver_is_told_first_is_the_schedule_itself(problem):
     """All that the hint says holds together, where copies go to those alone who need them, as all do in a program."""
-    cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="OR-Tools is an extra")
     collective, _, shape, owners = problem
     schedule = build(collective, owners, shape)
     copies = [move for moves in schedule.rounds for move in moves if move.kind == "copy"]

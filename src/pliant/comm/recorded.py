@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -127,19 +128,19 @@ class RecordedComm:
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         moved = 2 * (self.size - 1) * x.nbytes // self.size
-        return self._count("all_reduce", self._comm.all_reduce(x, op), moved, moved)
+        return self._count("all_reduce", lambda: self._comm.all_reduce(x, op), moved, moved)
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         moved = (self.size - 1) * x.nbytes
-        return self._count("all_gather", self._comm.all_gather(out, x), moved, moved)
+        return self._count("all_gather", lambda: self._comm.all_gather(out, x), moved, moved)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         moved = (self.size - 1) * out.nbytes
-        return self._count("reduce_scatter", self._comm.reduce_scatter(out, x, op), moved, moved)
+        return self._count("reduce_scatter", lambda: self._comm.reduce_scatter(out, x, op), moved, moved)
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         moved = (self.size - 1) * x.nbytes // self.size
-        return self._count("all_to_all", self._comm.all_to_all(out, x), moved, moved)
+        return self._count("all_to_all", lambda: self._comm.all_to_all(out, x), moved, moved)
 
     def exchange(
         self,
@@ -148,17 +149,19 @@ class RecordedComm:
         *,
         patience_s: float | None = None,
     ) -> Work:
-        work = self._comm.exchange(sends, receives, patience_s=patience_s)
         sent, received = sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives)
-        return self._count("exchange", work, sent, received, idle=patience_s is not None)
+        start = partial(self._comm.exchange, sends, receives, patience_s=patience_s)
+        return self._count("exchange", start, sent, received, idle=patience_s is not None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         sent = (self.size - 1) * x.nbytes if self.rank == root else 0
-        return self._count("broadcast", self._comm.broadcast(x, root), sent, 0 if self.rank == root else x.nbytes)
+        received = 0 if self.rank == root else x.nbytes
+        return self._count("broadcast", lambda: self._comm.broadcast(x, root), sent, received)
 
     def reduce(self, x: Tensor, root: int) -> Work:
         received = (self.size - 1) * x.nbytes if self.rank == root else 0
-        return self._count("reduce", self._comm.reduce(x, root), 0 if self.rank == root else x.nbytes, received)
+        sent = 0 if self.rank == root else x.nbytes
+        return self._count("reduce", lambda: self._comm.reduce(x, root), sent, received)
 
     def barrier(self) -> None:
         self._calls["barrier"] += 1
@@ -191,12 +194,13 @@ class RecordedComm:
         self._parts.clear()
         self._comm = comm
 
-    def _count(self, name: str, work: Work, sent: int, received: int, *, idle: bool = False) -> Work:
+    def _count(self, name: str, start: Callable[[], Work], sent: int, received: int, *, idle: bool = False) -> Work:
+        """Count a communication, then start it: a peer may have it, and go on, before another thread here does."""
         with self._lock:
             self._calls[name] += 1
             self._sent_bytes += sent
             self._received_bytes += 0 if idle else received
-        return _Timed(self, work, name, sent, received, idle=idle)
+        return _Timed(self, start(), name, sent, received, idle=idle)
 
 
 def uncounted(comm: Comm) -> Comm:
