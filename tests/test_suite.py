@@ -1,6 +1,7 @@
 """What no test of this suite does: measure time, wait for luck, try again, or stay away without a reason."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,15 @@ def test_what_is_allowed_is_not_a_fault():
     sound = "def test():\n    start = time.monotonic()\n    print(start)\n    assert clock.now_s == 3"
     assert faults(sound) == []
     assert faults("@pytest.mark.skipif(old, reason='torch 2.11 has none')\ndef test():\n    pytest.skip('why')") == []
+
+
+def test_emulated_hosts_are_where_the_script_looks_for_them():
+    """`scripts/test` collects two folders alone for what is marked so."""
+    script = (TESTS.parent / "scripts" / "test").read_text()
+    folders = {
+        path.relative_to(TESTS).parts[0] for path in FILES if re.search(r"mark\.(netns|idle)\b", path.read_text())
+    }
+    folders -= {"test_suite.py"}
+    for line in (line for line in script.splitlines() if "netns and not idle" in line or "and idle" in line):
+        assert all(f"tests/{folder}" in line for folder in folders), line
+    assert folders
