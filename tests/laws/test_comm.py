@@ -246,7 +246,7 @@ def test_a_world_raises_the_first_error_and_frees_the_others():
 
 def test_what_is_sent_is_counted_before_a_peer_can_have_it():
     """Else a peer goes on, and another thread here reads a count without what the peer has."""
-    counted = []
+    counted, marks = [], []
 
     class Peeking:
         rank, size, timeout_s = 0, 2, 20.0
@@ -261,9 +261,14 @@ def test_what_is_sent_is_counted_before_a_peer_can_have_it():
         def wait(self):
             pass
 
-    recorder, x = RecordedComm(Peeking()), torch.zeros(4)
+        def now(self):
+            marks.append(recorder.sent_bytes)
+            return len(marks)
+
+    recorder, x = RecordedComm(Peeking(), Peeking()), torch.zeros(4)
     recorder.all_reduce(x)
     recorder.exchange([(1, x)], [])
     recorder.broadcast(x, 0)
     recorder.reduce(x, 1)
     assert counted == [("all_reduce", 1, 16), ("exchange", 1, 32), ("broadcast", 1, 48), ("reduce", 1, 64)]
+    assert marks == [0, 16, 32, 48], "a listener that begins between hears more than is counted from then on"

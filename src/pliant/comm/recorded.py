@@ -28,11 +28,10 @@ class Listener(Protocol):
 
 class _Timed:
     def __init__(
-        self, recorder: "RecordedComm", work: Work, name: str, sent: int, received: int, *, idle: bool
+        self, recorder: "RecordedComm", work: Work, name: str, start: Any, sent: int, received: int, *, idle: bool
     ) -> None:
         self._recorder, self._work, self._noted, self._idle = recorder, work, False, idle
-        self._name, self._sent, self._received = name, sent, received
-        self._start = recorder.now()
+        self._name, self._start, self._sent, self._received = name, start, sent, received
 
     def wait(self) -> None:
         wait_from_s, wait_from = time.perf_counter(), self._recorder.now()
@@ -195,12 +194,16 @@ class RecordedComm:
         self._comm = comm
 
     def _count(self, name: str, start: Callable[[], Work], sent: int, received: int, *, idle: bool = False) -> Work:
-        """Count a communication, then start it: a peer may have it, and go on, before another thread here does."""
+        """Count a communication, then start it: a peer may have it, and go on, before another thread here does.
+
+        Its mark comes first, so that whoever counts from the moment a listener begins has all that the listener hears.
+        """
+        mark = self.now()
         with self._lock:
             self._calls[name] += 1
             self._sent_bytes += sent
             self._received_bytes += 0 if idle else received
-        return _Timed(self, start(), name, sent, received, idle=idle)
+        return _Timed(self, start(), name, mark, sent, received, idle=idle)
 
 
 def uncounted(comm: Comm) -> Comm:
