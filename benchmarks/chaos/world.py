@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from chaos.hosts import Disk, Hosts
 from chaos.rank import SECRET_FILE, Start, StoreStart, be, host_store
 from chaos.trials import TIMEOUT_S, Trial, steps_of, switches_of
 from pliant.cli.bench.kill.processes import Processes
+from pliant.cli.bench.local import reserve_port
 
 __all__ = ["POLL_S", "World", "context"]
 
@@ -108,8 +108,8 @@ class World(Processes):
         """Start the store, or leave it to rank 0; return its port."""
         if self.trial.rank_hosts_store:
             self._address = self.hosts.address(0) if self.hosts is not None else "127.0.0.1"
-            with socket.create_server(("127.0.0.1", 0)) as free:  # in a namespace of its own any port is free
-                self._port = int(free.getsockname()[1])
+            held = self.held.enter_context(reserve_port())  # in a namespace of its own any port is free
+            self._port = int(held.getsockname()[1])
             return self._port
         self._address = self.hosts.switch if self.hosts is not None else "127.0.0.1"
         pid = self.hosts.switch_pid if self.hosts is not None else 0

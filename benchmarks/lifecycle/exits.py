@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
+from pliant.cli.bench.local import reserve_port
 from pliant.cli.bench.setup import PLIANT_ARMS
 from pliant.engine.doing import goes_free
 
@@ -92,9 +92,8 @@ def draw(seed: int, num: int) -> list[Trial]:
 def carry_out(trial: Trial) -> dict[str, Any]:
     """Run one trial, and say how its processes ended."""
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="exits-") as folder, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory(prefix="exits-") as folder, reserve_port() as held:
+        port = held.getsockname()[1]
         ranks = [_start(trial, rank, port, Path(folder)) for rank in range(RANKS)]
         statuses: list[int | None] = [_wait(rank, began_s + WITHIN_S - time.monotonic()) for rank in ranks]
         said = [(Path(folder) / f"{rank}.log").read_text(errors="replace") for rank in range(RANKS)]

@@ -17,7 +17,6 @@ import gc
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
+from pliant.cli.bench.local import reserve_port
 from pliant.cli.bench.setup import PLIANT_ARMS
 
 RANKS, CYCLES, STEPS, STEPS_A_LOOK = 2, 50, 2000, 50
@@ -80,8 +80,8 @@ def _steepest(record: dict[str, Any], name: str) -> tuple[float, float]:
 def measure(algorithm: str, kind: str) -> dict[str, Any]:
     """Train with two processes, and return what they have seen of themselves."""
     began_s = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    held = reserve_port()
+    port = str(held.getsockname()[1])
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo"}
     env |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, __file__, "be", "--only", algorithm, "--kind", kind]
@@ -94,6 +94,7 @@ def measure(algorithm: str, kind: str) -> dict[str, Any]:
     finally:
         for rank in ranks:
             rank.kill()
+        held.close()
     if any(rank.returncode for rank in ranks):
         raise RuntimeError(f"{algorithm}, {kind}: the ranks ended with {[rank.returncode for rank in ranks]}.")
     looks = [json.loads(text.splitlines()[-1]) for text in said]

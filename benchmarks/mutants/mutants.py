@@ -95,10 +95,10 @@ def run(arguments: argparse.Namespace) -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     by_line = ByLine(arguments.by_test) if arguments.by_test else None
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(ROOT, Path(folder))
+        copy = Copy(ROOT, Path(folder), sanitized=arguments.sanitized)
         for m in left:
             start_s = time.monotonic()
-            record: dict[str, Any] = {"id": m.id, "tests": "covering"}
+            record: dict[str, Any] = {"id": m.id, "tests": "sanitized" if arguments.sanitized else "covering"}
             tests: Sequence[str] = m.tests
             limit_s = arguments.limit_s
             try:
@@ -132,6 +132,9 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N equal parts, for processes side by side")
     parser.add_argument("--by-test", type=Path, help="folder of by_test.py's notes: try the tests that run the change")
     parser.add_argument("--whole", action="store_true", help="try survivors with the whole fast suite")
+    parser.add_argument(
+        "--sanitized", action="store_true", help="check the addresses of kernels, as scripts/test --all"
+    )
     parser.add_argument("--again", action="store_true", help="try survivors again, with tests that are new")
     arguments = parser.parse_args()
     if arguments.what == "draw":

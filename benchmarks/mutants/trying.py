@@ -18,15 +18,18 @@ FAST = ("-m", "not netns and not extended")
 _BLAMED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # ids may hold blanks
 
 
+_SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What some tests made of a mutant."""
 
     verdict: str
-    """`survived`; `killed`, by a test that fails or by time running out; `unclear`: it fails without the mutant too, or
-    the mutant does not compile."""
+    """`survived`; `killed`, by a test that fails, by time running out or by a warning of the compiler, which the build
+    takes for an error; `unclear`: the test fails without the mutant too."""
     by: str = ""
-    """The first test that failed, or `time`."""
+    """The first test that failed, `time` or `the compiler`."""
 
 
 class Copy:
@@ -35,11 +38,12 @@ class Copy:
     Args:
         root: The repository.
         to: An empty folder, or one in which a copy was.
+        sanitized: Whether the kernels check their addresses, as in `scripts/test --all`.
 
     """
 
-    def __init__(self, root: Path, to: Path) -> None:
-        self._root, self._place = root, to / "tree"
+    def __init__(self, root: Path, to: Path, *, sanitized: bool = False) -> None:
+        self._root, self._place, self._sanitized = root, to / "tree", sanitized
         self.python = to / "environment" / "bin" / "python"
         shutil.rmtree(self._place, ignore_errors=True)
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
@@ -61,7 +65,9 @@ class Copy:
     def build(self) -> bool:
         """Compile the kernels, and put them where Pliant looks; return whether they compile."""
         folder = self._place / "build" / "dev"
-        for command in (["cmake", "-S", self._place, "-B", folder], ["cmake", "--build", folder]):
+        flags = _SANITIZED if self._sanitized else ""
+        make = ["cmake", "-S", self._place, "-B", folder, f"-DCMAKE_C_FLAGS={flags}"]
+        for command in (make, ["cmake", "--build", folder]):
             if subprocess.run(command, capture_output=True).returncode:
                 return False
         shutil.copy2(folder / "_cpu.so", self._place / KERNELS / "_cpu.so")
@@ -75,7 +81,7 @@ class Copy:
         compiled = mutant.file.endswith(".c")
         try:
             if compiled and not self.build():
-                return Outcome(verdict="unclear", by="the compiler")
+                return Outcome(verdict="killed", by="the compiler")  # drawn ones compile, with warnings perhaps
             code, out = self._pytest(tests, limit_s)
             if "ERROR: not found: " in out:  # a mutant may change what tests are called, which is no failure
                 code, out = self._pytest(list(dict.fromkeys(test.split("::")[0] for test in tests)), limit_s)
@@ -99,6 +105,9 @@ class Copy:
         # Two texts of one length within one second must not share a compiled file.
         settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         settings.pop("PYTHONPATH", None)
+        if self._sanitized:
+            libraries = [_found(["gcc", f"-print-file-name={name}"]) for name in ("libasan.so", "libubsan.so")]
+            settings |= {"ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": " ".join(libraries)}
         with subprocess.Popen(
             command,
             cwd=self._place,
@@ -116,6 +125,10 @@ class Copy:
                 process.communicate()
                 return None, ""
             return process.returncode, out
+
+
+def _found(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def judged(code: int | None, out: str) -> Outcome:

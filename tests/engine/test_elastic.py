@@ -2,7 +2,6 @@
 
 import random
 import re
-import socket
 import threading
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 import pliant
+from pliant.cli.bench.local import reserve_port
 from pliant.comm.elastic import Party
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import Meeting
@@ -283,15 +283,15 @@ def test_who_has_given_up_a_start_calls_relax_again():
     ],
 )
 def test_a_process_that_is_alone_at_the_start_says_who_is_missing(rank, message, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    for name, value in here.items():
-        monkeypatch.setenv(name, value)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(pliant.CommError, match=message):
-        pliant.relax(model, optimizer, "gossip", start_timeout_s=1.0, elastic=pliant.Elastic(regroup_s=2))
+    with reserve_port() as held:
+        port = str(held.getsockname()[1])
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
+        for name, value in here.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(pliant.CommError, match=message):
+            pliant.relax(model, optimizer, "gossip", start_timeout_s=1.0, elastic=pliant.Elastic(regroup_s=2))
 
 
 def test_too_few_end_with_a_sentence():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +22,7 @@ _SHARE = 0.3
 def _dlrm(folder, *arguments, size=_SIZE):
     """Run it on so many ranks; return what it wrote."""
     save(Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=1e8) for k in range(size))), folder / "links.json")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", f"--master-port={port}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     command += [str(_SCRIPT), "--max-rows", "500", "--batch", "256", "--test-batches", "8"]
     command += ["--topology", str(folder / "links.json"), "--json", str(folder / "result.json"), *arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

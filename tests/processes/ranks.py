@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pliant.cli.bench.local import reserve_port
 from waiting import until
+
+_held: list[socket.socket] = []
+"""Ports of this process's stores: ranks come back to them."""
 
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
@@ -32,11 +36,10 @@ class Rank(Protocol):
 
 
 def _environment(size: int, folder: Path) -> dict[str, str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    _held.append(reserve_port())
     return {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(_held[-1].getsockname()[1]),
         "WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from torch.distributed import TCPStore
 
 import pliant
+from pliant.cli.bench.local import reserve_port
 from waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -55,8 +55,8 @@ class Hosts:
     """A launcher that hosts the store, unless rank 0 has to, and starts ranks."""
 
     def __init__(self, size, folder, what, until, store=None):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1] if store is None else store.port
+        self._held = reserve_port()
+        port = self._held.getsockname()[1] if store is None else store.port
         self.size, self.folder = size, folder
         self._settings = (size, port, store is not None, folder, what, until)
         self.ranks = {}
@@ -88,6 +88,7 @@ class Hosts:
     def end(self):
         for rank in self.ranks:
             self.kill(rank)
+        self._held.close()
 
 
 @pytest.fixture

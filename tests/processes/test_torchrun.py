@@ -3,12 +3,12 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from pliant.cli.bench.local import reserve_port
 from waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -90,9 +90,8 @@ def test_one_agent_ends_the_siblings_of_a_lost_rank(tmp_path):
 
 
 def test_with_an_agent_per_host_the_others_go_on_and_the_lost_host_comes_back(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    where = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    held = reserve_port()
+    where = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={held.getsockname()[1]}"]
     agents = Agents(tmp_path, 3, "--nnodes=3", "--nproc-per-node=1", "--node-rank={k}", *where)
     try:
         agents.kill_rank(1)
@@ -107,3 +106,4 @@ def test_with_an_agent_per_host_the_others_go_on_and_the_lost_host_comes_back(tm
         assert len({re.search(r"ended (\S+)", agents.said(r))[1] for r in range(3)}) == 1
     finally:
         agents.end()
+        held.close()

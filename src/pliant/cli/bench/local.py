@@ -8,7 +8,19 @@ from collections.abc import Callable, Sequence
 from pliant.network.emulate import RankResult, run_ranks
 from pliant.network.namespaces import die_with_parent
 
-__all__ = ["LocalHosts"]
+__all__ = ["LocalHosts", "reserve_port"]
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket that keeps a port of loopback for a store: until it is closed nobody is given that port.
+
+    A store may listen there all the same, since both sockets allow their address to be used again, and this one never
+    listens. A port that was only looked up may be somebody's connection by the time that a rank listens on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 class LocalHosts:
@@ -19,10 +31,10 @@ class LocalHosts:
 
     def run(self, argv: Sequence[str], *, on_line: Callable[[int, str], None]) -> list[RankResult]:
         """Run the command once per rank and wait; when one fails, the others are ended."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        processes = [self._popen(rank, argv, port) for rank in range(self._num_ranks)]
-        return run_ranks(processes, ["localhost"] * self._num_ranks, on_line, timeout_s=0.0)
+        with reserve_port() as held:
+            port = str(held.getsockname()[1])
+            processes = [self._popen(rank, argv, port) for rank in range(self._num_ranks)]
+            return run_ranks(processes, ["localhost"] * self._num_ranks, on_line, timeout_s=0.0)
 
     def _popen(self, rank: int, argv: Sequence[str], port: str) -> "subprocess.Popen[str]":
         torchrun = {

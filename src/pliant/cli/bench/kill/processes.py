@@ -5,6 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class Processes:
         self._process = process
         self._folder = tempfile.TemporaryDirectory()
         self._running: dict[int, BaseProcess] = {}
+        self.held = ExitStack()
+        """What is kept until the last has ended, such as a port."""
 
     @property
     def folder(self) -> Path:
@@ -73,4 +76,5 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+        self.held.close()
         self._folder.cleanup()

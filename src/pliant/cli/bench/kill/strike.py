@@ -2,7 +2,6 @@
 
 import multiprocessing
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from pliant.cli.bench.kill.points import Point, is_elastic
 from pliant.cli.bench.kill.processes import Processes
 from pliant.cli.bench.kill.rank import IMAGES_FILE, Start, be
 from pliant.cli.bench.kill.struck import describe
+from pliant.cli.bench.local import reserve_port
 from pliant.cli.bench.setup import Setup
 
 __all__ = ["DEADLINE_S", "Ranks", "strike_all"]
@@ -60,8 +60,7 @@ class Ranks(Processes):
         self._setup, self._size, self._point, self._data = setup, size, point, data
         self._store: TCPStore | None = None
         if point.rank_hosts_store:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self._port = int(free.getsockname()[1])
+            self._port = int(self.held.enter_context(reserve_port()).getsockname()[1])
         else:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             self._port = self._store.port
