@@ -6,8 +6,8 @@
 Each algorithm is trained by two processes on loopback, which look at themselves after every cycle, and after every 50
 steps: bytes of resident memory, once the collector has run and the C library has given back what is free; bytes of all
 tensors; threads; open files. What is told is the slope of the last two thirds, fitted by least squares, with its
-standard error. Plain DDP, measured the same way, grows by itself (about 1 kB a step, 12 kB a cycle, with torch 2.13):
-what an algorithm's memory grows by beyond that, stays. F.jsonl gets one line an algorithm and
+standard error. Plain DDP, measured the same way, grows by itself (about 4 kB a cycle, with torch 2.13): what an
+algorithm's memory grows by beyond that, stays. F.jsonl gets one line an algorithm and
 kind, and what has one is not run again.
 """
 
@@ -83,7 +83,8 @@ def measure(algorithm: str, kind: str) -> dict[str, Any]:
     held = reserve_port()
     port = str(held.getsockname()[1])
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo"}
-    env |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    # Torch's flight recorder would fill its 2,000 entries, one for each collective, in all the time that is measured.
+    env |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "TORCH_FR_BUFFER_SIZE": "0"}
     command = [sys.executable, __file__, "be", "--only", algorithm, "--kind", kind]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **env, "RANK": str(rank)}, stdout=subprocess.PIPE)
