@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,37 @@ pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 PLIANT = [sys.executable, "-m", "pliant.cli.main"]
 
 
-def traces() -> tuple:
-    """What a run could leave on the machine."""
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout.splitlines()
-    namespaces = set()
+MARK = "PLIANT_TEST_MARK"
+
+
+def marked(mark: str) -> list[str]:
+    """Return the command lines of processes that have inherited this mark; other runs on this machine are not ours."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            namespaces.add(os.readlink(process / "ns" / "net"))
-        except OSError:
+            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:  # it has just ended
             continue
-    return sorted(line.split(":")[1] for line in links), sorted(namespaces)
+    return found
 
 
-def settles(before: tuple) -> None:
-    until(lambda: traces() == before, lambda: (before, traces()))
+@pytest.fixture
+def mark(monkeypatch) -> str:
+    """Mark all processes that the test starts; a namespace vanishes with the last process in it."""
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    return os.environ[MARK]
+
+
+def links() -> list[str]:
+    """Return the names of the machine's own links."""
+    said = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    return sorted(line.split(":")[1] for line in said.splitlines())
+
+
+def settles(mark: str) -> None:
+    """Wait until nothing that the test has started is left."""
+    until(lambda: not marked(mark), lambda: marked(mark))
 
 
 def emulate(*options: str, code: str, tmp_path: Path) -> subprocess.CompletedProcess:
@@ -52,8 +70,8 @@ dist.destroy_process_group()
 
 
 @pytest.mark.idle
-def test_ranks_meet_and_links_are_as_asked(tmp_path):
-    before = traces()
+def test_ranks_meet_and_links_are_as_asked(tmp_path, mark):
+    before = links()
     out = tmp_path / "out.json"
     # Slow and far, so that a busy machine carries them too.
     options = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "20mbit", "--delay", "20ms", "--slow", "1:0.5")
@@ -67,7 +85,8 @@ def test_ranks_meet_and_links_are_as_asked(tmp_path):
         assert link["wanted_bytes_per_s"] * 8e-6 == 10  # the slower end decides
         assert 0.2 * 10 < link["found_bytes_per_s"] * 8e-6 < 1.25 * 10  # a busy machine makes less of it, never more
         assert link["found_round_trip_s"] > 0.9 * link["wanted_round_trip_s"] == pytest.approx(0.036)
-    settles(before)
+    settles(mark)
+    assert links() == before
 
 
 def test_a_failing_rank_ends_the_others(tmp_path):
@@ -91,8 +110,7 @@ def _heeds_interrupts():
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stays_however_it_ends(tmp_path, sign):
-    before = traces()
+def test_nothing_stays_however_it_ends(tmp_path, mark, sign):
     marker = tmp_path / "up"
     script = tmp_path / "script.py"
     # A process in a session of its own is out of reach of signals to the rank's group.
@@ -111,9 +129,7 @@ def test_nothing_stays_however_it_ends(tmp_path, sign):
     process.send_signal(sign)
     process.communicate(timeout=30)
     assert process.returncode != 0
-    settles(before)
-    left = subprocess.run(["pgrep", "-f", str(marker)], capture_output=True, text=True, check=False).stdout
-    assert left == ""
+    settles(mark)
 
 
 def test_time_is_up(tmp_path):
@@ -196,10 +212,9 @@ for stage in range(3):
 """
 
 
-def test_links_change_under_ranks_that_live_on(tmp_path):
+def test_links_change_under_ranks_that_live_on(tmp_path, mark):
     script = tmp_path / "script.py"
     script.write_text(ROUND_TRIP)
-    before = traces()
 
     def topology(rate, delay_s):
         hosts = (Host(name=n, send_bytes_per_s=rate, receive_bytes_per_s=rate, delay_s=delay_s) for n in "ab")
@@ -208,6 +223,7 @@ def test_links_change_under_ranks_that_live_on(tmp_path):
     stages = [topology(0.0, 0.0), topology(1e6, 0.0), topology(0.0, 0.2)]
     took = []
     with emulated(stages[0], check=False) as cluster:
+        assert marked(mark)  # so that none left means something
 
         def on_line(rank, line):
             word, _, value = line.partition(" ")
@@ -224,7 +240,7 @@ def test_links_change_under_ranks_that_live_on(tmp_path):
     assert took[1] > 0.6  # a megabyte at a megabyte a second, less what the token bucket lets through at once
     assert took[2] > 0.2
     assert len(took) == 3
-    settles(before)
+    settles(mark)
 
 
 LOST = """
@@ -253,8 +269,7 @@ print("ended", float(model.weight.double().sum()))
 
 
 @pytest.mark.timeout(240)
-def test_an_elastic_run_goes_on_and_the_failed_rank_is_started_again(tmp_path):
-    before = traces()
+def test_an_elastic_run_goes_on_and_the_failed_rank_is_started_again(tmp_path, mark):
     script = tmp_path / "script.py"
     script.write_text(LOST)
     options = ["--hosts", "3", "--rate", "100mbit", "--no-check", "--elastic", "--restart", "1", "--timeout", "150s"]
@@ -266,7 +281,7 @@ def test_an_elastic_run_goes_on_and_the_failed_rank_is_started_again(tmp_path):
     assert "[host1 1] failed (9), and is started again, 1 of 1" in done.stdout
     assert "cannot be retrieved" not in done.stdout  # addresses have names
     assert len({line.split()[-1] for line in done.stdout.splitlines() if "] ended" in line}) == 1
-    settles(before)
+    settles(mark)
 
 
 def test_what_needs_elastic_hosts_says_so(tmp_path):
