@@ -112,18 +112,20 @@ def test_switching_among_all_on_one_model():
     assert results[0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_nothing_is_lost_over_rebucketing_and_a_switch(name):
-    """Sum of applied updates, plus what is owed, is the sum of the mean gradients: also when the plan changes."""
+def applied_and_total(plans, hosts=None):
+    """Return per rank, over 7 steps, the sum of gradients after the exchange, and of the means before it.
+
+    Plans: Step -> plan from then on; the last one pays what the others owe.
+    """
 
     def body(place):
         ddp = new_ddp(place)
         total, applied = torch.zeros_like(weights(ddp)), torch.zeros_like(weights(ddp))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
-        with pliant.relax(ddp, optimizer, ALGORITHMS[name], timeout_s=20) as run:
+        with pliant.relax(ddp, optimizer, plans[0], hosts=hosts, timeout_s=20) as run:
             for step in range(7):
-                if step == 6:
-                    run.switch("allreduce")  # pays the debt in this exchange
+                if step and step in plans:
+                    run.switch(plans[step])
                 x, y = batch(place.rank, step)
                 local = new_ddp(place, bucket_cap_mb=25)
                 with local.no_sync():
@@ -134,9 +136,23 @@ def test_nothing_is_lost_over_rebucketing_and_a_switch(name):
                 applied += torch.cat([p.grad.flatten() for p in ddp.parameters()])
                 optimizer.step()
         place.comm.all_reduce(total).wait()
-        return total / place.size, applied
+        return applied, total / place.size
 
-    for total, applied in pliant.run_world(3, body, timeout_s=60):
+    return pliant.run_world(3, body, timeout_s=60)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_nothing_is_lost_over_rebucketing_and_a_switch(name):
+    """Sum of applied updates, plus what is owed, is the sum of the mean gradients: also when the plan changes."""
+    for applied, total in applied_and_total({0: ALGORITHMS[name], 6: "allreduce"}):
+        torch.testing.assert_close(applied, total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hosts", [[[0], [1, 2]], [[0, 1, 2]]], ids=["two", "one"])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_nothing_is_lost_where_hosts_take_over_and_hand_back(name, hosts):
+    plans = {0: ALGORITHMS[name], 2: pliant.between_hosts(ALGORITHMS[name]), 4: "onebit", 6: "allreduce"}
+    for applied, total in applied_and_total(plans, hosts):
         torch.testing.assert_close(applied, total, rtol=1e-4, atol=1e-5)
 
 

@@ -11,6 +11,7 @@ from pliant.algorithms.build import build
 from pliant.buckets import Bucket, real_shape
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
+from pliant.comm.hierarchical import HierarchicalComm
 from pliant.spec import Choice
 
 __all__ = ["CORRECTION", "Store"]
@@ -44,6 +45,8 @@ class Store:
         self.parameters = parameters
         self.algorithms: dict[Choice, Algorithm] = {choice: build(choice) for choice in set(choices.values())}
         self.choices = dict(choices)
+        levels = comms.get(True)
+        self._ranks_per_host = levels.size / levels.num_hosts if isinstance(levels, HierarchicalComm) else 1.0
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self._slots: dict[str, Slots] = {}
         for name, parameter in parameters.items():
@@ -108,18 +111,24 @@ class Store:
             if old.choices[name].what == "momentum":
                 continue
             held = {slot for slot in slots if slot.startswith("first/")} if old.choices[name].between_steps else slots
-            owed = [slots[slot] for slot in held if slot.rpartition("/")[2] in OWED]
+            owed = [old.of_ranks(name, slot) for slot in held if slot.rpartition("/")[2] in OWED]
             if not owed:
                 continue
             owed += [unplaced.pop(name)] if name in unplaced else []
             total = torch.stack(owed).sum(0)
             if not all_finite(total):  # an overflow that waited for its exchange ends with the plan
                 continue
-            if self.choices[name].what == "gradient" and "residual" in self.tensors[name]:
+            choice = self.choices[name]
+            if choice.what == "gradient" and not choice.hierarchical and "residual" in self.tensors[name]:
                 self.tensors[name]["residual"].copy_(total)
             elif bool(total.any()):
                 unplaced[name] = total
         return unplaced
+
+    def of_ranks(self, name: str, slot: str) -> Tensor:
+        """Return gradients that a slot holds, such that the mean over ranks has them as this plan's result would."""
+        # What leaders keep counts as a share of the mean over hosts, and all other ranks keep zeros.
+        return self.tensors[name][slot] * (self._ranks_per_host if self.choices[name].hierarchical else 1.0)
 
     def keep(self, old: "Store") -> None:
         """Take over from a store of the same choices, made among other ranks, what still means something here."""
