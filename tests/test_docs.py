@@ -155,3 +155,18 @@ def test_measured_timelines_are_those_of_the_results():
         cells = next(line for line in text.splitlines() if line.startswith(f"| {plan} |")).strip("|").split("|")[1:]
         measured = [cell.partition("/")[0].strip() for cell in cells]
         assert measured == [value for _, value in comparison(measured_of([timeline], 1), None)[1]]
+
+
+def test_each_promise_names_laws_of_the_suite():
+    """Each paragraph of `docs/guarantees.md` names tests that hold what it promises."""
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    tests = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    laws = {name for text in tests.values() for name in re.findall(r"def (test_\w+)\(", text)}
+    promises = page.split("\n**")[1:]
+    assert len(promises) > 15
+    for promise in promises:
+        named = re.findall(r"`(test_\w+)`", promise)
+        files = re.findall(r"`(tests/[\w/]+\.py)`", promise)
+        assert named or files, promise
+        assert laws.issuperset(named), set(named) - laws
+        assert all(ROOT / file in tests for file in files), files
