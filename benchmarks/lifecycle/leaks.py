@@ -61,15 +61,26 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 def stays(record: dict[str, Any], plain: dict[str, Any]) -> list[str]:
-    """Return what of a process stays, in memory beyond what stays of plain DDP."""
+    """Return what of a process stays, in memory beyond what stays of plain DDP.
+
+    A thread or a file stays if the fewest that were seen became more, too: a connection that is about to be closed, at
+    one look and not at the next, is none.
+    """
     found: list[str] = []
     for name in LOOKED_AT:
         a, error = _steepest(record, name)
         own, own_error = _steepest(plain, name) if name == "resident" else (0.0, 0.0)
         noise = NOISE_BYTES if name == "resident" else 0.5
-        if a - own > ERRORS * math.hypot(error, own_error) and (a - own) * len(record["looks"][0]) > noise:
+        grows = a - own > ERRORS * math.hypot(error, own_error) and (a - own) * len(record["looks"][0]) > noise
+        if grows and (name not in ("threads", "files") or any(_fewest_grow(looks, name) for looks in record["looks"])):
             found.append(name)
     return found
+
+
+def _fewest_grow(looks: Sequence[dict[str, int]], name: str) -> bool:
+    """Say whether the least of the second half of the later looks is above that of the first."""
+    later = [look[name] for look in looks[len(looks) // _FIRST :]]
+    return min(later[len(later) // 2 :]) > min(later[: len(later) // 2])
 
 
 def _steepest(record: dict[str, Any], name: str) -> tuple[float, float]:

@@ -60,3 +60,7 @@ def test_what_grows_is_found_and_what_jumps_once_is_not():
     jumps = [{**look, "resident": look["resident"] + 10**6 * (k > 5)} for k, look in enumerate(flat)]
     assert stays({"looks": [jumps]}, plain) == []
     assert stays(plain, plain) == []
+    slow = [{**look, "files": look["files"] + k // 10} for k, look in enumerate(flat)]
+    assert stays({"looks": [slow, flat]}, plain) == ["files"]
+    closing = [{**look, "files": look["files"] + (k > 25 and k % 5 == 0)} for k, look in enumerate(flat)]
+    assert stays({"looks": [closing, flat]}, plain) == []
