@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-PATIENCE_S = 100.0
+PATIENCE_S = 250.0
 """Enough on a busy machine; who waits longer waits for what does not come."""
 
 

@@ -82,11 +82,12 @@ def _survivors(trial: Trial, exits: Mapping[int, int | None], failed: Mapping[in
     return sorted({*others, *exits})
 
 
-def _blameable(trial: Trial, rank: int) -> set[int]:
-    """Return whom a rank may name."""
+def _blameable(trial: Trial, rank: int, failed: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    """Return whom a rank may name: also those that a checkpoint of torch's own has ended, since they are gone too."""
     if trial.attack == "flap" and rank in trial.victims:
         return set(range(trial.ranks)) - {rank}
-    return set(trial.victims) - {rank}
+    ended = {other for other, line in failed.items() if trial.how == "dcp" and line["error"] in _TORCHS}
+    return (set(trial.victims) | ended) - {rank}
 
 
 def _outcome(
@@ -109,7 +110,7 @@ def _outcome(
     if crashed:
         return "error", f"exit codes {crashed} without a sentence"
     for rank in survivors:
-        if wrong := _wrongly_named(trial, rank, failed.get(rank), lost.get(rank, ())):
+        if wrong := _wrongly_named(trial, rank, failed, lost.get(rank, ())):
             return "wrong name", wrong
     for rank in survivors:
         if rank in failed and (wrong := _no_sentence(trial, failed[rank])):
@@ -150,9 +151,9 @@ def _equal(ends: Mapping[int, Mapping[str, Any]], reference: str) -> tuple[str, 
     return "went on right", ""
 
 
-def _wrongly_named(trial: Trial, rank: int, failed: Mapping[str, Any] | None, lost: Sequence[str]) -> str:
-    may = _blameable(trial, rank)
-    for text in [*((failed["text"],) if failed else ()), *lost]:
+def _wrongly_named(trial: Trial, rank: int, failed: Mapping[int, Mapping[str, Any]], lost: Sequence[str]) -> str:
+    may = _blameable(trial, rank, failed)
+    for text in [*((failed[rank]["text"],) if rank in failed else ()), *lost]:
         if wrong := named_in(text, rank_hosts_store=trial.rank_hosts_store) - may:
             return f"rank {rank} names {sorted(wrong)}, but {sorted(may)} were attacked"
     return ""

@@ -163,6 +163,16 @@ def test_a_checkpoint_is_what_was_saved_and_none_is_lost(found, exits, outcome):
     assert verdict(SAVE, words, saves("a", "b", "c"), words, checkpoint=checkpoint)["outcome"] == outcome
 
 
+def test_who_was_ended_by_a_checkpoint_of_torchs_own_is_gone_too():
+    torchs = [*saves("a", "b"), failed("Connection closed", error="RuntimeError")]
+    named = [*saves("a", "b"), failed("rank 0, 1 is gone (no sign of life)")]
+    said = {rank: loaded(12, "b") for rank in range(3)}
+    checkpoint = {"said": said, "exits": dict.fromkeys(range(3), 0)}
+    assert verdict(SAVE, torchs, saves("a", "b"), named, checkpoint=checkpoint)["outcome"] == "ended right"
+    own = [*saves("a", "b"), failed("rank 1 is gone (no sign of life)")]
+    assert verdict(SAVE, own, saves("a", "b"), named, checkpoint=checkpoint)["outcome"] == "wrong name"
+
+
 def test_ranks_that_load_different_steps_have_half_a_checkpoint():
     words = [*saves("a", "b", "c"), failed("Connection closed", error="RuntimeError")]
     said = {0: loaded(12, "b"), 1: loaded(18, "c"), 2: loaded(12, "b")}

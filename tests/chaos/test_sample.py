@@ -7,7 +7,7 @@ from chaos.trials import Trial
 
 from pliant.network import CannotEmulateError
 
-pytestmark = [pytest.mark.processes, pytest.mark.netns, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.netns]
 
 _SLACK = 2.0  # two cores, and other tests before and after
 

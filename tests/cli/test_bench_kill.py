@@ -170,7 +170,6 @@ def test_what_cannot_be_is_refused(arguments, sentence):
 
 @pytest.mark.extended
 @pytest.mark.processes
-@pytest.mark.timeout(300)
 def test_a_rank_is_lost_for_real_and_the_rest_is_done_later(tmp_path):
     arguments = ["--local", "--hosts", "3", "--algorithms", "local_sgd,bytegrad", "--steps", "20"]
     arguments += ["--json", str(tmp_path / "k.json")]

@@ -314,9 +314,9 @@ def test_a_collection_goes_on_after_an_interruption_and_becomes_a_data_set(tmp_p
         if ": 1 plan" in line:
             break
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=30)
+    first.communicate(timeout=250)
     assert first.returncode == 128 + signal.SIGTERM
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert ": 0 control" not in again.stdout
     done = _collect("--out", str(out), "--export", str(data))

@@ -42,7 +42,7 @@ for arguments in {arguments!r}:
     except SystemExit as end:
         print("code", end.code, file=sys.stderr, flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
     said = re.split(r"code \d+\n", done.stderr)
     assert re.findall(r"code (\d+)", done.stderr) == ["2"] * len(names), done.stderr[-2000:]
     for name, sentence in zip(names, said, strict=False):

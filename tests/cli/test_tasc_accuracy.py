@@ -210,7 +210,6 @@ def test_every_augmented_image_is_a_crop_perhaps_mirrored(load):
     assert mirrors == {False, True}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.extended
 def test_the_wide_job_goes_on_as_if_it_had_never_stopped(load, tmp_path, capsys):
     wide = load("wide_resnet")

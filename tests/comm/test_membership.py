@@ -166,6 +166,41 @@ def test_a_rank_that_lives_but_does_not_come_is_left_behind_and_joins_again():
     assert len(world.settle()[0].epoch.members) == 3
 
 
+def test_who_leaves_waits_for_those_that_are_still_in_an_exchange():
+    world = started(exchange_s=7.0)
+    world.ask(0, closing=True)
+    begin_s = world.now_s
+    while world.ranks[0].waits:
+        world.now_s += 0.5
+        world.turn(0), world.ranks[1].beat(), world.ranks[2].beat()
+    assert REGROUP_S + 7 <= world.now_s - begin_s <= REGROUP_S + 8
+
+
+def test_who_leaves_knows_who_has_not_met_the_others():
+    world = started()
+    zero, one, two = world.ranks
+    met = [it.words for it in world.ranks]
+    for words in met[:2]:
+        words.note_met()
+    assert [[m.rank for m in words.not_met()] for words in met] == [[2]] * 3
+    last = zero.epoch.members[2]
+    assert not met[0].asks_again(last)
+    assert not zero.has_lost(last, world.now_s)
+    world.now_s += SILENT_S
+    one.beat()
+    assert zero.has_lost(last, world.now_s)
+    two.beat()
+    assert not zero.has_lost(last, world.now_s)
+    world.ask(2)  # it could not meet them, and tries again
+    assert met[0].asks_again(last)
+    two.leave()
+    assert zero.has_lost(last, world.now_s)
+    met[2].note_met()
+    assert not met[0].not_met()
+    world.settle()
+    assert zero.words.not_met() == list(zero.epoch.members), "what was said of another epoch counts in this one"
+
+
 def test_members_that_hold_a_state_come_first():
     world = started()
     world.dead.add(0)

@@ -10,7 +10,7 @@ from pliant.comm.signed import Records, Seal
 
 SIZE = 3
 SECRET = b"sixteen bytes and more"
-KINDS = ("rank", "over", "here", "members", "fingerprint", "concluded", "state")
+KINDS = ("rank", "over", "here", "members", "fingerprint", "concluded", "state", "met")
 
 
 def seal(run="this run", secret=SECRET):
@@ -33,11 +33,13 @@ def run_world(**settings):
     world.dead.add(2)
     world.ask(0)
     world.settle()
-    world.ranks[0].vouch("weights", "12ab")
+    world.ranks[0].words.vouch("weights", "12ab")
+    world.ranks[0].words.note_met()
     world.history.append(dict(world.data))
     world.start(2, size=SIZE, **settings)
     world.settle()
-    world.ranks[0].vouch("weights", "34cd")
+    world.ranks[0].words.vouch("weights", "34cd")
+    world.ranks[0].words.note_met()
     world.history.append(dict(world.data))
     return world
 
@@ -64,7 +66,7 @@ def reached(world):
     found = ["fingerprint", "concluded", *(f"rank {rank}" for rank in range(SIZE))]
     for epoch in range(number + 3):
         found += [f"over {epoch}", f"members {epoch}", f"state {epoch} weights"]
-        found += [f"here {epoch} {it.life}" for it in world.ranks]
+        found += [f"{kind} {epoch} {it.life}" for it in world.ranks for kind in ("here", "met")]
     return found
 
 
@@ -128,9 +130,14 @@ def test_junk_changes_nothing_but_the_log(junk, kind, caplog):
         keys = [key for key in reached(world) if kind_of(key) == kind]
         world.data.update({key: JUNK[junk](world, key) for key in keys})
 
-    if kind in ("fingerprint", "state"):  # read when a rank comes, and after it has come
+    if kind == "met":  # read when a rank leaves
+        assert [m.rank for m in world.ranks[1].words.not_met()] == [1, 2]
         write()
-        assert world.ranks[1].vouched("weights") == (None if kind == "state" else "34cd")
+        assert [m.rank for m in world.ranks[1].words.not_met()] == [0, 1, 2]
+        assert "is ignored" in caplog.text
+    elif kind in ("fingerprint", "state"):  # read when a rank comes, and after it has come
+        write()
+        assert world.ranks[1].words.vouched("weights") == (None if kind == "state" else "34cd")
         assert world.ranks[0].agree_on("plan 1" if kind == "fingerprint" else "plan 2") == "plan 1"
         assert "is ignored" in caplog.text or (kind == "fingerprint" and not JUNK[junk](world, kind))
     else:

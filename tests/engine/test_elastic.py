@@ -15,6 +15,8 @@ from pliant.cli.bench.local import reserve_port
 from pliant.comm.elastic import Party
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import Meeting
+from pliant.engine import elastic
+from pliant.engine.meeting import make_alike
 
 WHATS = {
     "gossip": pliant.gossip(),
@@ -228,6 +230,36 @@ def test_ranks_that_cannot_reach_each_other_at_the_end_try_again_together(monkey
 
     def body(place):
         optimizer, run = new_run(place, WHATS["diloco"], timeout_s=2)
+        train(place, optimizer, run, 10)
+        place.comm.barrier()
+        closes.set()
+        run.close()
+        return weights(run.model).clone()
+
+    first, *others = pliant.run_world(3, body, timeout_s=30)
+    assert failed == [1]
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_no_rank_leaves_before_all_have_met(monkeypatch):
+    """All close; what the others have answered last does not come to one rank, which still has weights of its own."""
+    closes, failed = threading.Event(), []
+
+    def fails_once(module, optimizer, comm, party, device):
+        own = [parameter.detach().clone() for parameter in module.parameters()]
+        make_alike(module, optimizer, comm, party, device)
+        if closes.is_set() and party.rank == 1 and not failed:
+            failed.append(party.rank)
+            with torch.no_grad():
+                for parameter, value in zip(module.parameters(), own, strict=True):
+                    parameter.copy_(value)
+            raise pliant.CommError("the last answer did not come", rank=1, op="regroup")
+
+    monkeypatch.setattr(elastic, "make_alike", fails_once)
+
+    def body(place):
+        # The others are in an exchange for so long: longer than they are waited for in training.
+        optimizer, run = new_run(place, WHATS["diloco"], timeout_s=3, elastic=pliant.Elastic(regroup_s=1))
         train(place, optimizer, run, 10)
         place.comm.barrier()
         closes.set()

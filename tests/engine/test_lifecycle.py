@@ -137,11 +137,11 @@ def test_steps_leave_no_objects_behind(name):
             for steps in (range(8), range(8, 32)):
                 train(ddp, optimizer, place.rank, steps)
                 run.state_dict()  # nothing is in flight, and all ranks are between the same two steps
-                meet.wait(timeout=30)
+                meet.wait(timeout=250)
                 if place.rank == 0:
                     gc.collect()
                     found.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
-                meet.wait(timeout=30)
+                meet.wait(timeout=250)
         return found
 
     tensors, more_tensors = pliant.run_world(2, body, timeout_s=30)[0]

@@ -56,7 +56,7 @@ def emulate(*options: str, code: str, tmp_path: Path) -> subprocess.CompletedPro
     script = tmp_path / "script.py"
     script.write_text(code)
     command = [*PLIANT, "emulate", *options, "--", sys.executable, str(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 SUM = """
@@ -127,7 +127,7 @@ def test_nothing_stays_however_it_ends(tmp_path, mark, sign):
     until(lambda: process.poll() is not None or all(Path(f"{marker}{rank}").exists() for rank in range(2)))
     assert process.poll() is None, process.communicate()
     process.send_signal(sign)
-    process.communicate(timeout=30)
+    process.communicate(timeout=250)
     assert process.returncode != 0
     settles(mark)
 
@@ -147,14 +147,21 @@ def test_a_topology_file_and_flags_are_refused_together(tmp_path):
 
 def test_a_rank_that_handles_sigterm_gets_its_time(tmp_path):
     code = """
-import signal, sys, time
+import os, signal, sys, time
+from pathlib import Path
 def leave(*_):
     print("saved", flush=True)
     sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
-time.sleep(60)
+ready = Path(__file__).with_name("ready")
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, leave)
+    ready.touch()
+    time.sleep(300)
+while not ready.exists():
+    time.sleep(0.02)
+sys.exit(3)
 """
-    done = emulate("--hosts", "1", "--timeout", "1s", code=code, tmp_path=tmp_path)
+    done = emulate("--hosts", "2", "--rate", "none", "--no-check", code=code, tmp_path=tmp_path)
     assert "[host0 0] saved" in done.stdout
 
 
@@ -168,18 +175,20 @@ def test_ranks_share_a_limit_of_cpus():
     """Two busy ranks on a host with a fifth of a CPU get a fifth of a second of it in a second, together."""
     code = """
 import time
-start_s = time.monotonic()
-while time.monotonic() - start_s < 1: pass
-print(time.process_time())
+start_s, spent_s = time.monotonic(), time.process_time()
+while time.monotonic() - start_s < 2: pass
+print(start_s, time.monotonic(), time.process_time() - spent_s)
 """
-    spent_s: list[float] = []
+    said: list[str] = []
     try:
         with emulated(Topology(hosts=(Host(name="a", num_ranks=2, cpu_share=0.2),)), check=False) as cluster:
-            cluster.run([sys.executable, "-c", code], on_line=lambda _, line: spent_s.append(float(line)))
+            cluster.run([sys.executable, "-c", code], on_line=lambda _, line: said.append(line))
     except CannotEmulateError as error:
         pytest.skip(str(error))
+    begun_s, ended_s, spent_s = zip(*(map(float, line.split()) for line in said), strict=True)
     assert len(spent_s) == 2
-    assert sum(spent_s) < 0.45
+    beside_the_ends = 0.05  # seconds of CPU: the kernel gives a quota each tenth of a second
+    assert sum(spent_s) < 0.2 * (max(ended_s) - min(begun_s)) + beside_the_ends
 
 
 def test_what_cannot_be_emulated_is_refused_before_anything_is_made():
@@ -268,13 +277,12 @@ print("ended", float(model.weight.double().sum()))
 """
 
 
-@pytest.mark.timeout(240)
 def test_an_elastic_run_goes_on_and_the_failed_rank_is_started_again(tmp_path, mark):
     script = tmp_path / "script.py"
     script.write_text(LOST)
     options = ["--hosts", "3", "--rate", "100mbit", "--no-check", "--elastic", "--restart", "1", "--timeout", "150s"]
     command = [*PLIANT, "emulate", *options, "--json", str(tmp_path / "o.json"), "--", sys.executable, str(script)]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     ranks = json.loads((tmp_path / "o.json").read_text())["ranks"]
     assert [(r["exit_code"], r["restarts"]) for r in ranks] == [(0, 0), (0, 1), (0, 0)]

@@ -117,7 +117,7 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
     out = tmp_path / "out.json"
     links = ["--hosts", "3", "--rate", "20mbit", "--racks", "2", "--uplink", "5mbit"]  # even a busy machine
     command = [*EMULATE, *links, "--json", str(out), "--elastic", "--", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 3.0") == 3
     found = json.loads(out.read_text())["links"]

@@ -63,6 +63,6 @@ dist.destroy_process_group()
 def test_resume_through_dcp_is_uninterrupted(tmp_path, what):
     """Also what ranks do not have in common: their optimizers, buffers, and the masks that dropout draws next."""
     ranks = fork(SCRIPT.format(what=what), 2, tmp_path)
-    codes = [process.wait(timeout=100) for process in ranks]
+    codes = [process.wait(timeout=250) for process in ranks]
     assert codes == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
     assert all("equal" in said(tmp_path, r) for r in range(2))

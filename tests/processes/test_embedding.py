@@ -58,7 +58,7 @@ dist.destroy_process_group()
 @pytest.mark.extended
 def test_memory_and_a_checkpoint_of_two_processes(tmp_path):
     ranks = start(SCRIPT, 2, tmp_path)
-    codes = [process.wait(timeout=100) for process in ranks]
+    codes = [process.wait(timeout=250) for process in ranks]
     assert codes == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
     dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "all.pt")
     state = torch.load(tmp_path / "all.pt", weights_only=True)

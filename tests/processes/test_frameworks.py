@@ -6,7 +6,7 @@ import pytest
 
 from processes.ranks import said, start
 
-pytestmark = [pytest.mark.processes, pytest.mark.extended, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.extended]
 
 STEPS = 4
 

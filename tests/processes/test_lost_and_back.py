@@ -15,7 +15,7 @@ import pliant
 from pliant.cli.bench.local import reserve_port
 from waiting import until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes]
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["torch", "torch.optim", "torch._dynamo", "pliant.engine.elastic"])

@@ -11,7 +11,7 @@ import pytest
 from pliant.cli.bench.local import reserve_port
 from waiting import until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes]
 
 SCRIPT = """
 import logging, os, sys, time, torch, pliant
@@ -83,7 +83,7 @@ def test_one_agent_ends_the_siblings_of_a_lost_rank(tmp_path):
     agents = Agents(tmp_path, 1, "--standalone", "--nproc-per-node=3")
     try:
         agents.kill_rank(1)
-        assert agents.running[0].wait(timeout=60) == 1
+        assert agents.running[0].wait(timeout=250) == 1
         assert not any("ended" in agents.said(r) for r in range(3))
     finally:
         agents.end()
@@ -95,14 +95,14 @@ def test_with_an_agent_per_host_the_others_go_on_and_the_lost_host_comes_back(tm
     agents = Agents(tmp_path, 3, "--nnodes=3", "--nproc-per-node=1", "--node-rank={k}", *where)
     try:
         agents.kill_rank(1)
-        assert agents.running[1].wait(timeout=60) == 1
+        assert agents.running[1].wait(timeout=250) == 1
         agents.wait_for(lambda: all("lost rank 1; ranks 0, 2 go on" in agents.said(r) for r in (0, 2)))
         assert agents.running[0].poll() is None
         agents.running[1] = agents.start(1)  # the same command
         agents.wait_for(lambda: agents.said(1).count("joined at") == 2)
         assert int(re.findall(r"joined at (\d+)", agents.said(1))[1]) >= 20
         (tmp_path / "back").touch()
-        assert [agent.wait(timeout=100) for agent in agents.running] == [0, 0, 0]
+        assert [agent.wait(timeout=250) for agent in agents.running] == [0, 0, 0]
         assert len({re.search(r"ended (\S+)", agents.said(r))[1] for r in range(3)}) == 1
     finally:
         agents.end()

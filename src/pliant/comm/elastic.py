@@ -16,11 +16,12 @@ from pliant.comm.answering import answers_within
 from pliant.comm.base import CommError, Limit
 from pliant.comm.membership import Agreement, MembershipError
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.records import Epoch
+from pliant.comm.records import Epoch, Member
 from pliant.comm.sealed import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed import Records, Seal
 from pliant.comm.torch_private import Meeting, gloo_group, meeting_of
+from pliant.comm.words import EpochWords
 
 __all__ = ["NotSignedError", "Party"]
 
@@ -94,6 +95,7 @@ class Party:
                 started=time.time_ns(),
                 min_ranks=min_ranks,
                 regroup_s=regroup_s,
+                exchange_s=timeout_s,
                 start_s=start_timeout_s,
                 silent_s=min(_SILENT_S, regroup_s),
             )
@@ -164,7 +166,7 @@ class Party:
 
     def vouch(self, part: str, digest: str) -> None:
         """Sign, as the epoch's first member, the digest of what it hands to those that come."""
-        self._asking(lambda: self._agreement.vouch(part, digest))
+        self._asking(lambda: self._agreement.words.vouch(part, digest))
 
     def require_vouched(self, part: str, digest: str) -> None:
         """Raise CommError unless the epoch's first member has signed this digest; wait until it has said which.
@@ -172,7 +174,7 @@ class Party:
         Nothing that was received may be used before.
         """
         deadline_s = time.monotonic() + self._timeout_s
-        while (theirs := self._asking(lambda: self._agreement.vouched(part))) is None:
+        while (theirs := self._asking(lambda: self._agreement.words.vouched(part))) is None:
             if time.monotonic() > deadline_s:
                 break
             time.sleep(_POLL_S)
@@ -186,6 +188,28 @@ class Party:
                 rank=[member.rank for member in self.epoch.members].index(self.rank),
                 op="regroup",
             )
+
+    def meet(self) -> None:
+        """Say that this rank has met the members of its epoch, and wait until all have.
+
+        Raises:
+            CommError: One could not, or is lost.
+
+        """
+        words = self._agreement.words
+        self._asking(words.note_met)
+        while left := self._asking(words.not_met):
+            for member in left:
+                if self._asking(lambda member=member: self._has_given_up(words, member)):
+                    raise CommError(
+                        f"rank {self.rank}: rank {member.rank} is lost, or tries again, and has not met the others.",
+                        rank=[each.rank for each in self.epoch.members].index(self.rank),
+                        op="regroup",
+                    )
+            time.sleep(_POLL_S)
+
+    def _has_given_up(self, words: EpochWords, member: Member) -> bool:
+        return words.asks_again(member) or self._agreement.has_lost(member, time.monotonic())
 
     def conclude(self) -> None:
         """Say that the run is over, so that nobody begins it anew alone."""

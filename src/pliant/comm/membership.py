@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pliant.comm.left import MembershipError, incomplete, too_few
-from pliant.comm.records import Decision, Epoch, Here, Life, Member, Over, State, Text
+from pliant.comm.records import Decision, Epoch, Here, Life, Member, Over, Text
 from pliant.comm.signed import Board, Records, Seal, digest_of
+from pliant.comm.words import EpochWords
 
 __all__ = ["Agreement", "Board", "Epoch", "Member", "MembershipError"]
 
@@ -36,6 +37,8 @@ class Agreement:
         seal: Signs and verifies; without a secret, anybody can.
         min_ranks: Fewest that may go on.
         regroup_s: How long to wait for members that show signs of life but do not come.
+        exchange_s: How long an exchange may take that fails: who leaves waits so much longer, since who is still in one
+            could not be met later.
         start_s: How long to wait for all at the beginning.
         silent_s: How long without a sign of life until a rank counts as lost.
         started: A number that grows from one start of a rank to the next, such as the time.
@@ -51,6 +54,7 @@ class Agreement:
         seal: Seal | None = None,
         min_ranks: int = 1,
         regroup_s: float = 30.0,
+        exchange_s: float = 0.0,
         start_s: float = 300.0,
         silent_s: float = 5.0,
         started: int = 0,
@@ -59,7 +63,7 @@ class Agreement:
             raise ValueError(f"rank {rank} is none of a world of {size}; its ranks are 0 to {size - 1}.")
         self.records = Records(board, seal or Seal())
         self._size, self._min_ranks = size, min_ranks
-        self._regroup_s, self._start_s, self._silent_s = regroup_s, start_s, silent_s
+        self._regroup_s, self._exchange_s, self._start_s, self._silent_s = regroup_s, exchange_s, start_s, silent_s
         self.rank = rank
         self.life = secrets.token_hex(8)
         self._lives: dict[int, Life] = {}
@@ -119,20 +123,15 @@ class Agreement:
         """Tell those who come too late that the run has ended."""
         self.records.put("concluded", Text(text=self._in.id))
 
-    def vouch(self, part: str, digest: str) -> None:
-        """Say what the first member of this rank's epoch hands to those that come."""
-        key = f"state {self._in.number} {part}"
-        said = State(epoch=self._in.number, id=self._in.id, rank=self.rank, part=part, digest=digest)
-        self.records.put(key, said)
+    @property
+    def words(self) -> EpochWords:
+        """What the members of this rank's epoch say to each other."""
+        return EpochWords(self.records, self._in, self.life)
 
-    def vouched(self, part: str) -> str | None:
-        """Return what the first member of this rank's epoch has vouched for, or None as long as it has not."""
-        epoch, key = self._in, f"state {self._in.number} {part}"
-        said = self.records.get(State, key)
-        wanted = (epoch.number, epoch.id, epoch.members[0].rank, part)
-        if said is None or not self._fits(key, (said.epoch, said.id, said.rank, said.part) == wanted):
-            return None
-        return said.digest
+    def has_lost(self, member: Member, now_s: float) -> bool:
+        """Say whether a member of this rank's epoch has left, was started again, or gives no sign of life."""
+        life = self._own if member.rank == self.rank else self._life_of(member.rank)
+        return life is None or life.life != member.life or self._is_lost(life, now_s)
 
     def announce(self, *, step: int, sound: bool, closing: bool, now_s: float) -> None:
         """Call the latest epoch over, and ask to be in the next.
@@ -226,7 +225,8 @@ class Agreement:
 
     def _ask(self, now_s: float) -> None:
         self._repeat()
-        self._deadline_s = now_s + (self._regroup_s if self.number else self._start_s)
+        leaves_s = self._exchange_s if self._mine is not None and self._mine.closing else 0.0
+        self._deadline_s = now_s + (self._regroup_s + leaves_s if self.number else self._start_s)
 
     def _repeat(self) -> None:
         """Say that this rank is here, unless that stands there."""
