@@ -4,8 +4,17 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import pytest
+import torch
+
 PATIENCE_S = 250.0
 """Enough on a busy machine; who waits longer waits for what does not come."""
+
+
+COMPILES_IN_THREADS = pytest.mark.skipif(
+    torch.__version__ < torch.torch_version.TorchVersion("2.13"),
+    reason="torch's compiler before 2.13 crashes where threads of one process compile at the same time",
+)
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
@@ -34,4 +43,4 @@ def made_up_clock() -> SimpleNamespace:
     return clock
 
 
-__all__ = ["PATIENCE_S", "dawdle", "made_up_clock", "until"]
+__all__ = ["COMPILES_IN_THREADS", "PATIENCE_S", "dawdle", "made_up_clock", "until"]

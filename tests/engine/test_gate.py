@@ -18,10 +18,13 @@ import pliant
 from pliant.algorithms import plan_of
 from pliant.engine.wire import backend_of, require_carried
 from pliant.spec import Rule, SyncPlan
+from waiting import COMPILES_IN_THREADS
 
 
 @OVER_ALGORITHMS
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=COMPILES_IN_THREADS) if "compiled" in way else way for way in WAYS]
+)
 def test_every_step_is_exchanged_whatever_is_held(way, names):
     """Under any algorithm: one exchange for each step where a DDP hands gradients over, and ranks that end as one."""
     make, optimizers_of, loop = WAYS[way]
@@ -45,6 +48,7 @@ def test_every_step_is_exchanged_whatever_is_held(way, names):
         assert torch.equal(one, other), name
 
 
+@COMPILES_IN_THREADS
 @pytest.mark.parametrize("where", ["outside", "inside"])
 @pytest.mark.parametrize("name", ["allreduce", "tasc-curved", "small buckets"])
 def test_a_compiled_model_is_compiled_no_more_often(name, where):

@@ -10,6 +10,7 @@ from pliant.spec import TableLayout
 from recsys.test_beside_torch import PLAIN, everything
 from recsys.test_module import compare
 from recsys.whole import first_weights, inputs_of, plan_of
+from waiting import COMPILES_IN_THREADS
 
 
 class Model(nn.Module):
@@ -75,6 +76,7 @@ class Sharing(nn.Module):
 
 # Torch looks at the `grad` of what a graph gets from outside, and warns that there is none.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@COMPILES_IN_THREADS
 @pytest.mark.parametrize("form", ["wrapped", "in place", "the module itself"])
 def test_a_compiled_model_trains_to_the_bit_as_it_does_uncompiled(form):
     plan = plan_of(TableLayout(kind="rows"), 1, tables=PLAIN)
