@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = str(Path(find_spec("pliant").origin).parent)
-_TOOL = sys.monitoring.COVERAGE_ID
+_TOOL = 4  # one that nobody has, so that coverage can count beside it
 _seen: set[tuple[str, int]] = set()
 
 
