@@ -1,6 +1,7 @@
 """Owners at a free pace: bounded staleness, over real connections."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from test_owner import OPTIMIZERS
 from torch import nn
 
 import pliant
+from pliant.engine.served import Served
 from waiting import dawdle, until
 
 sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
@@ -231,3 +233,20 @@ def test_more_ranks_than_parameters():
 
     results = pliant.run_world(4, body, timeout_s=30)
     assert all(torch.equal(r, results[0]) for r in results)
+
+
+@pytest.mark.parametrize(("lost", "named"), [((), 1), ((1,), 1), ((0,), 0), ((0, 1), 1)])
+def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
+    """Rank 1's connection broke; whether rank 1 began it, is said by who gives no sign of life."""
+
+    def breaks(*_, **__):
+        raise pliant.CommError("it broke", rank=2, op="exchange", lost=lost)
+
+    found = []
+    server = SimpleNamespace(
+        _shard=SimpleNamespace(numel=4),
+        _asks=SimpleNamespace(exchange=breaks),
+        _fail=lambda rank, why: found.append(rank),
+    )
+    Served._serve(server, 1)
+    assert found[0] == named

@@ -245,7 +245,8 @@ class Served:
                     self._answer(peer, self._note(kind, peer, question.body), answer)
                 self._answers.exchange([(peer, answer.bytes)], []).wait()
         except CommError as error:
-            self._fail(peer, f"its connection broke ({error})")
+            began = peer if not error.lost or peer in error.lost else error.lost[0]  # for whom the peer has hung up
+            self._fail(began, f"its connection broke ({error})")
 
     def _note(self, kind: int, rank: int, gradient: Tensor) -> int:
         """Take what a rank has sent, and step if that is due; return the epoch in which it came. The lock is held."""
