@@ -1,3 +1,5 @@
+from contextlib import suppress
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -16,3 +18,12 @@ settings.load_profile("pliant")
 def _one_thread_and_a_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def pytest_sessionfinish():
+    """Write what coverage has counted: a worker that does not end within 10 s is killed, if the machine is busy."""
+    with suppress(ModuleNotFoundError):
+        from coverage import Coverage
+
+        if (counted := Coverage.current()) is not None:
+            counted.save()

@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.hosts import Disk, Hosts
 from chaos.judge import Record, judge
-from chaos.trials import Trial, decided_by_the_network, steps_of, survives
+from chaos.trials import Trial, decided_by_time, steps_of, survives
 from chaos.world import World
 
 __all__ = ["LIMIT_S", "carry_out"]
@@ -204,7 +204,7 @@ def _loaded(trial: Trial, hosts: Hosts | None, disk: Disk | None, saves: Path, s
 
 def _has_a_reference(trial: Trial, found: dict[str, Any]) -> bool:
     """Return whether a training came to its end and must be what it is without an attack."""
-    if trial.elastic or trial.attack == "switch" or decided_by_the_network(trial.algorithm):
+    if trial.elastic or trial.attack == "switch" or decided_by_time(trial.algorithm):
         return False
     return survives(trial) != "end" and all(code == 0 for code in found["exits"].values())
 

@@ -224,9 +224,9 @@ def steps_of(trial: Trial) -> int:
     return 150 if trial.elastic else 80
 
 
-def decided_by_the_network(algorithm: str) -> bool:
-    """Return whether what comes when changes the weights."""
-    return algorithm in ("async_average", "stale")
+def decided_by_time(algorithm: str) -> bool:
+    """Return whether what comes when, or how long it takes, changes the weights: `tasc` looks when there is time to."""
+    return algorithm in ("async_average", "stale", "tasc")
 
 
 __all__ = [
@@ -235,7 +235,7 @@ __all__ = [
     "SAVINGS",
     "TIMEOUT_S",
     "Trial",
-    "decided_by_the_network",
+    "decided_by_time",
     "draw_trials",
     "is_elastic",
     "plans_to_switch",

@@ -1,5 +1,7 @@
 """Signs of life, as far as no process is needed: who has come, and a store that is lost."""
 
+import threading
+
 import pytest
 from torch.distributed import HashStore
 
@@ -48,3 +50,34 @@ def test_with_the_store_its_host_is_lost_and_nobody_is_said_to_be_absent(started
     store.lost = True
     assert life.absent() == ()
     assert life.blame("group", waited_s=0.0, limit_s=10.0).gone == (0,)
+
+
+def test_all_who_come_to_a_place_go_on_together(started):
+    store = Cut()
+    lives = [started(store, rank) for rank in range(3)]
+    waiting = threading.Thread(target=lives[0].meet, args=("here", (0, 2), 250.0), daemon=True)
+    waiting.start()
+    lives[1].meet("there", (1,), 250.0)
+    assert waiting.is_alive()
+    lives[2].meet("here", (0, 2), 250.0)
+    waiting.join(250)
+    assert not waiting.is_alive()
+
+
+def test_who_has_begun_and_is_silent_is_not_waited_for_and_all_name_it(started):
+    store = Cut()
+    lives = [started(store, rank) for rank in range(3)]
+    lives[1].close()
+    for rank in (0, 2):
+        with pytest.raises(RuntimeError, match=r"\(1,\) (is|are) lost"):
+            lives[rank].meet("here", (0, 1, 2), 20.0)
+    assert lives[0].verdict == lives[2].verdict
+    assert lives[0].verdict.gone == (1,)
+
+
+def test_who_has_not_begun_is_waited_for_as_long_as_asked(started):
+    store = Cut()
+    life = started(store, 0)
+    with pytest.raises(RuntimeError, match="1 of 2 ranks have come within 3s"):
+        life.meet("here", (0, 1), 3.0)
+    assert life.verdict is None

@@ -23,7 +23,7 @@ def test_a_start_that_comes_to_nothing_says_what_to_do(come, message, monkeypatc
         all_have_come.wait(20)
         raise RuntimeError("refused")
 
-    monkeypatch.setattr("pliant.comm.own.liveness_store", lambda _: store)
+    monkeypatch.setattr("pliant.comm.own.liveness_store", lambda *_: store)
     monkeypatch.setattr("pliant.comm.own.maker_of", lambda *_: refuse)
 
     def body(place):

@@ -84,3 +84,48 @@ def test_ddps_own_broadcast_of_buffers_names_it_too(tmp_path):
         for process in ranks:
             process.kill()
             process.wait()
+
+
+IN_RELAX = """
+import os, torch, torch.distributed as dist, pliant
+from pliant.comm import torch_private
+from torch.distributed import distributed_c10d as c10d
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+where, name, calls = {where}, "{name}", []
+plain = getattr(where, name)
+
+def lost(*given, **settings):
+    calls.append(1)
+    if rank == {victim} and len(calls) == {call}:
+        os.kill(os.getpid(), {sign})
+    return plain(*given, **settings)
+
+setattr(where, name, lost)
+model = torch.nn.Linear(20, 20)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+pliant.relax(model, optimizer, "diloco", timeout_s=3, start_timeout_s=20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "call"),
+    [
+        ("torch_private", "_new_name", 1),  # alive when the run begins, and not when its first group is made
+        ("torch_private", "_new_name", 2),  # or the second
+        ("c10d", "_new_process_group_helper", 2),  # or while torch connects the members, which does not hear of it
+    ],
+)
+@pytest.mark.parametrize(("victim", "sign"), [(2, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_who_is_lost_while_groups_are_made_is_named(tmp_path, where, name, call, victim, sign):
+    ranks = fork(IN_RELAX.format(where=where, name=name, call=call, victim=victim, sign=int(sign)), 3, tmp_path)
+    try:
+        others = [r for r in range(3) if r != victim]
+        assert all(ranks[rank].wait(timeout=250) != 0 for rank in others)
+        words = [said(tmp_path, r) for r in others]
+        assert all(re.search(rf"CommError: .*rank {victim} is gone", text) for text in words), words
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
@@ -14,6 +15,7 @@ from pliant.comm.verdict import Verdict
 __all__ = ["Liveness"]
 
 _BEAT_S = 0.5
+_LEAST_PAUSE_S = 0.001
 _LEAST_SILENT_S, _MOST_SILENT_S = 2.0, 30.0
 
 
@@ -61,9 +63,7 @@ class Liveness:
         A broken connection is a sign by itself; after a timeout a rank is called gone only if it is silent for a tenth
         of it, since whoever computes for long may hold up its own thread.
         """
-        silent_s = _LEAST_SILENT_S
-        if waited_s >= limit_s:
-            silent_s = min(max(silent_s, limit_s / 10), _MOST_SILENT_S)
+        silent_s = _silence_s(limit_s) if waited_s >= limit_s else _LEAST_SILENT_S
         found: list[Verdict] = []
         # A dead store may block its caller for long: ask from a thread that can be left behind.
         asker = threading.Thread(
@@ -75,6 +75,42 @@ class Liveness:
         asker.start()
         asker.join(silent_s + 2 * _LEAST_SILENT_S)
         return found[0] if found else self._known or Verdict(gone=(0,), by=self._rank)
+
+    def meet(self, name: str, ranks: Sequence[int], limit_s: float) -> None:
+        """Wait until all these ranks have come to a place that they call by this name, which is used once.
+
+        A rank that has not begun this run is waited for; one that has, and is silent for as long as `blame` asks for
+        after a timeout, is lost, and all name it.
+
+        Raises:
+            RuntimeError: A rank is lost, or has not come in time, or the store is.
+
+        """
+        key = f"meeting {self._number} {name}"
+        with self._lock:
+            came = self._store.add(key, 1)
+        start_s = looked_s = time.monotonic()
+        before, pause_s = self._lives(ranks), _LEAST_PAUSE_S
+        while came < len(ranks):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _BEAT_S)
+            with self._lock:
+                came = self._store.add(key, 0)
+            if self._known is not None:
+                raise RuntimeError(f"of {tuple(ranks)}, {self._known.gone or tuple(self._known.late)} are lost")
+            now_s = time.monotonic()
+            if now_s - looked_s > _silence_s(limit_s):
+                after = self._lives(ranks)
+                if gone := tuple(rank for rank in before if before[rank] == after[rank]):
+                    self._tell(Verdict(gone=gone, by=self._rank))
+                before, looked_s = after, now_s
+            if now_s - start_s > limit_s:
+                raise RuntimeError(f"{came} of {len(ranks)} ranks have come within {limit_s:g}s")
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Who is to blame, if that has been found out."""
+        return self._known
 
     def absent(self) -> tuple[int, ...]:
         """Return the ranks that have not come to the beginning of this run."""
@@ -104,8 +140,7 @@ class Liveness:
             if self._known is None:
                 found = self._look(name, silent_s)
                 if found.by >= 0 and self._known is None:
-                    with self._lock:
-                        self._verdict = Verdict.read(self._store.compare_set(self._key, "", found.text))
+                    self._tell(found)
                     time.sleep(2 * _BEAT_S)  # until all have read it: the store may end with this rank
         except RuntimeError:  # the connection is gone, and with it the process that hosted the store
             return self._known or Verdict(gone=(0,), by=self._rank)
@@ -123,6 +158,15 @@ class Liveness:
         told = {r: answer for r in range(self._size) if (answer := self._answer_of(r, question)) is not None}
         late = late_ranks(self._rank, name, told)
         return Verdict(late=late, by=self._rank) if late else Verdict()
+
+    def _tell(self, found: Verdict) -> None:
+        with self._lock:
+            self._verdict = Verdict.read(self._store.compare_set(self._key, "", found.text))
+
+    def _lives(self, ranks: Sequence[int]) -> dict[int, int]:
+        """Return the counters of those of the other ranks that have begun this run."""
+        absent, counts = self.absent(), self._counts()
+        return {rank: counts[rank] for rank in ranks if rank != self._rank and rank not in absent}
 
     def _answer_of(self, rank: int, question: int) -> Told | None:
         key = f"at {self._number} {question} {rank}"
@@ -161,3 +205,8 @@ class Liveness:
                 self._beat()
             except RuntimeError:
                 return  # no store, no news; whoever asks finds the same
+
+
+def _silence_s(limit_s: float) -> float:
+    """Return after how long without a sign of life a rank that was waited for so long is called lost."""
+    return min(max(_LEAST_SILENT_S, limit_s / 10), _MOST_SILENT_S)

@@ -8,6 +8,7 @@ from pliant.comm.base import CommError, Limit
 from pliant.comm.liveness import Liveness
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import gloo_group, liveness_store, maker_of
+from pliant.comm.verdict import Verdict
 
 __all__ = ["alone", "own_group"]
 
@@ -23,33 +24,62 @@ def own_group(group: ProcessGroup, timeout_s: float, start_timeout_s: float | No
         start_timeout_s: The same until `started` is called, and for all ranks to come here; None: no other.
 
     Raises:
-        CommError: Not all ranks have come in time.
+        CommError: Not all ranks have come in time, or one is lost.
 
     """
     limit = Limit(timeout_s=timeout_s if start_timeout_s is None else start_timeout_s)
-    make_group = maker_of(group, limit)
-    store = liveness_store(group) if group.size() > 1 else None
-    liveness = Liveness(store, group.rank(), group.size()) if store is not None else None
+    liveness = _liveness(group, timeout_s)
+
+    def meet(name: str, ranks: Sequence[int]) -> None:
+        if liveness is not None:
+            liveness.meet(name, ranks, limit.timeout_s)
+
+    make_group = maker_of(group, limit, meet, timeout_s)
     try:
         new = make_group(None)
-    except BaseException as error:
-        absent = () if liveness is None else liveness.absent()
+    except RuntimeError as error:
+        if liveness is None:
+            raise
+        why = _why(liveness, group.rank(), limit.timeout_s)
+        liveness.close()
+        raise _start_failed(group, why, error) from error
+    except BaseException:
         if liveness is not None:
             liveness.close()
-        if not isinstance(error, RuntimeError) or liveness is None:
-            raise
-        why = (
-            "all ranks have come, but not at the same time, or they do not reach each other; call relax() again on "
-            "every rank that ends with an error, or raise start_timeout_s"
-        )
-        if absent:
-            why = (
-                f"rank {', '.join(map(str, absent))} has not come within {limit.timeout_s:g}s; it may have failed, or "
-                "start slowly: raise start_timeout_s"
-            )
-        text = f"rank {group.rank()}: {why}. Cause: {str(error).splitlines()[0]}"
-        raise CommError(text, rank=group.rank(), op="start") from error
+        raise
     return ProcessGroupComm(new, limit=limit, make_group=make_group, owns_group=True, liveness=liveness)
+
+
+def _liveness(group: ProcessGroup, connect_s: float) -> Liveness | None:
+    try:
+        store = liveness_store(group, connect_s) if group.size() > 1 else None
+        return None if store is None else Liveness(store, group.rank(), group.size())
+    except RuntimeError as error:
+        why = Verdict(gone=(0,), by=group.rank()).sentence(group.rank(), connect_s)  # which hosts the store
+        raise _start_failed(group, why, error) from error
+
+
+def _why(liveness: Liveness, rank: int, limit_s: float) -> str:
+    """Say why a start has come to nothing, and what to do."""
+    verdict = liveness.verdict
+    if verdict is None:
+        if absent := liveness.absent():
+            return (
+                f"rank {', '.join(map(str, absent))} has not come within {limit_s:g}s; it may have failed, or start "
+                "slowly: raise start_timeout_s"
+            )
+        verdict = liveness.blame("", 0.0, limit_s)
+    if verdict.gone:
+        return verdict.sentence(rank, limit_s)
+    return (
+        "all ranks have come, but not at the same time, or they do not reach each other; call relax() again on every "
+        "rank that ends with an error, or raise start_timeout_s"
+    )
+
+
+def _start_failed(group: ProcessGroup, why: str, error: RuntimeError) -> CommError:
+    cause = str(error).splitlines()[0]
+    return CommError(f"rank {group.rank()}: {why}. Cause: {cause}", rank=group.rank(), op="start")
 
 
 def alone() -> ProcessGroupComm:

@@ -14,12 +14,7 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from pliant.comm.base import CommError, Limit, ReduceOp, Work, require_contiguous
 from pliant.comm.liveness import Liveness
 from pliant.comm.progress import Progress
-from pliant.comm.torch_private import (
-    GroupMaker,
-    destroy,
-    hang_up,
-    is_destroyed,
-)
+from pliant.comm.torch_private import GroupMaker, destroy, hang_up, is_destroyed
 
 __all__ = ["ProcessGroupComm"]
 
@@ -196,7 +191,13 @@ class ProcessGroupComm:
         mine: ProcessGroupComm | None = None
         for ranks in groups:
             if self._rank in ranks:
-                group = self._make_group(list(ranks))
+                start_s = time.monotonic()
+                try:
+                    group = self._make_group(list(ranks))
+                except RuntimeError as error:
+                    failure = self.failure("split", error, waited_s=time.monotonic() - start_s)
+                    self.give_up()
+                    raise failure from error
                 mine = ProcessGroupComm(
                     group,
                     limit=self._limit,

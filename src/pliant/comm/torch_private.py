@@ -22,6 +22,7 @@ from pliant.comm.base import Limit
 
 __all__ = [
     "GroupMaker",
+    "Meet",
     "Meeting",
     "ThreadWorld",
     "destroy",
@@ -36,6 +37,9 @@ __all__ = [
 
 GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
 """Makes a new group over some ranks of a world (None: all of them); every member calls it."""
+
+Meet = Callable[[str, Sequence[int]], None]
+"""Waits until all these ranks have come to a place of this name; raises RuntimeError if one of them is lost."""
 
 _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tuple[int, ...]]]" = (
     weakref.WeakKeyDictionary()
@@ -148,8 +152,17 @@ def _host_of(store: Any) -> str:
     return str(getattr(store, "host", ""))
 
 
-def maker_of(group: ProcessGroup, limit: Limit) -> GroupMaker:
-    """Return how to make groups over the ranks of `group`: in its world of threads, or in the default world."""
+def maker_of(group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None) -> GroupMaker:
+    """Return how to make groups over the ranks of `group`: in its world of threads, or in the default world.
+
+    Args:
+        group: Whose ranks.
+        limit: Longest wait for one communication of the groups that are made, as it is then.
+        meet: Waits until members have come to the making of the group of a name. In the default world torch itself
+            then connects them, and cannot be told that a member is lost meanwhile.
+        connect_s: Longest wait for those connections; None: that of one communication.
+
+    """
     if group in _thread_groups:
         world, members = _thread_groups[group]
         me = members[group.rank()]
@@ -158,13 +171,18 @@ def maker_of(group: ProcessGroup, limit: Limit) -> GroupMaker:
     backend = dist.get_backend(group)
 
     def make(ranks: Sequence[int] | None) -> ProcessGroup:
-        return _new_group(global_ranks if ranks is None else [global_ranks[r] for r in ranks], backend, limit.timeout_s)
+        members = range(len(global_ranks)) if ranks is None else ranks
+        here = [global_ranks[rank] for rank in members]
+        name = _new_name(here)
+        if meet is not None:
+            meet(name, members)
+        return _new_group(here, name, backend, limit.timeout_s, connect_s or limit.timeout_s)
 
     return make
 
 
-def _new_group(ranks: Sequence[int], backend: str, timeout_s: float) -> ProcessGroup:
-    """Make a group of torch's default world, which its members alone wait for, under a name that is never used again.
+def _new_name(ranks: Sequence[int]) -> str:
+    """Return a name for a group of torch's default world that is never used again, and that all its members find.
 
     torch's own `new_group` with local synchronization names a group by its ranks and by how many groups this process
     has, which differs between members as soon as one of them is in a group of which another is not; and it uses a name
@@ -173,13 +191,19 @@ def _new_group(ranks: Sequence[int], backend: str, timeout_s: float) -> ProcessG
     world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
     made_before = _made.setdefault(world.default_pg, Counter())
     members = tuple(ranks)
-    name = f"pliant-{'.'.join(map(str, members))}-{made_before[members]}"
     made_before[members] += 1
+    return f"pliant-{'.'.join(map(str, members))}-{made_before[members]}"
+
+
+def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, connect_s: float) -> ProcessGroup:
+    """Make a group of torch's default world, which its members alone wait for."""
+    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
     store: Any = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     make: Any = c10d._new_process_group_helper  # pyright: ignore[reportPrivateUsage]
-    here = members.index(dist.get_rank())
-    made, _ = make(len(members), here, list(members), backend, store, name, timeout=timedelta(seconds=timeout_s))
-    world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(members)}
+    here = ranks.index(dist.get_rank())
+    made, _ = make(len(ranks), here, list(ranks), backend, store, name, timeout=timedelta(seconds=connect_s))
+    c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
+    world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(ranks)}
     _registered.add(made)
     return _note(made)
 
@@ -232,12 +256,22 @@ def _keep_groups() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def liveness_store(group: ProcessGroup) -> Store | None:
-    """Return a store connection of our own for signs of life, or None in a world of threads, which die together."""
+def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:
+    """Return a store connection of our own for signs of life, or None in a world of threads, which die together.
+
+    Raises:
+        RuntimeError: The store has not answered in time.
+
+    """
     if group in _thread_groups:
         return None
     store: Any = c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
-    return PrefixStore("pliant-liveness", store.clone())
+    usual = store.timeout
+    store.set_timeout(timedelta(seconds=connect_s))
+    try:
+        return PrefixStore("pliant-liveness", store.clone())
+    finally:
+        store.set_timeout(usual)
 
 
 def scaler_at_work() -> torch.amp.GradScaler | None:
