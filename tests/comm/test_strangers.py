@@ -76,6 +76,10 @@ def alike(world, key, kind):
     return world.data[others[-1]] if others else b""
 
 
+def with_a_bit_flipped(raw):
+    return raw[:-3] + bytes([raw[-3] ^ 1]) + raw[-2:]
+
+
 JUNK = {
     "a word": lambda world, key: b"yes",
     "nothing": lambda world, key: b"",
@@ -85,7 +89,7 @@ JUNK = {
     "huge": lambda world, key: bytes(1 << 21),
     "huge counts": lambda world, key: b'{"pliant":"Life","format":1,"count":' + b"9" * 5000 + b"}",
     "cut off": lambda world, key: world.data.get(key, b"0" * 80)[:70],
-    "one bit": lambda world, key: world.data.get(key, b"?" * 80)[:-3] + b"0" + world.data.get(key, b"?" * 80)[-2:],
+    "one bit": lambda world, key: with_a_bit_flipped(world.data.get(key, b"?" * 80)),
     "unsigned": lambda world, key: world.data.get(key, b" {}").partition(b" ")[2],
     "signed with another secret": lambda world, key: resigned(world, key, seal(secret=b"another secret, as long")),
     "signed without one": lambda world, key: resigned(world, key, seal(secret=b"")),
