@@ -68,4 +68,6 @@ def better_rounds(
     predicted = cost(found.schedule, coarse.collective, topology, overheads)
     if predicted.total_s >= best.cost.total_s:
         return best
-    return Candidate(name=found.schedule.name, grouped=coarse, schedule=found.schedule, cost=predicted)
+    same = found.schedule == start.schedule
+    name = f"{start.name} (super-blocks)" if same else found.schedule.name
+    return Candidate(name=name, grouped=coarse, schedule=found.schedule, cost=predicted)
