@@ -1,6 +1,8 @@
 """What a timeline says: everything the run has counted, in order, and that the training does not notice."""
 
 import itertools
+import threading
+import time
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ from models import new_ddp, train, weights
 
 import pliant
 from pliant.algorithms.partition import plan_of
+from pliant.codecs.minmax8 import MinMax8
 from pliant.comm import run_world
+from pliant.comm.process_group import _Pending
+from pliant.engine.lane import Ticket
 from pliant.spec import load
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
@@ -82,11 +87,30 @@ def total(timeline, *kinds):
     return sum(e.end_s - e.start_s for e in timeline.events if e.kind in kinds)
 
 
+@pytest.fixture
+def work_alone_takes_time(monkeypatch):
+    """Clocks, one of each thread, that stand still but in these calls; what a busy machine does is not in them."""
+    here = threading.local()
+    monkeypatch.setattr(time, "perf_counter", lambda: getattr(here, "now_s", 0.0))
+
+    def slowed(real, took_s):
+        def call(*given):
+            result = real(*given)
+            here.now_s = time.perf_counter() + took_s
+            return result
+
+        return call
+
+    for owner, name, took_s in ((_Pending, "wait", 4.0), (Ticket, "wait", 32.0), (MinMax8, "encode", 0.5)):
+        monkeypatch.setattr(owner, name, slowed(getattr(owner, name), took_s))
+
+
+@pytest.mark.usefixtures("work_alone_takes_time")
 def test_times_are_those_that_the_run_counts():
     found, stats = recorded_alone()
-    assert total(found, "wait") == pytest.approx(stats["exposed_s"], abs=2e-3)
-    assert total(found, "exchange") == pytest.approx(stats["exchange_s"], abs=2e-3)
-    assert total(found, "encode", "decode") == pytest.approx(stats["codec_s"], abs=2e-3)
+    assert total(found, "wait") == stats["exposed_s"] > 0
+    assert total(found, "exchange") == stats["exchange_s"] > stats["codec_s"]
+    assert total(found, "encode", "decode") == stats["codec_s"] > 0
     assert found.plan == plan_of(pliant.bytegrad()).hash
 
 
