@@ -168,7 +168,7 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
                 algorithm.on_ready(bucket, state, place.comm, Moment(step=step, seed=step))
             place.comm.barrier()
             if place.rank == 0:
-                with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+                with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
                     algorithm.on_ready(bucket, state, place.comm, Moment(step=3, seed=3))
                 sizes = [e.self_cpu_memory_usage for e in trace.key_averages()]
                 found[name] = sum(size for size in sizes if size > 0)
