@@ -1,5 +1,8 @@
 """What an observation says of known networks, and that the training does not notice."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +117,20 @@ def test_hooks_go():
     assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_ranks_whose_clocks_differ_say_one_time(monkeypatch):
+    hours = itertools.count(1_700_000_000, 3600)
+    monkeypatch.setattr(time, "time", lambda: next(hours))
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        with pliant.observe(ddp, optimizer, steps=1, warmup_steps=0, group=place.process_group) as seen:
+            train(ddp, optimizer, place.rank, range(6))
+        return seen.workload()
+
+    assert len(set(pliant.run_world(3, body))) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
