@@ -17,6 +17,7 @@ from pliant.codecs import (
     TopK,
     all_finite,
     codec_from,
+    finite,
     first_nonfinite,
     tensor_hash,
 )
@@ -111,6 +112,18 @@ def test_finite_scan_names_the_first():
     assert first_nonfinite(x) == 7001
     assert not all_finite(x.double())
     assert first_nonfinite(x.to(torch.bfloat16)) == 7001
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_finite_scan_in_pieces_misses_none(dtype, monkeypatch):
+    monkeypatch.setattr(finite, "_PIECE", 4)
+    x = torch.ones(5, 2, dtype=dtype)
+    assert all_finite(x)
+    for k in range(10):
+        y = x.clone()
+        y.view(-1)[k] = torch.nan
+        assert not all_finite(y)
+        assert not all_finite(y.T)  # not contiguous
 
 
 def test_changes_of_two_bits_never_cancel_out():
