@@ -1,7 +1,8 @@
 """What an observation says of known networks, and that the training does not notice."""
 
 import itertools
-import time
+from datetime import datetime, timedelta
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -120,8 +121,14 @@ def test_hooks_go():
 
 
 def test_ranks_whose_clocks_differ_say_one_time(monkeypatch):
-    hours = itertools.count(1_700_000_000, 3600)
-    monkeypatch.setattr(time, "time", lambda: next(hours))
+    hours = itertools.count()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz):
+            return datetime(2026, 1, 1, tzinfo=tz) + timedelta(hours=next(hours))
+
+    monkeypatch.setattr(import_module("pliant.engine.observe"), "datetime", Clock)
 
     def body(place):
         ddp = new_ddp(place)

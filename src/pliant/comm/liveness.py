@@ -89,8 +89,8 @@ class Liveness:
         key = f"meeting {self._number} {name}"
         with self._lock:
             came = self._store.add(key, 1)
-        start_s = looked_s = time.monotonic()
-        before, pause_s = self._lives(ranks), _LEAST_PAUSE_S
+        start_s, pause_s = time.monotonic(), _LEAST_PAUSE_S
+        before, look_s = dict[int, int](), start_s + _BEAT_S  # where all come at once the store is asked nothing else
         while came < len(ranks):
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _BEAT_S)
@@ -99,11 +99,11 @@ class Liveness:
             if self._known is not None:
                 raise RuntimeError(f"of {tuple(ranks)}, {self._known.gone or tuple(self._known.late)} are lost")
             now_s = time.monotonic()
-            if now_s - looked_s > _silence_s(limit_s):
+            if now_s > look_s:
                 after = self._lives(ranks)
                 if gone := tuple(rank for rank in before if before[rank] == after[rank]):
                     self._tell(Verdict(gone=gone, by=self._rank))
-                before, looked_s = after, now_s
+                before, look_s = after, now_s + _silence_s(limit_s)
             if now_s - start_s > limit_s:
                 raise RuntimeError(f"{came} of {len(ranks)} ranks have come within {limit_s:g}s")
 

@@ -1,7 +1,6 @@
 """Watch ordinary training steps, and write down what they ask of the network."""
 
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.codecs import Codec
-from pliant.comm import Comm, own_group
+from pliant.comm import Comm, own_group, share_text
 from pliant.comm.own import alone
 from pliant.engine.gate import innermost, module_of, named_tensors, without_wrappers
 from pliant.engine.gradients import GradientShadow, noise_scale
@@ -159,14 +158,13 @@ class Observation:
     def _shared(self, comm: Comm, name: str) -> Workload:
         names = list(self._parameters)
         _check_names(names, comm, self._device)
-        mine = [time.time(), *(statistics.median(column) for column in zip(*self._times.steps, strict=True))]
+        mine = [statistics.median(column) for column in zip(*self._times.steps, strict=True)]
         mine += [statistics.median(self._times.ready_s[n]) for n in names]
         table = torch.empty(comm.size * len(mine), dtype=torch.float64, device=self._device)
         comm.all_gather(table, torch.tensor(mine, dtype=torch.float64, device=self._device)).wait()
         rows: list[list[float]] = table.view(comm.size, -1).tolist()
-        now_s, *times_s = (statistics.median(column) for column in zip(*rows, strict=True))
-        forward_s, backward_s, step_s, *ready_s = times_s
-        computing_s = [sum(row[1:4]) for row in rows]
+        forward_s, backward_s, step_s, *ready_s = (statistics.median(column) for column in zip(*rows, strict=True))
+        computing_s = [sum(row[:3]) for row in rows]
         seen = self._shadow.shared(comm, self._device)
         noise = noise_scale(seen.own, seen.together, comm.size, self._batch_size)
         layers = owner_classes(self._module)
@@ -191,11 +189,11 @@ class Observation:
             batch_size=self._batch_size,
             noise_scale=noise,
             rank_factors=tuple(s / statistics.median(computing_s) for s in computing_s),
-            provenance=self._provenance(comm, now_s, seen.steps),
+            provenance=share_text(self._provenance(comm, seen.steps), comm, device=self._device),
         )
 
-    def _provenance(self, comm: Comm, now_s: float, num_seen: int) -> str:
-        now = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    def _provenance(self, comm: Comm, num_seen: int) -> str:
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         what = f"{len(self._times.steps)} steps timed, gradients of {num_seen} looked at"
         return f"pliant.observe; {now}; torch {torch.__version__}; {comm.size} ranks on {self._device.type}; {what}"
 
