@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(act=_run)
     large = commands.add_parser("large", help="train one parameter of more than 2^31 elements; alone on the machine")
     large.add_argument("--results", type=Path, required=True)
-    large.add_argument("--ranks", type=int, default=2, help="9 GiB of memory each")
+    large.add_argument("--ranks", type=int, default=2, help="9.2 GiB of memory each")
     large.add_argument("--algorithm", default="allreduce", help="a lossy one needs more memory")
     large.set_defaults(act=_large)
     told = commands.add_parser("table", help="print a table of what has lines")
