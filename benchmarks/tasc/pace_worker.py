@@ -1,6 +1,7 @@
 """A rank of pace.py and of tests/network/test_dynamic_rate.py: DIR TARGET_S STEPS PHASES ALGORITHM.
 
-Trains a small model under a target, prints a line of JSON after each phase, and goes on when DIR/go<phase> is there.
+Trains a small model under a target, prints a line of JSON after each phase, and goes on when DIR/go<phase> is there, or
+ends when DIR/end is.
 """
 
 import json
@@ -31,6 +32,8 @@ def main(folder: Path, target_s: float, num_steps: int, num_phases: int, algorit
         for phase in range(num_phases):
             deadline_s = time.monotonic() + PATIENCE_S
             while phase and not (folder / f"go{phase}").exists():
+                if (folder / "end").exists():
+                    return
                 if time.monotonic() > deadline_s:
                     raise TimeoutError(f"nobody has changed the links for phase {phase} in {PATIENCE_S:.0f} s.")
                 time.sleep(0.02)

@@ -122,8 +122,7 @@ class Namespace:
     def show(self, source: Path, target: Path) -> None:
         """Let the ranks on this host, and nobody else, see one file in the place of another, if that is there."""
         if target.exists():
-            enter = ["nsenter", "--target", str(self.pid), *self._user(), "--mount", "--"]
-            run_tool([*enter, "mount", "--bind", str(source), str(target)])
+            run_tool([*self.rank_prefix(), "mount", "--bind", str(source), str(target)])
 
     def close(self) -> None:
         """End the holder; the kernel ends every process on this host and removes its interfaces."""
