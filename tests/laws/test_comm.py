@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world
+from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world, threads
+from pliant.comm.torch_private import ThreadWorld
 
 COMMS = {
     "plain": lambda comm: comm,
@@ -229,6 +230,34 @@ def test_a_dropped_call_times_out_elsewhere_and_says_so():
         return "timed out"
 
     assert run_world(2, drops, timeout_s=1.0) == ["timed out", "dropped"]
+
+
+def test_no_rank_of_a_world_begins_before_all_are_connected(monkeypatch):
+    """One that communicates nothing would end, and hang up on those that still connect."""
+    made, make = [], ThreadWorld.new_group
+
+    def new_group(world, rank, ranks=None):
+        if rank == 0 and made:
+            time.sleep(0.2)
+        group = make(world, rank, ranks)
+        made.append(rank)
+        return group
+
+    monkeypatch.setattr(ThreadWorld, "new_group", new_group)
+    assert run_world(3, lambda place: len(made)) == [6, 6, 6]
+
+
+def test_a_rank_that_cannot_connect_does_not_hold_up_the_others(monkeypatch):
+    def new_group(world, rank, ranks=None):
+        if rank == 1:
+            raise KeyError("no port")
+        return object()
+
+    monkeypatch.setattr(ThreadWorld, "new_group", new_group)
+    monkeypatch.setattr(threads, "maker_of", lambda group, limit: lambda ranks: group)
+    monkeypatch.setattr(threads, "ProcessGroupComm", lambda group, **settings: group)
+    with pytest.raises(KeyError, match="no port"):
+        run_world(3, lambda place: None)
 
 
 def test_a_world_raises_the_first_error_and_frees_the_others():

@@ -41,7 +41,7 @@ def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 6
     """
     if size < 1:
         raise ValueError(f"a world of {size} ranks cannot be; use 1 or more.")
-    world = ThreadWorld(size, timeout_s)
+    world, all_connected = ThreadWorld(size, timeout_s), threading.Barrier(size)
     results: dict[int, R] = {}
     errors: list[tuple[int, BaseException]] = []
 
@@ -52,9 +52,12 @@ def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 6
             limit = Limit(timeout_s=timeout_s)
             make_group = maker_of(group, limit)
             comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
+            all_connected.wait()  # a rank that communicates nothing would hang up on those that still connect
             results[rank] = function(Place(rank=rank, size=size, process_group=group, comm=comm))
         except BaseException as error:  # noqa: BLE001  it is raised below, in the caller's thread
             errors.append((rank, error))
+            if comm is None:
+                all_connected.abort()
             # Gloo has no working abort: a rank's connections close, and free the others, when its groups are freed.
             traceback.clear_frames(error.__traceback__)
             del group, comm, make_group
@@ -68,7 +71,8 @@ def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 6
     forget_forward()
     if errors:
         # Whoever failed for another reason than a broken connection began it.
-        rank, error = next((e for e in errors if not isinstance(e[1], CommError)), errors[0])
+        echoes = (CommError, threading.BrokenBarrierError)
+        rank, error = next((e for e in errors if not isinstance(e[1], echoes)), errors[0])
         error.add_note(f"raised on rank {rank} of a world of {size} threads")
         raise error
     return [results[rank] for rank in range(size)]
