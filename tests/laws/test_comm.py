@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world, threads
+from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world
+from pliant.comm import threads as thread_worlds
 from pliant.comm.torch_private import ThreadWorld
 
 COMMS = {
@@ -234,17 +235,21 @@ def test_a_dropped_call_times_out_elsewhere_and_says_so():
 
 def test_no_rank_of_a_world_begins_before_all_are_connected(monkeypatch):
     """One that communicates nothing would end, and hang up on those that still connect."""
-    made, make = [], ThreadWorld.new_group
+    made, make, begun = [], ThreadWorld.new_group, threading.Event()
 
     def new_group(world, rank, ranks=None):
-        if rank == 0 and made:
-            time.sleep(0.2)
         group = make(world, rank, ranks)
+        if rank == 0 and made.count(0):
+            begun.wait(0.2)  # the others may begin, if they would
         made.append(rank)
         return group
 
+    def body(place):
+        begun.set()
+        return len(made)
+
     monkeypatch.setattr(ThreadWorld, "new_group", new_group)
-    assert run_world(3, lambda place: len(made)) == [6, 6, 6]
+    assert run_world(3, body) == [6, 6, 6]
 
 
 def test_a_rank_that_cannot_connect_does_not_hold_up_the_others(monkeypatch):
@@ -254,8 +259,8 @@ def test_a_rank_that_cannot_connect_does_not_hold_up_the_others(monkeypatch):
         return object()
 
     monkeypatch.setattr(ThreadWorld, "new_group", new_group)
-    monkeypatch.setattr(threads, "maker_of", lambda group, limit: lambda ranks: group)
-    monkeypatch.setattr(threads, "ProcessGroupComm", lambda group, **settings: group)
+    monkeypatch.setattr(thread_worlds, "maker_of", lambda group, limit: lambda ranks: group)
+    monkeypatch.setattr(thread_worlds, "ProcessGroupComm", lambda group, **settings: group)
     with pytest.raises(KeyError, match="no port"):
         run_world(3, lambda place: None)
 
