@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from pliant.codecs import CODECS, Codec, FusedFeedback, TopK, all_finite, encode_feedback, tensor_hash
+from pliant.codecs import Codec, FusedFeedback, TopK, all_finite, codec_class, encode_feedback, tensor_hash
+from pliant.spec.codecs import CODECS
 from pliant.spec.files import write_atomically
 
 # What issue 2 asks for: (codec, operation) -> (yardstick, least share of it).
@@ -135,7 +136,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     x, residual = (torch.randn(numel, generator=generator) for _ in range(2))
     out = torch.zeros(numel)
-    chosen = {n: kind() for n, kind in CODECS.items() if not options.codecs or n in options.codecs.split(",")}
+    chosen = {n: codec_class(n)() for n in CODECS if not options.codecs or n in options.codecs.split(",")}
     if "topk" in chosen:
         chosen["topk sampled"] = TopK(sampled=1)
     todo = yardsticks(x, out)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pliant.collectives import AgreedBlocks, BlockGrid
 from pliant.comm import Comm, share_text
+from pliant.layouts.blocks import divided
 from pliant.schedules import (
     Candidate,
     Collective,
@@ -32,7 +33,6 @@ from pliant.simulator.links import Links
 from pliant.simulator.messages import Round
 from pliant.simulator.schedules import around_ring, ring
 from pliant.spec import Schedule, Selection, Topology, ValueBits, from_json, to_json
-from pliant.spec.blocks import divided
 from pliant.spec.selection import VALUE_BYTES
 
 _RESCORE = 8

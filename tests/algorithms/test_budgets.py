@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pliant.algorithms.budgets import chosen_blocks, exact_counts, floor_counts
 from pliant.algorithms.course import COURSE_NUMEL, Course, ramped
+from pliant.layouts.blocks import divided, rows_of, values_bytes
 from pliant.spec import Host, Selection, Topology
-from pliant.spec.blocks import divided, rows_of, values_bytes
 
 
 def a_model(rng, num_layers):

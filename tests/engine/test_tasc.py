@@ -15,8 +15,8 @@ from pliant.cli.bench.arms import plan_named
 from pliant.codecs import tensor_hash
 from pliant.engine.choose import plan_from
 from pliant.engine.store import Store
+from pliant.layouts.blocks import divided
 from pliant.spec import Choice, Host, Selection, to_json
-from pliant.spec.blocks import divided
 
 SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
 NUMEL = sum(torch.Size(s).numel() for s in SHAPES)

@@ -1,11 +1,24 @@
 """What every codec must obey."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.codecs import BlockTopK, FusedFeedback, SummableCodec, TopK, codec_from, encode_feedback, spec_of
+from pliant.codecs import (
+    BlockTopK,
+    FusedFeedback,
+    SummableCodec,
+    TopK,
+    codec_class,
+    codec_from,
+    encode_feedback,
+    spec_of,
+)
+from pliant.layouts.payloads import granularity
+from pliant.spec.codecs import CODECS as FACTS
 from tables import CODECS, KINDS, SIZES, vector
 
 rows = pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -181,3 +194,16 @@ def test_a_residual_of_another_size_is_refused(codec):
     payload = torch.empty(codec.nbytes(100), dtype=torch.uint8)
     with pytest.raises(ValueError, match="residual"):
         codec.encode_feedback(torch.zeros(100), torch.zeros(99), payload, 0)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_the_table_and_the_class_of_a_codec_agree(name):
+    facts, made = FACTS[name], codec_class(name)
+    defaults = {field.name: field.default for field in dataclasses.fields(made)}
+    assert made.name == name
+    assert dict(facts.settings) == defaults
+    assert {setting: type(default) for setting, default in facts.settings.items()} == {
+        setting: type(default) for setting, default in defaults.items()
+    }
+    codec = made()
+    assert granularity(spec_of(codec)) == codec.granularity

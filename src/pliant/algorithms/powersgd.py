@@ -7,8 +7,8 @@ from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
+from pliant.layouts.division import factor_shape
 from pliant.spec import Choice, CodecSpec
-from pliant.spec.division import factor_shape
 
 __all__ = ["PowerSgd", "powersgd"]
 

@@ -17,8 +17,8 @@ from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
 from pliant.comm.base import Comm
+from pliant.layouts.blocks import divided, rows_of
 from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Target, Topology, ValueBits
-from pliant.spec.blocks import divided, rows_of
 
 __all__ = ["Tasc", "tasc"]
 

@@ -11,13 +11,12 @@ from pliant.codecs.minmax8 import MinMax8
 from pliant.codecs.natural import Natural
 from pliant.codecs.qsgd import Qsgd
 from pliant.codecs.randomk import RandomK
-from pliant.codecs.registry import CODECS, codec_from, spec_of
+from pliant.codecs.registry import codec_class, codec_from, spec_of
 from pliant.codecs.sign import Sign
 from pliant.codecs.ternary import Ternary
 from pliant.codecs.topk import TopK
 
 __all__ = [
-    "CODECS",
     "Bf16",
     "BlockTopK",
     "Codec",
@@ -35,6 +34,7 @@ __all__ = [
     "Ternary",
     "TopK",
     "all_finite",
+    "codec_class",
     "codec_from",
     "encode_feedback",
     "first_nonfinite",

@@ -8,7 +8,7 @@ from pliant.collectives.gossip import CodedGossip, Gossip
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.collectives.owner import OwnerSum
 from pliant.collectives.sparse import SparseAverage
-from pliant.spec.division import factor_shape, place
+from pliant.layouts.division import factor_shape, place
 
 __all__ = [
     "AgreedBlocks",

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pliant.codecs import RandomK, all_finite
 from pliant.comm.base import Comm
-from pliant.spec.division import num_hops
+from pliant.layouts.division import num_hops
 
 __all__ = ["CastSum", "DirectAverage", "SummedAverage"]
 

@@ -12,8 +12,8 @@ from pliant.codecs import Int4
 from pliant.collectives.averaging import DirectAverage
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
+from pliant.layouts.blocks import Divided, rows_of
 from pliant.spec import ValueBits
-from pliant.spec.blocks import Divided, rows_of
 
 __all__ = ["AgreedBlocks", "BlockGrid", "Carried", "GatheredBlocks", "LedMask", "ScoreMean", "packed", "unpacked"]
 

@@ -9,7 +9,7 @@ from pliant.codecs import all_finite
 from pliant.codecs.kernels import kernels_for
 from pliant.collectives.averaging import DirectAverage
 from pliant.comm.base import Comm
-from pliant.spec.division import factor_shape
+from pliant.layouts.division import factor_shape
 
 __all__ = ["LowRankAverage"]
 

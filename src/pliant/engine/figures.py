@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
-from pliant.codecs.registry import CODECS
 from pliant.engine.gate import module_of, named_tensors
 from pliant.engine.making import owner_classes
 from pliant.engine.tryout import Flown
 from pliant.spec import Choice
+from pliant.spec.codecs import CODECS
 
 __all__ = ["Figures", "Lookout"]
 

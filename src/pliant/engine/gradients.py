@@ -10,8 +10,8 @@ from torch import Tensor
 from pliant.buckets import as_real
 from pliant.codecs import Codec, spec_of
 from pliant.comm import Comm
+from pliant.layouts.division import factor_shape
 from pliant.spec import CodecSpec
-from pliant.spec.division import factor_shape
 
 __all__ = ["GradientShadow", "Seen", "noise_scale"]
 

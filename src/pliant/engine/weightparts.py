@@ -13,8 +13,8 @@ from pliant.buckets import Bucket, as_real, real_shape, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.lane import Ticket
 from pliant.engine.store import CORRECTION, Store
+from pliant.layouts.division import weight_buckets
 from pliant.spec import Choice, Outer
-from pliant.spec.division import weight_buckets
 
 __all__ = ["WeightPart", "lay_out_weights"]
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pliant.codecs import CODECS, Codec
+from pliant.codecs import Codec, codec_class
 from pliant.comm import Comm, share_text
 from pliant.network.probing import provenance_of, require_gloo
 from pliant.network.streams import message_s
 from pliant.spec import Machine, from_json, to_json
+from pliant.spec.codecs import CODECS
 
 __all__ = ["measure_machine"]
 
@@ -39,7 +40,7 @@ def measure_machine(
 
     """
     require_gloo(comm)
-    chosen = [kind() for kind in CODECS.values()] if codecs is None else list(codecs)
+    chosen = [codec_class(name)() for name in CODECS] if codecs is None else list(codecs)
     names = [codec.name for codec in chosen]
     if len(set(names)) < len(names):
         raise ValueError(

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pliant.layouts.blocks import divided
 from pliant.simulator.messages import Floats, Product, Round
 from pliant.simulator.schedules import around_ring, average
 from pliant.spec import Selection
-from pliant.spec.blocks import divided
 
 __all__ = ["blocks"]
 

@@ -8,32 +8,29 @@ from typing import Self
 import numpy as np
 
 from pliant.simulator.messages import Floats
+from pliant.spec.codecs import CODECS
 
 __all__ = ["IDEAL", "KEYS", "Costs"]
 
-_CODECS = (
-    *("bf16", "fp16", "fp8", "minmax8", "qsgd", "sign", "ternary", "natural", "int4"),
-    *("topk", "blocktopk", "randomk", "dct"),
-)
 _PLAIN = ("compute_s", "wire_s", "latency_s", "messages", "buckets", "memory_bytes", "reduce_bytes")
 
-KEYS = (*_PLAIN, *(f"{verb} {codec}" for verb in ("encode", "feedback", "decode", "add") for codec in _CODECS))
+KEYS = (*_PLAIN, *(f"{verb} {codec}" for verb in ("encode", "feedback", "decode", "add") for codec in CODECS))
 """Names of the quantities that are counted: seconds of computing, of the bottleneck's rate and of latency; messages
 that a rank handles; exchanges; bytes between ranks of a host; bytes that are added up or copied; and for each codec
 the elements that are encoded, encoded with error feedback, decoded, and decoded and added (`topk`, `blocktopk` and
 `randomk` add only the elements that travel)."""
 
 
-def _speeds(*billions: float) -> Mapping[str, float]:
-    """Return seconds per element from speeds in 10^9 elements per second, in the order of codecs."""
-    return MappingProxyType({codec: 1e-9 / speed for codec, speed in zip(_CODECS, billions, strict=True)})
+def _seconds(verb: str) -> Mapping[str, float]:
+    """Return codec -> seconds per element, from the table's speeds."""
+    return MappingProxyType({name: 1e-9 / getattr(facts.speeds, verb) for name, facts in CODECS.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Coefficients, all of at least 0: a predicted time is their sum, each times a quantity of `KEYS`.
 
-    Speeds of codecs are those of benchmarks/results/codecs.json (one core, 100 MB), that of dct a guess; messages,
+    Speeds of codecs are those of the table in `pliant.spec.codecs`; messages,
     buckets and the wire's factor are guesses from the 100 Mbit/s and 1 Gbit/s tables in benchmarks/results/steps_*
     and from micro-benchmarks of Gloo. All are to be calibrated where it matters.
     """
@@ -48,19 +45,11 @@ class Costs:
     """Between ranks of one host."""
     reduce_bytes_per_s: float = 1.2e10
     """Of sums and copies."""
-    encode_s: Mapping[str, float] = field(
-        default_factory=lambda: _speeds(4.6, 4.6, 4.3, 6.0, 2.9, 6.5, 2.8, 2.4, 3.1, 1.1, 4.2, 2.9, 0.4)
-    )
+    encode_s: Mapping[str, float] = field(default_factory=lambda: _seconds("encode"))
     """Codec -> seconds per element."""
-    feedback_s: Mapping[str, float] = field(
-        default_factory=lambda: _speeds(0.97, 0.95, 1.3, 1.5, 1.3, 1.9, 1.2, 0.91, 1.5, 0.74, 1.6, 1.3, 0.4)
-    )
-    decode_s: Mapping[str, float] = field(
-        default_factory=lambda: _speeds(5.1, 5.2, 5.6, 5.8, 6.1, 7.0, 3.0, 5.9, 2.1, 4.7, 7.0, 3.1, 0.4)
-    )
-    add_s: Mapping[str, float] = field(
-        default_factory=lambda: _speeds(1.6, 1.7, 4.9, 5.3, 5.4, 7.2, 2.9, 5.3, 2.1, 0.18, 1.3, 0.08, 0.4)
-    )
+    feedback_s: Mapping[str, float] = field(default_factory=lambda: _seconds("feedback"))
+    decode_s: Mapping[str, float] = field(default_factory=lambda: _seconds("decode"))
+    add_s: Mapping[str, float] = field(default_factory=lambda: _seconds("add"))
     compute_overlap: float = 1.1
     """How much longer computing takes while an exchange runs beside it: at least 1."""
     exchange_overlap: float = 1.05
@@ -72,7 +61,7 @@ class Costs:
     def __post_init__(self) -> None:
         for name in ("encode_s", "feedback_s", "decode_s", "add_s"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-            unknown = sorted(set(getattr(self, name)) ^ set(_CODECS))
+            unknown = sorted(set(getattr(self, name)) ^ set(CODECS))
             if unknown:
                 raise ValueError(f"{name} must have a time for each codec and no other, but not so for {unknown[0]!r}.")
         times = [self.message_s, self.bucket_s]
@@ -95,14 +84,14 @@ class Costs:
         plain = [1.0, self.wire_factor, 1.0, self.message_s / self.cpu_share, self.bucket_s / self.cpu_share]
         plain += [1 / self.memory_bytes_per_s, reduce_s]
         verbs = (self.encode_s, self.feedback_s, self.decode_s, self.add_s)
-        return np.array([*plain, *(verb[codec] / self.cpu_share for verb in verbs for codec in _CODECS)])
+        return np.array([*plain, *(verb[codec] / self.cpu_share for verb in verbs for codec in CODECS)])
 
     @classmethod
     def of(cls, coefficients: Floats, *, compute_overlap: float, exchange_overlap: float) -> Self:
         """Return the costs that have these coefficients, (num_keys,), but for those of computing and of latency."""
         least = np.maximum(coefficients, 1e-30)
-        verbs = least[len(_PLAIN) :].reshape(4, len(_CODECS)).tolist()
-        encode, feedback, decode, add = (dict(zip(_CODECS, verb, strict=True)) for verb in verbs)
+        verbs = least[len(_PLAIN) :].reshape(4, len(CODECS)).tolist()
+        encode, feedback, decode, add = (dict(zip(CODECS, verb, strict=True)) for verb in verbs)
         return cls(
             wire_factor=float(least[1]),
             message_s=float(least[3]),
@@ -119,7 +108,7 @@ class Costs:
         )
 
 
-_NOTHING: Mapping[str, float] = MappingProxyType(dict.fromkeys(_CODECS, 0.0))
+_NOTHING: Mapping[str, float] = MappingProxyType(dict.fromkeys(CODECS, 0.0))
 
 IDEAL = Costs(
     wire_factor=1.0,

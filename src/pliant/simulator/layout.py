@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from pliant.layouts.division import place, weight_buckets
 from pliant.simulator.messages import Floats
 from pliant.simulator.traffic import Batch
 from pliant.spec import Choice, SyncPlan, TensorSpec, Workload
-from pliant.spec.division import place, weight_buckets
 
 __all__ = [
     "Part",

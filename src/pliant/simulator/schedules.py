@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from pliant.layouts.division import num_hops
 from pliant.simulator.messages import Floats, Ints, Pairs, Product, Round
-from pliant.spec.division import num_hops
 
 __all__ = ["around_ring", "average", "embedded", "halving_doubling", "ring", "to_and_from", "tree"]
 

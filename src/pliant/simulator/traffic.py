@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pliant.layouts.division import factor_shape
+from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.simulator.blocks import blocks
 from pliant.simulator.messages import Floats, Ints, Pairs, Product, Round
 from pliant.simulator.schedules import around_ring, average, embedded, ring
 from pliant.spec import Choice, CodecSpec, Graph, Topology
-from pliant.spec.coded import chosen, granularity, payload_bytes
-from pliant.spec.division import factor_shape
 
 __all__ = ["Batch", "Moved", "inside_hosts", "moved"]
 
@@ -142,7 +142,7 @@ def _all_reduce(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list
         return [ring(numel * (4 if _staged(choice) else batch.itemsize), num_ranks)]
     sent = 2 * numel
     if codec.name == "randomk":
-        sent = 4 * np.array([chosen(codec, int(k)) for k in numel], dtype=np.float64)
+        sent = 4 * np.array([num_kept(codec, int(k)) for k in numel], dtype=np.float64)
     before = {f"encode {codec.name}": numel, **_passes(batch, 0 if codec.name != "randomk" else 2)}
     around = ring(sent, num_ranks)
     return [replace(around, before=before, after={**around.after, f"decode {codec.name}": numel})]
@@ -186,7 +186,7 @@ def _scatter_gather(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> 
 
 def _all_gather(choice: Choice, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
     codec = _codec(choice)
-    kept = np.array([chosen(codec, int(k)) for k in batch.numel], dtype=np.float64)
+    kept = np.array([num_kept(codec, int(k)) for k in batch.numel], dtype=np.float64)
     # A transform's sums are restored once; chosen elements are added one payload after another, over zeros.
     restore = {"decode dct": batch.numel} if codec.name == "dct" else {f"add {codec.name}": num_ranks * kept}
     before = {f"encode {codec.name}": batch.numel, **_passes(batch, 2)}
@@ -264,7 +264,7 @@ def _added(codec: CodecSpec, batch: Batch) -> Floats:
     """Return the elements that adding one payload touches, (num_buckets,)."""
     if codec.name not in ("topk", "blocktopk"):
         return batch.numel
-    return np.array([chosen(codec, int(k)) for k in batch.numel], dtype=np.float64)
+    return np.array([num_kept(codec, int(k)) for k in batch.numel], dtype=np.float64)
 
 
 def _edges(graph: Graph, turn: int, num_ranks: int) -> tuple[Ints, Ints]:

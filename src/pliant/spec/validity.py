@@ -6,6 +6,7 @@ Each row is a condition and the sentence that a user reads when it holds; the pl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pliant.spec.codecs import CODECS, codec_names
 from pliant.spec.target import NEEDS_RATIO
 
 if TYPE_CHECKING:
@@ -14,18 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["check", "objections"]
 
 # Which codecs each collective can carry: sums must survive in a ring, a sparse gather needs index-value pairs.
-SUMMABLE = frozenset({"bf16", "fp16", "randomk"})
-QUANTIZERS = frozenset({"bf16", "fp16", "fp8", "minmax8", "qsgd", "sign", "ternary", "natural", "int4"})
-SPARSIFIERS = frozenset({"topk", "blocktopk"})
-TRANSFORMS = frozenset({"dct"})
+SUMMABLE = frozenset(codec_names("cast", "shared"))
+QUANTIZERS = frozenset(codec_names("cast", "quantizer"))
+SPARSIFIERS = frozenset(codec_names("sparsifier"))
+TRANSFORMS = frozenset(codec_names("transform"))
 DIFFERENCE_CODERS = QUANTIZERS | SPARSIFIERS
-BIASED = frozenset({"sign", "topk", "blocktopk"})
-CODECS = SUMMABLE | QUANTIZERS | SPARSIFIERS | TRANSFORMS | {"rank"}
+BIASED = frozenset(name for name, facts in CODECS.items() if facts.biased)
 
 _ROWS: tuple[tuple[Callable[["Choice"], bool], str], ...] = (
     (
-        lambda c: c.codec is not None and c.codec.name not in CODECS,
-        "there is no codec {codec!r}; there are " + ", ".join(sorted(CODECS)) + ".",
+        lambda c: c.codec is not None and c.codec.name not in (*CODECS, "rank"),
+        "there is no codec {codec!r}; there are " + ", ".join((*CODECS, "rank")) + ".",
     ),
     (
         lambda c: c.collective == "all_reduce" and c.codec is not None and c.codec.name not in SUMMABLE,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.spec.coded import payload_bytes
+from pliant.layouts.payloads import payload_bytes
 from pliant.spec.plan import CodecSpec
 from pliant.spec.selection import VALUE_BYTES, Selection, ValueBits
 

@@ -1,0 +1,149 @@
+"""The one table of codecs: what is known of each without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+__all__ = ["CODECS", "CodecFacts", "CodecKind", "Speeds", "codec_names", "facts_of"]
+
+CodecKind = Literal["cast", "quantizer", "sparsifier", "shared", "transform"]
+"""A float format whose sums survive on the way; a code for every element, in blocks with a header; each rank's own
+elements; the same random elements on all ranks; coefficients of a transform."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Speeds on one core, in 1e9 elements per second, of vectors of 100 MB; see benchmarks/results/codecs.json."""
+
+    encode: float
+    feedback: float
+    """Of encoding with error feedback in the same pass."""
+    decode: float
+    add: float
+    """Of decoding and adding; of a sparsifier, counted in elements that travel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecFacts:
+    """One codec: a new one is a row of `CODECS`, a file in `pliant.codecs` and a row in the tests' tables."""
+
+    kind: CodecKind
+    made_by: str
+    """Module and class that carry it out, such as ``int4:Int4``, in `pliant.codecs`."""
+    speeds: Speeds
+    settings: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Setting -> default. ``block`` and ``ratio`` mean the same in all rows."""
+    bits: int = 32
+    """Bits of an element's code, unless the codec has ``bits`` as a setting."""
+    header_bytes: int = 0
+    """Bytes in front of each block of a quantizer."""
+    biased: bool = False
+    """Whether the mean of what it decodes to is not what was encoded, so that it needs error feedback."""
+
+
+CODECS: Mapping[str, CodecFacts] = MappingProxyType(
+    {
+        "bf16": CodecFacts(
+            kind="cast", made_by="cast:Bf16", bits=16, speeds=Speeds(encode=4.6, feedback=0.97, decode=5.1, add=1.6)
+        ),
+        "fp16": CodecFacts(
+            kind="cast", made_by="cast:Fp16", bits=16, speeds=Speeds(encode=4.6, feedback=0.95, decode=5.2, add=1.7)
+        ),
+        "fp8": CodecFacts(
+            kind="quantizer",
+            made_by="cast:Fp8",
+            settings={"block": 1024},
+            bits=8,
+            header_bytes=4,
+            speeds=Speeds(encode=4.3, feedback=1.3, decode=5.6, add=4.9),
+        ),
+        "minmax8": CodecFacts(
+            kind="quantizer",
+            made_by="minmax8:MinMax8",
+            settings={"block": 2048},
+            bits=8,
+            header_bytes=12,
+            speeds=Speeds(encode=6.0, feedback=1.5, decode=5.8, add=5.3),
+        ),
+        "qsgd": CodecFacts(
+            kind="quantizer",
+            made_by="qsgd:Qsgd",
+            settings={"bits": 8, "block": 512},
+            header_bytes=4,
+            speeds=Speeds(encode=2.9, feedback=1.3, decode=6.1, add=5.4),
+        ),
+        "sign": CodecFacts(
+            kind="quantizer",
+            made_by="sign:Sign",
+            settings={"block": 1024},
+            bits=1,
+            header_bytes=4,
+            biased=True,
+            speeds=Speeds(encode=6.5, feedback=1.9, decode=7.0, add=7.2),
+        ),
+        "ternary": CodecFacts(
+            kind="quantizer",
+            made_by="ternary:Ternary",
+            settings={"block": 512},
+            bits=2,
+            header_bytes=4,
+            speeds=Speeds(encode=2.8, feedback=1.2, decode=3.0, add=2.9),
+        ),
+        "natural": CodecFacts(
+            kind="quantizer",
+            made_by="natural:Natural",
+            settings={"block": 2048},
+            bits=8,
+            header_bytes=4,
+            speeds=Speeds(encode=2.4, feedback=0.91, decode=5.9, add=5.3),
+        ),
+        "int4": CodecFacts(
+            kind="quantizer",
+            made_by="int4:Int4",
+            settings={"block": 64},
+            bits=4,
+            header_bytes=4,
+            speeds=Speeds(encode=3.1, feedback=1.5, decode=2.1, add=2.1),
+        ),
+        "topk": CodecFacts(
+            kind="sparsifier",
+            made_by="topk:TopK",
+            settings={"ratio": 0.01, "sampled": 0},
+            biased=True,
+            speeds=Speeds(encode=1.1, feedback=0.74, decode=4.7, add=0.18),
+        ),
+        "blocktopk": CodecFacts(
+            kind="sparsifier",
+            made_by="blocktopk:BlockTopK",
+            settings={"ratio": 0.01, "block": 128},
+            biased=True,
+            speeds=Speeds(encode=4.2, feedback=1.6, decode=7.0, add=1.3),
+        ),
+        "randomk": CodecFacts(
+            kind="shared",
+            made_by="randomk:RandomK",
+            settings={"ratio": 0.01},
+            speeds=Speeds(encode=2.9, feedback=1.3, decode=3.1, add=0.08),
+        ),
+        "dct": CodecFacts(  # its speeds are a guess
+            kind="transform",
+            made_by="dct:Dct",
+            settings={"ratio": 1 / 64, "block": 64},
+            speeds=Speeds(encode=0.4, feedback=0.4, decode=0.4, add=0.4),
+        ),
+    }
+)
+"""Name -> facts. Registry, payload sizes, the nodes' checks, costs, the planner's grids and the docs read it."""
+
+
+def facts_of(name: str) -> CodecFacts:
+    """Return a codec's row. Raises ValueError for a name that has none."""
+    if name not in CODECS:
+        raise ValueError(f"there is no codec {name!r}; there are {', '.join(CODECS)}.")
+    return CODECS[name]
+
+
+def codec_names(*kinds: CodecKind) -> tuple[str, ...]:
+    """Return the names of the codecs of some kinds, in the order of the table."""
+    return tuple(name for name, facts in CODECS.items() if facts.kind in kinds)
