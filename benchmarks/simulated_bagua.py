@@ -16,10 +16,9 @@ from itertools import combinations
 from types import MappingProxyType
 
 import pliant as p
-from pliant.algorithms import Local, Momentum
 from pliant.algorithms.partition import plan_of
 from pliant.simulator import KEYS, Costs, bert_large, simulate, vgg16
-from pliant.spec import Host, SyncPlan, Topology, Workload
+from pliant.spec import CompressedMomentum, Host, LocalSteps, SyncPlan, Topology, Workload
 
 _SPEED = MappingProxyType(dict.fromkeys((key.split()[1] for key in KEYS if key.startswith("encode ")), 1e-11))
 GPU = Costs(
@@ -38,8 +37,8 @@ GPU = Costs(
 ARMS: dict[str, SyncPlan] = {
     "DDP": plan_of(p.allreduce()),
     "ByteGrad": plan_of(p.between_hosts(p.bytegrad())),
-    "QAdam-1bit": plan_of(p.between_hosts(Momentum(beta=0.9, warmup_steps=1))),
-    "Decentralized": plan_of(p.between_hosts(Local(inner=p.allreduce(), period=1, delay_steps=1))),
+    "QAdam-1bit": plan_of(p.between_hosts(CompressedMomentum(beta=0.9, warmup_steps=1))),
+    "Decentralized": plan_of(p.between_hosts(LocalSteps(period=1, delay_steps=1))),
     "LowPrecDecentr": plan_of(p.between_hosts(p.dcd(graph=p.Graph(kind="ring")))),
     "Async": plan_of(p.async_average()),
 }

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import pliant as p
 import pliant.codecs as c
-from pliant.algorithms import Momentum, Quantized
+from pliant.spec import CodecSpec, CompressedMomentum, ScatterGather
 
 CODECS = [
     c.Bf16(),
@@ -65,7 +65,7 @@ ALGORITHMS = {
     "natural": p.natural(),
     "int4": p.int4(),
     "onebit": p.onebit(),
-    "worker-only": Quantized(codec=c.Sign(), feedback="worker"),
+    "worker-only": ScatterGather(codec=CodecSpec(name="sign"), feedback="worker"),
     "powersgd": p.powersgd(),
     "powersgd2": p.powersgd(rank=2),
     "topk": p.topk(ratio=0.1),
@@ -93,7 +93,7 @@ ALGORITHMS = {
     "owner-qsgd": p.owner(c.Qsgd(bits=8)),
     "late-onebit": p.late(p.onebit(), compensation=0.1),
     "late-ahead": p.late(p.allreduce(), lookahead=0.9),
-    "onebit_adam": Momentum(beta=0.9, warmup_steps=3),
+    "onebit_adam": CompressedMomentum(beta=0.9, warmup_steps=3),
 }
 """Algorithms that leave all ranks equal after each step; `optimizer_for` gives the optimizer that each needs."""
 

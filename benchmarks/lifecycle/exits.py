@@ -183,7 +183,7 @@ def be(trial: Trial) -> None:
         loader = iter(torch.utils.data.DataLoader(list(range(1000)), num_workers=2))  # pyright: ignore[reportArgumentType]
         next(loader)  # it lives until the script ends
     train(arm, trial.steps)
-    if arm.run is not None and goes_free([rule.choice for rule in arm.run.plan.rules]):
+    if arm.run is not None and goes_free([rule.exchange for rule in arm.run.plan.rules]):
         dist.barrier()  # who leaves is lost to those that still train: here, all end together
     match trial.way:
         case "sys.exit(0)":

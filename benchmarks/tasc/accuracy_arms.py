@@ -43,7 +43,7 @@ class Arm:
 
     def plan(self, size: float, model: nn.Module) -> SyncPlan:
         """Return the plan, in one bucket: all layers compete, or are at least in one message."""
-        rules = [Rule(choice=self.made(size).choice)]
+        rules = [Rule(exchange=self.made(size))]
         if not self.whole:
             small = [name for name, parameter in model.named_parameters() if parameter.dim() < 2]
             rules = [*(Rule(match=Match(pattern=name)) for name in small), *rules]

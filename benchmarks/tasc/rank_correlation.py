@@ -30,7 +30,7 @@ from pliant.cli.bench.images import load_images
 from pliant.cli.bench.models import Gpt, Vgg
 from pliant.cli.bench.text import load_text
 from pliant.curvature import GaussNewton, Hutchinson, Task, spearman
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 from pliant.spec.files import write_atomically
 
 BLOCK, PROBES, EVERY = 64, 30, 5
@@ -42,8 +42,8 @@ class Feels:
     """Exact averaging, and curvature for every parameter of two dimensions or more."""
 
     @property
-    def choice(self) -> Choice:
-        return Choice(own=OwnSpec(name="feels"))
+    def node(self) -> Custom:
+        return Custom(name="feels")
 
     @property
     def curvature(self) -> pliant.CurvatureSpec:

@@ -198,7 +198,7 @@ def test_every_model_has_a_task_that_yields_a_gradient_for_each_parameter(name):
 
 
 def test_every_algorithm_of_the_registry_is_an_arm():
-    from pliant.algorithms.build import ALGORITHMS
+    from pliant.algorithms.registry import ALGORITHMS
 
     assert set(ALGORITHMS) - set(ARMS) <= {"fp16"}
     assert set(PLIANT_ARMS) - set(ALGORITHMS) == {"qsgd4", "topk_dgc", "post_local_sgd"}
@@ -216,15 +216,15 @@ def test_an_arm_may_have_settings_and_they_reach_the_algorithm():
             settings_of(name)
     what = _what("topk(ratio=0.1,ramp_steps=5)", 100)
     assert isinstance(what, pliant.SyncPlan)
-    assert [rule.choice for rule in what.rules] == [
-        pliant.allreduce().choice,
-        pliant.topk(ratio=0.1, ramp_steps=5).choice,
+    assert [rule.exchange for rule in what.rules] == [
+        pliant.allreduce(),
+        pliant.topk(ratio=0.1, ramp_steps=5),
     ]
     warm = _what("onebit(warmup_steps=50)", 100)
     assert isinstance(warm, pliant.SyncPlan)
-    assert warm.rules[1].choice == pliant.after(50, pliant.bf16(), then=pliant.onebit()).choice
+    assert warm.rules[1].exchange == pliant.after(50, pliant.bf16(), then=pliant.onebit())
     assert _what("onebit", 100) == "onebit"
-    assert _what("demo(signed=0)", 100).rules[0].choice == pliant.demo(signed=False).choice
+    assert _what("demo(signed=0)", 100).rules[0].exchange == pliant.demo(signed=False)
     for name in ("ddp-powersgd(rank=2)", "qsgd4(bits=2)", "topk_dgc(ratio=0.1)", "onebit_adam(warmup_steps=5)"):
         with pytest.raises(ValueError, match="takes none here"):
             check(Setup(mode="time", models=("cnn",), arms=(name,)))
@@ -237,11 +237,11 @@ def test_an_arm_may_have_settings_and_they_reach_the_algorithm():
 
 def test_settings_may_name_algorithms_codecs_and_graphs():
     named = _what("diloco(averaging=int4,outer_lr=0.5)", 100)
-    assert named.rules[0].choice == pliant.diloco(averaging=pliant.int4(), outer_lr=0.5).choice
-    assert _what("late(algorithm=powersgd)", 100).rules[-1].choice == pliant.late(pliant.powersgd()).choice
-    assert _what("late(compensation=0.1)", 100).rules[-1].choice.compensation == 0.1
-    assert _what("choco(codec=sign,graph=ring,gamma=0.1)", 100).rules[0].choice.graph.kind == "ring"
-    assert _what("post_local_sgd", 100).rules[0].choice == pliant.post_local_sgd(20).choice
+    assert named.rules[0].exchange == pliant.diloco(averaging=pliant.int4(), outer_lr=0.5)
+    assert _what("late(algorithm=powersgd)", 100).rules[-1].exchange == pliant.late(pliant.powersgd())
+    assert _what("late(compensation=0.1)", 100).rules[-1].exchange.compensation == 0.1
+    assert _what("choco(codec=sign,graph=ring,gamma=0.1)", 100).rules[0].exchange.graph.kind == "ring"
+    assert _what("post_local_sgd", 100).rules[0].exchange == pliant.post_local_sgd(20)
     for name, sentence in (
         ("diloco(averaging=magic)", "no algorithm 'magic'"),
         ("gossip(graph=star)", "no graph 'star'"),

@@ -261,13 +261,13 @@ from cli.test_collect import _job
 from pliant.cli.collect.trial import Subject, attempt
 from pliant.cli.collect.worker import _ends_within
 from pliant.planner import BUILDERS
-from pliant.spec import Choice, OwnSpec, Rule, SyncPlan
+from pliant.spec import Custom, Rule, SyncPlan
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 job = dataclasses.replace(_job(), timeout_s=6.0)
 subject = Subject(job.places[0], job)
 good = BUILDERS["bytegrad"].plan()
-bad = SyncPlan(rules=(Rule(choice=Choice(own=OwnSpec(name="none"))),))
+bad = SyncPlan(rules=(Rule(exchange=Custom(name="none")),))
 print("all:", attempt(subject, bad, 0.2, wire=False), flush=True)
 subject.abandon()
 subject = Subject(job.places[0], job)

@@ -19,7 +19,7 @@ def test_exact_plans_alone_unless_more_is_allowed(tmp_path, capsys):
     call("1gbit", out=tmp_path / "plan.json", json_file=tmp_path / "all.json")
     assert "predicted: a step of" in capsys.readouterr().out
     plan = load(SyncPlan, tmp_path / "plan.json")
-    assert all(rule.choice.codec is None or rule.choice.codec.name == "bf16" for rule in plan.rules)
+    assert all(not rule.exchange.coding for rule in plan.rules)
     assert "pliant plan" in plan.provenance
     rows = json.loads((tmp_path / "all.json").read_text())
     times = [row["to_accuracy_s"] for row in rows]
@@ -42,13 +42,13 @@ def test_with_an_optimizer_that_nothing_was_measured_with_plans_are_exact(tmp_pa
     said = capsys.readouterr().out
     assert "measured with SGD only, and this training uses AdamW; --unmeasured considers them all" in said
     assert "costs: defaults of one CPU core and Gloo, not of your machines; fit theirs with pliant collect" in said
-    assert all(rule.choice.codec is None or rule.choice.codec.name == "bf16" for rule in load(SyncPlan, out).rules)
+    assert all(not rule.exchange.coding for rule in load(SyncPlan, out).rules)
     save(Costs(), tmp_path / "costs.json")
     call("100mbit", quality=1.3, optimizer="AdamW", unmeasured=True, costs=tmp_path / "costs.json", out=out)
     said = capsys.readouterr().out
     assert "measured with" not in said
     assert f"costs: {tmp_path / 'costs.json'}" in said
-    assert any(rule.choice.codec is not None and rule.choice.codec.name != "bf16" for rule in load(SyncPlan, out).rules)
+    assert any(rule.exchange.coding for rule in load(SyncPlan, out).rules)
 
 
 def test_the_same_seed_finds_the_same_plan(tmp_path):
@@ -91,7 +91,7 @@ def test_within_a_budget_of_errors(tmp_path, capsys, measured):
     assert "consider Lamb" in said
     plan_command(str(file), hosts=4, rate="1gbit", candidates=40, error_budget=0.1, quality=1.0, json_file=rows)
     exact = json.loads(rows.read_text())[0]
-    assert all((rule["choice"]["codec"] or {"name": "bf16"})["name"] == "bf16" for rule in exact["plan"]["rules"])
+    assert all(rule["exchange"].get("codec", {"type": "bf16"})["type"] == "bf16" for rule in exact["plan"]["rules"])
 
 
 def test_a_budget_of_errors_needs_errors():

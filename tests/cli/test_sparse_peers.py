@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import pliant
 from engine.models import new_ddp, train, weights
+from pliant.algorithms import executor_for, node_of
 from pliant.algorithms.base import Moment, State
-from pliant.algorithms.build import build
 from pliant.buckets import Bucket, spans_of
 from pliant.cli.bench.arms import _optimizer, _what
 from pliant.cli.bench.command import bench
@@ -252,8 +252,9 @@ def test_every_peer_is_an_arm_with_settings_and_survives_a_plan():
         check(Setup(mode="time", models=("cnn",), arms=(f"{name}(ratio=0.02)",)))
         plan = _what(f"{name}(ratio=0.02)", 100)
         assert from_json(SyncPlan, to_json(plan)) == plan
-        assert build(plan.rules[1].choice) == peer(name, {"ratio": 0.02})
-        assert plan.rules[0].choice == pliant.allreduce().choice
+        node = node_of(peer(name, {"ratio": 0.02}))
+        assert executor_for(plan.rules[1].exchange).node == node
+        assert plan.rules[0].exchange == pliant.allreduce()
     sgd = _optimizer("dgc(ratio=0.1)", torch.nn.Linear(1, 1), 0.1, 10, adam=False)
     assert sgd.param_groups[0]["momentum"] == 0
     assert peer("dgc", {"ratio": 0.1}) == pliant.topk(0.1, momentum=0.9)

@@ -9,9 +9,8 @@ from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
-from pliant.algorithms import build
-from pliant.codecs import MinMax8
-from pliant.spec import SyncPlan, from_json, to_json
+from pliant.algorithms import executor_for
+from pliant.spec import CodecSpec, CompressedMomentum, ScatterGather, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 
 LOSSLESS = ["late", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
@@ -89,7 +88,7 @@ def test_one_rank_is_the_plain_optimizer(name):
 @all_rows
 def test_the_plan_names_the_algorithm(name):
     algorithm = EVERY_ALGORITHM[name]
-    assert build(algorithm.choice) == algorithm
+    assert executor_for(algorithm).node == algorithm
     plan = pliant.partition({"*": algorithm})
     assert from_json(SyncPlan, to_json(plan)) == plan
 
@@ -282,13 +281,14 @@ def test_onebit_adam_in_warmup_is_adam():
 
 def test_onebit_adam_after_warmup_equals_its_oracle():
     """Frozen variance and its correction, momentum of the mean gradient plus feedback: by an exact codec's stand-in."""
-    from pliant.algorithms import Momentum
 
     def body(place):
         module = nn.Linear(3, 2, bias=False).double()
         nn.init.ones_(module.weight)
         optimizer = pliant.OneBitAdam(module.parameters(), lr=0.01, weight_decay=0.1, warmup_steps=2)
-        algorithm = Momentum(beta=0.9, warmup_steps=2, codec=MinMax8(block=1))  # exact: one element a block
+        exact = CodecSpec(name="minmax8", settings={"block": 1})  # one element a block
+        averaging = ScatterGather(codec=exact, feedback="both")
+        algorithm = CompressedMomentum(beta=0.9, warmup_steps=2, averaging=averaging)
         gradients = [torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * t + place.rank)) for t in range(5)]
         with pliant.relax(module, optimizer, "allreduce", group=place.process_group) as run:
             run.switch(pliant.allreduce())
@@ -362,10 +362,8 @@ def test_an_optimizer_that_does_not_fit_is_refused():
         with pytest.raises(ValueError, match="demo keeps one of"):
             pliant.relax(ddp, sgd, "demo")
         adam = pliant.OneBitAdam(ddp.parameters(), warmup_steps=5)
-        from pliant.algorithms import Momentum
-
         with pytest.raises(ValueError, match="warmup_steps 5"):
-            pliant.relax(ddp, adam, Momentum(beta=0.9, warmup_steps=6))
+            pliant.relax(ddp, adam, CompressedMomentum(beta=0.9, warmup_steps=6))
         with pytest.raises(ValueError, match="no algorithm 'zip'"):
             pliant.relax(ddp, sgd, "zip")
         with pytest.raises(TypeError, match="Optimizer"):
@@ -415,8 +413,7 @@ def test_the_lane_at_the_end_gives_the_same():
             ddp = new_ddp(place)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
             plan = pliant.partition({"*": pliant.bytegrad()})
-            rule = replace(plan.rules[0], choice=replace(plan.rules[0].choice, order=order))
-            with pliant.relax(ddp, optimizer, SyncPlan(rules=(rule,)), timeout_s=20):
+            with pliant.relax(ddp, optimizer, replace(plan, order=order), timeout_s=20):
                 train(ddp, optimizer, place.rank, range(3))
             out.append(weights(ddp))
         return torch.equal(*out)
@@ -432,8 +429,8 @@ def test_a_bare_name_spares_small_parameters():
         if name == "onebit_adam":
             continue
         plan = plan_from(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
-        small, large = (plan.choice_for("x", "Linear", numel) for numel in (8192, 8193))
+        small, large = (plan.exchange_for("x", "Linear", numel) for numel in (8192, 8193))
         # powersgd and tasc send small ones whole by themselves; where weights are exchanged, gradients are not.
-        spared = large.feedback != "none" and name not in ("powersgd", "tasc") and not large.between_steps
-        assert small == (pliant.allreduce().choice if spared else large)
+        spared = large.error_feedback != "none" and name not in ("powersgd", "tasc") and not large.exchanges_weights
+        assert small == (pliant.allreduce() if spared else large)
         assert plan.name == name

@@ -38,7 +38,7 @@ def test_all_ranks_choose_one_plan_and_say_why(quality):
     assert "Keep the learning rate (tuned for 2 ranks' batches a step)" in text
     first, second = (w for _, _, w, _ in found)
     assert torch.isfinite(first).all()
-    if not found[0][0].between_steps:
+    if not found[0][0].leaves_gradients:
         assert torch.equal(first, second)
     assert found[0][3][-1] < found[0][3][0]
 

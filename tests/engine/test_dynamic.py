@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
-from pliant.algorithms import build
+from pliant.algorithms import executor_for
 from pliant.engine.governor import governor_for
 from pliant.engine.tape import Tape
-from pliant.spec import Match, Rule, SyncPlan, Target
+from pliant.spec import Match, Rule, SyncPlan
 from waiting import dawdle
 
 NUMEL = 64 * 64
@@ -91,7 +91,7 @@ def test_a_link_that_waits_lowers_the_ratio():
 
 def test_hosts_have_a_ratio_between_them_and_a_fit_inside():
     what = pliant.between_hosts(pliant.dynamic(pliant.topk(0.05), bytes_per_step=2000))
-    assert build(what.choice) == what
+    assert executor_for(what).node == what
 
     def body(place):
         def look(run):
@@ -107,7 +107,7 @@ def test_hosts_have_a_ratio_between_them_and_a_fit_inside():
 
 def test_every_few_steps_and_several_buckets_share_one_ratio():
     what = pliant.every(2, pliant.dynamic(pliant.topk(0.02), bytes_per_step=4000))
-    plan = SyncPlan(rules=(Rule(choice=what.choice),), bucket_bytes=4096)
+    plan = SyncPlan(rules=(Rule(exchange=what),), bucket_bytes=4096)
 
     def body(place):
         model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
@@ -136,7 +136,7 @@ def test_it_is_kept_by_a_switch_of_buckets_and_forgotten_with_its_target():
             steps(12)
             run._lane.drain()
             before = run.stats()["ratio"]
-            run.switch(SyncPlan(rules=(Rule(choice=what.choice),), bucket_bytes=8192))
+            run.switch(SyncPlan(rules=(Rule(exchange=what),), bucket_bytes=8192))
             kept = run.stats()["ratio"]
             run.switch(pliant.topk(0.01))
             steps(5)
@@ -150,7 +150,7 @@ def test_it_is_kept_by_a_switch_of_buckets_and_forgotten_with_its_target():
 @pytest.mark.parametrize(("value_bits", "most"), [(4, 0.140625), (16, 0.4), (32, 0.4)])
 def test_no_ratio_is_above_the_one_that_sends_everything(value_bits, most):
     what = pliant.dynamic(pliant.tasc(value_bits=value_bits), exposed_s=0.1, ceiling=0.4)
-    assert what.choice.target.ceiling == most
+    assert what.target.ceiling == most
 
 
 def test_what_cannot_be_is_refused_with_both_sides_named():
@@ -164,26 +164,26 @@ def test_what_cannot_be_is_refused_with_both_sides_named():
         pliant.dynamic(pliant.topk(), exposed_s=1, floor=0.1, ceiling=0.01)
     with pytest.raises(ValueError, match="effort of 2"):
         pliant.dynamic(pliant.topk(), exposed_s=1, effort=2)
-    one, other = (pliant.dynamic(pliant.topk(), exposed_s=s).choice for s in (0.1, 0.2))
+    one, other = (pliant.dynamic(pliant.topk(), exposed_s=s) for s in (0.1, 0.2))
     with pytest.raises(ValueError, match="two rules have different targets"):
-        SyncPlan(rules=(Rule(match=Match(pattern="a"), choice=one), Rule(choice=other)))
-    assert str(Target(of="exposed_s", value=0.1)) in str(one)
+        SyncPlan(rules=(Rule(match=Match(pattern="a"), exchange=one), Rule(exchange=other)))
+    assert "target=Target(of='exposed_s', value=0.1)" in str(one)
 
 
 def test_a_time_cannot_be_held_on_cuda_yet_and_one_rank_has_nothing_to_hold():
-    choice = pliant.dynamic(pliant.topk(), exposed_s=0.1).choice
+    node = pliant.dynamic(pliant.topk(), exposed_s=0.1)
 
     def body(place):
         from pliant.comm.recorded import RecordedComm
 
         tape = Tape(torch.device("cpu"), RecordedComm(place.comm))
         if place.size == 1:
-            assert governor_for({"w": choice}, {}, tape, None, begins=True) is None
+            assert governor_for({"w": node}, {}, tape, None, begins=True) is None
             return
-        assert governor_for({"w": choice}, {}, tape, None, begins=True) is not None
+        assert governor_for({"w": node}, {}, tape, None, begins=True) is not None
         tape.device = torch.device("cuda")
         with pytest.raises(ValueError, match="hold bytes_per_step or bytes_per_s instead"):
-            governor_for({"w": choice}, {}, tape, None, begins=True)
+            governor_for({"w": node}, {}, tape, None, begins=True)
 
     for size in (1, 2):
         pliant.run_world(size, body)

@@ -16,7 +16,7 @@ from pliant.algorithms import CURVATURE
 from pliant.curvature import GaussNewton, Task, block_means, settled
 from pliant.engine.feel import _batch_size, _first
 from pliant.engine.felt import Curvature
-from pliant.spec import Choice, CurvatureSpec, OwnSpec
+from pliant.spec import CurvatureSpec, Custom
 
 ESTIMATORS = ("gauss_newton", "hutchinson", "fisher")
 
@@ -33,11 +33,11 @@ class Curved:
     bytes_share: float = 1e9
 
     @property
-    def choice(self):
+    def node(self):
         settings = {
             k: getattr(self, k) for k in ("interval", "beta", "batch_share", "estimator", "asks", "bytes_share")
         }
-        return Choice(own=OwnSpec(name="curved", settings=settings))
+        return Custom(name="curved", settings=settings)
 
     @property
     def curvature(self):

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import pliant
-from pliant.algorithms import plan_of
+from pliant.algorithms import node_of, plan_of
 from pliant.engine.wire import backend_of, require_carried
 from pliant.spec import Rule, SyncPlan
 from waiting import COMPILES_IN_THREADS
@@ -36,7 +36,7 @@ def test_every_step_is_exchanged_whatever_is_held(way, names):
         optimizers = optimizers_of(name, model)
         with relaxed(place, model, optimizers, name) as run:
             loop(run.model if make in (plain, plain_compiled) else model, optimizers, place.rank, STEPS)
-        handed_over = not run.plan.between_steps or make not in (plain, plain_compiled)
+        handed_over = not run.plan.leaves_gradients or make not in (plain, plain_compiled)
         return run.stats(), handed_over, torch.cat([p.detach().flatten() for p in model.parameters()])
 
     results = pliant.run_world(2, lambda place: {name: trained(place, name) for name in names}, timeout_s=60)
@@ -181,7 +181,7 @@ def test_plans_that_nccl_would_hang_in_are_refused_before_anything_communicates(
     """By the backend that moves the model's tensors: a group may have another for the CPU."""
     both = _Moves(cpu="gloo", cuda="nccl")
     for name, algorithm in EVERYTHING.items():
-        plan = SyncPlan(rules=(Rule(choice=algorithm.choice),))
+        plan = SyncPlan(rules=(Rule(exchange=node_of(algorithm)),))
         require_carried(plan, both, torch.device("cpu"))
         hangs = pytest.raises(ValueError, match="cuda:1, whose backend NCCL")
         with hangs if name in RECEIVES_FIRST else contextlib.nullcontext():

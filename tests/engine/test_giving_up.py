@@ -17,7 +17,7 @@ from pliant.engine.figures import Figures, Lookout
 from pliant.engine.gradients import GradientShadow
 from pliant.engine.refused import Wary, as_strong
 from pliant.planner import BUILDERS, Gene, Genes, Quality, Space
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Overshoot:
     endless_after: float = 1e9
 
     @property
-    def choice(self):
+    def node(self):
         settings = {"growth": self.growth, "endless_after": self.endless_after}
-        return Choice(own=OwnSpec(name="overshoot", settings=settings))
+        return Custom(name="overshoot", settings=settings)
 
     def slots(self, shape, comm):
         return {"residual": None}

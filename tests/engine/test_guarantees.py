@@ -147,7 +147,7 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
     """After warm-up, a step's exchange allocates no memory in torch: buffers were made once."""
     from torch.profiler import ProfilerActivity, profile
 
-    from pliant.algorithms import build
+    from pliant.algorithms import executor_for
     from pliant.algorithms.base import Moment, State
     from pliant.buckets import Bucket, spans_of
 
@@ -156,7 +156,7 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
     def body(place):
         found = {}
         for name in ("allreduce", "bf16", "bytegrad", "qsgd", "onebit", "topk", "randomk", "powersgd"):
-            algorithm = build(pliant.algorithms.named(name, None).choice)
+            algorithm = executor_for(pliant.algorithms.named(name, None))
             bucket = Bucket(name="b", spans=spans_of(["w"], [(256, 256)]), flat=torch.randn(numel))
             slots = algorithm.slots((256, 256), place.comm)
             state = State(

@@ -66,7 +66,7 @@ def test_every_exchange_of_gradients_can_be_joined(name):
         optimizer = optimizer_for(name, ddp.parameters())
         if name != "onebit_adam":
             optimizer = torch.optim.SGD(
-                ddp.parameters(), lr=0.05, momentum=0.0 if ALGORITHMS[name].choice.momentum else 0.9
+                ddp.parameters(), lr=0.05, momentum=0.0 if getattr(ALGORITHMS[name].core, "momentum", 0) else 0.9
             )
         with pliant.relax(ddp, optimizer, ALGORITHMS[name], hosts=[[0], [1]], agreement_every=1, timeout_s=20) as run:
             with ddp.join():

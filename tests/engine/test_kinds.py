@@ -92,10 +92,9 @@ def test_sparse_gradients_are_exact_whatever_a_plan_does_with_others(name):
         return torch.stack(found), torch.stack(own)
 
     results = pliant.run_world(3, body, timeout_s=60)
-    choice = algorithm.choice
     for step in range(3):
-        apart = choice.between_steps and step >= choice.until_step
-        groups = [[0, 1, 2]] if not apart else [[0, 1], [2]] if choice.hierarchical else [[0], [1], [2]]
+        apart = algorithm.exchanges_weights and step >= algorithm.timing.until_step
+        groups = [[0, 1, 2]] if not apart else [[0, 1], [2]] if algorithm.averages_in_host else [[0], [1], [2]]
         for group in groups:
             mean = torch.stack([results[rank][1][step] for rank in group]).mean(0)
             for rank in group:

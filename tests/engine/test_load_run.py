@@ -49,7 +49,7 @@ def test_a_run_goes_on_to_the_bit_in_one_call(name, tmp_path):
         other, optimizer, scheduler, run = again(place, tmp_path / "run", name)
         with run:
             assert run.steps == 4
-            assert run.plan.rules[0].choice == EVERY_ALGORITHM[name].choice
+            assert run.plan.rules[0].exchange == EVERY_ALGORITHM[name]
             return steps(other, optimizer, scheduler, place.rank, range(4, 8)) == losses and torch.equal(
                 mine, weights(other)
             )

@@ -74,7 +74,8 @@ def test_nothing_is_lost_when_the_scale_changes_and_steps_are_skipped(name):
 
 
 @pytest.mark.parametrize(
-    "name", sampled([n for n, a in ALGORITHMS.items() if not (a.choice.delay_steps or a.choice.signed)])
+    "name",
+    sampled([n for n, a in ALGORITHMS.items() if not (a.timing.delay_steps or getattr(a.core, "signed", False))]),
 )
 def test_a_skipped_step_leaves_no_trace(name):
     """What is kept is the same to the bit, but for the unit, which is a power of two."""
@@ -86,7 +87,7 @@ def test_a_skipped_step_leaves_no_trace(name):
         with pliant.relax(ddp, optimizer, ALGORITHMS[name], nonfinite="propagate", timeout_s=20) as run:
             step = -1
             # Skip where an overflow is seen at once: where gradients are not gathered for a later exchange.
-            while (step := step + 1) < 5 or (step + 1) % ALGORITHMS[name].choice.every:
+            while (step := step + 1) < 5 or (step + 1) % ALGORITHMS[name].timing.period:
                 scaled_step(ddp, optimizer, scaler, place.rank, step)
             before, steps = copy.deepcopy(run.state_dict()[f"rank{place.rank}"]["slots"]), run.steps
             assert scaled_step(ddp, optimizer, scaler, place.rank, step, overflows=place.rank == 1) is None

@@ -9,9 +9,9 @@ import torch
 from models import new_ddp, train, weights
 
 import pliant
-from pliant.algorithms import build, named
-from pliant.algorithms.build import own_names
-from pliant.spec import Choice, CodecSpec, Graph, OwnSpec, SyncPlan, from_json, to_json
+from pliant.algorithms import executor_for, named, node_of
+from pliant.algorithms.registry import own_names
+from pliant.spec import Custom, SyncPlan, from_json, to_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
@@ -73,10 +73,10 @@ def test_the_plan_names_it_in_every_combination(signum):
     for whole in wholes:
         plan = pliant.partition({"head.*": pliant.bytegrad(), "*": whole})
         assert from_json(SyncPlan, to_json(plan)) == plan
-        assert build(plan.rules[-1].choice) == whole
+        assert executor_for(plan.rules[-1].exchange).node == node_of(whole)
         assert own_names(plan) == {"signum": True}
-        assert "signum(beta=0.5)" in str(plan)
-    assert named("signum", torch.optim.SGD([torch.zeros(1)], lr=1.0)) == signum()
+        assert "Custom(name='signum', settings={'beta': 0.5})" in str(plan)
+    assert named("signum", torch.optim.SGD([torch.zeros(1)], lr=1.0)) == signum().node
 
 
 def test_combinations_train_and_ranks_agree(signum, tmp_path):
@@ -147,33 +147,31 @@ def test_a_rank_that_does_not_know_it_is_named_on_all(signum, monkeypatch):
 
 
 def test_refusals_name_both_sides(signum):
-    stranger = Choice(own=OwnSpec(name="stranger"))
+    stranger = Custom(name="stranger")
     with pytest.raises(ValueError, match=r"'stranger'.*pliant.register\('stranger'"):
-        build(stranger)
+        executor_for(stranger)
     with pytest.raises(ValueError, match="'bytegrad' is taken"):
         pliant.register("bytegrad", signum)
-    with pytest.raises(ValueError, match=r"signum\(beta=0.9\).*bf16 would be ignored"):
-        Choice(own=signum().choice.own, codec=CodecSpec(name="bf16"))
-    with pytest.raises(ValueError, match="1-bit Adam, which signum"):
-        Choice(own=signum().choice.own, what="momentum", momentum=0.9, before=Choice(), until_step=1)
+    with pytest.raises(ValueError, match=r"invalid Custom: period must be .*use Every"):
+        Custom(name="signum", period=2)
+    with pytest.raises(TypeError, match=r"an algorithm was expected, but got 'signum'"):
+        pliant.every(2, "signum")
     with pytest.raises(ValueError, match=r"there is no algorithm 'strange'.*signum"):
         named("strange", torch.optim.SGD([torch.zeros(1)], lr=1.0))
 
     class Forgetful(signum):
         @property
-        def choice(self):
-            return Choice(own=OwnSpec(name="signum"))
+        def node(self):
+            return Custom(name="signum")
 
-    with pytest.raises(ValueError, match=r"would carry out .*Signum.*Forgetful.* is meant"):
+    with pytest.raises(ValueError, match=r"Custom\(name='signum'\) is meant, .* carries out .*'beta': 0.9"):
         pliant.partition({"*": Forgetful(beta=0.3)})
-    with pytest.raises(ValueError, match="the wrong way round"):
-        pliant.partition({"*": pliant.every(2, pliant.late(pliant.bf16()))})
 
 
 class Half:
     """Weights half of the way towards everybody's mean: an exchange between steps of the user's own."""
 
-    choice = Choice(what="weight", collective="gossip", graph=Graph(kind="complete"), own=OwnSpec(name="half"))
+    node = Custom(name="half", exchanges="weights")
 
     def __eq__(self, other):
         return isinstance(other, Half)

@@ -20,17 +20,13 @@ def one_batch(ddp, optimizer, rank, step, *, poisoned=False):
     optimizer.step()
 
 
-def period_of(choice):
-    return choice.every if not choice.between_steps else 1
-
-
 @pytest.mark.parametrize("name", sampled([*ALGORITHMS, "local_sgd", "post_local_sgd", "between-hosts"]))
 def test_training_goes_on_after_a_caught_nan(name):
     """All ranks raise out of the same backward pass, no weight has changed, nothing that is kept is NaN, and it trains.
 
     Late gradients, and those that are gathered, are exchanged in a later step, and all ranks raise there.
     """
-    choice = EVERY_ALGORITHM[name].choice
+    node = EVERY_ALGORITHM[name]
 
     def body(place):
         ddp = new_ddp(place)
@@ -40,7 +36,7 @@ def test_training_goes_on_after_a_caught_nan(name):
         with run:
             for step in range(10):
                 # Where gradients stay with their rank, so does the error: there, all ranks meet one.
-                poisoned = step == POISONED and (place.rank == 1 or choice.between_steps)
+                poisoned = step == POISONED and (place.rank == 1 or node.exchanges_weights)
                 before = weights(ddp)
                 try:
                     one_batch(ddp, optimizer, place.rank, step, poisoned=poisoned)
@@ -51,13 +47,13 @@ def test_training_goes_on_after_a_caught_nan(name):
                     assert run.steps == step - len(raised) + 1
             (kept,) = run.state_dict().values()
             assert all(t.isfinite().all() for own in kept["slots"].values() for t in own.values())
-        assert f"rank {place.rank if choice.between_steps else 1}: bucket" in says[0]
+        assert f"rank {place.rank if node.exchanges_weights else 1}: bucket" in says[0]
         return raised, weights(ddp)
 
     results = pliant.run_world(2, body, timeout_s=60)
     assert all(len(raised) == 1 and raised == results[0][0] for raised, _ in results)
-    period = 1 if choice.between_steps else choice.every
-    assert POISONED <= results[0][0][0] <= POISONED + period - 1 + choice.delay_steps
+    period = 1 if node.exchanges_weights else node.timing.period
+    assert POISONED <= results[0][0][0] <= POISONED + period - 1 + node.timing.delay_steps
     assert torch.equal(results[0][1], results[1][1])
     assert results[0][1].isfinite().all()
 

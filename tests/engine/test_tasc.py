@@ -8,7 +8,7 @@ from models import new_ddp, train, weights
 from torch import nn
 
 import pliant
-from pliant.algorithms import Moment, Tasc
+from pliant.algorithms import Moment, executor_for
 from pliant.algorithms.partition import plan_of
 from pliant.buckets import Bucket, spans_of
 from pliant.cli.bench.arms import plan_named
@@ -16,7 +16,7 @@ from pliant.codecs import tensor_hash
 from pliant.engine.choose import plan_from
 from pliant.engine.store import Store
 from pliant.layouts.blocks import divided
-from pliant.spec import Choice, Host, Selection, to_json
+from pliant.spec import BetweenHosts, BlockSparse, Host, LocalSteps, Selection
 
 SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
 NUMEL = sum(torch.Size(s).numel() for s in SHAPES)
@@ -49,10 +49,11 @@ def require_same(x, y, mode):
 class Rank:
     """One bucket, its state, and an algorithm, without an engine around them."""
 
-    def __init__(self, algorithm, comm, optimizer=torch.optim.SGD):
+    def __init__(self, node, comm, optimizer=torch.optim.SGD):
+        algorithm = executor_for(node)
         names = [f"p{k}" for k in range(len(SHAPES))]
         parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in zip(names, SHAPES, strict=True)}
-        store = Store(parameters, dict.fromkeys(names, algorithm.choice), {False: comm})
+        store = Store(parameters, dict.fromkeys(names, node), {False: comm})
         self.algorithm, self.comm, self.store, self.step_count = algorithm, comm, store, 0
         for name, parameter in parameters.items():
             algorithm.start_from(optimizer([parameter], lr=0.1), parameter, store.tensors[name])
@@ -209,7 +210,7 @@ def test_curvature_decides_where_it_counts(power, optimizer, expected):
 
 
 def test_relief_sends_more_for_a_while():
-    algorithm = Tasc(selection=Selection(ratio=0.1, block=16, power=0, relief=4, window=3, value_bits=32))
+    algorithm = BlockSparse(selection=Selection(ratio=0.1, block=16, power=0, relief=4, window=3, value_bits=32))
 
     def body(place):
         me = Rank(algorithm, place.comm)
@@ -270,30 +271,16 @@ def test_the_name_means_one_bucket_and_words_are_settings():
     assert plan.bucket_bytes == 1 << 40
     assert len(plan.rules) == 1
     named = plan_named("tasc(ratio=0.0077,agreement=leader,feedback=difference)")
-    choice = named.rules[0].choice
-    assert (choice.selection.ratio, choice.selection.agreement, choice.feedback) == (0.0077, "leader", "difference")
-    assert "a leader's" in str(named)
-    by_hosts = plan_of(pliant.tasc(agreement="host")).rules[0].choice
-    assert by_hosts.hierarchical
-    assert by_hosts.selection.agreement == "local"
+    node = named.rules[0].exchange
+    assert (node.selection.ratio, node.selection.agreement, node.feedback) == (0.0077, "leader", "difference")
+    by_hosts = plan_of(pliant.tasc(agreement="host")).rules[0].exchange
+    assert isinstance(by_hosts, BetweenHosts)
+    assert by_hosts.inner.selection.agreement == "local"
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"collective": "blocks", "feedback": "worker"}, "give blocks a selection"),
-        ({"selection": Selection()}, "give blocks a selection"),
-        ({"collective": "blocks", "selection": Selection()}, "use 'worker' or 'difference'"),
-        ({"feedback": "difference"}, "differences to an estimate"),
-        (
-            {"collective": "blocks", "selection": Selection(), "feedback": "worker", "what": "change"},
-            "exchange gradients",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_said(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Choice(**settings)
+def test_blocks_are_of_gradients():
+    with pytest.raises(ValueError, match="averaging must give a mean of changes at once, which BlockSparse does not"):
+        LocalSteps(period=4, averaging=pliant.tasc(0.1))
 
 
 def test_a_second_momentum_is_refused():
@@ -315,12 +302,6 @@ def test_a_topology_for_others_is_refused():
 
     with pytest.raises(ValueError, match="2 ranks, but 3 exchange"):
         pliant.run_world(3, body)
-
-
-def test_plans_without_blocks_are_written_as_before():
-    """So results and checkpoints, which name plans by their hash, still mean the same."""
-    assert "selection" not in to_json(Choice())
-    assert "selection" in to_json(pliant.tasc().choice)
 
 
 @pytest.mark.parametrize(("ratio", "bits"), [(0.05, 4), (0.2, 4), (0.6, 16), (1.0, 32)])

@@ -15,7 +15,7 @@ from pliant.codecs import Qsgd
 from pliant.engine import pilot
 from pliant.engine.tryout import TryOut
 from pliant.planner import Gene, Genes, Space
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
 BASE = pilot._EXACT.plan("auto")
@@ -28,8 +28,8 @@ class Breaks:
     where: float = 0
 
     @property
-    def choice(self):
-        return Choice(own=OwnSpec(name="breaks", settings={"where": self.where}))
+    def node(self):
+        return Custom(name="breaks", settings={"where": self.where})
 
     def _break(self, place):
         if place == WHERE[int(self.where)]:

@@ -22,7 +22,7 @@ def wrong(place, model, called, name, loop, optimizers_of=one):
 
 
 NEEDS_BUCKETS = [*ALGORITHMS, "post_local_sgd", "between-hosts"]
-SIGNED = {name for name, algorithm in ALGORITHMS.items() if algorithm.choice.signed}
+SIGNED = {name for name, algorithm in ALGORITHMS.items() if getattr(algorithm.core, "signed", False)}
 """What a GradScaler's step is refused with, whichever module is called (test_loss_scale.py)."""
 
 

@@ -14,11 +14,11 @@ from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
-from pliant.algorithms import Local, build
+from pliant.algorithms import executor_for
 from pliant.codecs import MinMax8, Sign
 from pliant.engine.choose import plan_from
 from pliant.engine.weights import Weights
-from pliant.spec import Graph, Outer
+from pliant.spec import Graph, LocalSteps, Outer
 
 LR = 0.05
 STEPS = 20
@@ -260,7 +260,7 @@ def test_diloco_equals_its_oracle(size, fragments, delay):
     start = run_all(1, "allreduce", steps=0)[0]
     fragment = spread(pliant.run_world(1, lambda place: [p.numel() for p in new_ddp(place).parameters()])[0])
     outer = Outer(lr=lr, momentum=mu)
-    what = Local(inner=pliant.allreduce(), period=period, outer=outer, fragments=fragments, delay_steps=delay)
+    what = LocalSteps(period=period, outer=outer, fragments=fragments, delay_steps=delay)
     check(path_of(size, what, steps=15), after_step)
 
 
@@ -317,7 +317,7 @@ def test_late_by_name_looks_ahead_as_far_as_the_optimizer_has_momentum():
         0.8: torch.optim.AdamW(weight, betas=(0.8, 0.99)),
     }
     for lookahead, optimizer in optimizers.items():
-        assert plan_from("late", optimizer).rules[-1].choice.lookahead == lookahead
+        assert plan_from("late", optimizer).rules[-1].exchange.lookahead == lookahead
 
 
 def test_an_overflow_meets_a_late_gradient_once():
@@ -499,10 +499,10 @@ def test_a_stalled_rank_does_not_stall_the_others(what):
         pliant.between_hosts(pliant.diloco()),
         pliant.between_hosts(pliant.late(pliant.qsgd())),
     ],
-    ids=lambda what: str(what.choice),
+    ids=str,
 )
 def test_the_plan_names_the_algorithm(what):
-    assert build(what.choice) == what
+    assert executor_for(what).node == what
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam", "counted apart"])

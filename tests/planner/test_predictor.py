@@ -45,8 +45,8 @@ class Sizes:
         self.asked += len(plans)
         rows = []
         for plan in plans:
-            choice = plan.rules[-1].choice
-            size = 1.0 if choice.codec is None else 0.5 if choice.codec.name == "bf16" else 0.3
+            codec = plan.rules[-1].exchange.payload_codec
+            size = 1.0 if codec is None else 0.5 if codec.name == "bf16" else 0.3
             rows.append([1.0, size, math.log2(max(1, (25 << 20) / (plan.bucket_bytes or 25 << 20)))])
         return np.array(rows)
 

@@ -14,7 +14,7 @@ from pliant.simulator.links import Links
 from pliant.simulator.messages import Pairs, Product
 from pliant.simulator.schedules import average, halving_doubling, ring, tree
 from pliant.simulator.traffic import Batch, inside_hosts, moved
-from pliant.spec import Choice, Link, OwnSpec, Rack, Rule, SyncPlan, from_json, to_json
+from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, "hierarchical": p.between_hosts(p.onebit())}
@@ -103,8 +103,7 @@ def test_every_byte_that_is_sent_is_received(name, topology, turn):
     owners[:, turn % size] = numel
     shapes = (((300, 1000),), ((1234,),), ((7,),))
     batch = Batch(numel=numel, itemsize=np.full(3, 4.0), shapes=shapes, held=owners, num_held=owners > 0)
-    choice = PLANS[name].rules[0].choice
-    what = moved(choice, batch, topology, turn)
+    what = moved(PLANS[name].rules[0].exchange, batch, topology, turn)
     for each in (*what.task, *what.rest, *inside_hosts(numel, topology)):
         assert each.sent(size).sum(1) == pytest.approx(each.received(size).sum(1), abs=size)
 
@@ -237,7 +236,7 @@ TWO = replace(even(2, 500_000, forward_s=1.0, backward_s=2.0, step_s=0.5), name=
     ],
 )
 def test_two_buckets_in_a_lane(rate, order, wanted):
-    plan = SyncPlan(rules=(Rule(choice=Choice(order=order)),), bucket_bytes=2_000_000)
+    plan = SyncPlan(order=order, bucket_bytes=2_000_000)
     found = simulate(plan, TWO, cluster(2, rate), costs=IDEAL)  # two ranks send each element once
     assert found.step_s == pytest.approx(wanted)
     assert found.exposed_s == pytest.approx(wanted - 3.5)
@@ -301,7 +300,7 @@ def test_thousands_of_ranks():
 
 
 def test_own_algorithms_are_refused():
-    plan = SyncPlan(rules=(Rule(choice=Choice(own=OwnSpec(name="mine"))),))
+    plan = SyncPlan(rules=(Rule(exchange=Custom(name="mine")),))
     with pytest.raises(ValueError, match="only it knows what it sends"):
         simulate(plan, even(), cluster(2))
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.spec import (
-    Choice,
+    After,
+    AllReduce,
     CodecSpec,
     CurvatureSpec,
     EmbeddingPlan,
@@ -23,11 +24,11 @@ from pliant.spec import (
     Move,
     Rack,
     Rule,
+    ScatterGather,
     Schedule,
     SyncPlan,
     Table,
     TableLayout,
-    Target,
     TensorSpec,
     Timeline,
     Topology,
@@ -48,8 +49,8 @@ from pliant.spec.units import (
 )
 
 CODEC = CodecSpec(name="qsgd", settings={"bits": 4})
-RELAXED = Choice(collective="scatter_gather", codec=CODEC, feedback="both", before=Choice(), until_step=3)
-PLAN = SyncPlan(rules=(Rule(match=Match(layer="*Norm*", max_numel=9)), Rule(choice=RELAXED)), name="mine")
+RELAXED = After(steps=3, first=AllReduce(), then=ScatterGather(codec=CODEC, feedback="both"))
+PLAN = SyncPlan(rules=(Rule(match=Match(layer="*Norm*", max_numel=9)), Rule(exchange=RELAXED)), name="mine")
 TOPOLOGY = Topology(
     hosts=(Host(name="a", num_ranks=2, send_bytes_per_s=1e7), Host(name="b", delay_s=0.005)),
     links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=1e-3),),
@@ -166,13 +167,20 @@ def changed(record, **changes):
         ("{", "not JSON"),
         ("[]", "holds 'list', but a 'SyncPlan'"),
         (to_json(TOPOLOGY), "holds 'Topology', but a 'SyncPlan'"),
-        (changed(PLAN, format=9), "format 9, this Pliant reads format 1"),
+        (changed(PLAN, format=9), "format 9, this Pliant reads formats 1 and 2"),
+        (changed(TOPOLOGY, format=2, pliant="SyncPlan"), "no field 'hosts'"),
         (changed(PLAN, colour="red"), "no field 'colour'; it has bucket_bytes, name"),
         (changed(PLAN, name=3), "SyncPlan.name must be of type str, but is 3"),
         (changed(PLAN, rules={}), "SyncPlan.rules must be a list"),
-        (changed(PLAN, rules=[{"choice": {"what": "everything"}}]), "must be one of gradient, momentum"),
-        (changed(PLAN, rules=[{"choice": {"codec": {"settings": {}}}}]), "lacks the field 'name'"),
-        (changed(PLAN, rules=[{"choice": {"codec": {"name": "qsgd", "settings": 3}}}]), "must be an object"),
+        (changed(PLAN, rules=[{"exchange": {"type": "Everything"}}]), "has the type 'Everything'.*there are AllReduce"),
+        (changed(PLAN, rules=[{"exchange": {"type": "Combinator"}}]), "has the type 'Combinator'"),
+        (changed(PLAN, rules=[{"exchange": {"type": ["Every"]}}]), r"has the type \['Every'\]"),
+        (changed(PLAN, rules=[{"exchange": {}}]), "has the type None"),
+        (changed(PLAN, rules=[{"exchange": {"type": "Gossip", "gamma": 1}}]), "no field 'gamma'; it has delay_steps"),
+        (changed(PLAN, rules=[{"exchange": {"type": "ScatterGather"}}]), "lacks the field 'codec'"),
+        (changed(PLAN, rules=[{"exchange": {"type": "AllReduce", "codec": {"bits": 4}}}]), "an object with a type"),
+        (changed(PLAN, rules=[{"exchange": {"type": "AllReduce", "codec": {"type": "zip"}}}]), "no codec 'zip'"),
+        (changed(PLAN, rules=[{"exchange": {"type": "LowRank", "rank": "4"}}]), "exchange.rank must be of type int"),
     ],
 )
 def test_what_is_no_plan_is_refused_in_a_sentence(text, sentence):
@@ -223,54 +231,11 @@ def test_settings_cannot_be_changed():
 
 
 def test_the_first_rule_that_matches_decides():
-    assert PLAN.choice_for("bn.weight", "BatchNorm2d", 8) == Choice()
-    assert PLAN.choice_for("bn.weight", "BatchNorm2d", 10) == RELAXED
-    assert PLAN.choice_for("fc.weight", "Linear", 8) == RELAXED
+    assert PLAN.exchange_for("bn.weight", "BatchNorm2d", 8) == AllReduce()
+    assert PLAN.exchange_for("bn.weight", "BatchNorm2d", 10) == RELAXED
+    assert PLAN.exchange_for("fc.weight", "Linear", 8) == RELAXED
     with pytest.raises(ValueError, match="last rule of a plan must match every parameter"):
         SyncPlan(rules=(Rule(match=Match(pattern="*.weight")),))
-    with pytest.raises(ValueError, match="one order"):
-        SyncPlan(rules=(Rule(match=Match(pattern="a"), choice=Choice(order="at_end")), Rule()))
-
-
-SIGN = CodecSpec(name="sign")
-TOPK = CodecSpec(name="topk")
-TARGET = Target(of="exposed_s", value=0.01)
-DCT = CodecSpec(name="dct")
-NONSENSE = [
-    ({"codec": CodecSpec(name="zip"), "collective": "scatter_gather"}, "there is no codec 'zip'"),
-    ({"codec": TOPK, "feedback": "worker"}, "an all_reduce adds up what travels, but sums of topk"),
-    ({"codec": TOPK, "feedback": "worker", "collective": "scatter_gather"}, "scatter_gather sends every element.*topk"),
-    ({"collective": "scatter_gather"}, "scatter_gather sends every element.*no codec"),
-    ({"codec": SIGN, "feedback": "both", "collective": "all_gather"}, "all_gather merges chosen elements, but sign"),
-    ({"collective": "low_rank"}, "belong together, but here low_rank meets no codec"),
-    ({"feedback": "worker"}, "no codec is given"),
-    ({"codec": TOPK, "collective": "all_gather", "feedback": "both"}, "chunk owners.*not all_gather"),
-    ({"codec": SIGN, "collective": "scatter_gather"}, "sign is biased and without error feedback"),
-    ({"codec": DCT, "collective": "all_gather"}, "coefficients that dct leaves out.*momentum 0.0 and feedback 'none'"),
-    ({"codec": DCT, "collective": "all_gather", "momentum": 0.9, "feedback": "worker"}, "feedback 'worker'"),
-    ({"codec": DCT, "momentum": 0.9}, "a gradient meets all_reduce"),
-    ({"codec": DCT, "collective": "all_gather", "momentum": 0.9, "ramp_steps": 3}, "only a sparsifier"),
-    ({"codec": TOPK, "collective": "all_gather", "feedback": "worker", "signed": True}, "signs of the mean.*topk"),
-    ({"what": "momentum"}, "its factor is 0.0"),
-    ({"what": "momentum", "momentum": 0.9}, "put a warm-up before it"),
-    ({"momentum": 0.9}, "momentum correction belongs to sparsified gradients"),
-    ({"what": "momentum", "momentum": 0.9, "before": Choice(), "until_step": 1, "every": 2}, "not every 2"),
-    ({"ramp_steps": 3}, "only a sparsifier in an all_gather has a ratio to ramp"),
-    ({"momentum": 1.5, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "is 1.5, but must be"),
-    ({"every": 0}, "every 0 steps"),
-    ({"ramp_steps": -1}, "ramp of -1 steps"),
-    ({"target": TARGET}, "a target is held by the ratio of blocks.*a gradient meets all_reduce and no codec"),
-    ({"target": TARGET, "collective": "all_gather", "codec": TOPK, "feedback": "worker"}, "with its ratio given"),
-    ({"chunk_bytes": 10}, "chunks of 10 bytes"),
-    ({"until_step": 5}, "until_step is 5; give both or neither"),
-    ({"before": Choice(order="at_end"), "until_step": 5}, "agree on order and hierarchy"),
-]
-
-
-@pytest.mark.parametrize(("fields", "sentence"), NONSENSE)
-def test_nonsense_is_refused_with_both_sides_named(fields, sentence):
-    with pytest.raises(ValueError, match=f"this choice cannot be: .*{sentence}"):
-        Choice(**fields)
 
 
 def test_topologies_check_themselves():

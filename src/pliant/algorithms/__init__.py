@@ -1,14 +1,14 @@
-"""Relaxations as values: each a short file, with combinators for when, where and for which parameters."""
+"""Relaxations: each a short file, with combinators for when, where and for which parameters."""
 
-from pliant.algorithms.allreduce import AllReduce, allreduce, bf16, fp16
+from pliant.algorithms.allreduce import allreduce, bf16, fp16
 from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, Moment, State
-from pliant.algorithms.build import ALGORITHMS, build, named, register
-from pliant.algorithms.demo import DeMo, demo
+from pliant.algorithms.demo import demo
 from pliant.algorithms.dynamic import dynamic
-from pliant.algorithms.gossip import CodedNeighbours, Neighbours, choco, dcd, gossip
-from pliant.algorithms.hierarchy import BetweenHosts, between_hosts
+from pliant.algorithms.executors import EXECUTORS, executor_for
+from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.algorithms.gossip import choco, dcd, gossip
+from pliant.algorithms.hierarchy import between_hosts
 from pliant.algorithms.local import (
-    Local,
     async_average,
     diloco,
     local_sgd,
@@ -16,47 +16,33 @@ from pliant.algorithms.local import (
     sparse_loco,
     streaming_diloco,
 )
-from pliant.algorithms.onebit_adam import Momentum, OneBitAdam
-from pliant.algorithms.owner import Owner, owner, stale
+from pliant.algorithms.onebit_adam import OneBitAdam
+from pliant.algorithms.owner import owner, stale
 from pliant.algorithms.partition import partition, plan_of
-from pliant.algorithms.powersgd import PowerSgd, powersgd
-from pliant.algorithms.quantized import Quantized, bytegrad, int4, natural, onebit, qsgd, terngrad
-from pliant.algorithms.randomk import RandomSparse, randomk
-from pliant.algorithms.sparse import Sparse, blocktopk, topk
-from pliant.algorithms.tasc import Tasc, tasc
-from pliant.algorithms.timing import After, Every, Late, after, every, late
+from pliant.algorithms.powersgd import powersgd
+from pliant.algorithms.quantized import bytegrad, int4, natural, onebit, qsgd, terngrad
+from pliant.algorithms.randomk import randomk
+from pliant.algorithms.registry import ALGORITHMS, named, register
+from pliant.algorithms.sparse import blocktopk, topk
+from pliant.algorithms.tasc import tasc
+from pliant.algorithms.timing import after, every, late
 
 __all__ = [
     "ALGORITHMS",
     "CURVATURE",
-    "After",
+    "EXECUTORS",
     "Algorithm",
-    "AllReduce",
-    "BetweenHosts",
-    "CodedNeighbours",
-    "DeMo",
-    "Every",
+    "AlgorithmLike",
     "FeelsCurvature",
-    "Late",
-    "Local",
     "Moment",
-    "Momentum",
-    "Neighbours",
     "OneBitAdam",
-    "Owner",
-    "PowerSgd",
-    "Quantized",
-    "RandomSparse",
-    "Sparse",
     "State",
-    "Tasc",
     "after",
     "allreduce",
     "async_average",
     "between_hosts",
     "bf16",
     "blocktopk",
-    "build",
     "bytegrad",
     "choco",
     "dcd",
@@ -64,6 +50,7 @@ __all__ = [
     "diloco",
     "dynamic",
     "every",
+    "executor_for",
     "fp16",
     "gossip",
     "int4",
@@ -71,6 +58,7 @@ __all__ = [
     "local_sgd",
     "named",
     "natural",
+    "node_of",
     "onebit",
     "owner",
     "partition",

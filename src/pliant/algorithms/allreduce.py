@@ -1,7 +1,7 @@
 """Exact and 16-bit averaging of gradients, as torch DDP does it: the baseline of everything else."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -9,26 +9,21 @@ from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
 from pliant.collectives.averaging import CastSum
 from pliant.comm.base import Comm
-from pliant.spec import Choice, CodecSpec
+from pliant.spec import AllReduce, CodecSpec
 
-__all__ = ["AllReduce", "allreduce", "bf16", "fp16"]
+__all__ = ["AllReduceExecutor", "allreduce", "bf16", "fp16"]
 
 _WIRE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllReduce:
+@dataclass(frozen=True)
+class AllReduceExecutor:
     """g <- (1/n) sum_i g_i by an all-reduce: 2 (n-1)/n N elements out and in per rank.
 
-    With a 16-bit wire format the gradient is divided, then cast, then summed in that format.
+    With a 16-bit codec the gradient is divided, then cast, then summed in that format.
     """
 
-    wire: Literal["exact", "bf16", "fp16"] = "exact"
-
-    @property
-    def choice(self) -> Choice:
-        """All-reduce, with a cast or without a codec."""
-        return Choice(codec=None if self.wire == "exact" else CodecSpec(name=self.wire))
+    node: AllReduce
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """Nothing is kept."""
@@ -36,9 +31,9 @@ class AllReduce:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the 16-bit buffer, if one is needed."""
-        if self.wire == "exact":
+        if self.node.codec is None:
             return None
-        return CastSum(_WIRE[self.wire], bucket.numel, comm, bucket.flat.device)
+        return CastSum(_WIRE[self.node.codec.name], bucket.numel, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Scale first, then add up, as torch DDP does it, to the bit."""
@@ -60,9 +55,9 @@ def allreduce() -> AllReduce:
 
 def bf16() -> AllReduce:
     """Averaging with bfloat16 on the wire: half the bytes, the range of float32."""
-    return AllReduce(wire="bf16")
+    return AllReduce(codec=CodecSpec(name="bf16"))
 
 
 def fp16() -> AllReduce:
     """Averaging with float16 on the wire: half the bytes; values above 65504 become infinite."""
-    return AllReduce(wire="fp16")
+    return AllReduce(codec=CodecSpec(name="fp16"))

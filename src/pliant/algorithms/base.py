@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
-from pliant.spec import Choice, CurvatureSpec
+from pliant.spec import CurvatureSpec, Exchange
 
 __all__ = [
     "CURVATURE",
@@ -25,6 +25,8 @@ __all__ = [
     "Slots",
     "StartsFromOptimizer",
     "State",
+    "prefixed",
+    "start_innermost",
     "unwrapped",
 ]
 
@@ -50,7 +52,7 @@ class State:
     """Buffers and live collectives from `prepare`: made once for each layout of buckets, never saved."""
 
     def part(self, prefix: str, workspace: Any) -> "State":
-        """Return what belongs to one member of a combinator, whose slots carry a prefix."""
+        """Return what belongs to one member of a combinator, whose slots carry a prefix such as ``first/``."""
         return State(
             flat={k.removeprefix(prefix): v for k, v in self.flat.items() if k.startswith(prefix)},
             of={k.removeprefix(prefix): v for k, v in self.of.items() if k.startswith(prefix)},
@@ -60,7 +62,7 @@ class State:
 
 @dataclass(kw_only=True)
 class Dial:
-    """Between a controller and the algorithms whose choice has a target; read and written in the lane only."""
+    """Between a controller and the algorithms whose node has a target; read and written in the lane only."""
 
     ratio: float = 0.0
     """What to send, the same on all ranks; 0 for the plan's own."""
@@ -100,7 +102,7 @@ class Moment:
     lr: float = 0.0
     """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
     dial: Dial | None = None
-    """Where a controller says how much to send, if the choice has a target."""
+    """Where a controller says how much to send, if the node has a target."""
     share: float = 1.0
     """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
 
@@ -114,8 +116,8 @@ class Algorithm(Protocol):
     """A relaxation of synchronous training, as a value."""
 
     @property
-    def choice(self) -> Choice:
-        """The point of the plan space that this algorithm is: `build(choice)` gives an equal value back."""
+    def node(self) -> Exchange:
+        """Node of a plan that this carries out: `executor_for(node)` gives an equal value back."""
         ...
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
@@ -129,8 +131,8 @@ class Algorithm(Protocol):
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
 
-        Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the choice
-        names a codec or an algorithm of the user's own, otherwise of the model's dtype; it is not the algorithm's any
+        Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the node
+        works in it, otherwise of the model's dtype; it is not the algorithm's any
         more when this returns. Where a rank's gradients hold a NaN or an Inf, so must every rank's result.
         """
         ...
@@ -147,7 +149,7 @@ class MixesWeights(Protocol):
     def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Replace the weights in bucket.flat, float32, by those to go on from.
 
-        Runs in the lane. Where the choice has a delay or a free pace, what has happened to the weights meanwhile is
+        Runs in the lane. Where the node has a delay or a free pace, what has happened to the weights meanwhile is
         added to the result.
         """
         ...
@@ -211,6 +213,21 @@ class FeelsUnder(Protocol):
     def feels_under(self, optimizer: Optimizer) -> bool:
         """Say whether the curvature counts; if not, nobody looks, and its slots stay zero."""
         ...
+
+
+def start_innermost(algorithm: Algorithm, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
+    """Let what exchanges inside combinators begin from the optimizer's state, if it does and has slots on this rank."""
+    while (inner := getattr(algorithm, "inner", None)) is not None:
+        prefix: str = getattr(algorithm, "prefix", "")
+        slots = {name.removeprefix(prefix): slot for name, slot in slots.items() if name.startswith(prefix)}
+        algorithm = inner
+    if isinstance(algorithm, StartsFromOptimizer) and slots:
+        algorithm.start_from(optimizer, parameter, slots)
+
+
+def prefixed(prefix: str, slots: Slots) -> Slots:
+    """Return the slots of a combinator's member under names of their own."""
+    return {f"{prefix}{name}": shape for name, shape in slots.items()}
 
 
 def unwrapped(algorithm: Algorithm) -> Algorithm:

@@ -1,23 +1,23 @@
 """Decoupled momentum: ranks share the components of their momenta that matter now, and keep the rest to themselves."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
-from pliant.codecs import Dct, all_finite, spec_of
+from pliant.codecs import Dct, all_finite, codec_from
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.spec import CodecSpec, DecoupledMomentum
 
-__all__ = ["DeMo", "demo"]
+__all__ = ["DecoupledMomentumExecutor", "demo"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeMo:
+@dataclass(frozen=True)
+class DecoupledMomentumExecutor:
     """Take the largest cosine coefficients out of each rank's own momentum, and step by their mean.
 
     Peng, Quesnelle, Kingma, DeMo (arXiv:2411.19870), Algorithm 1:
@@ -33,14 +33,7 @@ class DeMo:
     Adam's rather than SGD's, and whatever scales ``p.grad`` afterwards (GradScaler, clipping by norm) changes the rate.
     """
 
-    codec: Dct
-    momentum: float = 0.999
-    signed: bool = True
-
-    @property
-    def choice(self) -> Choice:
-        """all_gather of coefficients. The momentum keeps what they leave out, so there is no other feedback."""
-        return Choice(collective="all_gather", codec=spec_of(self.codec), momentum=self.momentum, signed=self.signed)
+    node: DecoupledMomentum
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The momentum.
@@ -53,19 +46,20 @@ class DeMo:
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the exchange, and the place for its result."""
         device = bucket.flat.device
-        return SparseAverage(self.codec, bucket.numel, comm, device), torch.empty(bucket.numel, device=device)
+        codec = cast(Dct, codec_from(self.node.codec))
+        return SparseAverage(codec, bucket.numel, comm, device), torch.empty(bucket.numel, device=device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Accumulate, exchange, take out."""
         exchange, mean = state.workspace
         g, m = bucket.flat, state.flat["momentum"]
-        g.add_(m, alpha=self.momentum)
+        g.add_(m, alpha=self.node.momentum)
         exchange(mean, g, moment.seed)
         # All ranks see an overflow on any, and skip the step: then none takes anything into its momentum, or out of it.
         if all_finite(mean):
             m.copy_(g)
             exchange.clear_sent(m)
-            if self.signed:
+            if self.node.signed:
                 mean.sign_()
         g.copy_(mean)
 
@@ -74,11 +68,15 @@ class DeMo:
         own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
         if own:
             raise ValueError(
-                f"the optimizer has momentum {own} and demo keeps one of {self.momentum} itself, so it would count "
-                "twice; give the optimizer momentum 0."
+                f"the optimizer has momentum {own} and demo keeps one of {self.node.momentum} itself, so it would "
+                "count twice; give the optimizer momentum 0."
             )
 
 
-def demo(ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True) -> DeMo:
-    """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps; see `DeMo`."""
-    return DeMo(codec=Dct(ratio=ratio, block=block), momentum=momentum, signed=bool(signed))
+def demo(ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True) -> DecoupledMomentum:
+    """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps.
+
+    See `DecoupledMomentumExecutor`.
+    """
+    codec = CodecSpec(name="dct", settings={"ratio": ratio, "block": block})
+    return DecoupledMomentum(codec=codec, momentum=momentum, signed=bool(signed))

@@ -3,14 +3,11 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pliant.algorithms.hierarchy import BetweenHosts
-from pliant.algorithms.sparse import Sparse
-from pliant.algorithms.tasc import Tasc
-from pliant.spec import Target
+from pliant.spec import AllGather, BetweenHosts, BlockSparse, Exchange, Target
 
 __all__ = ["dynamic"]
 
-A = TypeVar("A", bound=Sparse | Tasc | BetweenHosts)
+A = TypeVar("A", bound=Exchange)
 
 
 def dynamic(
@@ -62,11 +59,11 @@ def dynamic(
 
 
 def _held(algorithm: Any, target: Target) -> Any:
-    if not isinstance(algorithm, (Sparse, Tasc)):
+    if not isinstance(algorithm, (AllGather, BlockSparse)):
         raise TypeError(
             f"dynamic() was given a {type(algorithm).__name__}, which has no ratio to set; give it tasc, topk or "
             "blocktopk, and put every(), late() and others around it."
         )
-    if isinstance(algorithm, Tasc):
+    if isinstance(algorithm, BlockSparse):
         target = replace(target, ceiling=min(target.ceiling, algorithm.selection.value_bytes / 4))
     return replace(algorithm, target=target)

@@ -1,23 +1,24 @@
 """Weights averaged with neighbours in a graph, beside the gradient steps: BAGUA's decentralized primitives."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from pliant.algorithms.base import Moment, Rest, Slots, State
 from pliant.buckets import Bucket
-from pliant.codecs import Codec, MinMax8, spec_of
-from pliant.collectives.gossip import CodedGossip, Gossip
+from pliant.codecs import Codec, as_codec_spec, codec_from
+from pliant.collectives.gossip import CodedGossip as CodedNeighborAverage
+from pliant.collectives.gossip import Gossip as NeighborAverage
 from pliant.comm.base import Comm
-from pliant.spec import Choice, Graph
+from pliant.spec import CodecSpec, CodedGossip, Gossip, Graph
 
-__all__ = ["CodedNeighbours", "Neighbours", "choco", "dcd", "gossip"]
+__all__ = ["CodedGossipExecutor", "GossipExecutor", "choco", "dcd", "gossip"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Neighbours:
+@dataclass(frozen=True)
+class GossipExecutor:
     """One step of gossip runs beside each gradient step.
 
     Lian et al., D-PSGD (arXiv:1705.09056), Algorithm 1; with one partner a step, BAGUA's D_FP_S (arXiv:2107.01499):
@@ -28,19 +29,7 @@ class Neighbours:
     it. Bytes per exchange: 4 N to each rank whose row names this one, and from each that its own row names.
     """
 
-    graph: Graph = field(default_factory=Graph)
-    period: int = 1
-    free: bool = False
-    """Whether a rank goes on with its steps while an exchange is under way (towards AD-PSGD, arXiv:1710.06952). Each
-    exchange still begins with all ranks: averages come as often as the slowest rank makes them."""
-
-    @property
-    def choice(self) -> Choice:
-        """Gossip of weights, one step late or when it is there."""
-        late, pace = (0, "free") if self.free else (1, "lockstep")
-        return Choice(
-            what="weight", collective="gossip", graph=self.graph, every=self.period, delay_steps=late, pace=pace
-        )
+    node: Gossip
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """Nothing is kept."""
@@ -48,7 +37,8 @@ class Neighbours:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the buffers for the sources' weights."""
-        return Gossip(self.graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
+        graph = self.node.graph
+        return NeighborAverage(graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Gradients stay."""
@@ -62,11 +52,11 @@ class Neighbours:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodedNeighbours:
+@dataclass(frozen=True)
+class CodedGossipExecutor:
     """Gossip in fewer bits: neighbours keep replicas of each other, and coded differences to them travel.
 
-    With gamma above 0, CHOCO-SGD (Koloskova et al., arXiv:1902.00340, Algorithm 2), one step late like `Neighbours`:
+    With gamma above 0, CHOCO-SGD (Koloskova et al., arXiv:1902.00340, Algorithm 2), one step late like `Gossip`:
 
         q_i = C(x_i - r_i);  r_i <- r_i + q_i, here and at the neighbours;  x_i <- x_i + gamma sum_j W_ij (r_j - r_i)
 
@@ -79,32 +69,17 @@ class CodedNeighbours:
     Bytes per exchange: one payload per target and source. Memory: one replica per source and one of its own.
     """
 
-    codec: Codec = field(default_factory=MinMax8)
-    graph: Graph = field(default_factory=Graph)
-    gamma: float = 0.0
-    period: int = 1
-
-    @property
-    def choice(self) -> Choice:
-        """Gossip of weights with a codec."""
-        return Choice(
-            what="weight",
-            collective="gossip",
-            codec=spec_of(self.codec),
-            graph=self.graph,
-            gamma=self.gamma,
-            every=self.period,
-            delay_steps=1 if self.gamma else 0,
-        )
+    node: CodedGossip
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """A replica per rank whose messages come here, and one of its own."""
-        return {f"replica {rank}": None for rank in self.graph.mixing(0, comm.size)[comm.rank] | {comm.rank: 1.0}}
+        return {f"replica {rank}": None for rank in self.node.graph.mixing(0, comm.size)[comm.rank] | {comm.rank: 1.0}}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the payloads."""
-        gamma, device = self.gamma or 1.0, bucket.flat.device
-        return CodedGossip(self.codec, self.graph, bucket.numel, comm, gamma=gamma, device=device)
+        node, codec = self.node, codec_from(self.node.codec)
+        gamma, device = node.gamma or 1.0, bucket.flat.device
+        return CodedNeighborAverage(codec, node.graph, bucket.numel, comm, gamma=gamma, device=device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Gradients stay."""
@@ -118,7 +93,7 @@ class CodedNeighbours:
     def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Average once: by way of the own replica, or towards all."""
         x, coded, replicas = bucket.flat, state.workspace, _replicas(state)
-        if self.gamma:
+        if self.node.gamma:
             coded.encode(x, replicas, moment.seed)
             coded.exchange(replicas)
             coded.pull(x, replicas)
@@ -133,25 +108,29 @@ def _replicas(state: State) -> Mapping[int, Tensor]:
     return {int(slot.split()[1]): tensor for slot, tensor in state.flat.items() if slot.startswith("replica")}
 
 
-def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Neighbours:
+def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Gossip:
     """Average with neighbours in full precision; by default on the one-peer exponential graph.
 
     With `free` no rank waits for an exchange before its next step, but each exchange begins with all ranks, so that a
     slow rank makes them as rare for all, and one that has stopped ends all after the timeout.
     """
-    return Neighbours(graph=Graph(kind="one_peer") if graph is None else graph, period=period, free=free)
+    graph = Graph(kind="one_peer") if graph is None else graph
+    if free:
+        return Gossip(graph=graph, period=period, delay_steps=0, pace="free")
+    return Gossip(graph=graph, period=period)
 
 
 def choco(
-    codec: Codec | None = None, graph: Graph | None = None, *, gamma: float = 0.5, period: int = 1
-) -> CodedNeighbours:
+    codec: Codec | CodecSpec | None = None, graph: Graph | None = None, *, gamma: float = 0.5, period: int = 1
+) -> CodedGossip:
     """CHOCO-SGD: any codec, if gamma is small enough for it; by default 8 bits on the static exponential graph."""
-    return CodedNeighbours(codec=codec or MinMax8(), graph=graph or _WIDE, gamma=gamma, period=period)
+    return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, gamma=gamma, period=period)
 
 
-def dcd(codec: Codec | None = None, graph: Graph | None = None, *, period: int = 1) -> CodedNeighbours:
+def dcd(codec: Codec | CodecSpec | None = None, graph: Graph | None = None, *, period: int = 1) -> CodedGossip:
     """DCD-PSGD, for codecs that lose little; by default 8 bits on the static exponential graph."""
-    return CodedNeighbours(codec=codec or MinMax8(), graph=graph or _WIDE, period=period)
+    return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, period=period)
 
 
+_EIGHT_BITS = CodecSpec(name="minmax8")
 _WIDE = Graph(kind="exponential")

@@ -1,21 +1,22 @@
 """Exact inside a host, relaxed between hosts."""
 
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State
+from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State, prefixed
+from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import levels_of
-from pliant.spec import Choice
+from pliant.spec import BetweenHosts
 
-__all__ = ["BetweenHosts", "between_hosts"]
+__all__ = ["BetweenHostsExecutor", "between_hosts"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BetweenHosts:
+@dataclass(frozen=True)
+class BetweenHostsExecutor:
     """Sum inside each host, let one rank per host run the algorithm with the others, broadcast inside.
 
     Gradients of hosts of unequal size are weighted so that the result estimates the mean over ranks, not over hosts.
@@ -23,19 +24,15 @@ class BetweenHosts:
     and one of them speaks for the host.
     """
 
+    prefix: ClassVar[str] = "host/"
+    """Of slots that only the rank which leads its host has."""
+    node: BetweenHosts
     inner: Algorithm
 
-    @property
-    def choice(self) -> Choice:
-        """The inner choice, hierarchical."""
-        inner = self.inner.choice
-        before = replace(inner.before, hierarchical=True) if inner.before else None
-        return replace(inner, hierarchical=True, before=before)
-
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
-        """The inner algorithm's slots on the rank that leads its host."""
+        """The inner algorithm's slots on the rank that leads its host, under a prefix."""
         outer = levels_of(comm).outer
-        return {} if outer is None else self.inner.slots(shape, outer)
+        return {} if outer is None else prefixed(self.prefix, self.inner.slots(shape, outer))
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare the inner algorithm on the rank that leads its host."""
@@ -45,7 +42,7 @@ class BetweenHosts:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Go up, across and down; or, where weights are exchanged, stay in the host."""
         levels = levels_of(comm)
-        if self.choice.between_steps and moment.step >= self.choice.until_step:
+        if self.node.exchanges_weights and moment.step >= self.node.timing.until_step:
             levels.inner.all_reduce(bucket.flat.mul_(1 / levels.inner.size)).wait()
             return None
         rests: list[Rest | None] = []
@@ -72,24 +69,14 @@ class BetweenHosts:
 
 
 def _leaders(state: State) -> State:
-    return replace(state, workspace=state.workspace[0])
+    return state.part(BetweenHostsExecutor.prefix, state.workspace[0])
 
 
-def between_hosts(algorithm: Algorithm) -> BetweenHosts:
+def between_hosts(algorithm: AlgorithmLike) -> BetweenHosts:
     """Run an algorithm between hosts, and exact sums inside them.
 
     Raises:
         ValueError: The algorithm is between hosts already, or has owners.
 
     """
-    if isinstance(algorithm, BetweenHosts):
-        raise ValueError(
-            "between_hosts() was given an algorithm that is between hosts already, but there are two levels only: "
-            "hosts, and the network between them; leave one between_hosts() out."
-        )
-    if algorithm.choice.collective == "owner":
-        raise ValueError(
-            "between_hosts() was given an owner algorithm, but owners hold parts of the optimizer for all ranks, not "
-            "for hosts; use owner() by itself, or an algorithm without owners between hosts."
-        )
-    return BetweenHosts(inner=algorithm)
+    return BetweenHosts(inner=node_of(algorithm))

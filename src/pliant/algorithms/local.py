@@ -1,25 +1,31 @@
 """Ranks that train alone for a while, then exchange how far they have come."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
-from pliant.algorithms.allreduce import AllReduce
-from pliant.algorithms.base import Algorithm, Moment, Rest, Slots, State
-from pliant.algorithms.quantized import Quantized
-from pliant.algorithms.sparse import Sparse
-from pliant.algorithms.timing import After
+from pliant.algorithms.base import Algorithm, Moment, Rest, Slots, State, prefixed
+from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.algorithms.quantized import int4
+from pliant.algorithms.sparse import topk
 from pliant.buckets import Bucket
-from pliant.codecs import Int4, TopK
 from pliant.comm.base import Comm
-from pliant.spec import Choice, Outer
+from pliant.spec import After, AllReduce, Exchange, LocalSteps, Outer
 
-__all__ = ["Local", "async_average", "diloco", "local_sgd", "post_local_sgd", "sparse_loco", "streaming_diloco"]
+__all__ = [
+    "LocalStepsExecutor",
+    "async_average",
+    "diloco",
+    "local_sgd",
+    "post_local_sgd",
+    "sparse_loco",
+    "streaming_diloco",
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Local:
+@dataclass(frozen=True)
+class LocalStepsExecutor:
     """H steps alone; then the mean change of the weights is taken by an outer optimizer, from where all set out.
 
     Stich, local SGD (arXiv:1805.09767), is outer lr 1 without momentum; Douillard et al., DiLoCo (arXiv:2311.08105,
@@ -34,37 +40,15 @@ class Local:
     Bytes per step: those of the averaging algorithm, divided by H. Memory: theta, and m if mu is not 0.
     """
 
+    prefix: ClassVar[str] = "averaging/"
+    node: LocalSteps
     inner: Algorithm
-    """How the changes are averaged."""
-    period: int
-    outer: Outer = field(default_factory=Outer)
-    stretch: float = 0.0
-    fragments: int = 1
-    delay_steps: int = 0
-    free: bool = False
-    """Exchange whenever the network is free and a period has passed, each rank at the step it is in."""
-    weighted: bool = False
-    """Weigh each rank by the steps it has made since the last exchange."""
-
-    @property
-    def choice(self) -> Choice:
-        """The inner choice, of changes."""
-        return replace(
-            self.inner.choice,
-            what="change",
-            every=self.period,
-            outer=self.outer,
-            stretch=self.stretch,
-            fragments=self.fragments,
-            delay_steps=self.delay_steps,
-            pace="free" if self.free else "lockstep",
-            weighted=self.weighted,
-        )
+    """Carries out the averaging."""
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """Where all set out, the outer momentum, and the inner slots."""
-        slots: Slots = {"anchor": None, **self.inner.slots(shape, comm)}
-        return {**slots, "momentum": None} if self.outer.momentum else slots
+        slots: Slots = {"anchor": None, **prefixed(self.prefix, self.inner.slots(shape, comm))}
+        return {**slots, "momentum": None} if self.node.outer.momentum else slots
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare the averaging."""
@@ -83,54 +67,60 @@ class Local:
         torch.sub(anchor, change, out=change)
         if moment.share != 1:
             change.mul_(moment.share)
-        self.inner.on_ready(bucket, state, comm, moment)
-        if self.outer.momentum:
-            momentum = state.flat["momentum"].mul_(self.outer.momentum).add_(change)
-            change.add_(momentum, alpha=self.outer.momentum)
-        anchor.sub_(change, alpha=self.outer.lr)
+        rest = self.inner.on_ready(bucket, state.part(self.prefix, state.workspace), comm, moment)
+        outer = self.node.outer
+        if outer.momentum:
+            momentum = state.flat["momentum"].mul_(outer.momentum).add_(change)
+            change.add_(momentum, alpha=outer.momentum)
+        anchor.sub_(change, alpha=outer.lr)
         change.copy_(anchor)
-        return None
+        return rest
 
 
-def local_sgd(period: int = 8, *, stretch: float = 0.0, delay_steps: int = 0) -> Local:
+def local_sgd(
+    period: int = 8, *, stretch: float = 0.0, delay_steps: int = 0, averaging: AlgorithmLike | None = None
+) -> LocalSteps:
     """Average weights every `period` steps, and use the mean `delay_steps` steps later.
 
     With a delay the exchange runs beside the next steps, and what they do is kept: DaSGD (Zhou et al.,
     arXiv:2006.00441). ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole
     step, as `late` does, but a rank's own gradient is never late: only the others' are.
     """
-    return Local(inner=AllReduce(), period=period, stretch=stretch, delay_steps=delay_steps)
+    return LocalSteps(period=period, averaging=_averaging(averaging), stretch=stretch, delay_steps=delay_steps)
 
 
-def async_average(period: int = 1, *, averaging: Algorithm | None = None) -> Local:
+def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
     """Average weights in the background; slow ranks count for less.
 
     No rank waits for an exchange before its next step, but each exchange begins with all ranks: a slow rank makes them
     as rare for all, and one that has stopped ends all after the timeout.
     """
-    return Local(inner=averaging or AllReduce(), period=period, free=True, weighted=True)
+    return LocalSteps(period=period, averaging=_averaging(averaging), pace="free", weighted=True)
 
 
 def post_local_sgd(warmup_steps: int, period: int = 8) -> After:
     """Exact averaging of gradients at first, then local SGD (Lin et al., arXiv:1808.07217)."""
-    return After(num_steps=warmup_steps, first=AllReduce(), then=local_sgd(period))
+    return After(steps=warmup_steps, first=AllReduce(), then=local_sgd(period))
 
 
 def diloco(
-    period: int = 32, *, outer_lr: float = 0.7, outer_momentum: float = 0.9, averaging: Algorithm | None = None
-) -> Local:
+    period: int = 32, *, outer_lr: float = 0.7, outer_momentum: float = 0.9, averaging: AlgorithmLike | None = None
+) -> LocalSteps:
     """DiLoCo, in full precision or with any algorithm that averages: ``diloco(averaging=pliant.int4())``."""
     outer = Outer(lr=outer_lr, momentum=outer_momentum)
-    return Local(inner=averaging or AllReduce(), period=period, outer=outer)
+    return LocalSteps(period=period, averaging=_averaging(averaging), outer=outer)
 
 
-def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> Local:
+def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> LocalSteps:
     """DiLoCo in fragments, in 4 bits, beside the training: Streaming DiLoCo."""
-    inner = Quantized(codec=Int4(), feedback="both")
     outer = Outer(lr=0.7, momentum=0.9)
-    return Local(inner=inner, period=period, outer=outer, fragments=fragments, delay_steps=delay_steps)
+    return LocalSteps(period=period, averaging=int4(), outer=outer, fragments=fragments, delay_steps=delay_steps)
 
 
-def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> Local:
+def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> LocalSteps:
     """Top-k of the changes with error feedback, and no outer momentum (SparseLoCo, Sarfi et al., arXiv:2508.15706)."""
-    return Local(inner=Sparse(codec=TopK(ratio=ratio)), period=period, outer=Outer())
+    return LocalSteps(period=period, averaging=topk(ratio))
+
+
+def _averaging(given: AlgorithmLike | None) -> Exchange:
+    return AllReduce() if given is None else node_of(given)

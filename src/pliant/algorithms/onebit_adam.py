@@ -1,7 +1,7 @@
 """1-bit Adam: an optimizer and the exchange that feeds it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket, as_real
-from pliant.codecs import Codec, Sign, all_finite, spec_of
+from pliant.codecs import all_finite, codec_from
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.spec import CompressedMomentum
 
-__all__ = ["Momentum", "OneBitAdam"]
+__all__ = ["CompressedMomentumExecutor", "OneBitAdam"]
 
 
 class OneBitAdam(Optimizer):
@@ -65,9 +65,9 @@ class OneBitAdam(Optimizer):
             raise ValueError("the groups have different beta_1, but one momentum is exchanged; give all the same.")
 
     @property
-    def algorithm(self) -> "Momentum":
+    def algorithm(self) -> CompressedMomentum:
         """The exchange that belongs to this optimizer: what `relax(..., "onebit_adam")` uses."""
-        return Momentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
+        return CompressedMomentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -110,33 +110,16 @@ class OneBitAdam(Optimizer):
             p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**t))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Momentum:
+@dataclass(frozen=True)
+class CompressedMomentumExecutor:
     """The exchange of 1-bit Adam.
 
     Warm-up: g <- mean g, exactly, and m <- beta m + (1-beta) g is followed. Then, per bucket:
     m_i <- beta m + (1-beta) g_i; average m_i by scatter - reduce - gather with C and feedback on both sides;
-    the result replaces the gradient, and m. Bytes: those of `Quantized` with the same codec.
+    the result replaces the gradient, and m. Bytes: those of `ScatterGatherExecutor` with the same codec.
     """
 
-    beta: float
-    warmup_steps: int
-    codec: Codec = field(default_factory=Sign)
-    chunk_bytes: int = 1 << 20
-
-    @property
-    def choice(self) -> Choice:
-        """Momentum by scatter_gather, after a warm-up."""
-        return Choice(
-            what="momentum",
-            collective="scatter_gather",
-            codec=spec_of(self.codec),
-            feedback="both",
-            momentum=self.beta,
-            before=Choice(),
-            until_step=self.warmup_steps,
-            chunk_bytes=self.chunk_bytes,
-        )
+    node: CompressedMomentum
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The momentum and the residual."""
@@ -145,10 +128,10 @@ class Momentum:
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the payload buffers of the exchange."""
         return CompressedAverage(
-            self.codec,
+            codec_from(self.node.averaging.codec),
             bucket.numel,
             comm,
-            chunk_bytes=self.chunk_bytes,
+            chunk_bytes=self.node.averaging.chunk_bytes,
             owner_feedback=True,
             device=bucket.flat.device,
         )
@@ -156,13 +139,13 @@ class Momentum:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Average the gradient (warm-up) or the momentum."""
         g, m = bucket.flat, state.flat["momentum"]
-        if moment.step < self.warmup_steps:
+        if moment.step < self.node.warmup_steps:
             g.mul_(1 / comm.size)
             comm.all_reduce(g).wait()
             if all_finite(g):
-                m.lerp_(g, 1 - self.beta)
+                m.lerp_(g, 1 - self.node.beta)
             return
-        g.mul_(1 - self.beta).add_(m, alpha=self.beta)
+        g.mul_(1 - self.node.beta).add_(m, alpha=self.node.beta)
         state.workspace(g, moment.seed, state.flat["residual"])
         if all_finite(g):
             m.copy_(g)
@@ -174,11 +157,11 @@ class Momentum:
                 f"the optimizer is {type(optimizer).__name__}, but onebit_adam hands over momentum in p.grad, which "
                 "only pliant.OneBitAdam understands; use it, or another algorithm."
             )
-        theirs = optimizer.algorithm
-        if (theirs.beta, theirs.warmup_steps) != (self.beta, self.warmup_steps):
+        theirs, ours = optimizer.algorithm, self.node
+        if (theirs.beta, theirs.warmup_steps) != (ours.beta, ours.warmup_steps):
             raise ValueError(
                 f"the optimizer has beta_1 {theirs.beta} and warmup_steps {theirs.warmup_steps}, the plan has "
-                f"{self.beta} and {self.warmup_steps}; both must turn at the same step with the same momentum."
+                f"{ours.beta} and {ours.warmup_steps}; both must turn at the same step with the same momentum."
             )
 
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:

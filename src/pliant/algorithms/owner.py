@@ -5,16 +5,16 @@ from typing import Any
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
-from pliant.codecs import Codec, spec_of
+from pliant.codecs import Codec, as_codec_spec, codec_from
 from pliant.collectives.owner import OwnerSum
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.spec import CodecSpec, ParameterServer, Placement, ShardedOptimizer
 
-__all__ = ["Owner", "owner", "stale"]
+__all__ = ["OwnerExecutor", "owner", "stale"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Owner:
+@dataclass(frozen=True)
+class OwnerExecutor:
     """Gradients go to the owner of their parameter; it steps, and sends the new weights to all.
 
     In lockstep, of parameter p with owner o(p), on n ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 1;
@@ -30,23 +30,7 @@ class Owner:
     the slowest has made c - s, with weights that hold all gradients but the last fewer than n of what had come by then.
     """
 
-    codec: Codec | None = None
-    """In how many bits gradients travel to owners, in lockstep; weights travel as they are."""
-    bandwidths: tuple[float, ...] = ()
-    """What each rank's network carries, in any unit: owners hold parts of that size. Equal if not given."""
-    staleness: int | None = None
-    """None for lockstep."""
-
-    @property
-    def choice(self) -> Choice:
-        """Gradients to owners, in lockstep or at a free pace."""
-        return Choice(
-            collective="owner",
-            codec=None if self.codec is None else spec_of(self.codec),
-            bandwidths=self.bandwidths,
-            pace="lockstep" if self.staleness is None else "free",
-            staleness=self.staleness or 0,
-        )
+    node: ShardedOptimizer | ParameterServer
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The owner's rank: the engine places all parameters when a plan begins."""
@@ -58,7 +42,7 @@ class Owner:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Scale first, then add up; at a free pace gradients stay, and go to owners when all are there."""
-        if self.staleness is None:
+        if isinstance(self.node, ShardedOptimizer):
             bucket.flat.mul_(1 / comm.size)
             self.on_shares(bucket, state, comm, moment)
 
@@ -66,20 +50,22 @@ class Owner:
         """Add up at the owners."""
         made: list[OwnerSum] = state.workspace
         if not made:
+            given = self.node.codec if isinstance(self.node, ShardedOptimizer) else None
+            codec = None if given is None else codec_from(given)
             owners = [int(state.of["owner"][span.name]) for span in bucket.spans]
             numels = [span.numel for span in bucket.spans]
-            made.append(OwnerSum(numels, owners, comm, like=bucket.flat, codec=self.codec))
+            made.append(OwnerSum(numels, owners, comm, like=bucket.flat, codec=codec))
         made[0](bucket.flat, moment.seed)
 
 
-def owner(codec: Codec | None = None, *, bandwidths: tuple[float, ...] = ()) -> Owner:
+def owner(codec: Codec | CodecSpec | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
     """Let each parameter's owner step it: optimizer state and work divided by the ranks, bytes as in an all-reduce.
 
     With a codec without bias, gradients travel in fewer bits. Bandwidths, one for each rank, say how much each owns.
     """
-    return Owner(codec=codec, bandwidths=bandwidths)
+    return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
 
 
-def stale(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> Owner:
+def stale(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
     """Let owners take gradients as they come, and ranks be at most `staleness` steps ahead of the slowest."""
-    return Owner(staleness=staleness, bandwidths=bandwidths)
+    return ParameterServer(staleness=staleness, placement=Placement(bandwidths=tuple(bandwidths)))

@@ -1,44 +1,42 @@
 """A different algorithm for each group of parameters."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from pliant.algorithms.base import Algorithm
-from pliant.algorithms.build import build, own_names
+from pliant.algorithms.executors import executor_for
+from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.algorithms.registry import own_names
 from pliant.spec import Match, Rule, SyncPlan
 
 __all__ = ["partition", "plan_of"]
 
 
-def partition(algorithms: Mapping[str | Match, Algorithm]) -> SyncPlan:
+def partition(algorithms: Mapping[str | Match, AlgorithmLike]) -> SyncPlan:
     """Return the plan that gives each parameter the algorithm of the first pattern that matches it.
 
     Keys are shell patterns over full parameter names, or `Match` values for layer classes and sizes; the last must
     match everything: ``partition({Match(layer="Embedding"): topk(), "*": bytegrad()})``.
     """
-    return _carried_out(
-        SyncPlan(
-            rules=tuple(
-                Rule(match=key if isinstance(key, Match) else Match(pattern=key), choice=algorithm.choice)
-                for key, algorithm in algorithms.items()
-            )
-        ),
-        algorithms.values(),
+    return SyncPlan(
+        rules=tuple(
+            _rule(key if isinstance(key, Match) else Match(pattern=key), algorithm)
+            for key, algorithm in algorithms.items()
+        )
     )
 
 
-def plan_of(algorithm: Algorithm, name: str = "") -> SyncPlan:
+def plan_of(algorithm: AlgorithmLike, name: str = "") -> SyncPlan:
     """Return the plan that gives every parameter one algorithm."""
-    return _carried_out(SyncPlan(rules=(Rule(choice=algorithm.choice),), name=name), [algorithm])
+    return SyncPlan(rules=(_rule(Match(), algorithm),), name=name)
 
 
-def _carried_out(plan: SyncPlan, meant: Iterable[Algorithm]) -> SyncPlan:
-    """Return a plan, if what carries it out is what was meant. Raises ValueError, naming both, if it is not."""
-    for rule, algorithm in zip(plan.rules, meant, strict=True):
-        known = all(own_names(SyncPlan(rules=(Rule(choice=rule.choice),))).values())
-        if known and (built := build(rule.choice)) != algorithm:
+def _rule(match: Match, algorithm: AlgorithmLike) -> Rule:
+    """Return a rule, if what would carry it out is what was given. Raises ValueError, naming both, if it is not."""
+    node = node_of(algorithm)
+    if all(own_names(SyncPlan(rules=(Rule(exchange=node),))).values()):
+        built = executor_for(node)
+        if algorithm is not node and built != algorithm:
             raise ValueError(
-                f"a plan would carry out {built}, but {algorithm} is meant. Combinators that cannot be told apart in a "
-                "plan are nested the wrong way round; an algorithm of your own must be a frozen dataclass, and name "
-                "all its settings in its choice."
+                f"a plan would carry out {built}, but {algorithm} is meant. An algorithm of your own must be a frozen "
+                "dataclass, and name all its settings in its node."
             )
-    return plan
+    return Rule(match=match, exchange=node)

@@ -8,13 +8,13 @@ from pliant.buckets import Bucket
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
 from pliant.layouts.division import factor_shape
-from pliant.spec import Choice, CodecSpec
+from pliant.spec import LowRank
 
-__all__ = ["PowerSgd", "powersgd"]
+__all__ = ["LowRankExecutor", "powersgd"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PowerSgd:
+@dataclass(frozen=True)
+class LowRankExecutor:
     """One step of subspace iteration per training step, warm-started, with error feedback.
 
     Vogels et al., PowerSGD (arXiv:1905.13727), Algorithms 1 and 2, per parameter M of n x m elements:
@@ -25,34 +25,23 @@ class PowerSgd:
     Bytes: two averages a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
     """
 
-    rank: int = 4
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"a rank of {self.rank} sends nothing; use 1 or more.")
-
-    @property
-    def choice(self) -> Choice:
-        """low_rank with feedback on the worker."""
-        return Choice(
-            collective="low_rank", codec=CodecSpec(name="rank", settings={"rank": self.rank}), feedback="worker"
-        )
+    node: LowRank
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """A residual, and the right factor Q where the parameter is worth compressing."""
-        factor = factor_shape(shape, self.rank)
+        factor = factor_shape(shape, self.node.rank)
         return {"residual": None} if factor is None else {"residual": None, "q": factor}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the packed buffers of both averages."""
         shapes = {span.name: span.shape for span in bucket.spans}
-        return LowRankAverage(shapes, self.rank, comm, bucket.flat.device)
+        return LowRankAverage(shapes, self.node.rank, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Exchange."""
         state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))
 
 
-def powersgd(rank: int = 4) -> PowerSgd:
+def powersgd(rank: int = 4) -> LowRank:
     """Low-rank gradients with error feedback."""
-    return PowerSgd(rank=rank)
+    return LowRank(rank=rank)

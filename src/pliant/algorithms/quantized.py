@@ -4,21 +4,21 @@ Which known methods are which settings: ByteGrad = minmax8 without feedback; QSG
 DoubleSqueeze / 1-bit SGD = sign with feedback on worker and owner; TernGrad = ternary without feedback.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
-from pliant.codecs import Codec, Int4, MinMax8, Natural, Qsgd, Sign, Ternary, spec_of
+from pliant.codecs import codec_from
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.spec import CodecSpec, ScatterGather
 
-__all__ = ["Quantized", "bytegrad", "int4", "natural", "onebit", "qsgd", "terngrad"]
+__all__ = ["ScatterGatherExecutor", "bytegrad", "int4", "natural", "onebit", "qsgd", "terngrad"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantized:
+@dataclass(frozen=True)
+class ScatterGatherExecutor:
     """Average gradients with a codec in both directions.
 
     Each rank owns 1/n of a bucket. Rank i sends C(g_i + e_i) of each chunk to its owner; the owner decodes and adds,
@@ -27,32 +27,20 @@ class Quantized:
     'both', by owners. Gan et al., BAGUA (arXiv:2107.01499, C_LP_S); Tang et al., DoubleSqueeze (arXiv:1905.05957).
     """
 
-    codec: Codec
-    feedback: Literal["none", "worker", "both"] = "none"
-    chunk_bytes: int = field(default=1 << 20)
-
-    @property
-    def choice(self) -> Choice:
-        """scatter_gather with this codec."""
-        return Choice(
-            collective="scatter_gather",
-            codec=spec_of(self.codec),
-            feedback=self.feedback,
-            chunk_bytes=self.chunk_bytes,
-        )
+    node: ScatterGather
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """A residual, if there is feedback."""
-        return {} if self.feedback == "none" else {"residual": None}
+        return {} if self.node.feedback == "none" else {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the payload buffers of the exchange."""
         return CompressedAverage(
-            self.codec,
+            codec_from(self.node.codec),
             bucket.numel,
             comm,
-            chunk_bytes=self.chunk_bytes,
-            owner_feedback=self.feedback == "both",
+            chunk_bytes=self.node.chunk_bytes,
+            owner_feedback=self.node.feedback == "both",
             device=bucket.flat.device,
         )
 
@@ -61,31 +49,31 @@ class Quantized:
         state.workspace(bucket.flat, moment.seed, state.flat.get("residual"))
 
 
-def bytegrad() -> Quantized:
+def bytegrad() -> ScatterGather:
     """8-bit min-max quantization, deterministic, no feedback: BAGUA's ByteGrad with its codec's flaws removed."""
-    return Quantized(codec=MinMax8())
+    return ScatterGather(codec=CodecSpec(name="minmax8"))
 
 
-def qsgd(bits: int = 8) -> Quantized:
+def qsgd(bits: int = 8) -> ScatterGather:
     """Stochastic, unbiased quantization to 2, 4 or 8 bits (Alistarh et al., arXiv:1610.02132)."""
-    return Quantized(codec=Qsgd(bits=bits))
+    return ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": bits}))
 
 
-def onebit() -> Quantized:
+def onebit() -> ScatterGather:
     """One bit and a scale, with error feedback on both sides (Seide et al. 2014; DoubleSqueeze)."""
-    return Quantized(codec=Sign(), feedback="both")
+    return ScatterGather(codec=CodecSpec(name="sign"), feedback="both")
 
 
-def terngrad() -> Quantized:
+def terngrad() -> ScatterGather:
     """Stochastic signs and zeros, unbiased (Wen et al., arXiv:1705.07878)."""
-    return Quantized(codec=Ternary())
+    return ScatterGather(codec=CodecSpec(name="ternary"))
 
 
-def natural() -> Quantized:
+def natural() -> ScatterGather:
     """Stochastic rounding to powers of two, unbiased (Horvath et al., arXiv:1905.10988)."""
-    return Quantized(codec=Natural())
+    return ScatterGather(codec=CodecSpec(name="natural"))
 
 
-def int4() -> Quantized:
+def int4() -> ScatterGather:
     """Deterministic 4-bit blocks with error feedback on both sides."""
-    return Quantized(codec=Int4(), feedback="both")
+    return ScatterGather(codec=CodecSpec(name="int4"), feedback="both")

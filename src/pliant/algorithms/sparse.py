@@ -1,7 +1,7 @@
 """Few elements, chosen by each rank: top-k with momentum correction as in Deep Gradient Compression."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.algorithms.course import ramped, refuse_second_momentum
 from pliant.buckets import Bucket
-from pliant.codecs import BlockTopK, TopK, all_finite, spec_of
+from pliant.codecs import BlockTopK, TopK, all_finite, codec_from
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
-from pliant.spec import Choice, Target
+from pliant.spec import AllGather, CodecSpec
 
-__all__ = ["Sparse", "blocktopk", "topk"]
+__all__ = ["AllGatherExecutor", "blocktopk", "topk"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sparse:
+@dataclass(frozen=True)
+class AllGatherExecutor:
     """Send the largest elements (or blocks) of what has gathered; keep the rest for later steps.
 
     Lin et al., Deep Gradient Compression (arXiv:1712.01887), section 3:
@@ -33,30 +33,15 @@ class Sparse:
     With momentum correction the optimizer's own momentum must be 0.
     """
 
-    codec: TopK | BlockTopK
-    momentum: float = 0.0
-    ramp_steps: int = 0
-    target: Target | None = None
-
-    @property
-    def choice(self) -> Choice:
-        """all_gather of chosen elements, with feedback on the worker."""
-        return Choice(
-            collective="all_gather",
-            codec=spec_of(self.codec),
-            feedback="worker",
-            momentum=self.momentum,
-            ramp_steps=self.ramp_steps,
-            target=self.target,
-        )
+    node: AllGather
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual v and, with momentum correction, the velocity u."""
-        return {"residual": None, "velocity": None} if self.momentum else {"residual": None}
+        return {"residual": None, "velocity": None} if self.node.momentum else {"residual": None}
 
     def ratio_at(self, step: int) -> float:
         """Return the share of elements sent in a step."""
-        return ramped(self.codec.ratio, step, self.ramp_steps)
+        return ramped(self.node.codec.setting("ratio"), step, self.node.ramp_steps)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Return the exchanges by ratio; each is made when its stage of the ramp begins."""
@@ -65,17 +50,17 @@ class Sparse:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Accumulate, choose, exchange, mask."""
-        ratio, dial = moment.ratio(self.ratio_at(moment.step), self.ramp_steps), moment.dial
+        ratio, dial = moment.ratio(self.ratio_at(moment.step), self.node.ramp_steps), moment.dial
         exchange = state.workspace.get(ratio)
         if exchange is None:
             state.workspace.clear()
-            codec = replace(self.codec, ratio=ratio)
+            codec = replace(cast(TopK | BlockTopK, codec_from(self.node.codec)), ratio=ratio)
             exchange = state.workspace[ratio] = SparseAverage(codec, bucket.numel, comm, bucket.flat.device)
         g, v = bucket.flat, state.flat["residual"]
         finite = all_finite(g)
-        if finite and self.momentum:
+        if finite and self.node.momentum:
             u = state.flat["velocity"]
-            u.mul_(self.momentum).add_(g)
+            u.mul_(self.node.momentum).add_(g)
             v.add_(u)
         elif finite:
             v.add_(g)
@@ -86,23 +71,25 @@ class Sparse:
             exchange.clear_sent(v)
             if dial is not None and whole is not None:
                 dial.tell(ratio, _square(v), whole)
-            if self.momentum:
+            if self.node.momentum:
                 exchange.clear_sent(state.flat["velocity"])
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
-        refuse_second_momentum(self.momentum, optimizer)
+        refuse_second_momentum(self.node.momentum, optimizer)
 
 
 def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x).square()
 
 
-def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> Sparse:
-    """Send the `ratio` largest elements of each bucket, with error feedback; see `Sparse`."""
-    return Sparse(codec=TopK(ratio=ratio), momentum=momentum, ramp_steps=ramp_steps)
+def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
+    """Send the `ratio` largest elements of each bucket, with error feedback; see `AllGatherExecutor`."""
+    codec = CodecSpec(name="topk", settings={"ratio": ratio})
+    return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
 
 
-def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, ramp_steps: int = 0) -> Sparse:
+def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
     """Send whole blocks of the largest energy, with error feedback."""
-    return Sparse(codec=BlockTopK(ratio=ratio, block=block), momentum=momentum, ramp_steps=ramp_steps)
+    codec = CodecSpec(name="blocktopk", settings={"ratio": ratio, "block": block})
+    return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)

@@ -11,16 +11,15 @@ from torch.optim import Optimizer
 from pliant.algorithms.base import CURVATURE, Moment, Slots, State
 from pliant.algorithms.budgets import chosen_blocks, floor_counts
 from pliant.algorithms.course import COURSE_NUMEL, Course, is_adaptive, ramped, refuse_second_momentum
-from pliant.algorithms.hierarchy import BetweenHosts
 from pliant.algorithms.scheduled import ScheduledBlocks
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
 from pliant.comm.base import Comm
 from pliant.layouts.blocks import divided, rows_of
-from pliant.spec import Agreement, Choice, CurvatureSpec, Selection, Target, Topology, ValueBits
+from pliant.spec import Agreement, BetweenHosts, BlockSparse, CurvatureSpec, Selection, Topology, ValueBits
 
-__all__ = ["Tasc", "tasc"]
+__all__ = ["BlockSparseExecutor", "tasc"]
 
 
 class _Workspace:
@@ -60,8 +59,8 @@ class _Workspace:
             slots[name].copy_(part)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tasc:
+@dataclass(frozen=True)
+class BlockSparseExecutor:
     """Send the blocks that matter most for their bytes; keep the rest for later steps.
 
     After TASC (Dong, Liu, Keutzer), with what it leaves open taken from the papers named here. Block b of u, h_b the
@@ -79,70 +78,54 @@ class Tasc:
     A ratio of 1 is SGD with momentum m. Bytes: the ratio's share of an all-reduce's, see `Selection.ratio`.
     """
 
-    selection: Selection
-    feedback: Literal["worker", "difference"] = "worker"
-    momentum: float = 0.0
-    ramp_steps: int = 0
-    target: Target | None = None
-
-    @property
-    def choice(self) -> Choice:
-        """Gradients by blocks."""
-        return Choice(
-            collective="blocks",
-            selection=self.selection,
-            feedback=self.feedback,
-            momentum=self.momentum,
-            ramp_steps=self.ramp_steps,
-            target=self.target,
-        )
+    node: BlockSparse
 
     @property
     def curvature(self) -> CurvatureSpec | None:
         """How the curvature is felt; None where it does not count."""
-        return self.selection.curvature if self.selection.feels else None
+        return self.node.selection.curvature if self.node.selection.feels else None
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the elements of each block of a parameter."""
-        rows = rows_of(shape, self.selection.block)
+        rows = rows_of(shape, self.node.selection.block)
         return () if rows is None else rows.numels
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """What is kept back, or the estimates; momentum; and of each block its age, last score and curvature."""
-        kept: Slots = {"residual": None} if self.feedback == "worker" else {"estimate": None, "mean": None}
+        kept: Slots = {"residual": None} if self.node.feedback == "worker" else {"estimate": None, "mean": None}
         slots: dict[str, tuple[int, ...] | None] = {**kept, "course": (COURSE_NUMEL,), "power": (1,)}
-        if self.momentum:
+        if self.node.momentum:
             slots["velocity"] = None
         if num_blocks := len(self.blocks(shape)):
             slots |= {"age": (num_blocks,), "share": (1,)}
-            slots |= {"score": (num_blocks,)} if self.selection.tells_in_turns else {}
+            slots |= {"score": (num_blocks,)} if self.node.selection.tells_in_turns else {}
             slots |= {CURVATURE: (num_blocks,)} if self.curvature is not None else {}
         return slots
 
     def prepare(self, bucket: Bucket, comm: Comm) -> _Workspace:
         """Lay out the blocks."""
-        return _Workspace(self.selection, bucket, comm)
+        return _Workspace(self.node.selection, bucket, comm)
 
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Note the power p, which depends on the optimizer."""
         if "power" in slots:
-            power = self.selection.power
+            power = self.node.selection.power
             slots["power"].fill_(float(not is_adaptive(optimizer)) if power is None else power)
 
     def feels_under(self, optimizer: Optimizer) -> bool:
         """Say whether p is not 0."""
-        return self.selection.power is not None or not is_adaptive(optimizer)
+        return self.node.selection.power is not None or not is_adaptive(optimizer)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
-        refuse_second_momentum(self.momentum, optimizer)
+        refuse_second_momentum(self.node.momentum, optimizer)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Accumulate, choose, exchange, mask. What a poisoned exchange has sent stays here."""
         g, work = bucket.flat, state.workspace
         course = Course.read(state.of["course"])
-        ratio = moment.ratio(ramped(self.selection.ratio, moment.step, self.ramp_steps), self.ramp_steps)
-        ratio = min(1.0, ratio * course.factor(self.selection))
+        ratio = moment.ratio(ramped(self.node.selection.ratio, moment.step, self.node.ramp_steps), self.node.ramp_steps)
+        ratio = min(1.0, ratio * course.factor(self.node.selection))
         finite = all_finite(g)
         x = self._accumulated(g, state) if finite else g
         whole = work.grid.parts.is_whole(ratio)
@@ -159,25 +142,25 @@ class Tasc:
         if dial is not None:
             dial.tell(ratio, (norm := x.square().sum()) - carried.sent.square().sum(), norm)
         self._take(carried, g, state)
-        if self.momentum and self.feedback == "worker" and not whole:
+        if self.node.momentum and self.node.feedback == "worker" and not whole:
             state.flat["velocity"][work.grid.elements(chosen)] = 0
         self._note(chosen, carried.told, waited, state, course)
-        square = float(g.square().sum()) if self.selection.relief > 1 else 0.0
-        course.went_on(self.selection, square, moment.lr)
+        square = float(g.square().sum()) if self.node.selection.relief > 1 else 0.0
+        course.went_on(self.node.selection, square, moment.lr)
         course.write(state.of["course"])
 
     def _accumulated(self, g: Tensor, state: State) -> Tensor:
         """Return the vector whose blocks are sent, (numel,)."""
         update = g
-        if self.momentum:
-            update = state.flat["velocity"].mul_(self.momentum).add_(g)
-        if self.feedback == "worker":
+        if self.node.momentum:
+            update = state.flat["velocity"].mul_(self.node.momentum).add_(g)
+        if self.node.feedback == "worker":
             return state.flat["residual"].add_(update)
         return torch.sub(update, state.flat["estimate"], out=g)
 
     def _scores(self, x: Tensor, waited: Tensor, state: State, course: Course) -> tuple[Tensor, Tensor]:
         """Return squared norms of blocks, (num_blocks,), and those that are told behind the values, (num_told,)."""
-        work, selection = state.workspace, self.selection
+        work, selection = state.workspace, self.node.selection
         own = work.grid.squares(x)
         if selection.agreement != "global":
             return _finite(own), own[:0]
@@ -192,19 +175,19 @@ class Tasc:
 
     def _among(self, course: Course) -> slice:
         """Return the blocks whose scores are told in this exchange."""
-        return slice(int(course.count) % self.selection.rescore, None, self.selection.rescore)
+        return slice(int(course.count) % self.node.selection.rescore, None, self.node.selection.rescore)
 
     def _chosen(self, scores: Tensor, waited: Tensor, state: State, course: Course, ratio: float, reuse: int) -> Tensor:
         """Return the blocks to send, bool (num_blocks,)."""
-        work, leads = state.workspace, self.selection.agreement == "leader"
+        work, leads = state.workspace, self.node.selection.agreement == "leader"
         leader = int(course.count) % work.comm.size
         if leads and work.comm.rank != leader:
             return work.mask(None, leader)
         density = self._density(scores, waited, state, ratio)
         grid, room = work.grid, work.grid.parts.room(ratio)
-        due = leads or course.count % (self.selection.resolve * reuse) == 0
+        due = leads or course.count % (self.node.selection.resolve * reuse) == 0
         if anew := due or abs(course.divided_for - ratio) > 1e-6 * ratio:
-            first = floor_counts(self.selection.floor, room, grid.layer_numels, grid.segments)
+            first = floor_counts(self.node.selection.floor, room, grid.layer_numels, grid.segments)
         else:
             first = work.gathered(state.of["share"]).to(torch.int64)
         chosen = chosen_blocks(density, grid.numels, grid.layers, first, room)
@@ -217,7 +200,7 @@ class Tasc:
     def _density(self, squares: Tensor, waited: Tensor, state: State, ratio: float) -> Tensor:
         """Return h^p |v_b|^2 (1 + age ratio w_b) / c_b, (num_blocks,)."""
         work = state.workspace
-        density = squares * (1 + self.selection.age * ratio * waited) / work.grid.numels
+        density = squares * (1 + self.node.selection.age * ratio * waited) / work.grid.numels
         power = float(next(iter(state.of["power"].values())))
         if power and self.curvature is not None:
             h = work.gathered(state.of[CURVATURE])
@@ -227,7 +210,7 @@ class Tasc:
 
     def _take(self, carried: Carried, g: Tensor, state: State) -> None:
         """Replace g by what the optimizer uses, and keep what was not sent."""
-        if self.feedback == "worker":
+        if self.node.feedback == "worker":
             state.flat["residual"].index_add_(0, carried.index, carried.sent, alpha=-1)
             out = g.zero_()
         else:
@@ -272,13 +255,14 @@ def tasc(
     dense: float = 0.25,
     value_bits: ValueBits = 4,
     relief: float = 1.0,
-) -> Tasc | BetweenHosts:
-    """Send `ratio` of the bytes of an all-reduce: the blocks that matter most to the loss; see `Tasc` and `Selection`.
+) -> BlockSparse | BetweenHosts:
+    """Send `ratio` of the bytes of an all-reduce: the blocks that matter most to the loss.
 
-    Settings are those of `Selection`, where those that are not named here keep their defaults. The agreement 'host'
-    is `between_hosts` of 'local': ranks of one host are summed exactly, and each host chooses for itself.
+    See `BlockSparseExecutor`. Settings are those of `Selection`, where those that are not named here keep their
+    defaults. The agreement 'host' is `between_hosts` of 'local': ranks of one host are summed exactly, and each host
+    chooses for itself.
     """
-    algorithm = Tasc(
+    node = BlockSparse(
         selection=Selection(
             ratio=ratio,
             block=block,
@@ -296,4 +280,4 @@ def tasc(
         momentum=momentum,
         ramp_steps=ramp_steps,
     )
-    return BetweenHosts(inner=algorithm) if agreement == "host" else algorithm
+    return BetweenHosts(inner=node) if agreement == "host" else node

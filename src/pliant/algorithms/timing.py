@@ -15,33 +15,31 @@ from pliant.algorithms.base import (
     Moment,
     Rest,
     Slots,
-    StartsFromOptimizer,
     State,
+    prefixed,
+    start_innermost,
     unwrapped,
 )
+from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
-from pliant.spec import Choice
+from pliant.comm.hierarchical import HierarchicalComm
+from pliant.spec import After, Delayed, Every, Exchange
 
-__all__ = ["After", "Every", "Late", "after", "every", "late"]
+__all__ = ["AfterExecutor", "DelayedExecutor", "EveryExecutor", "after", "every", "late"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Every:
+@dataclass(frozen=True)
+class EveryExecutor:
     """Exchange in every n-th step only.
 
     In the steps between, gradients are gathered and the optimizer sees zeros, so that ranks stay equal; the n-th
     step exchanges their sum. Nothing is lost: sum of what is applied + what is pending = sum of the means.
     """
 
-    period: int
+    node: Every
     inner: Algorithm
-
-    @property
-    def choice(self) -> Choice:
-        """The inner choice with a period."""
-        return replace(self.inner.choice, every=self.period)
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """What is pending, and the inner algorithm's slots."""
@@ -54,19 +52,21 @@ class Every:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Gather, or add what was gathered and exchange."""
         g, pending = bucket.flat, state.flat["pending"]
-        if (moment.step + 1) % self.period:
+        if (moment.step + 1) % self.node.steps:
             pending.add_(g)  # an overflow too: all ranks see it when it is exchanged, and none before
             g.zero_()
             return None
         g.add_(pending)
         rest = self.inner.on_ready(bucket, state, comm, moment)
-        if all_finite(g) or not all_finite(pending):
+        # An exchange that was not finite is undone with its step, and what was pending comes back with it. Where the
+        # inner algorithm hands over what came before, g says nothing of this exchange, and has taken what was pending.
+        if self.node.inner.timing_at(moment.step).delay_steps or all_finite(g) or not all_finite(pending):
             pending.zero_()
         return rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class Late:
+@dataclass(frozen=True)
+class DelayedExecutor:
     """The optimizer uses the gradients of the step before, while those of this step are exchanged.
 
     Li et al., Pipe-SGD (arXiv:1811.03619): x_{t+1} = x_t - lr g(x_{t-1}), so an exchange may take as long as a whole
@@ -80,20 +80,14 @@ class Late:
     compensation.
     """
 
+    node: Delayed
     inner: Algorithm
-    compensation: float = 0.0
-    lookahead: float = 0.0
-
-    @property
-    def choice(self) -> Choice:
-        """The inner choice, one step late."""
-        return replace(self.inner.choice, delay_steps=1, compensation=self.compensation, lookahead=self.lookahead)
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The gradient on its way, the one before, the weights at which it was taken, and the inner slots."""
         slots: Slots = {"on its way": None, **self.inner.slots(shape, comm)}
-        slots = {**slots, "before": None} if self.lookahead else slots
-        return {**slots, "taken at": None} if self.compensation else slots
+        slots = {**slots, "before": None} if self.node.lookahead else slots
+        return {**slots, "taken at": None} if self.node.compensation else slots
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make a bucket of our own for what is on its way, and prepare the inner algorithm for it."""
@@ -107,14 +101,16 @@ class Late:
         scratch.copy_(g)
         g.copy_(arrived)
         arrived.copy_(scratch)
-        if self.lookahead:
+        if self.node.lookahead:
             self._extrapolate(g, state.flat["before"], scratch)
-        if self.compensation:
+        if self.node.compensation:
             self._compensate(bucket, state.flat["taken at"], scratch)
         own.flat = arrived
 
         def exchange() -> None:
-            self.inner.on_ready(own, replace(state, workspace=workspace), comm, moment)
+            rest = self.inner.on_ready(own, replace(state, workspace=workspace), comm, moment)
+            if rest is not None:
+                rest()
 
         return exchange
 
@@ -122,34 +118,29 @@ class Late:
         torch.sub(g, before, out=scratch)
         if all_finite(g):  # an overflow must not come back with the next step
             before.copy_(g)
-        g.add_(scratch, alpha=self.lookahead)
+        g.add_(scratch, alpha=self.node.lookahead)
 
     def _compensate(self, bucket: Bucket, taken_at: Tensor, scratch: Tensor) -> None:
         g, now = bucket.flat, scratch
         for span, weight in zip(bucket.spans, bucket.weights, strict=True):
             now[span.offset : span.offset + span.numel].view(span.shape).copy_(as_real(weight.detach()))
         moved = torch.sub(now, taken_at, out=taken_at)
-        g.addcmul_(moved.mul_(g), g, value=self.compensation)
+        g.addcmul_(moved.mul_(g), g, value=self.node.compensation)
         taken_at.copy_(now)
 
 
-@dataclass(frozen=True, kw_only=True)
-class After:
-    """Do `first` in the steps before `num_steps`, and `then` from there on: the one warm-up."""
+@dataclass(frozen=True)
+class AfterExecutor:
+    """Do `first` in the steps before `node.steps`, and `then` from there on: the one warm-up."""
 
-    num_steps: int
+    node: After
     first: Algorithm
     then: Algorithm
 
-    @property
-    def choice(self) -> Choice:
-        """The later choice, with the first before it."""
-        return replace(self.then.choice, before=self.first.choice, until_step=self.num_steps)
-
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
-        """Both sets of slots, those of the first under a prefix."""
-        first = {f"first/{k}": v for k, v in self.first.slots(shape, comm).items()}
-        return {**first, **self.then.slots(shape, comm)}
+        """Both sets of slots, those of the first under ``first/``."""
+        first = self.first.slots(shape, _among(comm, self.node.first))
+        return {**prefixed("first/", first), **self.then.slots(shape, _among(comm, self.node.then))}
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Let both look at the optimizer."""
@@ -162,19 +153,19 @@ class After:
         """Let both begin from the optimizer's state."""
         first = {k.removeprefix("first/"): v for k, v in slots.items() if k.startswith("first/")}
         for each, own in ((self.first, first), (self.then, slots)):
-            inner = unwrapped(each)
-            if isinstance(inner, StartsFromOptimizer):
-                inner.start_from(optimizer, parameter, own)
+            start_innermost(each, optimizer, parameter, own)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare both."""
-        return self.first.prepare(bucket, comm), self.then.prepare(bucket, comm)
+        first = self.first.prepare(bucket, _among(comm, self.node.first))
+        return first, self.then.prepare(bucket, _among(comm, self.node.then))
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Hand over to the one whose time it is."""
-        if moment.step < self.num_steps:
-            return self.first.on_ready(bucket, state.part("first/", state.workspace[0]), comm, moment)
-        return self.then.on_ready(bucket, self._later(state), comm, moment)
+        if moment.step < self.node.steps:
+            early = state.part("first/", state.workspace[0])
+            return self.first.on_ready(bucket, early, _among(comm, self.node.first), moment)
+        return self.then.on_ready(bucket, self._later(state), _among(comm, self.node.then), moment)
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Let the later one begin from these weights."""
@@ -182,27 +173,32 @@ class After:
 
     def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
         """Begin from the weights that the warm-up has made, then hand over to the later one."""
-        if moment.step <= self.num_steps:
+        if moment.step <= self.node.steps:
             return self.follow(bucket, state)
-        return cast(MixesWeights, self.then).mix(bucket, self._later(state), comm, moment)
+        return cast(MixesWeights, self.then).mix(bucket, self._later(state), _among(comm, self.node.then), moment)
 
     def _later(self, state: State) -> State:
         return replace(state, workspace=state.workspace[1])
 
 
-def every(period: int, algorithm: Algorithm) -> Every:
+def _among(comm: Comm, node: Exchange) -> Comm:
+    """Return who exchanges under a node: all ranks alike where only the other stage asks for hosts."""
+    return comm.flat if isinstance(comm, HierarchicalComm) and not node.needs_hosts else comm
+
+
+def every(period: int, algorithm: AlgorithmLike) -> Every:
     """Exchange in every `period`-th step."""
-    return Every(period=period, inner=algorithm)
+    return Every(steps=period, inner=node_of(algorithm))
 
 
-def late(algorithm: Algorithm, *, compensation: float = 0.0, lookahead: float = 0.0) -> Late:
+def late(algorithm: AlgorithmLike, *, compensation: float = 0.0, lookahead: float = 0.0) -> Delayed:
     """Use gradients one step late, so that their exchange has a whole step's time.
 
     By name, ``"late"`` takes the optimizer's momentum as its lookahead.
     """
-    return Late(inner=algorithm, compensation=compensation, lookahead=lookahead)
+    return Delayed(inner=node_of(algorithm), compensation=compensation, lookahead=lookahead)
 
 
-def after(num_steps: int, first: Algorithm, *, then: Algorithm) -> After:
+def after(num_steps: int, first: AlgorithmLike, *, then: AlgorithmLike) -> After:
     """Use `first` for `num_steps` steps, `then` afterwards."""
-    return After(num_steps=num_steps, first=first, then=then)
+    return After(steps=num_steps, first=node_of(first), then=node_of(then))

@@ -8,7 +8,7 @@ from pliant.codecs.base import Codec
 from pliant.spec import CodecSpec
 from pliant.spec.codecs import facts_of
 
-__all__ = ["codec_class", "codec_from", "spec_of"]
+__all__ = ["as_codec_spec", "codec_class", "codec_from", "spec_of"]
 
 
 def codec_class(name: str) -> Any:
@@ -18,19 +18,17 @@ def codec_class(name: str) -> Any:
 
 
 def codec_from(spec: CodecSpec) -> Codec:
-    """Return the codec that a plan names. Raises ValueError for an unknown name or setting."""
-    known = facts_of(spec.name).settings
-    unknown = sorted(set(spec.settings) - set(known))
-    if unknown:
-        raise ValueError(f"the codec {spec.name!r} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
-    whole = {setting for setting, default in known.items() if isinstance(default, int)}
-    for setting, value in spec.settings.items():
-        if setting in whole and not value.is_integer():
-            raise ValueError(f"the codec {spec.name!r} has {setting} {value}, but that is a count; use a whole number.")
-    return codec_class(spec.name)(**{k: int(v) if k in whole else v for k, v in spec.settings.items()})
+    """Return the codec that a plan names. Raises ValueError for a setting that is out of its range."""
+    counts = {setting for setting, default in spec.facts.settings.items() if isinstance(default, int)}
+    return codec_class(spec.name)(**{k: int(v) if k in counts else v for k, v in spec.settings.items()})
+
+
+def as_codec_spec(codec: Codec | CodecSpec | None) -> CodecSpec | None:
+    """Return how a plan names a codec that was given by value or already by name."""
+    return codec if codec is None or isinstance(codec, CodecSpec) else spec_of(codec)
 
 
 def spec_of(codec: Codec) -> CodecSpec:
-    """Return how a plan names a codec: all settings are written out."""
+    """Return how a plan names a codec."""
     settings = {f.name: getattr(codec, f.name) for f in dataclasses.fields(codec)}  # pyright: ignore[reportArgumentType]
     return CodecSpec(name=codec.name, settings=settings)

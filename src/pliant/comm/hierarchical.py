@@ -22,7 +22,8 @@ class HierarchicalComm:
     """
 
     def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, hosts: Sequence[Sequence[int]]) -> None:
-        self._flat = flat
+        self.flat = flat
+        """All ranks, alike."""
         self._hosts = hosts
         self.inner = inner
         """The ranks of this host; rank 0 of it leads."""
@@ -31,15 +32,15 @@ class HierarchicalComm:
 
     @property
     def rank(self) -> int:
-        return self._flat.rank
+        return self.flat.rank
 
     @property
     def timeout_s(self) -> float:
-        return self._flat.timeout_s
+        return self.flat.timeout_s
 
     @property
     def size(self) -> int:
-        return self._flat.size
+        return self.flat.size
 
     @property
     def num_hosts(self) -> int:
@@ -65,13 +66,13 @@ class HierarchicalComm:
         return self.inner.broadcast(x, 0)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
-        return self._flat.broadcast(x, root)
+        return self.flat.broadcast(x, root)
 
     def reduce(self, x: Tensor, root: int) -> Work:
-        return self._flat.reduce(x, root)
+        return self.flat.reduce(x, root)
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
-        return self._flat.all_gather(out, x)
+        return self.flat.all_gather(out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         total = x.clone()
@@ -80,7 +81,7 @@ class HierarchicalComm:
         return _Done()
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
-        return self._flat.all_to_all(out, x)
+        return self.flat.all_to_all(out, x)
 
     def exchange(
         self,
@@ -89,20 +90,20 @@ class HierarchicalComm:
         *,
         patience_s: float | None = None,
     ) -> Work:
-        return self._flat.exchange(sends, receives, patience_s=patience_s)
+        return self.flat.exchange(sends, receives, patience_s=patience_s)
 
     def barrier(self) -> None:
-        self._flat.barrier()
+        self.flat.barrier()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
-        return self._flat.split(groups)
+        return self.flat.split(groups)
 
     @property
     def is_destroyed(self) -> bool:
-        return self._flat.is_destroyed
+        return self.flat.is_destroyed
 
     def hang_up(self) -> None:
-        self._flat.hang_up()
+        self.flat.hang_up()
 
     def close(self) -> None:
         self.inner.close()

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Algorithm
-from pliant.algorithms.build import named, own_names
+from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.algorithms.partition import plan_of
+from pliant.algorithms.registry import named, own_names
 from pliant.comm.base import Comm
-from pliant.spec import Match, Rule, SyncPlan, load
+from pliant.spec import BlockSparse, LowRank, Match, Rule, SyncPlan, load
 
 __all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "What", "agree_on", "plan_from", "recommended"]
 
@@ -20,7 +20,7 @@ SPARED_NUMEL = 8192
 ONE_BUCKET_BYTES = 1 << 40
 """The size of a plan's buckets that leaves all of a model in one, so that one budget is divided among all of it."""
 
-What = str | Path | SyncPlan | Algorithm
+What = str | Path | SyncPlan | AlgorithmLike
 
 
 def plan_from(what: What, optimizer: Optimizer) -> SyncPlan:
@@ -34,7 +34,7 @@ def plan_from(what: What, optimizer: Optimizer) -> SyncPlan:
     return plan_of(what)
 
 
-def recommended(algorithm: Algorithm, name: str) -> SyncPlan:
+def recommended(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     """Return what a bare name stands for: where errors are fed back, small parameters are averaged exactly.
 
     Blocks come in one bucket, so that one budget is divided among all of the model.
@@ -42,13 +42,15 @@ def recommended(algorithm: Algorithm, name: str) -> SyncPlan:
     Biases and norms hardly weigh on the network, but share a codec's block with weights of another scale: on the
     demo's network, sparing them lifted the accuracy of onebit after 150 steps from 75.7 to 84.9 %.
     """
-    choice = algorithm.choice
-    if choice.collective == "blocks":  # spares what is small by itself; in one bucket, so that one budget is for all
+    node = node_of(algorithm)
+    if isinstance(
+        node.core, BlockSparse
+    ):  # spares what is small by itself; in one bucket, so that one budget is for all
         return replace(plan_of(algorithm, name), bucket_bytes=ONE_BUCKET_BYTES)
-    packed = choice.collective == "low_rank"  # sends what is not worth factoring whole, in messages of its own
-    if choice.feedback == "none" or choice.what != "gradient" or packed:
+    packed = isinstance(node.core, LowRank)  # sends what is not worth factoring whole, in messages of its own
+    if node.error_feedback == "none" or node.kind != "gradients" or packed:
         return plan_of(algorithm, name)
-    return SyncPlan(rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), Rule(choice=choice)), name=name)
+    return SyncPlan(rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), Rule(exchange=node)), name=name)
 
 
 def agree_on(plan: SyncPlan, comm: Comm, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from pliant.engine.alike import majority, ranks_named
-from pliant.spec import Choice
+from pliant.spec import Exchange
 
 __all__ = ["LEAVING", "Doing", "difference", "goes_free", "layout_hash"]
 
@@ -57,10 +57,10 @@ def difference(rows: Sequence[Sequence[int]]) -> str:
     return ""
 
 
-def goes_free(choices: Sequence[Choice]) -> bool:
+def goes_free(nodes: Sequence[Exchange]) -> bool:
     """Say whether ranks are at steps of their own: some parameters go at a free pace, and no gradients hold ranks."""
-    free = any(c.pace == "free" and not (c.served and c.staleness == 0) for c in choices)
-    return free and all(c.apart for c in choices)
+    free = any(node.timing.pace == "free" and node.staleness_bound != 0 for node in nodes)
+    return free and all(node.weights_may_diverge for node in nodes)
 
 
 def layout_hash(layout: Mapping[int, Sequence[str]]) -> int:

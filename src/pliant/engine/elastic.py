@@ -23,7 +23,7 @@ from pliant.engine.gate import Held
 from pliant.engine.meeting import hand_over, make_alike
 from pliant.engine.run import Run
 from pliant.engine.torchrun import run_from_torchrun
-from pliant.spec import SyncPlan
+from pliant.spec import CodedGossip, Gossip, SyncPlan
 
 __all__ = ["Elastic", "ElasticRun", "begin"]
 
@@ -207,7 +207,7 @@ class ElasticRun(Run):
         """Make the members of a new epoch alike."""
         num_sound = sum(member.sound for member in epoch.members)
         make_alike(self._module, self.optimizer, self._comm, self._party, self._device)
-        lockstep = any(choice.pace == "lockstep" for choice in self._exchanger.store.choices.values())
+        lockstep = any(node.timing.pace == "lockstep" for node in self._exchanger.store.nodes.values())
         if lockstep or not self._sound:
             self._arrivals.step = max(member.step for member in epoch.members[: num_sound or 1])
         self._made = made = self._maker.remake(self._made, self._arrivals.step)
@@ -258,16 +258,16 @@ def _require_possible(held: Held, plan: SyncPlan) -> None:
             "group by itself (about its buckets, about unused parameters), and would wait for a lost rank; pass "
             "model.module, and call run.model."
         )
-    if not plan.between_steps or any(rule.choice.served for rule in plan.rules):
+    if not all(rule.exchange.exchanges_weights and rule.exchange.leaves_gradients(0) for rule in plan.rules):
         raise ValueError(
             f"an elastic run needs a plan whose ranks exchange weights between steps, but {plan.name or plan.hash!r} "
             "exchanges gradients, whose mean is not known without the lost rank; use gossip, local_sgd, diloco or "
             "async_average, without a warm-up, or leave `elastic` out and resume from a checkpoint."
         )
-    for rule in plan.rules:
-        if rule.choice.graph is not None and rule.choice.graph.kind == "matrix":
+    for node in (node for rule in plan.rules for node in rule.exchange.walk()):
+        if isinstance(node, (Gossip, CodedGossip)) and node.graph.kind == "matrix":
             raise ValueError(
-                f"the mixing matrix is for {len(rule.choice.graph.rows)} ranks, but the number of ranks of an elastic "
+                f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
     device = next(p.device for p in held.module.parameters() if p.requires_grad)

@@ -16,6 +16,7 @@ from pliant.engine.alike import meanwhile
 from pliant.engine.layout import LaidOut, Part, lay_out
 from pliant.engine.rows import average_rows, rows_finite
 from pliant.engine.store import Store
+from pliant.spec import DecoupledMomentum
 
 __all__ = ["Exchanger", "NonFinite", "NonFiniteGradientError"]
 
@@ -36,8 +37,8 @@ class Exchanger:
     """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `inspect`.
 
     Args:
-        store: Choices and state of all parameters.
-        comms: Who talks, for choices that are hierarchical (True) and for those that are not (False).
+        store: Nodes and state of all parameters.
+        comms: Who talks, for nodes that need hosts (True) and for those that are not (False).
         nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks,
             as DDP does, for GradScaler to find.
         optimizer: Whose learning rates algorithms may want to know.
@@ -62,7 +63,7 @@ class Exchanger:
         self._device = next(iter(store.parameters.values())).device
         self._laid_out: dict[int, LaidOut] = {}
         self.dial: Dial | None = None
-        """Of the controller, where a choice has a target."""
+        """Of the controller, where a node has a target."""
         self._bad_before: dict[str, int] = {}
         """Bucket -> what `inspect` has found in gradients that are exchanged later."""
         self._refused: NonFiniteGradientError | None = None
@@ -118,9 +119,9 @@ class Exchanger:
         if bad >= 0:
             buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
         before = self._bad_before.pop(bucket.name, -1)
-        if any(part.choice.delay_steps for part in bucket.parts):
+        if any(part.timing_at(step).delay_steps for part in bucket.parts):
             bad, self._bad_before[bucket.name] = before, bad
-        elif any((step + 1) % part.choice.every for part in bucket.parts if not part.choice.between_steps):
+        elif any((step + 1) % part.timing_at(step).period for part in bucket.parts if not part.node.exchanges_weights):
             bad = self._bad_before[bucket.name] = max(bad, before)  # gathered, for a later step to exchange
         else:
             bad = max(bad, before)
@@ -130,11 +131,10 @@ class Exchanger:
                 part.undo.begin(step)
             if self.owed:
                 self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
-            choice = part.choice
-            if self._comms[False].size > 1 or choice.what != "gradient" or choice.own is not None:
+            if self._comms[False].size > 1 or part.acts_alone:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
-                moment = Moment(step=step, seed=seed, lr=lr, dial=self.dial if choice.target else None)
+                moment = Moment(step=step, seed=seed, lr=lr, dial=self.dial if part.node.ratio_target else None)
                 rest = self._run_part(part, moment, in_shares=bucket.in_shares)
                 rests += [(bucket.name, rest)] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
@@ -160,17 +160,21 @@ class Exchanger:
 
         Not where results are no mean of gradients, or of one rank alone; nor of what an earlier plan has left.
         """
-        choice = self.store.choices[name]
-        keeps = choice.feedback in ("worker", "both") or choice.every > 1 or choice.delay_steps > 0
-        return keeps and choice.what == "gradient" and not choice.signed and not choice.owned
+        node = self.store.nodes[name]
+        if node.kind != "gradients" or node.has_owners:
+            return False
+        if isinstance(node.core, DecoupledMomentum) and node.core.signed:
+            return False
+        gathers = node.timing.period > 1 or node.timing.delay_steps > 0
+        return gathers or node.error_feedback in ("worker", "both")
 
     def take_back(self, results: Mapping[str, Tensor]) -> None:
         """Keep results that do not reach the optimizer, parameter -> result, as what this rank owes; after the pass."""
         if self._was_spoiled:
             return
         for name, result in results.items():
-            choice, slots = self.store.choices[name], self.store.tensors[name]
-            if "residual" in slots and not choice.hierarchical:
+            slots = self.store.tensors[name]
+            if "residual" in slots:
                 slots["residual"].add_(result)
             else:
                 self.owed[name] = self.owed[name] + result if name in self.owed else result
@@ -196,13 +200,13 @@ class Exchanger:
 
     def _sound(self, part: Part) -> bool:
         """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
-        exact = isinstance(part.algorithm, AddsShares) and part.choice.codec is None
+        exact = isinstance(part.algorithm, AddsShares) and part.node.payload_codec is None
         return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
 
     def _run_sparse(self, bucket: LaidOut, gradient: Tensor, bad: int, step: int) -> None:
         """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host."""
-        choice, comm = bucket.choices[0], self._comms[False]
-        if choice.between_steps and step >= choice.until_step and choice.hierarchical:
+        node, comm = bucket.nodes[0], self._comms[False]
+        if node.averages_in_host and step >= node.timing.until_step:
             comm = levels_of(self._comms[True]).inner
         with meanwhile(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
             founds = average_rows(gradient, bad, comm)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, FeelsUnder, unwrapped
-from pliant.algorithms.timing import After
+from pliant.algorithms.timing import AfterExecutor
 from pliant.curvature import LossName, find_logits
 from pliant.engine.store import Store
 from pliant.spec import CurvatureSpec
@@ -95,7 +95,7 @@ def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
     """Return what the algorithms of a store ask for, or None.
 
     Args:
-        store: Choices and state of all parameters.
+        store: Nodes and state of all parameters.
         steppers: Parameter's id -> the optimizer that holds it.
 
     Raises:
@@ -106,8 +106,8 @@ def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
     specs: dict[CurvatureSpec, str] = {}
     sent_numel = 0.0
     for name, parameter in store.parameters.items():
-        choice = store.choices[name]
-        for member in _feeling(store.algorithms[choice]):
+        node = store.nodes[name]
+        for member in _feeling(store.algorithms[node]):
             blocks = member.blocks(tuple(parameter.shape))
             if member.curvature is None or not blocks:
                 continue
@@ -117,17 +117,17 @@ def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
             if parameter.is_complex():
                 raise ValueError(
                     f"{name!r} is complex, and its algorithm asks for the curvature, which is felt along real numbers "
-                    f"only: {choice}; give complex parameters another rule, such as pliant.allreduce(), or power 0."
+                    f"only: {node}; give complex parameters another rule, such as pliant.allreduce(), or power 0."
                 )
-            if choice.pace == "free":
+            if node.timing.pace == "free":
                 raise ValueError(
                     f"{name!r} is exchanged by an algorithm that asks for the curvature, which all ranks feel after "
-                    f"the same step, but at a free pace, at which they have none in common: {choice}; let it keep step."
+                    f"the same step, but at a free pace, at which they have none in common: {node}; let it keep step."
                 )
             if numels.setdefault(name, blocks) != blocks:
                 raise ValueError(f"two algorithms of {name!r} ask for curvature over different blocks; give them one.")
             specs.setdefault(member.curvature, name)
-            sent_numel += parameter.numel() * (1.0 if choice.ratio is None else choice.ratio) / choice.every
+            sent_numel += parameter.numel() * (1.0 if node.ratio is None else node.ratio) / node.timing.period
     if len(specs) > 1:
         (one, first), (other, second), *_ = specs.items()
         raise ValueError(
@@ -146,6 +146,6 @@ def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
 def _feeling(algorithm: Algorithm) -> list[FeelsCurvature]:
     """Return what feels in an algorithm: itself, or the members of a combinator."""
     own = unwrapped(algorithm)
-    if isinstance(own, After):
+    if isinstance(own, AfterExecutor):
         return _feeling(own.first) + _feeling(own.then)
     return [own] if isinstance(own, FeelsCurvature) else []

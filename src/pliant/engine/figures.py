@@ -12,8 +12,7 @@ from pliant.codecs import Codec, codec_from
 from pliant.engine.gate import module_of, named_tensors
 from pliant.engine.making import owner_classes
 from pliant.engine.tryout import Flown
-from pliant.spec import Choice
-from pliant.spec.codecs import CODECS
+from pliant.spec import Exchange
 
 __all__ = ["Figures", "Lookout"]
 
@@ -53,9 +52,9 @@ class Lookout:
         layers = owner_classes(module)
         self._codecs: dict[str, Codec] = {}
         for name, parameter in self._parameters.items():
-            choice = run.plan.choice_for(name, layers[name], parameter.numel())
-            if choice.codec is not None and choice.codec.name in CODECS and _loses(choice):
-                self._codecs[name] = codec_from(choice.codec)
+            node = run.plan.exchange_for(name, layers[name], parameter.numel())
+            if node.payload_codec is not None and _loses(node):
+                self._codecs[name] = codec_from(node.payload_codec)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._step: dict[str, Tensor] = {}
         self._looks: list[tuple[float, float, float]] = []
@@ -81,7 +80,7 @@ class Lookout:
         sound = [look for look in looks if isfinite(look[0])]
         gradient = (sum(square for square, _, _ in sound) / len(sound)) ** 0.5 if sound else inf if looks else 0.0
         sampled, error = sum(look[1] for look in sound), sum(look[2] for look in sound)
-        stats, apart = self._run.stats(), self._run.plan.between_steps
+        stats, apart = self._run.stats(), self._run.plan.leaves_gradients
         owed = stats["residual_norm"]
         return Figures(
             gradient=gradient,
@@ -117,9 +116,9 @@ class Lookout:
         return look
 
 
-def _loses(choice: Choice) -> bool:
+def _loses(node: Exchange) -> bool:
     """Say whether what a codec does not carry of a gradient is gone; with feedback it is in the residual."""
-    return choice.what == "gradient" and choice.feedback == "none"
+    return node.kind == "gradients" and node.error_feedback == "none"
 
 
 def _error(codec: Codec, x: Tensor) -> Tensor:

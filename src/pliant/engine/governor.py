@@ -17,7 +17,7 @@ from pliant.comm.hierarchical import HierarchicalComm
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.lane import Lane
 from pliant.engine.tape import Tape
-from pliant.spec import Choice, Target
+from pliant.spec import Exchange, Target
 
 __all__ = ["Governor", "governor_for"]
 
@@ -152,26 +152,26 @@ class Governor:
 
 
 def governor_for(
-    choices: Mapping[str, Choice], comms: Mapping[bool, Comm], tape: Tape, old: Governor | None, *, begins: bool
+    nodes: Mapping[str, Exchange], comms: Mapping[bool, Comm], tape: Tape, old: Governor | None, *, begins: bool
 ) -> Governor | None:
-    """Return who holds the target of these choices: the one before, if it held the same; None without a target.
+    """Return who holds the target of these nodes: the one before, if it held the same; None without a target.
 
     Raises:
         ValueError: The target is a time, and the model is on CUDA, where the host's clock does not see exchanges.
 
     """
-    held = next((choice for choice in choices.values() if choice.target is not None), None)
-    if held is None or held.target is None or held.ratio is None or tape.comm.size == 1:
+    held = next((node for node in nodes.values() if node.ratio_target is not None), None)
+    if held is None or (target := held.ratio_target) is None or held.ratio is None or tape.comm.size == 1:
         return None
-    if tape.device.type == "cuda" and held.target.of in ("exposed_s", "exposed_share"):
+    if tape.device.type == "cuda" and target.of in ("exposed_s", "exposed_share"):
         raise ValueError(
-            f"the plan holds {held.target.of}, but the model is on CUDA, where the time that streams wait for each "
+            f"the plan holds {target.of}, but the model is on CUDA, where the time that streams wait for each "
             "other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
         )
-    if old is not None and old.belongs_to(held.target, held.ratio):
+    if old is not None and old.belongs_to(target, held.ratio):
         return old
     levels: list[RecordedComm | None] = [tape.comm]
-    if held.hierarchical:
+    if held.needs_hosts:
         both = cast(HierarchicalComm, comms[True])
         levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
-    return Governor(held.target, held.ratio, tape, levels, begins=begins)
+    return Governor(target, held.ratio, tape, levels, begins=begins)

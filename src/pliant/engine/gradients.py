@@ -11,7 +11,7 @@ from pliant.buckets import as_real
 from pliant.codecs import Codec, spec_of
 from pliant.comm import Comm
 from pliant.layouts.division import factor_shape
-from pliant.spec import CodecSpec
+from pliant.spec import LowRank
 
 __all__ = ["GradientShadow", "Seen", "noise_scale"]
 
@@ -45,7 +45,7 @@ class GradientShadow:
 
     def __init__(self, numels: Mapping[str, int], codecs: Sequence[Codec], ranks: Sequence[int] = ()) -> None:
         self._codecs = {str(spec_of(codec)): codec for codec in codecs}
-        self._ranks = {str(CodecSpec(name="rank", settings={"rank": rank})): rank for rank in ranks}
+        self._ranks = {LowRank(rank=rank).coding: rank for rank in ranks}
         self._names = list(numels)
         starts = torch.tensor([0, *numels.values()]).cumsum(0).tolist()
         self._starts: dict[str, int] = dict(zip(self._names, starts, strict=False))

@@ -128,7 +128,9 @@ class KeepsState(CountsSkips):
             return self._arrivals.as_saved.buckets
         if self._front is None:
             return {}
-        if not self._front.settled and not all(c.apart for c in self._made.exchanger.store.choices.values()):
+        if not self._front.settled and not all(
+            n.weights_may_diverge for n in self._made.exchanger.store.nodes.values()
+        ):
             raise ValueError(
                 "a model with static_graph=True lays out its buckets after its second pass, and only one was made, so "
                 "that a state saved now would not go on to the bit; save after the next step, or before the first."

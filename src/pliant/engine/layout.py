@@ -1,7 +1,8 @@
-"""From DDP's buckets to ours: the parts of a flat buffer that share a choice."""
+"""From DDP's buckets to ours: the parts of a flat buffer that share a node of the plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.store import Store
 from pliant.engine.undo import Undo
-from pliant.spec import Choice
+from pliant.spec import Custom, Exchange, Timing
 
 __all__ = ["LaidOut", "Part", "lay_out"]
 
@@ -20,8 +21,7 @@ __all__ = ["LaidOut", "Part", "lay_out"]
 class Part:
     """Parameters of one DDP bucket that are synchronized alike."""
 
-    choice: Choice
-    """That of the algorithm, which would put it together, and check it, each time it is asked."""
+    node: Exchange
     bucket: Bucket
     algorithm: Algorithm
     comm: Comm
@@ -31,6 +31,20 @@ class Part:
     undo: Undo
     staging: Tensor | None
     """(numel,) where the part is gathered or converted; None when it is worked on inside DDP's buffer."""
+
+    @cached_property
+    def acts_alone(self) -> bool:
+        """Whether a single rank has something to do."""
+        return self.node.kind != "gradients" or any(isinstance(node, Custom) for node in self.node.walk())
+
+    def timing_at(self, step: int) -> Timing:
+        """Return the timing in a step; the nodes would make it anew each time."""
+        early, later = self._timings
+        return early if step < later.until_step else later
+
+    @cached_property
+    def _timings(self) -> tuple[Timing, Timing]:
+        return self.node.early_timing, self.node.timing
 
     def load(self, buffer: Tensor) -> None:
         """Point bucket.flat at this step's gradients; buffer is DDP's, (bucket numel,)."""
@@ -55,21 +69,21 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A DDP bucket, split by choice."""
+    """A DDP bucket, split by node."""
 
     name: str
     spans: tuple[Span, ...]
     """All parameters of the bucket, where they lie in DDP's buffer."""
-    choices: tuple[Choice, ...]
+    nodes: tuple[Exchange, ...]
     """Of its parameters, in the order of the first of each."""
     parts: tuple[Part, ...]
-    """One for each choice; none where the gradient is sparse."""
+    """One for each node; none where the gradient is sparse."""
     in_shares: bool
     """Whether all parts can begin with gradients that were divided by the number of ranks."""
 
     def stays(self, step: int) -> bool:
         """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
-        return all(choice.stays(step) for choice in self.choices)
+        return all(node.leaves_gradients(step) for node in self.nodes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,52 +103,52 @@ def lay_out(
     store: Store,
     comms: Mapping[bool, Comm],
 ) -> LaidOut:
-    """Split a DDP bucket into parts by choice, in the order of their first parameter, and prepare each.
+    """Split a DDP bucket into parts by node, in the order of their first parameter, and prepare each.
 
     `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. A sparse one is
     a gradient, of one parameter, that no algorithm works on.
     """
     whole = spans_of(names, shapes)
-    choices = tuple(dict.fromkeys(store.choices[name] for name in names))
+    nodes = tuple(dict.fromkeys(store.nodes[name] for name in names))
     if like.is_sparse:
-        return LaidOut(name=f"bucket {index}", spans=whole, choices=choices, parts=(), in_shares=False)
+        return LaidOut(name=f"bucket {index}", spans=whole, nodes=nodes, parts=(), in_shares=False)
     if (numel := sum(span.numel for span in whole)) != like.numel():
         raise RuntimeError(
             f"bucket {index} has {like.numel()} elements, but its parameters {names[0]!r} .. {names[-1]!r} have "
             f"{numel}, so that part of it would not be exchanged; please report this to Pliant with these names."
         )
     parts: list[Part] = []
-    for k, choice in enumerate(choices):
-        spans = [span for span in whole if store.choices[span.name] == choice]
+    for k, node in enumerate(nodes):
+        spans = [span for span in whole if store.nodes[span.name] == node]
         runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
         numel = sum(stop - start for start, stop in runs)
-        dtype = torch.float32 if choice.staged else like.dtype
+        dtype = torch.float32 if node.works_in_float32 else like.dtype
         direct = len(runs) == 1 and dtype == like.dtype
         staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
-        algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]
+        algorithm, comm = store.algorithms[node], comms[node.needs_hosts]
         bucket = Bucket(
-            name=f"bucket {index}" + (f" part {k}" if len(choices) > 1 else ""),
+            name=f"bucket {index}" + (f" part {k}" if len(nodes) > 1 else ""),
             spans=spans_of([s.name for s in spans], [s.shape for s in spans]),
             weights=tuple(store.parameters[s.name] for s in spans),
             flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
         )
         state = store.state_of(bucket)
-        if not choice.apart or choice.hierarchical or choice.before:  # otherwise gradients stay where they are
+        if not node.leaves_gradients(0) or node.timing.until_step:  # otherwise gradients stay where they are
             state = replace(state, workspace=algorithm.prepare(bucket, comm))
         parts.append(
             Part(
-                choice=choice,
+                node=node,
                 bucket=bucket,
                 algorithm=algorithm,
                 comm=comm,
                 state=state,
                 runs=runs,
-                undo=Undo(choice, state),
+                undo=Undo(node, state),
                 staging=staging,
             )
         )
-    in_shares = all(isinstance(p.algorithm, AddsShares) and not p.algorithm.choice.apart for p in parts)
-    return LaidOut(name=f"bucket {index}", spans=whole, choices=choices, parts=tuple(parts), in_shares=in_shares)
+    in_shares = all(isinstance(p.algorithm, AddsShares) and not p.node.weights_may_diverge for p in parts)
+    return LaidOut(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), in_shares=in_shares)
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

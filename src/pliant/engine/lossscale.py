@@ -6,6 +6,7 @@ import torch
 
 from pliant.comm.torch_private import scaler_at_work
 from pliant.engine.store import Store
+from pliant.spec import DecoupledMomentum, Exchange
 
 __all__ = ["LossScale"]
 
@@ -47,11 +48,11 @@ class LossScale:
         scaler, self.is_sought = scaler_at_work(), False
         if scaler is None or scaler is self._scaler:
             return
-        signed = next((name for name, choice in store.choices.items() if choice.signed), None)
+        signed = next((name for name, node in store.nodes.items() if _hands_over_signs(node)), None)
         if signed is not None and scaler.is_enabled():
             raise ValueError(
                 f"a GradScaler makes this step, and divides gradients by its scale of {scaler.get_scale():g}, but what "
-                f"{signed!r} gets are signs ({store.choices[signed]}); use demo(signed=False), or bfloat16 without a "
+                f"{signed!r} gets are signs ({store.nodes[signed]}); use demo(signed=False), or bfloat16 without a "
                 "scaler."
             )
         if self._loaded and store.keeps_gradients and self._unit != scaler.get_scale():
@@ -101,3 +102,7 @@ class LossScale:
 def _skips(before: float, now: float, scaler: torch.amp.GradScaler) -> int:
     """Return how often a scale was lowered, as it is for each step that is skipped."""
     return round(math.log(now / before) / math.log(scaler.get_backoff_factor())) if 0 < now < before else 0
+
+
+def _hands_over_signs(node: Exchange) -> bool:
+    return any(isinstance(inner, DecoupledMomentum) and inner.signed for inner in node.walk())

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pliant.algorithms.base import ChecksOptimizer, StartsFromOptimizer, unwrapped
+from pliant.algorithms.base import ChecksOptimizer, start_innermost, unwrapped
 from pliant.collectives import place
 from pliant.comm.base import Comm, another
 from pliant.comm.hierarchical import by_hosts
-from pliant.engine.choices import choices_for
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.feel import Feeler
 from pliant.engine.felt import Curvature, felt_in
@@ -18,6 +17,7 @@ from pliant.engine.gate import Held, plain_name
 from pliant.engine.governor import Governor, governor_for
 from pliant.engine.lane import Lane
 from pliant.engine.means import average_states, average_weights
+from pliant.engine.nodes import nodes_for
 from pliant.engine.owned import Owned
 from pliant.engine.owners import Owners, Servers
 from pliant.engine.served import Served
@@ -25,7 +25,7 @@ from pliant.engine.store import Store
 from pliant.engine.tape import Tape
 from pliant.engine.torchrun import hosts_from_torchrun
 from pliant.engine.weights import Weights
-from pliant.spec import Choice, SyncPlan
+from pliant.spec import Delayed, Exchange, ParameterServer, ShardedOptimizer, SyncPlan
 
 __all__ = ["InForce", "Maker", "owner_classes"]
 
@@ -61,7 +61,8 @@ class InForce:
             return "this plan lets one rank step each parameter, and it would have to go on"
         if self.feeler is not None or self.governor is not None:
             return "this plan lets ranks measure together after steps"
-        if any(choice.compensation for choice in self.exchanger.store.choices.values()):
+        inside = (inner for node in self.exchanger.store.nodes.values() for inner in node.walk())
+        if any(isinstance(node, Delayed) and node.compensation for node in inside):
             return "this plan corrects gradients by what weights have done, and its own would stand still"
         return ""
 
@@ -136,10 +137,10 @@ class Maker:
     def make(self, plan: SyncPlan, old: InForce | None, step: int) -> InForce:
         """Put a plan in the place of an old one that is drained, or of none. Collective."""
         self._steppers = self._held.steppers
-        choices = choices_for(plan, self._module, self._parameters, self._layers, self._steppers)
-        if any(choice.hierarchical for choice in choices.values()):
+        nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
+        if any(node.needs_hosts for node in nodes.values()):
             self._know_hosts()
-        store = Store(self._parameters, choices, self._comms)
+        store = Store(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         self._place(store)
         felt = felt_in(store, self._steppers)
@@ -147,9 +148,9 @@ class Maker:
             old.hand_back()
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store, old.exchanger.owed)
         for name, parameter in self._parameters.items():
-            inner = unwrapped(store.algorithms[choices[name]])
-            if isinstance(inner, StartsFromOptimizer) and id(parameter) in self._steppers:
-                inner.start_from(self._steppers[id(parameter)], parameter, store.tensors[name])
+            if id(parameter) in self._steppers:
+                algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
+                start_innermost(algorithm, optimizer, parameter, store.tensors[name])
         exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
         owned, served = self._make_owners(store)
@@ -160,7 +161,7 @@ class Maker:
             if felt is not None and feeler is not None and old.feeler.knows(felt):
                 feeler.state = old.feeler.state
         before = None if old is None else old.governor
-        governor = governor_for(choices, self._comms, self._tape, before, begins=old is None)
+        governor = governor_for(nodes, self._comms, self._tape, before, begins=old is None)
         exchanger.dial = None if governor is None else governor.dial
         return InForce(
             exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler, governor=governor
@@ -168,27 +169,29 @@ class Maker:
 
     def _check_optimizers(self, store: Store) -> None:
         """Raise ValueError for an optimizer that does not fit the algorithm of a parameter that it steps."""
-        stepped = [(store.choices[n], self._steppers.get(id(p))) for n, p in self._parameters.items()]
-        for choice, optimizer in dict.fromkeys(stepped):
+        stepped = [(store.nodes[n], self._steppers.get(id(p))) for n, p in self._parameters.items()]
+        for node, optimizer in dict.fromkeys(stepped):
             if optimizer is None:
                 continue
-            inner = unwrapped(store.algorithms[choice])
+            inner = unwrapped(store.algorithms[node])
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(optimizer)
-            if choice.owned and isinstance(optimizer, torch.optim.LBFGS):
+            if node.has_owners and isinstance(optimizer, torch.optim.LBFGS):
                 raise ValueError(
                     f"{type(optimizer).__name__} needs a closure, with which it looks at all parameters at once, but "
-                    f"under this plan ({choice}) each rank steps those that it owns; choose a plan without owners."
+                    f"under this plan ({node}) each rank steps those that it owns; choose a plan without owners."
                 )
 
     def _make_owners(self, store: Store) -> tuple[Owners | None, Servers | None]:
-        theirs = {self._steppers[id(store.parameters[n])] for n, choice in store.choices.items() if choice.owned}
+        theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
         owned = {each: Owned(store, self._comms[False], each) for each in self._held.optimizers if each in theirs}
         if not owned:
             return None, None
-        if not (bounds := {choice.staleness for choice in store.choices.values() if choice.served}):
+        # A plan has one bound for all.
+        bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
+        if bound is None:
             return Owners(owned), None
-        served = {each: Served(own, self._comms[False], each, max(bounds)) for each, own in owned.items()}
+        served = {each: Served(own, self._comms[False], each, bound) for each, own in owned.items()}
         for each in served.values():
             self._tape.ending.add(each)
         return Owners(owned), Servers(served)
@@ -196,13 +199,15 @@ class Maker:
     def _place(self, store: Store) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""
         size = self._comms[False].size
-        for choice in {choice for choice in store.choices.values() if choice.owned}:
-            bandwidths = choice.bandwidths or (1.0,) * size
+        for node in set(store.nodes.values()):
+            if not isinstance(node, (ShardedOptimizer, ParameterServer)):
+                continue
+            bandwidths = node.placement.bandwidths or (1.0,) * size
             if len(bandwidths) != size:
                 raise ValueError(
                     f"the plan gives {len(bandwidths)} bandwidths, but there are {size} ranks; give one for each."
                 )
-            names = [name for name, own in store.choices.items() if own == choice]
+            names = [name for name, own in store.nodes.items() if own == node]
             owners = place([self._parameters[name].numel() for name in names], bandwidths)
             for name, rank in zip(names, owners, strict=True):
                 store.tensors[name]["owner"].fill_(rank)
@@ -217,9 +222,9 @@ class Maker:
                 "this plan has an algorithm that asks for the curvature, which is a mean over all ranks, but an "
                 "elastic run goes on with any of them; leave elastic= out, or choose another algorithm."
             )
-        store = Store(self._parameters, old.exchanger.store.choices, self._comms)
+        store = Store(self._parameters, old.exchanger.store.nodes, self._comms)
         store.keep(old.exchanger.store)
-        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step, self._tape)
+        weights = Weights(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
         if old.weights is not None:
             counters = weights.counters
             counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
@@ -228,25 +233,25 @@ class Maker:
         return InForce(exchanger=exchanger, weights=weights, owned=None, served=None)
 
     def _make_weights(self, store: Store, old: InForce | None, step: int) -> Weights | None:
-        before = {} if old is None else old.exchanger.store.choices
+        before = {} if old is None else old.exchanger.store.nodes
         if old is not None and old.weights is not None:
             old.weights.finish(step)
-            apart = [n for n, c in before.items() if c.between_steps and c != store.choices[n]]
+            apart = [n for n, node in before.items() if node.exchanges_weights and node != store.nodes[n]]
             average_weights([self._parameters[n] for n in apart], self._comms[False])
-            joined = [self._parameters[n] for n in apart if not store.choices[n].between_steps]
+            joined = [self._parameters[n] for n in apart if not store.nodes[n].exchanges_weights]
             average_states(self._optimizer, joined, self._comms[False])
             old.weights.close()
-        if not any(choice.between_steps for choice in store.choices.values()):
+        if not any(node.exchanges_weights for node in store.nodes.values()):
             return None
-        weights = Weights(store, self._comms_for_weights(store.choices), self._optimizer, step, self._tape)
-        weights.follow(lambda name: before.get(name) != store.choices[name])
+        weights = Weights(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
+        weights.follow(lambda name: before.get(name) != store.nodes[name])
         return weights
 
-    def _comms_for_weights(self, choices: Mapping[str, Choice]) -> Mapping[bool, Comm]:
+    def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Mapping[bool, Comm]:
         """Make comms of their own, since weights travel beside gradients."""
         ours = another(self._comms[False])
         comms: dict[bool, Comm] = {False: ours}
-        if any(choice.hierarchical and choice.between_steps for choice in choices.values()):
+        if any(node.needs_hosts and node.exchanges_weights for node in nodes.values()):
             comms[True] = by_hosts(ours, self._know_hosts())
         return comms
 

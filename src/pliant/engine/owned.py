@@ -21,7 +21,7 @@ class Owned:
     From here on the optimizer's state of others' parameters is dropped; `give_all` brings it back.
 
     Args:
-        store: Choices and state of all parameters; the slot "owner" says whose each is.
+        store: Nodes and state of all parameters; the slot "owner" says whose each is.
         comm: Who talks.
         optimizer: Whose parameters they are, and whose state is divided.
 
@@ -30,10 +30,10 @@ class Owned:
     def __init__(self, store: Store, comm: Comm, optimizer: Optimizer) -> None:
         self._comm, self._optimizer = comm, optimizer
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        ours = [n for n, choice in store.choices.items() if choice.owned and id(store.parameters[n]) in held]
+        ours = [n for n, node in store.nodes.items() if node.has_owners and id(store.parameters[n]) in held]
         self._owners = {name: int(store.tensors[name]["owner"]) for name in ours}
         self.parameters = {name: store.parameters[name] for name in self._owners}
-        lockstep = [name for name in self._owners if not store.choices[name].served]
+        lockstep = [name for name in self._owners if store.nodes[name].staleness_bound is None]
         # Per owner and dtype: the parameters that travel in one message.
         self._packets: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = {}
         for rank in range(comm.size):

@@ -94,7 +94,7 @@ def relax(
     claim(held)
     comm, run = None, None
     try:
-        if held.ddp is None and not plan.between_steps:
+        if held.ddp is None and not plan.leaves_gradients:
             held.wrap(group)
         own_comm = own_group(held.group, timeout_s, start_timeout_s)
         comm = RecordedComm(own_comm)

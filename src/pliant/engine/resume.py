@@ -213,9 +213,9 @@ class Saver:
         """Say what this rank had done when it saved, as far as all ranks must have done the same."""
         step, turn, _, plan, _ = own["counters"].tolist()
         exchanges = int(own["weights"]["counters"][:, 1].sum()) if "weights" in own else 0
-        choices = self.made.exchanger.store.choices
+        nodes = self.made.exchanger.store.nodes
         held = parameter_names(self.optimizer, self.parameters)
-        if goes_free([choices[name] for name in held if name in choices]):
+        if goes_free([nodes[name] for name in held if name in nodes]):
             return Doing(exchanges=exchanges, plan=plan)
         layout = zlib.crc32(repr(own["layout"].tolist()).encode())
         return Doing(step=step, turn=turn, exchanges=exchanges, plan=plan, layout=layout)

@@ -102,8 +102,8 @@ class Run(KeepsState, SwitchesPlans):
         self._arrivals.scale.notice(self._exchanger.store, self._arrivals.turn)
         self.catch_up()
         if self._watch is not None:
-            choices, step = self._exchanger.store.choices, self._arrivals.step
-            self._watch.demand_complete(lambda name: not choices[name].stays(step))
+            nodes, step = self._exchanger.store.nodes, self._arrivals.step
+            self._watch.demand_complete(lambda name: not nodes[name].leaves_gradients(step))
         if self._served is not None:
             with self.tape.waiting():
                 self._served.step(optimizer, self._arrivals.step)
@@ -135,7 +135,8 @@ class Run(KeepsState, SwitchesPlans):
             with self.tape.waiting():
                 self._weights.after_step(self._arrivals.step)
         if not joins and not self.trial.is_on:  # else ranks need not come to it together
-            equal = {n: p for n, p in self._parameters.items() if not self._exchanger.store.choices[n].apart}
+            nodes = self._exchanger.store.nodes
+            equal = {n: p for n, p in self._parameters.items() if not nodes[n].weights_may_diverge}
             self._agreement.after_step(equal, self._doing, self._lane)
         self._made.after_step(self._arrivals.step, self._lane)
 
@@ -235,8 +236,8 @@ class Run(KeepsState, SwitchesPlans):
         self._lane.drain()
         if self._weights is not None:
             self._weights.finish(self._arrivals.step)
-            choices = self._exchanger.store.choices.items()
-            join([self._parameters[n] for n, own in choices if own.between_steps], self.optimizer, self._comm)
+            nodes = self._exchanger.store.nodes.items()
+            join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
         self._made.hand_back()
 
     def _let_go(self, *, broken: bool = False) -> None:

@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.start import is_no_step
 from pliant.engine.together import Together
-from pliant.spec import Choice
 
 __all__ = ["Stepping", "refuse_turns"]
 
@@ -115,15 +114,10 @@ def refuse_turns(exchanger: Exchanger, nonfinite: NonFinite) -> None:
 
     With a GradScaler, which alone wants non-finite gradients, an optimizer that has been skipped looks just the same.
     """
-    kept = next((choice for choice in exchanger.store.choices.values() if _keeps_gradients(choice)), None)
+    kept = next((node for node in exchanger.store.nodes.values() if node.keeps_gradients), None)
     if kept is not None and nonfinite == "raise":
         raise RuntimeError(
             f"each of these optimizers steps after a backward pass of its own, but the plan ({kept}) keeps a part of "
             "each pass's gradients for the next, where they would reach the other optimizer or be lost; give each "
             "network its own DistributedDataParallel and its own relax(), or choose a plan that keeps none (qsgd)."
         )
-
-
-def _keeps_gradients(choice: Choice) -> bool:
-    held = choice.feedback != "none" or choice.momentum > 0 or choice.every > 1 or choice.delay_steps > 0
-    return (held and not choice.apart) or (choice.before is not None and _keeps_gradients(choice.before))

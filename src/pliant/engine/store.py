@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, Slots, State
-from pliant.algorithms.build import build
+from pliant.algorithms.executors import executor_for
 from pliant.buckets import Bucket, real_shape
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
-from pliant.spec import Choice
+from pliant.spec import Exchange
 
 __all__ = ["CORRECTION", "Store"]
 
@@ -40,19 +40,19 @@ class Store:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], choices: Mapping[str, Choice], comms: Mapping[bool, Comm]
+        self, parameters: Mapping[str, Tensor], nodes: Mapping[str, Exchange], comms: Mapping[bool, Comm]
     ) -> None:
         self.parameters = parameters
-        self.algorithms: dict[Choice, Algorithm] = {choice: build(choice) for choice in set(choices.values())}
-        self.choices = dict(choices)
+        self.algorithms: dict[Exchange, Algorithm] = {node: executor_for(node) for node in set(nodes.values())}
+        self.nodes = dict(nodes)
         levels = comms.get(True)
         self._ranks_per_host = levels.size / levels.num_hosts if isinstance(levels, HierarchicalComm) else 1.0
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self._slots: dict[str, Slots] = {}
         for name, parameter in parameters.items():
-            choice = choices[name]
-            slots = self.algorithms[choice].slots(real_shape(parameter), comms[choice.hierarchical])
-            if choice.between_steps and (choice.delay_steps or choice.pace == "free"):
+            node = nodes[name]
+            slots = self.algorithms[node].slots(real_shape(parameter), comms[node.needs_hosts])
+            if node.exchanges_weights and (node.timing.delay_steps or node.timing.pace == "free"):
                 slots = {**slots, CORRECTION: None}
             self._slots[name] = slots
             self.tensors[name] = {
@@ -78,9 +78,9 @@ class Store:
 
     def _slots_of(self, name: str, *, between_steps: bool) -> Slots:
         slots = self._slots[name]
-        if not self.choices[name].between_steps:
+        if not self.nodes[name].exchanges_weights:
             return slots
-        return {slot: shape for slot, shape in slots.items() if slot.startswith("first/") != between_steps}
+        return {slot: shape for slot, shape in slots.items() if _is_of_warmup(slot) != between_steps}
 
     def _flatten(self, bucket: Bucket, slot: str) -> Tensor:
         flat = torch.empty(bucket.numel, device=bucket.flat.device)
@@ -93,7 +93,7 @@ class Store:
     def adopt(self, old: "Store", unpaid: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take over what an earlier plan kept; return per parameter what this plan has no slot for.
 
-        Equal choices keep all slots. Otherwise gradients that the old algorithm still owed go into the new residual;
+        Equal nodes keep all slots. Otherwise gradients that the old algorithm still owed go into the new residual;
         where there is none, they are returned, to be added to the next gradient. Momenta are not gradients: what an
         exchange of momentum owes ends with it.
 
@@ -102,24 +102,23 @@ class Store:
             unpaid: Parameter -> gradient that the earlier plan itself was left, and made no exchange to pay.
 
         """
-        unplaced: dict[str, Tensor] = {n: debt for n, debt in unpaid.items() if not old.choices[n].between_steps}
+        unplaced: dict[str, Tensor] = {n: debt for n, debt in unpaid.items() if not old.nodes[n].exchanges_weights}
         for name, slots in old.tensors.items():
-            if old.choices[name] == self.choices[name]:
+            if old.nodes[name] == self.nodes[name]:
                 for slot, tensor in slots.items():
                     self.tensors[name][slot].copy_(tensor)
                 continue
-            if old.choices[name].what == "momentum":
+            if old.nodes[name].kind == "momentum":
                 continue
-            held = {slot for slot in slots if slot.startswith("first/")} if old.choices[name].between_steps else slots
-            owed = [old.of_ranks(name, slot) for slot in held if slot.rpartition("/")[2] in OWED]
+            held = [slot for slot in slots if _is_of_warmup(slot) or not old.nodes[name].exchanges_weights]
+            owed = [old.of_ranks(name, slot) for slot in held if _base(slot) in OWED]
             if not owed:
                 continue
             owed += [unplaced.pop(name)] if name in unplaced else []
             total = torch.stack(owed).sum(0)
             if not all_finite(total):  # an overflow that waited for its exchange ends with the plan
                 continue
-            choice = self.choices[name]
-            if choice.what == "gradient" and not choice.hierarchical and "residual" in self.tensors[name]:
+            if self.nodes[name].kind == "gradients" and "residual" in self.tensors[name]:
                 self.tensors[name]["residual"].copy_(total)
             elif bool(total.any()):
                 unplaced[name] = total
@@ -128,10 +127,10 @@ class Store:
     def of_ranks(self, name: str, slot: str) -> Tensor:
         """Return gradients that a slot holds, such that the mean over ranks has them as this plan's result would."""
         # What leaders keep counts as a share of the mean over hosts, and all other ranks keep zeros.
-        return self.tensors[name][slot] * (self._ranks_per_host if self.choices[name].hierarchical else 1.0)
+        return self.tensors[name][slot] * (self._ranks_per_host if "host" in slot.split("/")[:-1] else 1.0)
 
     def keep(self, old: "Store") -> None:
-        """Take over from a store of the same choices, made among other ranks, what still means something here."""
+        """Take over from a store of the same nodes, made among other ranks, what still means something here."""
         for name, slots in self.tensors.items():
             for slot in (slots.keys() & old.tensors[name].keys()) - {CORRECTION}:
                 slots[slot].copy_(old.tensors[name][slot])
@@ -142,8 +141,7 @@ class Store:
             tensor
             for name, slots in self.tensors.items()
             for slot, tensor in slots.items()
-            if slot.rpartition("/")[2] in _LIKE_GRADIENTS
-            and (slot.startswith("first/") or not self.choices[name].between_steps)
+            if _base(slot) in _LIKE_GRADIENTS and (_is_of_warmup(slot) or not self.nodes[name].exchanges_weights)
         ]
 
     @property
@@ -157,10 +155,20 @@ class Store:
             tensor
             for name in sorted(self.tensors)
             for slot, tensor in sorted(self.tensors[name].items())
-            if not slot.startswith(_OF_A_RANK) and not slot.startswith(_FOLLOWED)
+            if not _base(slot).startswith((*_OF_A_RANK, *_FOLLOWED))
         ]
 
     def norm(self, slot: str) -> float:
         """Return the Euclidean norm of a slot over all parameters of this rank."""
-        norms = [float(t.norm()) for slots in self.tensors.values() for s, t in slots.items() if s == slot]
+        norms = [float(t.norm()) for slots in self.tensors.values() for s, t in slots.items() if _base(s) == slot]
         return math.hypot(*norms)
+
+
+def _base(slot: str) -> str:
+    """Return a slot's name without the prefixes of combinators."""
+    return slot.rpartition("/")[2]
+
+
+def _is_of_warmup(slot: str) -> bool:
+    """Say whether a slot is of the gradients of a warm-up, also between hosts; `averaging/` is of weights."""
+    return slot.removeprefix("host/").startswith("first/")

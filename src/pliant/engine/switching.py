@@ -71,7 +71,7 @@ class SwitchesPlans(CountsSkips):
         if self._held.group is not None:
             require_carried(plan, self._held.group, self._device)
         agree_on(plan, self._comm, self._device)
-        if self._ddp is None and not plan.between_steps:
+        if self._ddp is None and not plan.leaves_gradients:
             raise ValueError(
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
@@ -112,7 +112,7 @@ class SwitchesPlans(CountsSkips):
         Weights and optimizer states are then those of the first rank of those that have most steps in them; where ranks
         had weights of their own, their mean. What the plan still owes is forgotten: nobody knows what is in it.
         """
-        choices, held = self._exchanger.store.choices, self._held
+        nodes, held = self._exchanger.store.nodes, self._held
         with self.trial.noting():
             self._lane.drain()
         self.trial.restore()
@@ -120,7 +120,7 @@ class SwitchesPlans(CountsSkips):
         undone, plans = zip(*rows, strict=True)
         root, apart = undone.index(min(undone)), list[Tensor]()
         if len(set(plans)) == 1:  # else some ranks have left it already, and have what others owned
-            apart = [held.parameters[name] for name, choice in choices.items() if choice.between_steps]
+            apart = [held.parameters[name] for name, node in nodes.items() if node.exchanges_weights]
             with self.trial.noting():
                 self._made.hand_back()
         with self.trial.noting():
@@ -139,7 +139,7 @@ class SwitchesPlans(CountsSkips):
         self._owned, self._served, self._plan_number = made.owned, made.served, int(plan.hash, 16) >> 1
         if made.weights is not None and not self.trial.is_on:
             made.weights.agree(self._agreement, self._plan_number)
-        self._arrivals.put_in_force(made.exchanger, as_ready=plan.rules[0].choice.order == "ready")
+        self._arrivals.put_in_force(made.exchanger, as_ready=plan.order == "ready")
         if self._ddp is not None and self._front is not None:
             self._ddp.broadcast_buffers = self._shares_buffers and not made.apart
             self._front.rebucket(self._ddp, plan.bucket_bytes)

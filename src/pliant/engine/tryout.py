@@ -240,4 +240,4 @@ def passed(num_steps: int) -> Steps[None]:
 
 def period_of(plan: SyncPlan) -> int:
     """Return how many steps a plan's exchanges take turns in."""
-    return max(rule.choice.every for rule in plan.rules)
+    return max(rule.exchange.timing.period for rule in plan.rules)

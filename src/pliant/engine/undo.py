@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pliant.algorithms.base import State
 from pliant.codecs import all_finite
-from pliant.spec import Choice
+from pliant.spec import Exchange
 
 __all__ = ["Undo"]
 
@@ -16,9 +16,9 @@ class Undo:
     been finite before, and are gone with the exchange that has found them. Memory: as much as the state.
     """
 
-    def __init__(self, choice: Choice, state: State) -> None:
+    def __init__(self, node: Exchange, state: State) -> None:
         of = [tensor for of in state.of.values() for tensor in of.values()]
-        live = [] if choice.delay_steps else [*state.flat.values(), *of]
+        live = [] if _comes_late(node) else [*state.flat.values(), *of]
         self._gathered = {id(tensor) for slot, tensor in state.flat.items() if slot.rpartition("/")[2] == "pending"}
         self._kept: list[tuple[Tensor, Tensor | None]] = [(tensor, None) for tensor in live]
         self._step = -1
@@ -36,3 +36,7 @@ class Undo:
                 if copy is not None and (id(tensor) not in self._gathered or all_finite(copy)):
                     tensor.copy_(copy)
         self._step = -1
+
+
+def _comes_late(node: Exchange) -> bool:
+    return node.timing.delay_steps > 0 or node.early_timing.delay_steps > 0

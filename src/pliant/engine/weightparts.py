@@ -14,7 +14,7 @@ from pliant.comm.base import Comm
 from pliant.engine.lane import Ticket
 from pliant.engine.store import CORRECTION, Store
 from pliant.layouts.division import weight_buckets
-from pliant.spec import Choice, Outer
+from pliant.spec import Exchange, LocalSteps, Outer, Timing
 
 __all__ = ["WeightPart", "lay_out_weights"]
 
@@ -23,7 +23,9 @@ __all__ = ["WeightPart", "lay_out_weights"]
 class WeightPart:
     """A bucket of weights that are exchanged alike."""
 
-    choice: Choice
+    node: Exchange
+    timing: Timing
+    """That of the node, which makes it anew each time it is asked."""
     algorithm: MixesWeights
     bucket: Bucket
     views: list[Tensor]
@@ -48,19 +50,20 @@ class WeightPart:
     @property
     def late(self) -> bool:
         """Whether steps are made between an exchange and the use of its result."""
-        return self.choice.delay_steps > 0 or self.choice.pace == "free"
+        return self.timing.delay_steps > 0 or self.timing.pace == "free"
 
     @property
     def acts_alone(self) -> bool:
         """Whether a single rank has something to do: its outer optimizer."""
-        return self.choice.outer not in (None, Outer())
+        core = self.node.core
+        return isinstance(core, LocalSteps) and core.outer != Outer()
 
     def due(self, step: int, lr: float) -> bool:
         """Say whether weights are exchanged after this many steps."""
-        if step <= self.choice.until_step:
-            return step == self.choice.until_step
-        stretched = int((self.choice.stretch / lr) ** 2) if self.choice.stretch and lr > 0 else 0
-        return step - self.last >= max(self.choice.every, stretched)
+        if step <= self.timing.until_step:
+            return step == self.timing.until_step
+        stretched = int((self.timing.stretch / lr) ** 2) if self.timing.stretch and lr > 0 else 0
+        return step - self.last >= max(self.timing.period, stretched)
 
     @torch.no_grad()
     def load(self) -> None:
@@ -84,7 +87,7 @@ class WeightPart:
 
 
 def lay_out_weights(store: Store, comms: Mapping[bool, Comm], step: int) -> list[WeightPart]:
-    """Group the parameters whose weights are exchanged by choice and fragment, in buckets of limited size."""
+    """Group the parameters whose weights are exchanged by node and fragment, in buckets of limited size."""
     return [
         _lay_out(f"weights {k}", fragment, names, store, comms, step)
         for k, (fragment, names) in enumerate(_buckets_of(store))
@@ -93,10 +96,10 @@ def lay_out_weights(store: Store, comms: Mapping[bool, Comm], step: int) -> list
 
 def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
     buckets: list[tuple[int, list[str]]] = []
-    for choice in dict.fromkeys(choice for choice in store.choices.values() if choice.between_steps):
-        names = [name for name, own in store.choices.items() if own == choice]
+    for node in dict.fromkeys(node for node in store.nodes.values() if node.exchanges_weights):
+        names = [name for name, own in store.nodes.items() if own == node]
         numels = [math.prod(real_shape(store.parameters[name])) for name in names]
-        buckets += [(k, [names[i] for i in held]) for k, held in weight_buckets(numels, choice.fragments)]
+        buckets += [(k, [names[i] for i in held]) for k, held in weight_buckets(numels, node.timing.fragments)]
     return buckets
 
 
@@ -107,17 +110,18 @@ def _lay_out(
     spans = spans_of(names, [real_shape(p) for p in parameters])
     numel = sum(span.numel for span in spans)
     bucket = Bucket(name=name, spans=spans, weights=parameters, flat=torch.empty(numel, device=parameters[0].device))
-    choice = store.choices[names[0]]
-    algorithm, comm = store.algorithms[choice], comms[choice.hierarchical]
-    first_due = -(-choice.every * (fragment + 1) // choice.fragments)
+    node = store.nodes[names[0]]
+    algorithm, comm, timing = store.algorithms[node], comms[node.needs_hosts], node.timing
+    first_due = -(-timing.period * (fragment + 1) // timing.fragments)
     state = replace(store.state_of(bucket, between_steps=True), workspace=algorithm.prepare(bucket, comm))
     return WeightPart(
-        choice=choice,
+        node=node,
+        timing=timing,
         algorithm=cast(MixesWeights, algorithm),
         bucket=bucket,
         views=[bucket.view(span) for span in spans],
         comm=comm,
         state=state,
-        offset=first_due - choice.every,
-        last=step + first_due - choice.every,
+        offset=first_due - timing.period,
+        last=step + first_due - timing.period,
     )

@@ -28,8 +28,8 @@ class Weights:
     """Carries out what a plan says about weights, after each of this rank's steps.
 
     Args:
-        store: Choices and state of all parameters.
-        comms: Who talks, for choices that are hierarchical (True) and for those that are not (False); nobody else
+        store: Nodes and state of all parameters.
+        comms: Who talks, for nodes that need hosts (True) and for those that are not (False); nobody else
             uses them.
         optimizer: Whose learning rate stretches periods.
         step: Steps made so far.
@@ -44,7 +44,7 @@ class Weights:
         self._lane = Lane(device, "pliant-weights", tape)
         self._device = device
         self._parts = lay_out_weights(store, comms, step)
-        self._paces = {part.choice.pace for part in self._parts}
+        self._paces = {part.timing.pace for part in self._parts}
         self._agreement: tuple[Agreement, int] | None = None
         self._begun = step
         self._counted = 0.0
@@ -71,9 +71,9 @@ class Weights:
         self._lane.raise_error()
         optimizer = self._optimizer()
         lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
-        lockstep = [part for part in self._parts if part.choice.pace == "lockstep"]
+        lockstep = [part for part in self._parts if part.timing.pace == "lockstep"]
         for part in lockstep:
-            if part.ticket is not None and step >= part.last + part.choice.delay_steps:
+            if part.ticket is not None and step >= part.last + part.timing.delay_steps:
                 self._take(part)
         free = self._free
         if all(part.ticket is None or part.ticket.done for part in free):
@@ -159,13 +159,13 @@ class Weights:
 
     @property
     def _free(self) -> list[WeightPart]:
-        return [part for part in self._parts if part.choice.pace == "free"]
+        return [part for part in self._parts if part.timing.pace == "free"]
 
     def _start(self, parts: Sequence[WeightPart], step: int) -> None:
         if not parts:
             return
         share = [1.0]
-        if any(part.choice.weighted or part.choice.pace == "free" for part in parts) and self._comms[False].size > 1:
+        if any(part.timing.weighted or part.timing.pace == "free" for part in parts) and self._comms[False].size > 1:
             work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
             self._lane.submit(lambda: self._meet(work, leaving, share), name="meet", step=step - 1)
         rests: list[tuple[str, Rest]] = []
@@ -176,7 +176,7 @@ class Weights:
             mix = functools.partial(self._mix, part, step, share, rests)
             part.ticket = self._lane.submit(mix, name=part.bucket.name, step=step - 1)
             part.work = self._counted or step - self._begun
-            part.last = step + part.offset if step == part.choice.until_step else step
+            part.last = step + part.offset if step == part.timing.until_step else step
         self._lane.submit_all(rests, step=step - 1)
         if self._agreement is not None and len(self._paces) == 1:  # with two, ranks may come to them in another order
             free, (agreement, plan) = "free" in self._paces, self._agreement
@@ -207,7 +207,7 @@ class Weights:
                 "them. Lower the learning rate or clip."
             )
         seed = part.round << 32 | zlib.crc32(bucket.name.encode())
-        moment = Moment(step=step, seed=seed, round=part.round, share=share[0] if part.choice.weighted else 1.0)
+        moment = Moment(step=step, seed=seed, round=part.round, share=share[0] if part.timing.weighted else 1.0)
         part.round += 1
         alone = part.comm.size == 1 and not part.acts_alone
         with meanwhile(f"exchanging {bucket.name} ({names[0]} .. {names[-1]}) after step {step}"):

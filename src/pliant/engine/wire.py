@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from pliant.spec import Choice, SyncPlan
+from pliant.spec import BlockSparse, CompressedMomentum, Exchange, ScatterGather, SyncPlan
 
 __all__ = ["backend_of", "require_carried"]
 
@@ -24,16 +24,18 @@ def require_carried(plan: SyncPlan, group: ProcessGroup, device: torch.device) -
     if group.size() == 1 or backend_of(group, device) != "nccl":
         return
     for rule in plan.rules:
-        if _receives_first(rule.choice):
+        if _receives_first(rule.exchange):
             raise ValueError(
-                f"the plan exchanges {rule.choice}, which receives from all ranks at once while it sends, but the "
+                f"the plan exchanges {rule.exchange}, which receives from all ranks at once while it sends, but the "
                 f"model is on {device}, whose backend NCCL does one thing after another and would wait for ever; "
                 "choose a plan that NCCL carries, such as allreduce, bf16, powersgd or local_sgd, or train over Gloo."
             )
 
 
-def _receives_first(choice: Choice) -> bool:
-    coded_blocks = choice.selection is not None and choice.selection.value_bits < 16
-    if choice.collective in ("scatter_gather", "owner") or coded_blocks:
-        return True
-    return choice.before is not None and _receives_first(choice.before)
+def _receives_first(node: Exchange) -> bool:
+    return any(
+        inner.has_owners
+        or isinstance(inner, (ScatterGather, CompressedMomentum))
+        or (isinstance(inner, BlockSparse) and inner.selection.is_coded)
+        for inner in node.walk()
+    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.layouts.payloads import payload_bytes
-from pliant.spec.plan import CodecSpec
+from pliant.spec.codecs import CodecSpec
 from pliant.spec.selection import VALUE_BYTES, Selection, ValueBits
 
 __all__ = ["Divided", "Rows", "divided", "rows_of", "values_bytes"]

@@ -2,8 +2,7 @@
 
 import math
 
-from pliant.spec.codecs import CodecFacts, facts_of
-from pliant.spec.plan import CodecSpec
+from pliant.spec.codecs import CodecFacts, CodecSpec, facts_of
 
 __all__ = ["granularity", "num_kept", "payload_bytes"]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pliant.spec import Choice, SyncPlan, Workload
+from pliant.spec import Exchange, LocalSteps, SyncPlan, Workload
 
 __all__ = ["Advice", "Applied", "HasGroups", "advise", "apply"]
 
@@ -64,7 +64,7 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
     Args:
         workload: Its batch_size, and noise_scale and rank_factors where they were measured.
         num_ranks: Who trains.
-        plan: What is exchanged: the choice that most elements have decides.
+        plan: What is exchanged: the exchange of most elements decides.
         optimizer: Name of its class, such as 'SGD', 'AdamW'. A name without a known rule keeps its rate.
         tuned_for: Samples a step for which the learning rate was tuned; 0 for those of one rank.
 
@@ -77,14 +77,14 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
             f"advice was asked for {num_ranks} ranks and a rate tuned for {tuned_for} samples; give at least one rank, "
             "and 0 samples for those of one rank, or more."
         )
-    choice = _main_choice(plan, workload)
+    node = _main_exchange(plan, workload)
     rule = _rule(optimizer)
     before = tuned_for or workload.batch_size
     own, together = workload.batch_size, workload.batch_size * num_ranks
-    batch = max(own, min(before, together)) if choice.between_steps else together * choice.every
-    scale, why = _rate(before, batch, choice, rule, workload, optimizer)
-    other, other_why = _other_optimizer(batch, choice, rule, workload, optimizer)
-    pace, pace_why = _pace(workload.rank_factors, num_ranks, choice, rule)
+    batch = max(own, min(before, together)) if node.exchanges_weights else together * node.timing.period
+    scale, why = _rate(before, batch, node, rule, workload, optimizer)
+    other, other_why = _other_optimizer(batch, node, rule, workload, optimizer)
+    pace, pace_why = _pace(workload.rank_factors, num_ranks, node, rule)
     return Advice(
         lr_scale=scale,
         tuned_for=before,
@@ -152,12 +152,12 @@ def _multiply(groups: Sequence[Mapping[str, Any]], factor: float) -> None:
                 rate.mul_(factor)
 
 
-def _main_choice(plan: SyncPlan, workload: Workload) -> Choice:
-    numel: dict[Choice, int] = {}
+def _main_exchange(plan: SyncPlan, workload: Workload) -> Exchange:
+    numel: dict[Exchange, int] = {}
     for tensor in workload.tensors:
-        choice = plan.choice_for(tensor.name, tensor.layer, tensor.numel)
-        numel[choice] = numel.get(choice, 0) + tensor.numel
-    return max(numel, key=lambda choice: numel[choice])
+        node = plan.exchange_for(tensor.name, tensor.layer, tensor.numel)
+        numel[node] = numel.get(node, 0) + tensor.numel
+    return max(numel, key=lambda node: numel[node])
 
 
 def _rule(optimizer: str) -> Rule:
@@ -173,7 +173,7 @@ def _amount(count: float, batch_size: int) -> str:
     return "one rank's batch" if count == 1 else f"{count:.4g} ranks' batches"
 
 
-def _rate(before: int, batch: int, choice: Choice, rule: Rule, workload: Workload, optimizer: str) -> tuple[float, str]:
+def _rate(before: int, batch: int, node: Exchange, rule: Rule, workload: Workload, optimizer: str) -> tuple[float, str]:
     """Return the factor of the learning rate, and why."""
     noise, now, then = (workload.noise_scale, *(_amount(b, workload.batch_size) for b in (batch, before)))
     if rule == "none":
@@ -184,7 +184,7 @@ def _rate(before: int, batch: int, choice: Choice, rule: Rule, workload: Workloa
     paper = "Goyal et al., arXiv:1706.02677" if rule == "linear" else "Malladi et al., arXiv:2205.10287"
     why = f"An update takes {now} instead of {then}; {optimizer}'s rate changes {law} the batch ({paper})"
     if batch == before:
-        why = "The rate stays" if choice.between_steps else f"The rate was tuned for {now}, as many as there are"
+        why = "The rate stays" if node.exchanges_weights else f"The rate was tuned for {now}, as many as there are"
     elif noise is None:
         why += ", as far as that goes: the noise scale, which bounds it, was not measured"
     else:
@@ -193,25 +193,27 @@ def _rate(before: int, batch: int, choice: Choice, rule: Rule, workload: Workloa
             f"the loss falls: eps_max / (1 + B_noise / B) becomes {gain:.3g} times what it was (McCandlish et al., "
             "arXiv:1812.06162)"
         )
-    late = choice.staleness if choice.served else 0 if choice.between_steps else choice.delay_steps
+    timing = node.timing
+    late = node.staleness_bound or (0 if node.exchanges_weights else timing.delay_steps)
     if late:
         scale /= 1 + late
         why += f"; gradients are up to {late} steps late, so divide by {1 + late} (Zhang et al., arXiv:1511.05950)"
-    if choice.every > 1 and not choice.between_steps and rule == "linear":
-        scale /= choice.every
-        why += f"; gradients of {choice.every} steps are added up, so divide by as many"
-    if choice.between_steps:
-        why += _of_weights(choice, rule)
+    if timing.period > 1 and not node.exchanges_weights and rule == "linear":
+        scale /= timing.period
+        why += f"; gradients of {timing.period} steps are added up, so divide by as many"
+    if node.exchanges_weights:
+        why += _of_weights(node, rule)
     return scale, f"{why}."
 
 
-def _of_weights(choice: Choice, rule: Rule) -> str:
+def _of_weights(node: Exchange, rule: Rule) -> str:
     """Return what to know where weights are exchanged: each rank steps on its own samples."""
     why = ": each rank steps on its own, and a later average does not mend a rate that one rank's batch cannot bear"
-    if choice.hierarchical:
+    if node.averages_in_host:
         why += " (a host's ranks average gradients, so it may be as many times the rate)"
-    if choice.outer is not None and choice.outer.momentum:
-        why += f"; the outer rate {choice.outer.lr:g} and momentum {choice.outer.momentum:g} need hundreds of exchanges"
+    outer = node.core.outer if isinstance(node.core, LocalSteps) else None
+    if outer is not None and outer.momentum:
+        why += f"; the outer rate {outer.lr:g} and momentum {outer.momentum:g} need hundreds of exchanges"
     else:
         why += "; a higher one, up to the number of ranks times, is worth a try after a warm-up (arXiv:1808.07217)"
     if rule == "root":
@@ -219,10 +221,10 @@ def _of_weights(choice: Choice, rule: Rule) -> str:
     return why
 
 
-def _other_optimizer(batch: int, choice: Choice, rule: Rule, workload: Workload, optimizer: str) -> tuple[str, str]:
+def _other_optimizer(batch: int, node: Exchange, rule: Rule, workload: Workload, optimizer: str) -> tuple[str, str]:
     """Return the optimizer that a batch beyond the noise scale asks for, and why."""
     noise = workload.noise_scale
-    if noise is None or rule == "none" or choice.between_steps or batch <= noise:
+    if noise is None or rule == "none" or node.exchanges_weights or batch <= noise:
         return "", ""
     name, paper = _LARGE[rule]
     few = f"{_amount(batch, workload.batch_size)} are beyond the noise scale: more of them hardly save steps"
@@ -235,10 +237,10 @@ def _other_optimizer(batch: int, choice: Choice, rule: Rule, workload: Workload,
 
 
 def _pace(
-    factors: Sequence[float], num_ranks: int, choice: Choice, rule: Rule
+    factors: Sequence[float], num_ranks: int, node: Exchange, rule: Rule
 ) -> tuple[Literal["lockstep", "free"], str]:
     """Return whether ranks should wait, and why."""
-    if choice.pace == "free":
+    if node.timing.pace == "free":
         return "free", "Under this plan nobody waits, or only for who is too far behind."
     if len(factors) != num_ranks:
         return "lockstep", ""

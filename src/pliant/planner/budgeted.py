@@ -162,10 +162,9 @@ class _Divider:
 
     def _table(self, groups: Sequence[Sequence[int]]) -> Floats:
         """Return each group's error under each setting, (num_groups, num_settings)."""
-        choices = [gene.choice for gene in self._offered]
+        nodes = [gene.exchange for gene in self._offered]
         rows = [
-            [sum(self._errors.of_tensor(place, choice) or 0.0 for place in group) for choice in choices]
-            for group in groups
+            [sum(self._errors.of_tensor(place, node) or 0.0 for place in group) for node in nodes] for group in groups
         ]
         return np.array(rows)
 

@@ -4,7 +4,7 @@ import re
 
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import all_of
-from pliant.spec import Choice, CodecSpec, SyncPlan, TensorSpec, Workload
+from pliant.spec import CODECS, BlockSparse, CodecSpec, Exchange, SyncPlan, TensorSpec, Workload
 
 __all__ = ["LOW_RANKS", "Errors", "lossy_codecs"]
 
@@ -15,8 +15,8 @@ LOW_RANKS = tuple(int(rank) for rank in FAMILIES["low_rank"].grids["rank"])
 
 def lossy_codecs() -> tuple[CodecSpec, ...]:
     """Return the codecs that the search may choose among: for `pliant.observe(codecs=...)`, through `codec_from`."""
-    found = [gene.choice.codec for name in FAMILIES for gene in all_of(name) if gene.lossy]
-    return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.name not in ("bf16", "rank")))
+    found = [gene.exchange.payload_codec for name in FAMILIES for gene in all_of(name) if gene.lossy]
+    return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.facts.kind != "cast"))
 
 
 class Errors:
@@ -33,8 +33,8 @@ class Errors:
         self._weighed = [_weighed(tensor) for tensor in workload.tensors]
 
     @property
-    def measured(self) -> frozenset[CodecSpec]:
-        """Codecs that were measured on every tensor that has a gradient."""
+    def measured(self) -> frozenset[str]:
+        """Codings, as `Exchange.coding` names them, that were measured on every tensor that has a gradient."""
         seen = [set(row) for t, row in zip(self._workload.tensors, self._weighed, strict=True) if t.gradient_share]
         return frozenset(set.intersection(*seen)) if seen else frozenset()
 
@@ -46,36 +46,39 @@ class Errors:
                 "none; name codecs in pliant.observe(codecs=...), such as pliant.planner.lossy_codecs(), or ranks."
             )
 
-    def of_tensor(self, place: int, choice: Choice) -> float | None:
-        """Return the error of workload.tensors[place] under a choice, as a share of the whole gradient's square.
+    def of_tensor(self, place: int, node: Exchange) -> float | None:
+        """Return the error of workload.tensors[place] under a node, as a share of the whole gradient's square.
 
         None where nobody knows: the codec was not measured on it, or weights are exchanged instead of gradients.
         """
-        if choice.apart or choice.selection is not None:
+        if node.weights_may_diverge or isinstance(node.core, BlockSparse):
             return None
-        if choice.codec is None or choice.codec.name == "bf16":
+        coding = node.core.coding
+        if not coding:
             return 0.0
         if self._looked_at and not self._workload.tensors[place].gradient_share:
             return 0.0  # its gradient was zero
-        return self._weighed[place].get(choice.codec)
+        return self._weighed[place].get(coding)
 
     def of(self, plan: SyncPlan) -> float | None:
         """Return the relative squared error of the whole gradient under a plan, or None where nobody knows."""
         total = 0.0
         for place, tensor in enumerate(self._workload.tensors):
-            error = self.of_tensor(place, plan.choice_for(tensor.name, tensor.layer, tensor.numel))
+            error = self.of_tensor(place, plan.exchange_for(tensor.name, tensor.layer, tensor.numel))
             if error is None:
                 return None
             total += error
         return total
 
 
-def _weighed(tensor: TensorSpec) -> dict[CodecSpec, float]:
-    return {_parsed(text): tensor.gradient_share * error for text, error in tensor.gradient_error.items()}
+def _weighed(tensor: TensorSpec) -> dict[str, float]:
+    return {_named(text): tensor.gradient_share * error for text, error in tensor.gradient_error.items()}
 
 
-def _parsed(text: str) -> CodecSpec:
-    """Read a codec back from its string, 'qsgd(block=512, bits=4)': equal to a plan's, in whatever order it is."""
+def _named(text: str) -> str:
+    """Return a coding as plans name it: workloads of before write out the settings that have their default."""
     name, _, settings = text.partition("(")
+    if name not in CODECS:
+        return text
     pairs = re.findall(r"(\w+)=([^,)]+)", settings)
-    return CodecSpec(name=name, settings={key: float(value) for key, value in pairs})
+    return str(CodecSpec(name=name, settings={key: float(value) for key, value in pairs}))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pliant.planner.families import FAMILIES, Settings
-from pliant.spec import Choice, Match, Rule, SyncPlan
+from pliant.spec import BetweenHosts, Exchange, LocalSteps, Match, Rule, ScatterGather, SyncPlan
 
 __all__ = ["SMALL_NUMEL", "Gene", "Genes", "all_of"]
 
@@ -28,8 +28,8 @@ class Gene:
         return hash((self.family, tuple(sorted(self.settings.items()))))
 
     @property
-    def choice(self) -> Choice:
-        """The choice, ready to be changed in order, hierarchy and chunk."""
+    def exchange(self) -> Exchange:
+        """Node of a plan, before what `Genes` say of chunks and hosts."""
         return FAMILIES[self.family](self.settings)
 
     @property
@@ -75,24 +75,27 @@ class Genes:
         return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
 
     def plan(self, name: str = "") -> SyncPlan:
-        """Return the plan. Raises ValueError, from the validity table, for what does not go together."""
+        """Return the plan. Raises ValueError, from a node, for what does not go together."""
         genes = self.genes
         if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
         if len({gene.family == "owner" for gene in genes}) > 1:
             raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
-        rules = [Rule(match=Match(pattern=name), choice=self._finished(gene)) for name, gene in self.names]
-        rules += [Rule(match=Match(layer=layer), choice=self._finished(gene)) for layer, gene in self.layers]
-        rules.append(Rule(choice=self._finished(self.base)))
+        rules = [Rule(match=Match(pattern=name), exchange=self._finished(gene)) for name, gene in self.names]
+        rules += [Rule(match=Match(layer=layer), exchange=self._finished(gene)) for layer, gene in self.layers]
+        rules.append(Rule(exchange=self._finished(self.base)))
         if any(gene.lossy for gene in genes):
             spared = self._finished(Gene("exact", {"bits": 32}))
-            rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), choice=spared))
-        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, name=name)
+            rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
+        order = "at_end" if self.at_end else "ready"
+        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)
 
-    def _finished(self, gene: Gene) -> Choice:
-        return replace(
-            gene.choice,
-            chunk_bytes=self.chunk_bytes,
-            order="at_end" if self.at_end else "ready",
-            hierarchical=self.by_hosts and FAMILIES[gene.family].by_hosts,
-        )
+    def _finished(self, gene: Gene) -> Exchange:
+        node = _in_chunks(gene.exchange, self.chunk_bytes)
+        return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
+
+
+def _in_chunks(node: Exchange, chunk_bytes: int) -> Exchange:
+    if isinstance(node, LocalSteps):
+        return replace(node, averaging=_in_chunks(node.averaging, chunk_bytes))
+    return replace(node, chunk_bytes=chunk_bytes) if isinstance(node, ScatterGather) else node

@@ -8,8 +8,8 @@ import numpy as np
 
 from pliant.layouts.division import place, weight_buckets
 from pliant.simulator.messages import Floats
-from pliant.simulator.traffic import Batch
-from pliant.spec import Choice, SyncPlan, TensorSpec, Workload
+from pliant.simulator.rounds import Batch
+from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, TensorSpec, Timing, Workload
 
 __all__ = [
     "Part",
@@ -34,7 +34,7 @@ _ITEMSIZES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float
 class Part:
     """Tensors of one bucket of gradients that are synchronized alike."""
 
-    choice: Choice
+    node: Exchange
     bucket: int
     tensors: tuple[int, ...]
     """Places in workload.tensors."""
@@ -46,10 +46,11 @@ class Part:
 class WeightPart:
     """Tensors whose weights are exchanged together."""
 
-    choice: Choice
+    node: Exchange
+    timing: Timing
     tensors: tuple[int, ...]
     first_due: int
-    """Steps after which the first exchange is due; then every `choice.every` steps."""
+    """Steps after which the first exchange is due; then every period of the node."""
 
 
 def itemsize(tensor: TensorSpec) -> int:
@@ -61,9 +62,9 @@ def itemsize(tensor: TensorSpec) -> int:
     return _ITEMSIZES[dtype]
 
 
-def distinct(choices: Iterable[Choice]) -> list[Choice]:
-    """Return each choice once, in order; equal ones are one object already, and to compare those is quick."""
-    return list({id(choice): choice for choice in choices}.values())
+def distinct(nodes: Iterable[Exchange]) -> list[Exchange]:
+    """Return each node once, in order; equal ones are one object already, and to compare those is quick."""
+    return list({id(node): node for node in nodes}.values())
 
 
 def buckets_of(plan: SyncPlan, workload: Workload, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
@@ -72,7 +73,7 @@ def buckets_of(plan: SyncPlan, workload: Workload, bucket_bytes: int) -> tuple[t
     return tuple(map(tuple, _ddp_buckets(workload.tensors, first_bytes, plan.bucket_bytes or bucket_bytes)))
 
 
-def gradient_parts(buckets: Sequence[Sequence[int]], choices: Sequence[Choice], workload: Workload) -> list[Part]:
+def gradient_parts(buckets: Sequence[Sequence[int]], nodes: Sequence[Exchange], workload: Workload) -> list[Part]:
     """Return the parts of all buckets, in the order in which they are exchanged."""
     parts: list[Part] = []
     ready_s = 0.0
@@ -80,24 +81,25 @@ def gradient_parts(buckets: Sequence[Sequence[int]], choices: Sequence[Choice], 
         ready_s = max(ready_s, max(workload.tensors[k].ready_s for k in bucket))  # buckets leave in their order
         alike: dict[int, list[int]] = {}
         for k in bucket:
-            alike.setdefault(id(choices[k]), []).append(k)
+            alike.setdefault(id(nodes[k]), []).append(k)
         parts += [
-            Part(choice=choices[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s)
-            for held in alike.values()
+            Part(node=nodes[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s) for held in alike.values()
         ]
     return parts
 
 
-def weight_parts(choices: Sequence[Choice], workload: Workload) -> list[WeightPart]:
+def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[WeightPart]:
     """Return the buckets of weights that are exchanged between steps, in the order of their exchanges."""
     model_order = range(len(workload.tensors) - 1, -1, -1)  # gradients come from the last layer on
     parts: list[WeightPart] = []
-    for choice in distinct(choices[k] for k in model_order if choices[k].between_steps):
-        mine = [k for k in model_order if choices[k] is choice]
+    for node in distinct(nodes[k] for k in model_order if nodes[k].exchanges_weights):
+        mine, timing = [k for k in model_order if nodes[k] is node], node.timing
         numels = [workload.tensors[k].numel for k in mine]
-        for fragment, held in weight_buckets(numels, choice.fragments):
-            first_due = -(-choice.every * (fragment + 1) // choice.fragments)
-            parts.append(WeightPart(choice=choice, tensors=tuple(mine[i] for i in held), first_due=first_due))
+        for fragment, held in weight_buckets(numels, timing.fragments):
+            first_due = -(-timing.period * (fragment + 1) // timing.fragments)
+            parts.append(
+                WeightPart(node=node, timing=timing, tensors=tuple(mine[i] for i in held), first_due=first_due)
+            )
     return parts
 
 
@@ -125,28 +127,29 @@ def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequen
     return Batch(numel=numel, itemsize=size, shapes=shapes, held=held, num_held=num_held)
 
 
-def owners_of(choices: Sequence[Choice], workload: Workload, num_ranks: int) -> tuple[int, ...]:
+def owners_of(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> tuple[int, ...]:
     """Return the owner of each tensor, 0 where it has none; nothing if no tensor has one. As the engine places them."""
-    owners = [0] * len(choices)
-    model_order = range(len(choices) - 1, -1, -1)
-    owned = distinct(choices[k] for k in model_order if choices[k].owned)
-    for choice in owned:
-        bandwidths = choice.bandwidths or (1.0,) * num_ranks
+    owners = [0] * len(nodes)
+    model_order = range(len(nodes) - 1, -1, -1)
+    owned = distinct(nodes[k] for k in model_order if nodes[k].has_owners)
+    for node in owned:
+        given = node.placement.bandwidths if isinstance(node, (ShardedOptimizer, ParameterServer)) else ()
+        bandwidths = given or (1.0,) * num_ranks
         if len(bandwidths) != num_ranks:
             raise ValueError(
                 f"the plan gives {len(bandwidths)} bandwidths, but there are {num_ranks} ranks; give one for each."
             )
-        mine = [k for k in model_order if choices[k] is choice]
+        mine = [k for k in model_order if nodes[k] is node]
         for k, rank in zip(mine, place([workload.tensors[k].numel for k in mine], bandwidths), strict=True):
             owners[k] = rank
     return tuple(owners) if owned else ()
 
 
-def owned_bytes(choices: Sequence[Choice], workload: Workload, owners: Sequence[int], num_ranks: int) -> Floats:
+def owned_bytes(nodes: Sequence[Exchange], workload: Workload, owners: Sequence[int], num_ranks: int) -> Floats:
     """Return the bytes of weights that each rank sends to all after a step, (1, num_ranks)."""
     held = np.zeros((1, num_ranks))
-    for choice, tensor, owner in zip(choices, workload.tensors, owners, strict=True):
-        if choice.owned:
+    for node, tensor, owner in zip(nodes, workload.tensors, owners, strict=True):
+        if node.has_owners:
             held[0, owner] += tensor.numel * itemsize(tensor)
     return held
 

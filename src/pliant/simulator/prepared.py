@@ -22,13 +22,16 @@ from pliant.simulator.layout import (
 from pliant.simulator.links import Links
 from pliant.simulator.messages import Floats, Product, Round
 from pliant.simulator.schedules import ring, to_and_from
-from pliant.simulator.traffic import inside_hosts, moved
-from pliant.spec import Choice, SyncPlan, Topology, Workload
+from pliant.simulator.traffic import inside_hosts, moved, num_turns
+from pliant.spec import (
+    Exchange,
+    SyncPlan,
+    Topology,
+    Workload,
+)
 
 __all__ = ["Exchanged", "Ground", "Mixed", "Prepared", "prepare"]
 
-_MOST_TURNS = 16
-"""Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
 _CPU_KEYS = slice(KEYS.index("messages"), None)
 
 
@@ -102,12 +105,12 @@ class Mixed:
     @property
     def late(self) -> bool:
         """Whether steps are made between an exchange and the use of its result."""
-        return self.part.choice.delay_steps > 0 or self.part.choice.pace == "free"
+        return self.part.timing.delay_steps > 0 or self.part.timing.pace == "free"
 
     @property
     def free(self) -> bool:
         """Whether each rank exchanges at the step that it is in."""
-        return self.part.choice.pace == "free"
+        return self.part.timing.pace == "free"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,17 +150,18 @@ class Prepared:
 def prepare(plan: SyncPlan, ground: Ground, bucket_bytes: int) -> Prepared:
     """Measure every exchange that a plan makes."""
     workload, num_ranks = ground.workload, ground.num_ranks
-    choices = _choices(plan, workload)
-    owners = owners_of(choices, workload, num_ranks) if num_ranks > 1 else ()
-    gradients, rests = _gradients(plan, choices, owners, ground, bucket_bytes) if num_ranks > 1 else ((), ())
-    weights = _weights(choices, ground)
-    meets = any(mixed.free or mixed.part.choice.weighted for mixed in weights)
+    nodes = _nodes(plan, workload)
+    owners = owners_of(nodes, workload, num_ranks) if num_ranks > 1 else ()
+    gradients, rests = _gradients(plan, nodes, owners, ground, bucket_bytes) if num_ranks > 1 else ((), ())
+    weights = _weights(nodes, ground)
+    meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
-    held = owned_bytes(choices, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
-    served = [choice for choice in distinct(choices) if choice.served and num_ranks > 1]
+    held = owned_bytes(nodes, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
+    bounds = [node.staleness_bound for node in distinct(nodes) if num_ranks > 1]
+    served = [bound for bound in bounds if bound is not None]
     busiest = float(held.max() / held.sum()) if owners else 1.0
     lockstep_owners = bool(owners) and not served
-    periods = [choice.every * _turns(choice, ground.topology) for choice in distinct(choices)]
+    periods = [node.timing.period * num_turns(node, ground.topology, num_ranks) for node in distinct(nodes)]
     return Prepared(
         ground=ground,
         gradients=gradients,
@@ -166,16 +170,16 @@ def prepare(plan: SyncPlan, ground: Ground, bucket_bytes: int) -> Prepared:
         meet=_one("meet", tell, ground),
         share=_one("new weights", _from_owners(held), ground) if lockstep_owners else None,
         served=_one("owners", _served(owners, ground, busiest), ground) if served else None,
-        staleness=served[0].staleness if served else 0,
+        staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
         period=math.lcm(*periods),
     )
 
 
-def _choices(plan: SyncPlan, workload: Workload) -> list[Choice]:
-    """Return each tensor's choice; equal choices are one object."""
-    alike: dict[Choice, Choice] = {}
-    of_rule = [alike.setdefault(rule.choice, rule.choice) for rule in plan.rules]
+def _nodes(plan: SyncPlan, workload: Workload) -> list[Exchange]:
+    """Return each tensor's node; equal nodes are one object."""
+    alike: dict[Exchange, Exchange] = {}
+    of_rule = [alike.setdefault(rule.exchange, rule.exchange) for rule in plan.rules]
     if len(plan.rules) == 1:
         return of_rule * len(workload.tensors)
     return [
@@ -184,36 +188,28 @@ def _choices(plan: SyncPlan, workload: Workload) -> list[Choice]:
     ]
 
 
-def _turns(choice: Choice, topology: Topology) -> int:
-    size = len(topology.hosts) if choice.hierarchical else topology.num_ranks
-    if choice.selection is not None and choice.selection.agreement == "leader":
-        return min(size, _MOST_TURNS)  # of the leader; each is counted as the mean of them
-    if choice.graph is None:
-        return 1
-    return min(choice.graph.period(size) or _MOST_TURNS, _MOST_TURNS)
-
-
 def _gradients(
-    plan: SyncPlan, choices: Sequence[Choice], owners: Sequence[int], ground: Ground, bucket_bytes: int
+    plan: SyncPlan, nodes: Sequence[Exchange], owners: Sequence[int], ground: Ground, bucket_bytes: int
 ) -> tuple[tuple[tuple[float, int, Exchanged], ...], tuple[tuple[int, Exchanged], ...]]:
     key = plan.bucket_bytes, bucket_bytes
     if key not in ground.buckets:
         ground.buckets[key] = buckets_of(plan, ground.workload, bucket_bytes)
-    parts = gradient_parts(ground.buckets[key], choices, ground.workload)
+    parts = gradient_parts(ground.buckets[key], nodes, ground.workload)
     if not parts:
         return (), ()
     last_s = max(part.ready_s for part in parts)
     tasks: dict[int, tuple[float, int, Exchanged]] = {}
     rests: dict[int, tuple[int, Exchanged]] = {}
-    for choice in distinct(part.choice for part in parts):
-        if choice.apart and not choice.hierarchical:
+    for node in distinct(part.node for part in parts):
+        if node.weights_may_diverge and not node.averages_in_host:
             continue  # gradients stay with their rank
-        mine = [k for k, part in enumerate(parts) if part.choice is choice]
-        task, rest = _measured(choice, [parts[k].tensors for k in mine], owners, ground, 0, stay=choice.between_steps)
-        every = 1 if choice.between_steps else choice.every
+        mine = [k for k, part in enumerate(parts) if part.node is node]
+        stay = node.exchanges_weights
+        task, rest = _measured(node, [parts[k].tensors for k in mine], owners, ground, 0, stay=stay)
+        every = 1 if stay else node.timing.period
         for index, k in enumerate(mine):
             label = f"bucket {parts[k].bucket}"
-            ready_s = last_s if choice.order == "at_end" else parts[k].ready_s
+            ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
             if task.seconds[index] > 0 or task.sent[index].any():
                 tasks[k] = ready_s, every, _exchanged(label, task, index)
             if rest.seconds[index] > 0:
@@ -221,14 +217,14 @@ def _gradients(
     return tuple(tasks[k] for k in sorted(tasks)), tuple(rests[k] for k in sorted(rests))
 
 
-def _weights(choices: Sequence[Choice], ground: Ground) -> tuple[Mixed, ...]:
-    parts = weight_parts(choices, ground.workload)
+def _weights(nodes: Sequence[Exchange], ground: Ground) -> tuple[Mixed, ...]:
+    parts = weight_parts(nodes, ground.workload)
     found: dict[int, Mixed] = {}
-    for choice in distinct(part.choice for part in parts):
-        mine = [k for k, part in enumerate(parts) if part.choice is choice]
-        turns = range(_turns(choice, ground.topology))
+    for node in distinct(part.node for part in parts):
+        mine = [k for k, part in enumerate(parts) if part.node is node]
+        turns = range(num_turns(node, ground.topology, ground.num_ranks))
         groups = [parts[k].tensors for k in mine]
-        measured = [_measured(choice, groups, (), ground, turn, stay=False) for turn in turns]
+        measured = [_measured(node, groups, (), ground, turn, stay=False) for turn in turns]
         for index, k in enumerate(mine):
             found[k] = Mixed(
                 part=parts[k],
@@ -241,21 +237,21 @@ def _weights(choices: Sequence[Choice], ground: Ground) -> tuple[Mixed, ...]:
 
 
 def _measured(
-    choice: Choice, groups: list[tuple[int, ...]], owners: Sequence[int], ground: Ground, turn: int, *, stay: bool
+    node: Exchange, groups: list[tuple[int, ...]], owners: Sequence[int], ground: Ground, turn: int, *, stay: bool
 ) -> tuple[Exchanges, Exchanges]:
-    """Return what the exchanges of a choice take, found once for each choice and grouping."""
-    key = choice, tuple(groups), turn, stay
+    """Return what the exchanges of a node take, found once for each node and grouping."""
+    key = node, tuple(groups), turn, stay
     if key in ground.found:
         return ground.found[key]
     num = len(groups)
-    batch = batch_of(ground.workload, groups, owners if choice.owned else (), ground.num_ranks)
+    batch = batch_of(ground.workload, groups, owners if node.has_owners else (), ground.num_ranks)
     if ground.num_ranks == 1:
         found = ground.measure((), (), num)
     elif stay:  # weights are exchanged between hosts, and gradients only inside
-        num_bytes = batch.numel * (4 if choice.staged else batch.itemsize)
+        num_bytes = batch.numel * (4 if node.works_in_float32 else batch.itemsize)
         found = ground.measure(inside_hosts(num_bytes, ground.topology), (), num)
     else:
-        what = moved(choice, batch, ground.topology, turn)
+        what = moved(node, batch, ground.topology, turn)
         found = ground.measure(what.task, what.rest, num)
     ground.found[key] = found
     return found

@@ -181,7 +181,7 @@ def _run_free(prepared: Prepared, stepper: Stepper, wanted: int) -> Simulated:
     ground, costs, workload = prepared.ground, prepared.ground.costs, prepared.ground.workload
     whole_s = workload.forward_s + workload.backward_s + workload.step_s
     paces_s = whole_s * np.array(ground.slowdown)  # (num_ranks,)
-    every = min(mixed.part.choice.every for mixed in prepared.weights)
+    every = min(mixed.part.timing.period for mixed in prepared.weights)
     each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]
     each += [prepared.meet] * _MOST_TURNS if prepared.meet is not None else []
     exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS

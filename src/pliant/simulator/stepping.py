@@ -36,7 +36,7 @@ class Stepper:
     def __post_init__(self) -> None:
         costs = self.prepared.ground.costs
         self.clock = Clock(2, costs.compute_overlap, costs.exchange_overlap)
-        self._turns = [_Turn(mixed=m, last=m.part.first_due - m.part.choice.every) for m in self.prepared.weights]
+        self._turns = [_Turn(mixed=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: Item | None = None
         self._handed_over: Item | None = None
 
@@ -85,7 +85,7 @@ class Stepper:
         """Take what has arrived, and exchange what is due; as `engine.Weights` does."""
         lockstep = [turn for turn in self._turns if not turn.mixed.free]
         for turn in lockstep:
-            if turn.ticket is not None and step >= turn.last + turn.mixed.part.choice.delay_steps:
+            if turn.ticket is not None and step >= turn.last + turn.mixed.part.timing.delay_steps:
                 self._take(turn, step)
         free = [turn for turn in self._turns if turn.mixed.free]
         if all(turn.ticket is None or turn.ticket.done for turn in free):
@@ -102,7 +102,7 @@ class Stepper:
     def _start(self, turns: Sequence[_Turn], step: int) -> None:
         if not turns:
             return
-        if self.prepared.meet is not None and any(t.mixed.free or t.mixed.part.choice.weighted for t in turns):
+        if self.prepared.meet is not None and any(t.mixed.free or t.mixed.part.timing.weighted for t in turns):
             self._submit(_WEIGHTS, self.prepared.meet, step - 1)
         rests: list[Exchanged] = []
         for turn in turns:
@@ -128,4 +128,4 @@ class Stepper:
 
 
 def _due(turn: _Turn, step: int) -> bool:
-    return step - turn.last >= turn.mixed.part.choice.every
+    return step - turn.last >= turn.mixed.part.timing.period

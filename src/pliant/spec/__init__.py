@@ -1,43 +1,79 @@
-"""Nouns only: frozen records that survive a round trip through JSON. No torch here."""
+"""Records only: frozen values that survive a round trip through JSON. No torch here."""
 
+from pliant.spec.codecs import CODECS, CodecFacts, CodecSpec
+from pliant.spec.combinators import After, BetweenHosts, Combinator, Delayed, Every
 from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.embedding import EmbeddingPlan, Table, TableLayout
+from pliant.spec.exchange import NODES, Exchange, Timing, text_of
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
+from pliant.spec.gradients import (
+    AllGather,
+    AllReduce,
+    BlockSparse,
+    Custom,
+    LowRank,
+    ScatterGather,
+)
 from pliant.spec.graph import Graph
 from pliant.spec.machine import Machine
-from pliant.spec.plan import Choice, CodecSpec, Match, Outer, OwnSpec, Rule, SyncPlan
+from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
+from pliant.spec.plan import Match, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
+from pliant.spec.weights import CodedGossip, Gossip, LocalSteps, Outer
 from pliant.spec.workload import TensorSpec, Workload
 
 __all__ = [
+    "CODECS",
+    "NODES",
+    "After",
     "Agreement",
-    "Choice",
+    "AllGather",
+    "AllReduce",
+    "BetweenHosts",
+    "BlockSparse",
+    "CodecFacts",
     "CodecSpec",
+    "CodedGossip",
+    "Combinator",
+    "CompressedMomentum",
     "CurvatureSpec",
+    "Custom",
+    "DecoupledMomentum",
+    "Delayed",
     "EmbeddingPlan",
     "Event",
+    "Every",
+    "Exchange",
+    "Gossip",
     "Graph",
     "Host",
     "Link",
+    "LocalSteps",
+    "LowRank",
     "Machine",
     "Match",
     "Move",
     "Outer",
-    "OwnSpec",
+    "ParameterServer",
+    "Placement",
     "Rack",
     "Rule",
+    "ScatterGather",
     "Schedule",
     "Selection",
+    "ShardedOptimizer",
     "SyncPlan",
     "Table",
     "TableLayout",
     "Target",
     "TensorSpec",
     "Timeline",
+    "Timing",
     "Topology",
     "ValueBits",
     "Workload",
@@ -45,5 +81,6 @@ __all__ = [
     "from_json",
     "load",
     "save",
+    "text_of",
     "to_json",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["CODECS", "CodecFacts", "CodecKind", "Speeds", "codec_names", "facts_of"]
+__all__ = ["CODECS", "CodecFacts", "CodecKind", "CodecSpec", "Speeds", "codec_names", "facts_of"]
 
 CodecKind = Literal["cast", "quantizer", "sparsifier", "shared", "transform"]
 """A float format whose sums survive on the way; a code for every element, in blocks with a header; each rank's own
@@ -147,3 +147,52 @@ def facts_of(name: str) -> CodecFacts:
 def codec_names(*kinds: CodecKind) -> tuple[str, ...]:
     """Return the names of the codecs of some kinds, in the order of the table."""
     return tuple(name for name, facts in CODECS.items() if facts.kind in kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecSpec:
+    """A codec by name with its settings, such as ``CodecSpec(name="qsgd", settings={"bits": 4})``.
+
+    Settings that have their default are left out, so that equal codecs are equal records.
+
+    Raises:
+        ValueError: There is no such codec or setting, or a count is no whole number.
+
+    """
+
+    name: str
+    settings: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        known = facts_of(self.name).settings
+        for key, value in self.settings.items():
+            if key not in known:
+                there = ", ".join(known) or "none"
+                raise ValueError(f"the codec {self.name!r} has no setting {key!r}; it has {there}.")
+            if isinstance(known[key], int) and not float(value).is_integer():
+                raise ValueError(f"the codec {self.name!r} has {key} {value}, but that is a count; use a whole number.")
+        kept = {k: float(v) for k, v in sorted(self.settings.items()) if float(v) != known[k]}
+        object.__setattr__(self, "settings", MappingProxyType(kept))
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self.settings.items())))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _codec, (self.name, dict(self.settings))
+
+    @property
+    def facts(self) -> CodecFacts:
+        """Row of the table."""
+        return CODECS[self.name]
+
+    def setting(self, name: str) -> float:
+        """Return a setting, or its default."""
+        return self.settings.get(name, self.facts.settings[name])
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{k}={v:g}" for k, v in self.settings.items())
+        return f"{self.name}({settings})" if settings else self.name
+
+
+def _codec(name: str, settings: dict[str, float]) -> CodecSpec:
+    return CodecSpec(name=name, settings=settings)

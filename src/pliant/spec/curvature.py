@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pliant.spec.files import LATER
+from pliant.spec.plain import LATER
 
 __all__ = ["CurvatureSpec"]
 

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pliant.spec.files import LATER
+from pliant.spec.plain import LATER
 
 __all__ = ["STATE_NUMBERS", "EmbeddingPlan", "Piece", "RowOptimizer", "Table", "TableLayout"]
 

@@ -4,13 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["NEEDS_RATIO", "Target"]
-
-NEEDS_RATIO = (
-    "a target is held by the ratio of blocks, or of a sparsifier in an all_gather, for gradients from the first step "
-    "on, but here a {what} meets {collective} and {codec}; use such, with its ratio given, or no target."
-)
-"""Of the validity table."""
+__all__ = ["Target"]
 
 
 @dataclass(frozen=True, kw_only=True)

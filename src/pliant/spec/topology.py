@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from pliant.spec.files import LATER
+from pliant.spec.plain import LATER
 
 __all__ = ["Host", "Link", "Rack", "Topology"]
 

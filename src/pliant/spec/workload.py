@@ -24,7 +24,7 @@ class TensorSpec:
     gradient_share: float = 0.0
     """Its part of the model's squared gradient norm; 0 where that was not measured."""
     gradient_error: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
-    """Codec as ``str(codecs.spec_of(codec))``, 'qsgd(block=512, bits=4)' -> relative squared error |C(g) - g|^2/|g|^2.
+    """`Exchange.coding`, such as 'qsgd(bits=4)' or 'rank(rank=4)' -> relative squared error |C(g) - g|^2/|g|^2.
 
     For an unbiased codec it is omega, for a biased one 1 - delta, where delta is the contraction."""
 

@@ -17,13 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
-from pliant.algorithms import ALGORITHMS, Algorithm
+from pliant.algorithms import ALGORITHMS
 from pliant.cli.bench.peers import peer_plan
 from pliant.cli.bench.rhythm import rhythm_of
 from pliant.cli.bench.setup import AUTO, PEER_ARMS, PLIANT_ARMS, settings_of
-from pliant.codecs.registry import codec_from
 from pliant.engine.choose import plan_from, recommended
-from pliant.spec import Choice, CodecSpec, Graph
+from pliant.spec import CodecSpec, Exchange, Graph
 
 __all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "plan_named", "prepare", "warmup_steps_of"]
 
@@ -60,31 +59,31 @@ class Arm:
     @property
     def period(self) -> int:
         """Steps after which this arm has done everything that it ever does."""
-        return POST_LOCAL_PERIOD if self.name == "ddp-postlocal" else rhythm_of(self._choices).period
+        return POST_LOCAL_PERIOD if self.name == "ddp-postlocal" else rhythm_of(self._nodes).period
 
     @property
     def spacing(self) -> int:
         """Steps from one exchange to the next, of whatever part of the model."""
-        return self.period if self.name == "ddp-postlocal" else rhythm_of(self._choices).spacing
+        return self.period if self.name == "ddp-postlocal" else rhythm_of(self._nodes).spacing
 
     @property
     def delay_steps(self) -> int:
         """Steps that are made before the result of an exchange is waited for."""
-        return rhythm_of(self._choices).delay_steps
+        return rhythm_of(self._nodes).delay_steps
 
     @property
     def free(self) -> bool:
         """Whether each rank goes at its own pace."""
-        return any(choice.pace == "free" for choice in self._choices)
+        return any(node.timing.pace == "free" for node in self._nodes)
 
     @property
     def apart(self) -> bool:
         """Whether the ranks' models differ."""
-        return self.name == "ddp-postlocal" or any(choice.between_steps for choice in self._choices)
+        return self.name == "ddp-postlocal" or any(node.exchanges_weights for node in self._nodes)
 
     @property
-    def _choices(self) -> list[Choice]:
-        return [] if self.run is None else [rule.choice for rule in self.run.plan.rules]
+    def _nodes(self) -> list[Exchange]:
+        return [] if self.run is None else [rule.exchange for rule in self.run.plan.rules]
 
     @property
     def module(self) -> nn.Module:
@@ -223,7 +222,7 @@ def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
     if not settings and not warmup_steps and bare in ALGORITHMS:
         return name
     if bare == "qsgd4":
-        algorithm: Algorithm = pliant.qsgd(bits=4)
+        algorithm: Exchange = pliant.qsgd(bits=4)
     elif bare == "topk_dgc":
         algorithm = pliant.topk(momentum=0.9, ramp_steps=total_steps // 5)
     elif bare == "post_local_sgd":
@@ -249,7 +248,7 @@ def _setting(key: str, value: float | str) -> Any:
     if not isinstance(value, str) or key in ("agreement", "feedback"):
         return value
     if key == "codec":
-        return codec_from(CodecSpec(name=value))
+        return CodecSpec(name=value)
     if key == "graph":
         return _graph(value)
     if value not in ALGORITHMS or value == "onebit_adam":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pliant.spec import Choice
+from pliant.spec import Exchange
 
 __all__ = ["Rhythm", "Rhythmic", "rhythm_of", "steps_of_a_turn", "uncounted_steps"]
 
@@ -47,13 +47,14 @@ class Rhythm:
     steps_made: int = 0
 
 
-def rhythm_of(choices: Sequence[Choice]) -> Rhythm:
-    """Return the rhythm of a plan's choices; without any, each step is like the other."""
-    period = max([1, *(choice.every for choice in choices)])
+def rhythm_of(nodes: Sequence[Exchange]) -> Rhythm:
+    """Return the rhythm of a plan's exchanges; without any, each step is like the other."""
+    timings = [node.timing for node in nodes]
+    period = max([1, *(timing.period for timing in timings)])
     return Rhythm(
         period=period,
-        spacing=period // max([1, *(choice.fragments for choice in choices)]),
-        delay_steps=max([0, *(choice.delay_steps for choice in choices)]),
+        spacing=period // max([1, *(timing.fragments for timing in timings)]),
+        delay_steps=max([0, *(timing.delay_steps for timing in timings)]),
     )
 
 

@@ -108,7 +108,7 @@ def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> d
     began_s = time.perf_counter()
     subject.run.switch(plan)
     switch_s = time.perf_counter() - began_s
-    rhythm = rhythm_of([rule.choice for rule in plan.rules])
+    rhythm = rhythm_of([rule.exchange for rule in plan.rules])
     subject.pace(waiting=False)
     for _ in range(max(_WARM_UP_STEPS, rhythm.period + rhythm.delay_steps) if rhythm.period > 1 else _WARM_UP_STEPS):
         subject.step()

@@ -7,7 +7,21 @@ from typing import Any, Literal
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import Genes
 from pliant.planner.quality import Quality
-from pliant.spec import Host, Link, SyncPlan, Topology, Workload, canonical_hash, from_json, to_json
+from pliant.spec import (
+    CodedGossip,
+    Exchange,
+    Gossip,
+    Host,
+    Link,
+    LocalSteps,
+    ScatterGather,
+    SyncPlan,
+    Topology,
+    Workload,
+    canonical_hash,
+    from_json,
+    to_json,
+)
 from pliant.spec.units import format_rate, format_time
 
 __all__ = ["Model", "Network", "Planned", "Row", "SimulatedRun", "rule_rows"]
@@ -107,6 +121,8 @@ class Planned:
     genes: Genes
     generator: str
     """Name of a builder, or 'sample'."""
+    plan_id: str = ""
+    """Key in the tables, as it was given first: the hash of a plan changes with the format of plans."""
 
     @property
     def plan(self) -> SyncPlan:
@@ -117,7 +133,7 @@ class Planned:
         """Return the row of plans."""
         plan = self.plan
         return {
-            "plan_id": plan.hash,
+            "plan_id": self.plan_id or plan.hash,
             "generator": self.generator,
             "exact": all(FAMILIES[gene.family].exact for gene in self.genes.genes),
             "steps_ratio": Quality().ratio(self.genes),
@@ -128,7 +144,7 @@ class Planned:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Planned":
         """Return the plan of a row."""
-        return cls(genes=from_json(Genes, row["genes"]), generator=row["generator"])
+        return cls(genes=from_json(Genes, row["genes"]), generator=row["generator"], plan_id=row["plan_id"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +173,26 @@ def rule_rows(plan: SyncPlan) -> list[Row]:
             "rule": number,
             "bucket_bytes": plan.bucket_bytes,
             **asdict(rule.match),
-            "what": rule.choice.what,
-            "collective": rule.choice.collective,
-            "codec": str(rule.choice.codec or ""),
-            "feedback": rule.choice.feedback,
-            "graph": rule.choice.graph.kind if rule.choice.graph else "",
-            "every": rule.choice.every,
-            "fragments": rule.choice.fragments,
-            "delay_steps": rule.choice.delay_steps,
-            "chunk_bytes": rule.choice.chunk_bytes,
-            "hierarchical": rule.choice.hierarchical,
-            "order": rule.choice.order,
+            **_exchange_row(rule.exchange),
+            "order": plan.order,
         }
         for number, rule in enumerate(plan.rules)
     ]
+
+
+def _exchange_row(node: Exchange) -> Row:
+    core, timing, leaf = node.core, node.timing, node.core
+    if isinstance(core, LocalSteps):
+        leaf = core.averaging.core
+    return {
+        "what": {"gradients": "gradient", "momentum": "momentum", "weights": "weight"}[node.kind],
+        "collective": type(core).__name__,
+        "codec": str(node.payload_codec or ""),
+        "feedback": node.error_feedback,
+        "graph": core.graph.kind if isinstance(core, (Gossip, CodedGossip)) else "",
+        "every": timing.period,
+        "fragments": timing.fragments,
+        "delay_steps": timing.delay_steps,
+        "chunk_bytes": leaf.chunk_bytes if isinstance(leaf, ScatterGather) else 0,
+        "hierarchical": node.needs_hosts,
+    }

@@ -44,7 +44,7 @@ def _run_row(one: SimulatedRun, number: int) -> Row:
         "status": "ok",
         "reason": "",
         "num_steps": 0,
-        "period": max(rule.choice.every for rule in one.planned.plan.rules),
+        "period": max(rule.exchange.timing.period for rule in one.planned.plan.rules),
         "step_s": one.step_s,
         "mean_s": one.step_s,
         "compute_s": one.compute_s,

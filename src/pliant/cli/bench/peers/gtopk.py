@@ -11,7 +11,7 @@ from pliant.buckets import Bucket
 from pliant.cli.bench.peers.residuals import count_of, gathered
 from pliant.cli.bench.peers.streams import largest
 from pliant.comm.base import Comm
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 __all__ = ["GTopK", "merge_up"]
 
@@ -34,9 +34,9 @@ class GTopK:
     kept: float = 0
 
     @property
-    def choice(self) -> Choice:
+    def node(self) -> Custom:
         """An algorithm of its own name."""
-        return Choice(own=OwnSpec(name="gtopk", settings={"ratio": self.ratio, "kept": self.kept}))
+        return Custom(name="gtopk", settings={"ratio": self.ratio, "kept": self.kept})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual."""

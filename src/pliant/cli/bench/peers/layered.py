@@ -11,7 +11,7 @@ from pliant.buckets import Bucket
 from pliant.cli.bench.peers.residuals import gathered
 from pliant.codecs import BlockTopK
 from pliant.comm.base import Comm
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 __all__ = ["UniformBlocks"]
 
@@ -28,9 +28,9 @@ class UniformBlocks:
     block: float = 64
 
     @property
-    def choice(self) -> Choice:
+    def node(self) -> Custom:
         """An algorithm of its own name."""
-        return Choice(own=OwnSpec(name="uniform_blocks", settings={"ratio": self.ratio, "block": self.block}))
+        return Custom(name="uniform_blocks", settings={"ratio": self.ratio, "block": self.block})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual."""

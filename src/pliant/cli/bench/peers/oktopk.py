@@ -13,7 +13,7 @@ from pliant.buckets import Bucket
 from pliant.cli.bench.peers.residuals import count_of, gathered
 from pliant.cli.bench.peers.streams import gather_all, kth_largest, route
 from pliant.comm.base import Comm
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 __all__ = ["OkTopk", "evened"]
 
@@ -63,10 +63,10 @@ class OkTopk:
     region_every: float = 64
 
     @property
-    def choice(self) -> Choice:
+    def node(self) -> Custom:
         """An algorithm of its own name."""
         every = {"threshold_every": self.threshold_every, "region_every": self.region_every}
-        return Choice(own=OwnSpec(name="oktopk", settings={"ratio": self.ratio, **every}))
+        return Custom(name="oktopk", settings={"ratio": self.ratio, **every})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual."""

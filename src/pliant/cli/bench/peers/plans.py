@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from pliant.algorithms import Algorithm, blocktopk, register, topk
+from pliant.algorithms import Algorithm, AlgorithmLike, blocktopk, node_of, register, topk
 from pliant.cli.bench.peers.gtopk import GTopK
 from pliant.cli.bench.peers.layered import UniformBlocks
 from pliant.cli.bench.peers.oktopk import OkTopk
@@ -22,15 +22,15 @@ _OWN: dict[str, Callable[..., Algorithm]] = {
 }
 
 
-def _dgc(ratio: float = 0.01, momentum: float = 0.9, ramp_steps: int = 0) -> Algorithm:
+def _dgc(ratio: float = 0.01, momentum: float = 0.9, ramp_steps: int = 0) -> AlgorithmLike:
     return topk(ratio, momentum=momentum, ramp_steps=ramp_steps)
 
 
-def _magnitude_blocks(ratio: float = 0.01, block: int = 64) -> Algorithm:
+def _magnitude_blocks(ratio: float = 0.01, block: int = 64) -> AlgorithmLike:
     return blocktopk(ratio, block=block)
 
 
-_MADE: dict[str, Callable[..., Algorithm]] = {"dgc": _dgc, "magnitude_blocks": _magnitude_blocks}
+_MADE: dict[str, Callable[..., AlgorithmLike]] = {"dgc": _dgc, "magnitude_blocks": _magnitude_blocks}
 """Points of Pliant's own space, under the names by which they are compared."""
 
 
@@ -40,7 +40,7 @@ def register_peers() -> None:
         register(name, builder)
 
 
-def peer(name: str, settings: Mapping[str, float]) -> Algorithm:
+def peer(name: str, settings: Mapping[str, float]) -> AlgorithmLike:
     """Return a peer with its settings.
 
     Raises:
@@ -62,5 +62,5 @@ def peer_plan(name: str, settings: Mapping[str, float], title: str = "") -> Sync
 
     What counts as small is the same as for Pliant's algorithms when they are asked for by name.
     """
-    rules = (Rule(match=Match(max_numel=SPARED_NUMEL)), Rule(choice=peer(name, settings).choice))
+    rules = (Rule(match=Match(max_numel=SPARED_NUMEL)), Rule(exchange=node_of(peer(name, settings))))
     return SyncPlan(rules=rules, bucket_bytes=ONE_BUCKET_BYTES, name=title or name)

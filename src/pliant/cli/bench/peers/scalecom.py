@@ -11,7 +11,7 @@ from pliant.cli.bench.peers.residuals import count_of
 from pliant.cli.bench.peers.streams import largest
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 __all__ = ["ScaleCom"]
 
@@ -33,9 +33,9 @@ class ScaleCom:
     beta: float = 1.0
 
     @property
-    def choice(self) -> Choice:
+    def node(self) -> Custom:
         """An algorithm of its own name."""
-        return Choice(own=OwnSpec(name="scalecom", settings={"ratio": self.ratio, "beta": self.beta}))
+        return Custom(name="scalecom", settings={"ratio": self.ratio, "beta": self.beta})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual m."""

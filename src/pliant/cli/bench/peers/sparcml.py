@@ -11,7 +11,7 @@ from pliant.buckets import Bucket
 from pliant.cli.bench.peers.residuals import count_of, gathered
 from pliant.cli.bench.peers.streams import add_stream, gather_all, largest, route, stream_of
 from pliant.comm.base import Comm
-from pliant.spec import Choice, OwnSpec
+from pliant.spec import Custom
 
 __all__ = ["SparCml", "split_gather"]
 
@@ -32,9 +32,9 @@ class SparCml:
     ratio: float = 0.01
 
     @property
-    def choice(self) -> Choice:
+    def node(self) -> Custom:
         """An algorithm of its own name."""
-        return Choice(own=OwnSpec(name="sparcml", settings={"ratio": self.ratio}))
+        return Custom(name="sparcml", settings={"ratio": self.ratio})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
         """The residual."""

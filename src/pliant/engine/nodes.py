@@ -1,22 +1,22 @@
-"""The choice that each parameter gets: what its rule says, unless its gradients are sparse or nobody steps it."""
+"""The exchange that each parameter gets: what its rule says, unless its gradients are sparse or nobody steps it."""
 
 from collections.abc import Container, Mapping
 
 from torch import Tensor, nn
 
-from pliant.spec import Choice, SyncPlan
+from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["choices_for", "with_sparse_gradients"]
+__all__ = ["nodes_for", "with_sparse_gradients"]
 
 
-def choices_for(
+def nodes_for(
     plan: SyncPlan,
     module: nn.Module,
     parameters: Mapping[str, Tensor],
     layers: Mapping[str, str],
     stepped: Container[int],
-) -> dict[str, Choice]:
-    """Return parameter -> choice.
+) -> dict[str, Exchange]:
+    """Return parameter -> node of the plan.
 
     Sparse gradients are averaged exactly, as index-value pairs, whatever a plan says about gradients: a codec would
     make them dense. What it says about weights holds for their tables too, since those are dense. What no optimizer
@@ -33,20 +33,20 @@ def choices_for(
         ValueError: A gradient is sparse, but the plan hands over momenta, which never are.
 
     """
-    exact = Choice(order=plan.rules[0].choice.order)
-    choices = {
-        name: plan.choice_for(name, layers[name], p.numel()) if id(p) in stepped else exact
+    exact = AllReduce()
+    nodes: dict[str, Exchange] = {
+        name: plan.exchange_for(name, layers[name], p.numel()) if id(p) in stepped else exact
         for name, p in parameters.items()
     }
     for name in with_sparse_gradients(module, parameters):
-        if choices[name].what == "momentum":
+        if nodes[name].kind == "momentum":
             raise ValueError(
                 f"{name!r} has sparse gradients (sparse=True), but its algorithm exchanges momenta, which are dense: "
-                f"{choices[name]}; make the layer with sparse=False, or give it another rule and another optimizer."
+                f"{nodes[name]}; make the layer with sparse=False, or give it another rule and another optimizer."
             )
-        if not choices[name].between_steps:
-            choices[name] = exact
-    return choices
+        if not nodes[name].exchanges_weights:
+            nodes[name] = exact
+    return nodes
 
 
 def with_sparse_gradients(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:

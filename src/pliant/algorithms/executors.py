@@ -1,0 +1,89 @@
+"""A node of a plan to the algorithm that carries it out."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pliant.algorithms.allreduce import AllReduceExecutor
+from pliant.algorithms.base import Algorithm
+from pliant.algorithms.demo import DecoupledMomentumExecutor
+from pliant.algorithms.gossip import CodedGossipExecutor, GossipExecutor
+from pliant.algorithms.hierarchy import BetweenHostsExecutor
+from pliant.algorithms.local import LocalStepsExecutor
+from pliant.algorithms.onebit_adam import CompressedMomentumExecutor
+from pliant.algorithms.owner import OwnerExecutor
+from pliant.algorithms.powersgd import LowRankExecutor
+from pliant.algorithms.quantized import ScatterGatherExecutor
+from pliant.algorithms.randomk import RandomKExecutor
+from pliant.algorithms.registry import custom
+from pliant.algorithms.sparse import AllGatherExecutor
+from pliant.algorithms.tasc import BlockSparseExecutor
+from pliant.algorithms.timing import AfterExecutor, DelayedExecutor, EveryExecutor
+from pliant.codecs import codec_from
+from pliant.spec import (
+    After,
+    AllGather,
+    AllReduce,
+    BetweenHosts,
+    BlockSparse,
+    CodedGossip,
+    CompressedMomentum,
+    Custom,
+    DecoupledMomentum,
+    Delayed,
+    Every,
+    Exchange,
+    Gossip,
+    LocalSteps,
+    LowRank,
+    ParameterServer,
+    ScatterGather,
+    ShardedOptimizer,
+)
+
+__all__ = ["EXECUTORS", "executor_for"]
+
+
+def executor_for(node: Exchange) -> Algorithm:
+    """Return the algorithm that carries out a node; ``executor_for(node).node == node``.
+
+    Raises:
+        ValueError: A setting of a codec is out of its range, or nobody has registered an algorithm that is not
+            Pliant's; or what was registered is another one than the node names.
+
+    """
+    if node.payload_codec is not None:
+        codec_from(node.payload_codec)
+    made = EXECUTORS[type(node)](node)
+    if made.node != node:
+        raise ValueError(
+            f"{node} is meant, but what is registered under its name carries out {made.node}; an algorithm of your own "
+            "must be a frozen dataclass, and name all its settings in its node."
+        )
+    return made
+
+
+def _all_reduce(node: AllReduce) -> Algorithm:
+    shared = node.codec is not None and node.codec.facts.kind == "shared"
+    return RandomKExecutor(node) if shared else AllReduceExecutor(node)
+
+
+EXECUTORS: Mapping[type[Exchange], Callable[[Any], Algorithm]] = {
+    AllReduce: _all_reduce,
+    ScatterGather: ScatterGatherExecutor,
+    AllGather: AllGatherExecutor,
+    BlockSparse: BlockSparseExecutor,
+    LowRank: LowRankExecutor,
+    DecoupledMomentum: DecoupledMomentumExecutor,
+    CompressedMomentum: CompressedMomentumExecutor,
+    ShardedOptimizer: OwnerExecutor,
+    ParameterServer: OwnerExecutor,
+    Gossip: GossipExecutor,
+    CodedGossip: CodedGossipExecutor,
+    Custom: custom,
+    LocalSteps: lambda node: LocalStepsExecutor(node, executor_for(node.averaging)),
+    Every: lambda node: EveryExecutor(node, executor_for(node.inner)),
+    Delayed: lambda node: DelayedExecutor(node, executor_for(node.inner)),
+    BetweenHosts: lambda node: BetweenHostsExecutor(node, executor_for(node.inner)),
+    After: lambda node: AfterExecutor(node, executor_for(node.first), executor_for(node.then)),
+}
+"""Type of node -> what makes its executor."""

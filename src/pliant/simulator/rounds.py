@@ -1,0 +1,223 @@
+"""What each leaf of a plan sends and computes, as rounds that a rank waits for one after another."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pliant.layouts.division import factor_shape
+from pliant.layouts.payloads import granularity, num_kept, payload_bytes
+from pliant.simulator.blocks import blocks
+from pliant.simulator.messages import Floats, Ints, Pairs, Product, Round
+from pliant.simulator.schedules import around_ring, average, ring
+from pliant.spec import (
+    AllGather,
+    AllReduce,
+    BlockSparse,
+    CodecSpec,
+    CodedGossip,
+    CompressedMomentum,
+    DecoupledMomentum,
+    Gossip,
+    Graph,
+    LowRank,
+    ParameterServer,
+    ScatterGather,
+    ShardedOptimizer,
+)
+
+__all__ = [
+    "Batch",
+    "all_gather_rounds",
+    "all_reduce_rounds",
+    "block_rounds",
+    "gossip_rounds",
+    "low_rank_rounds",
+    "momentum_rounds",
+    "owner_rounds",
+    "passes",
+    "scatter_gather_rounds",
+    "work",
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Parts of buckets that are exchanged alike; each by itself, but counted together."""
+
+    numel: Floats
+    """(num_buckets,) elements of each."""
+    itemsize: Floats
+    """(num_buckets,) bytes of an element where no codec is used."""
+    shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """Per bucket, of its tensors; needed for low_rank."""
+    held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """(num_buckets, num_ranks): elements that each rank owns; needed for owners."""
+    num_held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """(num_buckets, num_ranks): tensors that each rank owns."""
+
+
+def work(before: dict[str, Floats]) -> Round:
+    """Return a round without messages."""
+    return Round(messages=None, before=before)
+
+
+def passes(batch: Batch, count: float) -> dict[str, Floats]:
+    """Return so many passes over a batch in float32."""
+    return {"reduce_bytes": 4 * count * batch.numel}
+
+
+def _num_kept(codec: CodecSpec, numel: Floats) -> Floats:
+    return np.array([num_kept(codec, int(k)) for k in numel], dtype=np.float64)
+
+
+def _payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
+    """Return payload_bytes of an array of any shape."""
+    different, where = np.unique(numel, return_inverse=True)
+    return np.array([payload_bytes(codec, int(k)) for k in different], dtype=np.float64)[where].reshape(numel.shape)
+
+
+def all_reduce_rounds(node: AllReduce, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Return the ring, and what a cast or shared elements cost before and after it."""
+    codec, numel = node.codec, batch.numel
+    if codec is None:
+        return [ring(numel * batch.itemsize, num_ranks)]
+    shared = codec.facts.kind == "shared"
+    sent = 4 * _num_kept(codec, numel) if shared else 2 * numel
+    before = {f"encode {codec.name}": numel, **passes(batch, 2 if shared else 0)}
+    around = ring(sent, num_ranks)
+    return [replace(around, before=before, after={**around.after, f"decode {codec.name}": numel})]
+
+
+def scatter_gather_rounds(node: ScatterGather, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Encode for each owner, send; owners add up, encode the mean and send it to all; decode. In pieces."""
+    codec, numel = node.codec, batch.numel
+    block = granularity(codec)
+    units = np.ceil(numel / block)
+    cuts = np.floor(np.arange(num_ranks) * units[:, None] / num_ranks) * block  # (num_buckets, num_ranks)
+    edges = np.minimum(np.concatenate([cuts, numel[:, None]], axis=1), numel[:, None])
+    part = np.diff(edges, axis=1)  # (num_buckets, num_ranks)
+    largest, others = part.max(1), numel - part.min(1)
+    pieces = np.maximum(1, np.minimum(np.ceil(4 * largest / node.chunk_bytes), np.ceil(largest / block)))
+    payload = _payloads(codec, part)
+    everybody = np.ones((1, num_ranks))
+    on_worker = "encode" if node.feedback == "none" else "feedback"
+    on_owner = "feedback" if node.feedback == "both" else "encode"
+    reduce = {f"add {codec.name}": (num_ranks - 1) * largest, "reduce_bytes": 8 * largest}
+    reduce[f"{on_owner} {codec.name}"] = largest
+    reduce[f"decode {codec.name}"] = largest
+    up = Round(
+        messages=Product(give=everybody, take=payload),
+        before={f"{on_worker} {codec.name}": others},
+        before_pieces=pieces * (num_ranks - 1),
+        after=reduce,
+        after_pieces=pieces,
+        after_share=1 / (num_ranks - 1),  # a piece is added up when the last peer's has come
+        split=pieces,
+    )
+    down = Round(
+        messages=Product(give=payload, take=everybody),
+        before_pieces=pieces,
+        after={f"decode {codec.name}": others},
+        after_pieces=pieces,
+        split=pieces,
+    )
+    return [up, down]
+
+
+def all_gather_rounds(node: AllGather | DecoupledMomentum, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Return the gather of every rank's chosen elements or coefficients."""
+    codec = node.codec
+    # A transform's sums are restored once; chosen elements are added one payload after another, over zeros.
+    restore = {f"add {codec.name}": num_ranks * _num_kept(codec, batch.numel)}
+    if codec.facts.kind == "transform":
+        restore = {f"decode {codec.name}": batch.numel}
+    before = {f"encode {codec.name}": batch.numel, **passes(batch, 2)}
+    around = around_ring(_payloads(codec, batch.numel), num_ranks)
+    return [replace(around, before=before, after={**restore, **passes(batch, 3)})]
+
+
+def low_rank_rounds(node: LowRank, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Two averages: of P = M Q behind what stays whole, and of Q = M^T P."""
+    first, second = np.zeros(len(batch.shapes)), np.zeros(len(batch.shapes))
+    for b, shapes in enumerate(batch.shapes):
+        for shape in shapes:
+            factor = factor_shape(shape, node.rank)
+            first[b] += np.prod(shape, dtype=np.float64) if factor is None else shape[0] * factor[0]
+            second[b] += 0 if factor is None else factor[0] * factor[1]
+    left, right = average(first, num_ranks), average(second, num_ranks)
+    return [work(passes(batch, 1.5)), *left, work(passes(batch, 1)), *right, work(passes(batch, 2))]
+
+
+def block_rounds(node: BlockSparse, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Return what choosing, sending and adding up blocks takes."""
+    by_owners = ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
+
+    def coded(numel: Floats) -> list[Round]:
+        return scatter_gather_rounds(by_owners, replace(batch, numel=numel), num_ranks, turn)
+
+    rounds = blocks(node.selection, batch.shapes, num_ranks, coded)
+    return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
+
+
+def owner_rounds(node: ShardedOptimizer | ParameterServer, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Gradients to owners, who add up and tell all the norms; weights follow once, after the step."""
+    codec, held = node.payload_codec, batch.held
+    payload = held * batch.itemsize[:, None] if codec is None else _payloads(codec, held)
+    everybody = np.ones((1, num_ranks))
+    before, after = passes(batch, 1), passes(batch, 1)
+    most = held.max(1, initial=0)
+    if codec is None:
+        after = {"reduce_bytes": after["reduce_bytes"] + 4 * most * (num_ranks - 1)}
+    else:
+        before[f"encode {codec.name}"] = batch.numel - held.min(1)
+        after[f"add {codec.name}"] = most * (num_ranks - 1)
+    norms = Product(give=8 * batch.num_held, take=everybody)
+    return [
+        Round(messages=Product(give=everybody, take=payload), before=before, after=after),
+        Round(messages=norms, after=passes(batch, 1)),
+    ]
+
+
+def gossip_rounds(node: Gossip | CodedGossip, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Return the messages along a graph, and what averaging takes."""
+    graph, codec = node.graph, node.payload_codec
+    size = _payloads(codec, batch.numel)
+    if graph.kind == "complete":
+        most, messages = (
+            num_ranks - 1,
+            Product(give=np.ones((1, num_ranks)), take=np.repeat(size[:, None], num_ranks, 1)),
+        )
+    else:
+        source, target = _edges(graph, turn, num_ranks)
+        most = np.bincount(target, minlength=1).max()
+        messages = Pairs(source=source, target=target, share=np.ones(len(source)), num_bytes=size)
+    if codec is None:
+        return [Round(messages=messages, after=passes(batch, 1.0 + most))]
+    before = {
+        f"encode {codec.name}": batch.numel,
+        f"add {codec.name}": _added(codec, batch),
+        **passes(batch, most + 2),
+    }
+    return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _added(codec, batch)})]
+
+
+def _added(codec: CodecSpec, batch: Batch) -> Floats:
+    """Return the elements that adding one payload touches, (num_buckets,)."""
+    return _num_kept(codec, batch.numel) if codec.facts.kind == "sparsifier" else batch.numel
+
+
+def _edges(graph: Graph, turn: int, num_ranks: int) -> tuple[Ints, Ints]:
+    """Return who sends to whom, (num_messages,) each, without a matrix where the graph looks alike from everywhere."""
+    offsets = None if graph.kind == "matrix" else graph.offsets(turn, num_ranks)
+    if offsets is not None:
+        ranks = np.arange(num_ranks)
+        target = np.repeat(ranks, len(offsets))
+        return (target + np.tile(np.array(offsets, dtype=np.int64), num_ranks)) % num_ranks, target
+    pairs = [(j, i) for i, row in enumerate(graph.mixing(turn, num_ranks)) for j in row if j != i]
+    edges = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return edges[:, 0], edges[:, 1]
+
+
+def momentum_rounds(node: CompressedMomentum, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+    """Return the rounds of the averaging, which come after a warm-up."""
+    return scatter_gather_rounds(node.averaging, batch, num_ranks, turn)

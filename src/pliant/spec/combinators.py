@@ -1,0 +1,253 @@
+"""Nodes around other nodes: every n-th step, a step late, after a warm-up, between hosts. Nesting is meaning."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pliant.spec.codecs import CodecSpec
+from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require
+from pliant.spec.gradients import BlockSparse
+from pliant.spec.target import Target
+
+__all__ = ["After", "BetweenHosts", "Combinator", "Delayed", "Every"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combinator(Exchange):
+    """Base of combinators: where they do not say otherwise, the answer is that of the node inside."""
+
+    ONCE: ClassVar[str] = ""
+    """Why it stands once among the nodes that hold each other."""
+    inner: Exchange
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        twice = next((node for node in self.inner.walk() if isinstance(node, type(self))), None)
+        require(twice is None, name, f"inner has a {name} already, {self.ONCE}; leave one out.")
+        require(
+            not self.inner.has_owners,
+            name,
+            "inner must not have owners, since they hold parts of the optimizer for all ranks, and send new weights "
+            f"after every step, got {type(self.inner.core).__name__}; use it by itself.",
+        )
+
+    @property
+    def kind(self) -> Kind:
+        return self.inner.kind
+
+    @property
+    def core(self) -> Exchange:
+        return self.inner.core
+
+    @property
+    def timing(self) -> Timing:
+        return self.inner.timing
+
+    @property
+    def early_timing(self) -> Timing:
+        return self.inner.early_timing
+
+    @property
+    def payload_codec(self) -> CodecSpec | None:
+        return self.inner.payload_codec
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self.inner.error_feedback
+
+    @property
+    def ratio_target(self) -> Target | None:
+        return self.inner.ratio_target
+
+    @property
+    def ratio(self) -> float | None:
+        return self.inner.ratio
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.inner.works_in_float32
+
+    @property
+    def staleness_bound(self) -> int | None:
+        return self.inner.staleness_bound
+
+    @property
+    def averages_in_host(self) -> bool:
+        return self.inner.averages_in_host
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return self.inner.keeps_gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every(Combinator):
+    """Exchange of gradients in every n-th step; those of the others are added to it."""
+
+    ONCE: ClassVar[str] = "and its steps are those of one period"
+    steps: int
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, "Every", f"steps must be at least 1, got {self.steps}.")
+        _require_gradients(self.inner, "Every", "the period of that node")
+        self._check()
+
+    @property
+    def timing(self) -> Timing:
+        return replace(self.inner.timing, period=self.steps)
+
+    @property
+    def early_timing(self) -> Timing:
+        return replace(self.inner.early_timing, period=self.steps)
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.steps > 1 or self.inner.works_in_float32
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return self.steps > 1 or self.inner.keeps_gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delayed(Combinator):
+    """Gradients used one step late, while those of this step are exchanged (Pipe-SGD)."""
+
+    ONCE: ClassVar[str] = "but gradients can be one step late only"
+    compensation: float = 0.0
+    """Factor of the correction for what the weights have done since (DC-ASGD)."""
+    lookahead: float = 0.0
+    """How many steps gradients are extrapolated by, along what has changed since those before."""
+
+    def __post_init__(self) -> None:
+        require(self.compensation >= 0, "Delayed", f"compensation must be at least 0, got {self.compensation:g}.")
+        require(self.lookahead >= 0, "Delayed", f"lookahead must be at least 0, got {self.lookahead:g}.")
+        _require_gradients(self.inner, "Delayed", "the delay_steps of that node")
+        self._check()
+
+    @property
+    def timing(self) -> Timing:
+        return replace(self.inner.timing, delay_steps=1)
+
+    @property
+    def early_timing(self) -> Timing:
+        return replace(self.inner.early_timing, delay_steps=1)
+
+    @property
+    def works_in_float32(self) -> bool:
+        return True
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetweenHosts(Combinator):
+    """Exact sums inside each host, the node inside between hosts."""
+
+    ONCE: ClassVar[str] = "but there are two levels only: hosts, and the network between them"
+
+    def __post_init__(self) -> None:
+        self._check()
+        scheduled = any(isinstance(n, BlockSparse) and n.selection.topology is not None for n in self.inner.walk())
+        require(
+            not scheduled,
+            "BetweenHosts",
+            "inner must have no topology, which is of all ranks, while only hosts exchange; leave one of the two out.",
+        )
+
+    @property
+    def needs_hosts(self) -> bool:
+        return True
+
+    @property
+    def averages_in_host(self) -> bool:
+        return self.exchanges_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class After(Exchange):
+    """A warm-up with gradients, and another exchange from a step on."""
+
+    steps: int
+    first: Exchange
+    then: Exchange
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, "After", f"steps must be at least 1, got {self.steps}.")
+        for name, node in (("first", self.first), ("then", self.then)):
+            require(
+                not any(isinstance(inside, After) for inside in node.walk()),
+                "After",
+                f"{name} has an After already; leave one out.",
+            )
+            require(
+                not node.has_owners,
+                "After",
+                f"{name} must not have owners, since the optimizer's state lies with owners or everywhere, got "
+                f"{type(node.core).__name__}; switch() instead of a warm-up.",
+            )
+            require(
+                node.kind != "momentum",
+                "After",
+                f"{name} has a momentum with a warm-up of its own, got {type(node.core).__name__}; use its "
+                "warmup_steps.",
+            )
+            require(
+                node.ratio_target is None, "After", f"{name} must have no target, which holds from the first step on."
+            )
+        require(
+            not self.first.exchanges_weights,
+            "After",
+            f"first must exchange gradients, since weights exchanged between steps leave the ranks apart, got "
+            f"{type(self.first.core).__name__}.",
+        )
+
+    @property
+    def kind(self) -> Kind:
+        return self.then.kind
+
+    @property
+    def core(self) -> Exchange:
+        return self.then.core
+
+    @property
+    def timing(self) -> Timing:
+        return replace(self.then.timing, until_step=self.steps)
+
+    @property
+    def early_timing(self) -> Timing:
+        return self.first.timing
+
+    @property
+    def payload_codec(self) -> CodecSpec | None:
+        return self.then.payload_codec
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self.then.error_feedback
+
+    @property
+    def ratio(self) -> float | None:
+        return self.then.ratio
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.first.works_in_float32 or self.then.works_in_float32
+
+    @property
+    def averages_in_host(self) -> bool:
+        return self.then.averages_in_host
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return self.first.keeps_gradients or self.then.keeps_gradients
+
+
+def _require_gradients(inner: Exchange, name: str, instead: str) -> None:
+    if inner.kind == "gradients":
+        return
+    what = type(inner.core).__name__
+    if inner.kind == "momentum":
+        require(False, name, f"inner must exchange gradients, but {what} must exchange its momentum in every step.")
+    require(False, name, f"inner must exchange gradients, but {what} exchanges weights; use {instead}.")

@@ -1,0 +1,224 @@
+"""What every node of a plan answers: what travels, when, and what becomes of gradients."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from pliant.spec.codecs import CodecKind, CodecSpec, codec_names
+from pliant.spec.target import Target
+
+__all__ = [
+    "NODES",
+    "Exchange",
+    "Feedback",
+    "Kind",
+    "Pace",
+    "Timing",
+    "default_of",
+    "require",
+    "require_codec",
+    "require_timing",
+    "text_of",
+]
+
+Kind = Literal["gradients", "momentum", "weights"]
+"""Gradients and momenta travel before the optimizer's step, weights (or how far they have come) between steps."""
+Feedback = Literal["none", "worker", "both", "difference"]
+"""Who keeps what a codec loses: nobody, the worker, the owner of a chunk as well; or differences travel."""
+Pace = Literal["lockstep", "free"]
+"""Whether all ranks exchange at the same steps, or whenever the network is free, each at the step it is in."""
+
+NODES: dict[str, type["Exchange"]] = {}
+"""Name -> class of all nodes, as JSON and the grammar name them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """When an exchange happens, and when its result is used."""
+
+    period: int = 1
+    """Steps from one exchange to the next."""
+    delay_steps: int = 0
+    """How many steps later a result is used, while its exchange runs beside them."""
+    pace: Pace = "lockstep"
+    until_step: int = 0
+    """Steps of the warm-up, in which something else is exchanged."""
+    fragments: int = 1
+    """Parts of the model whose weights are exchanged at different steps of a period."""
+    stretch: float = 0.0
+    """Weights are exchanged every max(period, (stretch / lr)^2) steps."""
+    weighted: bool = False
+    """Whether a rank counts by the work that it has done since the last exchange."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """Base of the nodes: how one group of parameters is synchronized. Frozen, and valid once it is made.
+
+    ``str(node)`` is its text in the grammar, `pliant.parse` reads it back; JSON has its type and what differs from the
+    defaults. Unless a node says otherwise, these are the answers of one that exchanges gradients in every step.
+    """
+
+    def __init_subclass__(cls) -> None:
+        NODES[cls.__name__] = cls
+
+    @property
+    def kind(self) -> Kind:
+        """What travels."""
+        return "gradients"
+
+    @property
+    def children(self) -> tuple["Exchange", ...]:
+        """Nodes inside, in the order of the fields."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return tuple(value for value in values if isinstance(value, Exchange))
+
+    def walk(self) -> Iterator["Exchange"]:
+        """Yield this node and all inside it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    @property
+    def core(self) -> "Exchange":
+        """Node that exchanges, without the combinators around it; after a warm-up, if there is one."""
+        return self
+
+    @property
+    def timing(self) -> Timing:
+        """When it happens."""
+        return Timing()
+
+    @property
+    def early_timing(self) -> Timing:
+        """When it happens during the warm-up, if there is one."""
+        return self.timing
+
+    def timing_at(self, step: int) -> Timing:
+        """Return the timing in a step: that of the warm-up, or what follows it."""
+        return self.early_timing if step < self.timing.until_step else self.timing
+
+    @property
+    def payload_codec(self) -> CodecSpec | None:
+        """Codec of what travels, after a warm-up; None for plain numbers, factors and blocks."""
+        codec = getattr(self, "codec", None)
+        return codec if isinstance(codec, CodecSpec) else None
+
+    @property
+    def coding(self) -> str:
+        """Name under which a workload has the error of what travels; "" where at most rounding to 16 bits is lost."""
+        codec = self.payload_codec
+        return "" if codec is None or codec.facts.kind == "cast" else str(codec)
+
+    @property
+    def error_feedback(self) -> Feedback:
+        """Who keeps what is lost on the way, after a warm-up."""
+        return "none"
+
+    @property
+    def ratio_target(self) -> Target | None:
+        """What a controller sets the ratio for, while training goes on; None if it stays as it is."""
+        return None
+
+    @property
+    def ratio(self) -> float | None:
+        """What a controller may set: the share that blocks or a sparsifier send; None without such."""
+        return None
+
+    @property
+    def works_in_float32(self) -> bool:
+        """Whether gradients are brought to float32 first, since something of them is kept or coded."""
+        return True
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether weights are exchanged between steps, and gradients stay with their rank (or its host)."""
+        return self.kind == "weights"
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether each parameter has an owner, who alone steps it."""
+        return False
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """Steps that a rank may be ahead of the slowest, where owners take gradients as they come; None elsewhere."""
+        return None
+
+    @property
+    def weights_may_diverge(self) -> bool:
+        """Whether the weights of ranks may differ, and gradients stay with their rank in backward."""
+        return self.exchanges_weights or self.staleness_bound is not None
+
+    @property
+    def needs_hosts(self) -> bool:
+        """Whether it must know which ranks share a host."""
+        return any(child.needs_hosts for child in self.children)
+
+    @property
+    def averages_in_host(self) -> bool:
+        """Whether gradients are averaged inside each host in every step, while hosts exchange weights."""
+        return False
+
+    def leaves_gradients(self, step: int) -> bool:
+        """Say whether a gradient stays with its rank in this step, because weights are exchanged instead."""
+        return self.weights_may_diverge and not self.averages_in_host and step >= self.timing.until_step
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether something of gradients is kept from step to step, so that their scale must not change unseen."""
+        return self.error_feedback != "none" and not self.weights_may_diverge
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+
+def require(holds: bool, node: str, sentence: str) -> None:
+    """Raise ValueError with the node's type and the sentence unless it holds."""
+    if not holds:
+        raise ValueError(f"invalid {node}: {sentence}")
+
+
+def require_codec(codec: CodecSpec | None, node: str, *kinds: CodecKind) -> None:
+    """Raise ValueError unless a node can carry the codec."""
+    fits = codec is None or codec.facts.kind in kinds
+    require(fits, node, f"codec must be one of {', '.join(codec_names(*kinds))}, got {codec}.")
+
+
+def require_timing(pace: Pace, delay_steps: int, period: int, node: str) -> None:
+    """Raise ValueError for a period below 1, or a delay that does not fit it or the pace."""
+    require(period >= 1, node, f"period must be at least 1, got {period}.")
+    require(
+        0 <= delay_steps <= period,
+        node,
+        f"delay_steps must be from 0 to the period of {period}, got {delay_steps}: a later result would come after the "
+        "next exchange.",
+    )
+    require(
+        pace == "lockstep" or delay_steps == 0,
+        node,
+        f"delay_steps must be 0 at a free pace, where results are used when they are there, got {delay_steps}.",
+    )
+
+
+def text_of(value: Any) -> str:
+    """Return a node or a value in the grammar, without what has its default; `pliant.parse` reads it back."""
+    if isinstance(value, CodecSpec):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = [f"{f.name}={text_of(v)}" for f in fields(value) if (v := getattr(value, f.name)) != default_of(f)]
+        name = type(value).__name__
+        return f"{name}({', '.join(inside)})" if inside or not isinstance(value, Exchange) else name
+    if isinstance(value, tuple):
+        return f"({''.join(text_of(v) + ', ' for v in typing.cast(tuple[Any, ...], value))})"
+    if isinstance(value, Mapping):
+        pairs = typing.cast(Mapping[str, Any], value).items()
+        return "{" + ", ".join(f"{k!r}: {text_of(v)}" for k, v in pairs) + "}"
+    return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
+
+
+def default_of(own: "dataclasses.Field[Any]") -> Any:
+    """Return a field's default; MISSING if it has none."""
+    return own.default if own.default_factory is dataclasses.MISSING else own.default_factory()

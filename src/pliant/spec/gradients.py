@@ -1,0 +1,173 @@
+"""Nodes that exchange gradients before the optimizer's step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pliant.spec.codecs import CodecSpec
+from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
+from pliant.spec.selection import Selection
+from pliant.spec.target import Target
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "BlockSparse",
+    "Custom",
+    "LowRank",
+    "ScatterGather",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Exchange):
+    """Mean of gradients, as they are or in a codec whose sums survive on the way."""
+
+    codec: CodecSpec | None = None
+    """A cast, or `randomk`, which keeps what it does not send."""
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "AllReduce", "cast", "shared")
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return "worker" if self.codec is not None and self.codec.facts.kind == "shared" else "none"
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.codec is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScatterGather(Exchange):
+    """Scatter, reduce, gather: every element in fewer bits, in both directions (BAGUA's C_LP_S)."""
+
+    codec: CodecSpec
+    feedback: Literal["none", "worker", "both"] = "none"
+    """Who keeps what the codec loses."""
+    chunk_bytes: int = 1 << 20
+    """Bytes before coding in one pipelined piece of a bucket."""
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "ScatterGather", "cast", "quantizer")
+        require(
+            not self.codec.facts.biased or self.feedback != "none",
+            "ScatterGather",
+            f"feedback must be 'worker' or 'both' with the biased codec {self.codec}, got 'none'.",
+        )
+        require(
+            self.chunk_bytes >= 4096, "ScatterGather", f"chunk_bytes must be at least 4096, got {self.chunk_bytes}."
+        )
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self.feedback
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllGather(Exchange):
+    """Elements that each rank chooses, with error feedback on the worker (top-k; Deep Gradient Compression)."""
+
+    codec: CodecSpec
+    momentum: float = 0.0
+    """Factor of the momentum correction; the optimizer's own momentum must then be 0."""
+    ramp_steps: int = 0
+    """Steps over which the ratio falls to the codec's."""
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "AllGather", "sparsifier")
+        _require_momentum_and_ramp(self, "AllGather")
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return "worker"
+
+    @property
+    def ratio(self) -> float | None:
+        return self.codec.setting("ratio")
+
+    @property
+    def ratio_target(self) -> Target | None:
+        return self.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparse(Exchange):
+    """Blocks of gradients, chosen by what they do to the loss (TASC)."""
+
+    selection: Selection = field(default_factory=Selection)
+    feedback: Literal["worker", "difference"] = "worker"
+    """Whether the worker keeps what is not sent, or sends differences to an estimate that all keep (EF21)."""
+    momentum: float = 0.0
+    ramp_steps: int = 0
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        _require_momentum_and_ramp(self, "BlockSparse")
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self.feedback
+
+    @property
+    def ratio(self) -> float | None:
+        return self.selection.ratio
+
+    @property
+    def ratio_target(self) -> Target | None:
+        return self.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank(Exchange):
+    """Products of two thin matrices, with error feedback on the worker (PowerSGD)."""
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, "LowRank", f"rank must be at least 1, got {self.rank}.")
+
+    @property
+    def coding(self) -> str:
+        return f"rank(rank={self.rank})"
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return "worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Custom(Exchange):
+    """An algorithm that is not Pliant's, by the name under which every rank has registered it."""
+
+    name: str
+    settings: Mapping[str, float] = field(default_factory=dict[str, float])
+    exchanges: Literal["gradients", "weights"] = "gradients"
+    period: int = 1
+    """Steps from one exchange of weights to the next; `Every` is for gradients."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", MappingProxyType({k: float(v) for k, v in sorted(self.settings.items())}))
+        require(
+            self.period >= 1 and (self.period == 1 or self.exchanges == "weights"),
+            "Custom",
+            f"period must be at least 1, and 1 where gradients are exchanged, got {self.period}; use Every for those.",
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self.settings.items()), self.exchanges, self.period))
+
+    @property
+    def kind(self) -> Kind:
+        return self.exchanges
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(period=self.period)
+
+
+def _require_momentum_and_ramp(node: Any, name: str) -> None:
+    require(0 <= node.momentum < 1, name, f"momentum must be at least 0 and below 1, got {node.momentum:g}.")
+    require(node.ramp_steps >= 0, name, f"ramp_steps must be at least 0, got {node.ramp_steps}.")

@@ -1,0 +1,78 @@
+"""Nodes under which each parameter has an owner, who alone steps it."""
+
+from dataclasses import dataclass, field
+
+from pliant.spec.codecs import CodecSpec
+from pliant.spec.exchange import Exchange, Timing, require, require_codec
+
+__all__ = ["ParameterServer", "Placement", "ShardedOptimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which rank owns how much."""
+
+    bandwidths: tuple[float, ...] = ()
+    """What each rank's network carries, in any unit: owners hold parts of that size; equal if not given."""
+
+    def __post_init__(self) -> None:
+        require(
+            min(self.bandwidths, default=1) > 0, "Placement", f"bandwidths must be positive, got {self.bandwidths}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedOptimizer(Exchange):
+    """Gradients to the owner of their parameter, who alone steps it and sends new weights to all (ZeRO, stage 1)."""
+
+    codec: CodecSpec | None = None
+    """In how many bits gradients travel; weights travel as they are."""
+    placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "ShardedOptimizer", "cast", "quantizer")
+        require(
+            self.codec is None or not self.codec.facts.biased,
+            "ShardedOptimizer",
+            f"codec must be unbiased, since owners keep no residuals, got {self.codec}.",
+        )
+
+    @property
+    def has_owners(self) -> bool:
+        return True
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.codec is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Exchange):
+    """Gradients to their owners as they come, and ranks at steps of their own (stale synchronous parallel)."""
+
+    staleness: int = 1
+    """How many steps a rank may be ahead of the slowest, and its weights behind."""
+    placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        require(
+            self.staleness >= 0,
+            "ParameterServer",
+            f"staleness must be at least 0, got {self.staleness}.",
+        )
+
+    @property
+    def has_owners(self) -> bool:
+        return True
+
+    @property
+    def staleness_bound(self) -> int | None:
+        return self.staleness
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(pace="free")
+
+    @property
+    def works_in_float32(self) -> bool:
+        return False

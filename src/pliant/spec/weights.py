@@ -1,0 +1,166 @@
+"""Nodes that exchange weights between steps, beside or instead of gradients."""
+
+from dataclasses import dataclass, field
+
+from pliant.spec.codecs import CodecSpec
+from pliant.spec.exchange import (
+    Exchange,
+    Feedback,
+    Kind,
+    Pace,
+    Timing,
+    require,
+    require_codec,
+    require_timing,
+)
+from pliant.spec.gradients import AllReduce, BlockSparse
+from pliant.spec.graph import Graph
+from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+
+__all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """SGD with Nesterov momentum on the point where all set out; it takes the mean change of the weights."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"the outer optimizer has lr {self.lr} and momentum {self.momentum}, but needs lr above 0 and momentum "
+                "at least 0 and below 1."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Exchange):
+    """Weights averaged with neighbours in a graph, in full precision (D-PSGD)."""
+
+    graph: Graph = field(default_factory=lambda: Graph(kind="one_peer"))
+    period: int = 1
+    delay_steps: int = 1
+    """At 1 the exchange runs beside the next step, whose progress is added to the mean."""
+    pace: Pace = "lockstep"
+
+    def __post_init__(self) -> None:
+        require_timing(self.pace, self.delay_steps, self.period, "Gossip")
+
+    @property
+    def kind(self) -> Kind:
+        return "weights"
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(period=self.period, delay_steps=self.delay_steps, pace=self.pace)
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.period > 1 or self.delay_steps > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedGossip(Exchange):
+    """Weights averaged with neighbours by coded differences to replicas (CHOCO-SGD; at gamma 0 DCD-PSGD)."""
+
+    codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="minmax8"))
+    graph: Graph = field(default_factory=lambda: Graph(kind="exponential"))
+    gamma: float = 0.0
+    """How far weights go towards what replicas say; at 0 the own replica takes their place."""
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "CodedGossip", "cast", "quantizer", "sparsifier")
+        require(0 <= self.gamma <= 1, "CodedGossip", f"gamma must be from 0 to 1, got {self.gamma:g}.")
+        require(self.period >= 1, "CodedGossip", f"period must be at least 1, got {self.period}.")
+
+    @property
+    def kind(self) -> Kind:
+        return "weights"
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(period=self.period, delay_steps=1 if self.gamma else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSteps(Exchange):
+    """Steps alone; then the mean change of the weights goes to an outer optimizer (local SGD, DiLoCo)."""
+
+    period: int
+    """Steps from one exchange to the next."""
+    averaging: Exchange = field(default_factory=AllReduce)
+    """How the changes are averaged: a node of gradients whose result is a mean at once."""
+    outer: Outer = field(default_factory=Outer)
+    stretch: float = 0.0
+    """Exchange every max(period, (stretch / lr)^2) steps, so that the period grows as the learning rate falls."""
+    fragments: int = 1
+    """Parts of the model that are exchanged at different steps of a period."""
+    delay_steps: int = 0
+    """How many steps later the result is used."""
+    pace: Pace = "lockstep"
+    weighted: bool = False
+    """Whether a rank counts by the work that it has done since the last exchange."""
+
+    def __post_init__(self) -> None:
+        require_timing(self.pace, self.delay_steps, self.period, "LocalSteps")
+        require(
+            1 <= self.fragments <= self.period,
+            "LocalSteps",
+            f"fragments must be from 1 to the period of {self.period}, so that each has a step of its own, got "
+            f"{self.fragments}.",
+        )
+        require(self.stretch >= 0, "LocalSteps", f"stretch must be at least 0, got {self.stretch:g}.")
+        for node in self.averaging.walk():
+            require(
+                not isinstance(node, (BlockSparse, CompressedMomentum, DecoupledMomentum))
+                and node.kind == "gradients"
+                and not node.has_owners,
+                "LocalSteps",
+                f"averaging must give a mean of changes at once, which {type(node).__name__} does not; use AllReduce, "
+                "ScatterGather, AllGather, LowRank or a registered algorithm.",
+            )
+            require(
+                node.timing.period == 1 and node.timing.delay_steps == 0,
+                "LocalSteps",
+                f"averaging must happen at once, but {type(node).__name__} changes when; use the period and the "
+                "delay_steps of LocalSteps.",
+            )
+            require(
+                node.ratio_target is None,
+                "LocalSteps",
+                "averaging must have no target, since what is exposed of gradients is what a target holds.",
+            )
+
+    @property
+    def kind(self) -> Kind:
+        return "weights"
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(
+            period=self.period,
+            delay_steps=self.delay_steps,
+            pace=self.pace,
+            fragments=self.fragments,
+            stretch=self.stretch,
+            weighted=self.weighted,
+        )
+
+    @property
+    def payload_codec(self) -> CodecSpec | None:
+        return self.averaging.payload_codec
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self.averaging.error_feedback
+
+    @property
+    def ratio(self) -> float | None:
+        return self.averaging.ratio
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self.period > 1 or self.delay_steps > 0 or self.averaging.works_in_float32

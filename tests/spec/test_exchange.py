@@ -1,0 +1,226 @@
+"""Nodes of a plan: each checks itself, pairs of combinators hold each other or say why not, JSON and older plans."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.algorithms import EXECUTORS, executor_for
+from pliant.simulator.traffic import TRAFFIC
+from pliant.spec import (
+    NODES,
+    After,
+    AllGather,
+    AllReduce,
+    BetweenHosts,
+    BlockSparse,
+    CodecSpec,
+    CodedGossip,
+    CompressedMomentum,
+    Custom,
+    DecoupledMomentum,
+    Delayed,
+    Every,
+    Gossip,
+    Host,
+    LocalSteps,
+    LowRank,
+    Outer,
+    ParameterServer,
+    Placement,
+    Rule,
+    ScatterGather,
+    Selection,
+    ShardedOptimizer,
+    SyncPlan,
+    Target,
+    Topology,
+    from_json,
+    to_json,
+)
+from tables import ALGORITHMS, BETWEEN_STEPS
+
+SIGN, TOPK, DCT, INT4 = (CodecSpec(name=name) for name in ("sign", "topk", "dct", "int4"))
+OLD = [json.loads(line) for line in (Path(__file__).parent / "plans_of_format_1.jsonl").read_text().splitlines()]
+TARGET = Target(of="exposed_s", value=0.01)
+LEAVES = (ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": 4})), ScatterGather(codec=SIGN, feedback="both"))
+LEAVES += (AllGather(codec=TOPK), LowRank())
+WRAPS = {
+    "every": lambda inner: Every(steps=2, inner=inner),
+    "delayed": lambda inner: Delayed(inner=inner),
+    "after": lambda inner: After(steps=10, first=AllReduce(codec=CodecSpec(name="bf16")), then=inner),
+    "hosts": lambda inner: BetweenHosts(inner=inner),
+    "local": lambda inner: LocalSteps(period=8, averaging=inner),
+}
+REFUSED = {("every", "local"), ("delayed", "local"), ("local", "every"), ("local", "delayed")}
+
+
+def survives(node):
+    plan = SyncPlan(rules=(Rule(exchange=node),))
+    assert from_json(SyncPlan, to_json(plan)) == plan
+    assert executor_for(node).node == node
+    return to_json(plan)
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=str)
+def test_every_pair_of_combinators_is_a_plan_of_its_own_or_says_which_field_to_use(leaf):
+    texts = set()
+    for outer, inner in itertools.permutations(WRAPS, 2):
+        if (outer, inner) in REFUSED:
+            with pytest.raises(
+                ValueError, match=r"invalid (Every|Delayed|LocalSteps): .*; use the (period|delay_steps)"
+            ):
+                WRAPS[outer](WRAPS[inner](leaf))
+        else:
+            texts.add(survives(WRAPS[outer](WRAPS[inner](leaf))))
+    assert len(texts) == 20 - len(REFUSED)
+
+
+@given(st.lists(st.sampled_from(sorted(WRAPS)), max_size=5), st.sampled_from(LEAVES))
+def test_whatever_is_nested_survives_or_is_refused_with_a_sentence(names, leaf):
+    node = leaf
+    for name in names:
+        try:
+            node = WRAPS[name](node)
+        except ValueError as error:
+            told = str(error)
+            break
+    else:
+        told = ""
+    if told:
+        assert told.startswith("invalid ")
+        return
+    survives(node)
+    assert node.kind == ("weights" if "local" in names else "gradients")
+    assert node.needs_hosts == ("hosts" in names)
+    assert node.timing.period == (8 if "local" in names else 2 if "every" in names else 1)
+
+
+def test_executor_simulator_and_json_know_the_same_nodes():
+    assert set(EXECUTORS) == set(TRAFFIC)
+    assert {kind.__name__ for kind in EXECUTORS} == NODES.keys() - {"Combinator"}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS | BETWEEN_STEPS))
+def test_every_algorithm_survives(name):
+    survives((ALGORITHMS | BETWEEN_STEPS)[name])
+
+
+NONSENSE = [
+    (lambda: CodecSpec(name="zip"), "there is no codec 'zip'; there are bf16"),
+    (lambda: CodecSpec(name="int4", settings={"bits": 4}), "the codec 'int4' has no setting 'bits'; it has block"),
+    (lambda: CodecSpec(name="qsgd", settings={"bits": 2.5}), "has bits 2.5, but that is a count"),
+    (lambda: AllReduce(codec=TOPK), "invalid AllReduce: codec must be one of bf16, fp16, randomk, got topk"),
+    (lambda: ScatterGather(codec=TOPK), "invalid ScatterGather: codec must be one of .*int4, got topk"),
+    (lambda: ScatterGather(codec=SIGN), "feedback must be 'worker' or 'both' with the biased codec sign"),
+    (lambda: ScatterGather(codec=INT4, chunk_bytes=10), "chunk_bytes must be at least 4096, got 10"),
+    (lambda: AllGather(codec=SIGN), "codec must be one of topk, blocktopk, got sign"),
+    (lambda: AllGather(codec=TOPK, momentum=1.5), "momentum must be at least 0 and below 1, got 1.5"),
+    (lambda: AllGather(codec=TOPK, ramp_steps=-1), "ramp_steps must be at least 0, got -1"),
+    (lambda: BlockSparse(momentum=-0.1), "invalid BlockSparse: momentum must be"),
+    (lambda: LowRank(rank=0), "rank must be at least 1, got 0"),
+    (lambda: DecoupledMomentum(codec=TOPK), "codec must be one of dct, got topk"),
+    (lambda: DecoupledMomentum(momentum=0), "momentum must be between 0 and 1, got 0"),
+    (lambda: CompressedMomentum(beta=1, warmup_steps=3), "beta must be between 0 and 1, got 1"),
+    (lambda: CompressedMomentum(beta=0.9, warmup_steps=0), "warmup_steps must be at least 1"),
+    (
+        lambda: CompressedMomentum(beta=0.9, warmup_steps=3, averaging=ScatterGather(codec=INT4)),
+        "averaging must have feedback 'both', got 'none'",
+    ),
+    (lambda: ShardedOptimizer(codec=SIGN), "codec must be unbiased, since owners keep no residuals, got sign"),
+    (lambda: ShardedOptimizer(codec=TOPK), "invalid ShardedOptimizer: codec must be one of"),
+    (lambda: Placement(bandwidths=(1.0, 0.0)), "bandwidths must be positive"),
+    (lambda: ParameterServer(staleness=-1), "staleness must be at least 0, got -1"),
+    (lambda: Custom(name="mine", period=2), "period must be at least 1, and 1 where gradients .* use Every"),
+    (lambda: Gossip(period=0), "invalid Gossip: period must be at least 1, got 0"),
+    (lambda: Gossip(delay_steps=2), "delay_steps must be from 0 to the period of 1, got 2"),
+    (lambda: Gossip(pace="free"), "delay_steps must be 0 at a free pace"),
+    (lambda: CodedGossip(codec=DCT), "invalid CodedGossip: codec must be one of"),
+    (lambda: CodedGossip(gamma=2), "gamma must be from 0 to 1, got 2"),
+    (lambda: LocalSteps(period=2, fragments=3), "fragments must be from 1 to the period of 2"),
+    (lambda: LocalSteps(period=2, stretch=-1), "stretch must be at least 0, got -1"),
+    (lambda: LocalSteps(period=2, averaging=Gossip()), "averaging must give a mean of changes at once, which Gossip"),
+    (lambda: LocalSteps(period=2, averaging=AllGather(codec=TOPK, target=TARGET)), "averaging must have no target"),
+    (lambda: Outer(lr=0), "needs lr above 0"),
+    (lambda: Every(steps=0, inner=AllReduce()), "invalid Every: steps must be at least 1, got 0"),
+    (lambda: Every(steps=2, inner=Gossip()), "Gossip exchanges weights; use the period of that node"),
+    (lambda: Every(steps=2, inner=Every(steps=2, inner=AllReduce())), "has a Every already"),
+    (
+        lambda: Every(steps=2, inner=CompressedMomentum(beta=0.9, warmup_steps=3)),
+        "CompressedMomentum must exchange its momentum in every step",
+    ),
+    (lambda: Delayed(inner=AllReduce(), compensation=-1), "compensation must be at least 0, got -1"),
+    (lambda: Delayed(inner=AllReduce(), lookahead=-1), "lookahead must be at least 0, got -1"),
+    (lambda: After(steps=0, first=AllReduce(), then=AllReduce()), "invalid After: steps must be at least 1"),
+    (lambda: After(steps=1, first=Gossip(), then=AllReduce()), "first must exchange gradients"),
+    (
+        lambda: After(steps=1, first=AllReduce(), then=CompressedMomentum(beta=0.9, warmup_steps=3)),
+        "then has a momentum with a warm-up of its own.*use its warmup_steps",
+    ),
+    (
+        lambda: After(steps=1, first=AllReduce(), then=AllGather(codec=TOPK, target=TARGET)),
+        "then must have no target",
+    ),
+    (
+        lambda: BetweenHosts(
+            inner=BlockSparse(
+                selection=Selection(agreement="local", value_bits=16, topology=Topology(hosts=(Host(name="a"),)))
+            )
+        ),
+        "inner must have no topology, which is of all ranks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "sentence"), NONSENSE)
+def test_nonsense_is_refused_with_node_field_and_what_was_given(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def test_settings_that_have_their_default_are_the_same_codec():
+    assert CodecSpec(name="qsgd", settings={"block": 512, "bits": 4}) == CodecSpec(name="qsgd", settings={"bits": 4})
+    assert str(CodecSpec(name="qsgd", settings={"block": 512})) == "qsgd"
+
+
+# - Plans of format 1
+
+
+@pytest.mark.parametrize("row", OLD, ids=lambda row: row["exchanges"][-1][:60])
+def test_plans_of_format_1_mean_what_they_meant(row):
+    """Their times, simulated before the change of format and after it, were equal to 1e-12."""
+    plan = from_json(SyncPlan, json.dumps(row["plan"]))
+    assert [str(rule.exchange) for rule in plan.rules] == row["exchanges"]
+    assert plan.order == row["order"]
+    assert (plan.name, plan.bucket_bytes) == (row["plan"]["name"], row["plan"]["bucket_bytes"])
+    assert len(to_json(plan)) < len(json.dumps(row["plan"]))
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        ({"momentum": 0.9}, "is AllReduce, where momentum means nothing, but it is 0.9; leave it out"),
+        ({"codec": {"name": "bf16", "settings": {}}, "feedback": "worker"}, "where feedback means nothing"),
+        ({"gamma": 0.5}, "where gamma means nothing"),
+        ({"before": {}, "until_step": 0}, "invalid After: steps must be at least 1"),
+        ({"collective": "scatter_gather"}, "needs a codec for scatter_gather"),
+        ({"collective": "low_rank"}, "needs the codec 'rank' for low_rank, but has None"),
+        ({"collective": "gossip"}, "gossip averages weights, but this choice of format 1 exchanges a gradient"),
+        ({"what": "everything"}, "choice.what must be one of gradient, momentum"),
+        ({"colour": 1}, "choice has no field 'colour'"),
+        ({"codec": {"name": "zip", "settings": {}}}, "no codec 'zip'"),
+    ],
+)
+def test_nonsense_in_plans_of_format_1_is_refused(choice, sentence):
+    text = json.dumps({"pliant": "SyncPlan", "format": 1, "rules": [{"choice": choice}]})
+    with pytest.raises(ValueError, match=sentence):
+        from_json(SyncPlan, text)
+
+
+def test_a_plan_of_format_1_has_one_order():
+    rules = [{"match": {"pattern": "a"}, "choice": {"order": "at_end"}}, {"choice": {}}]
+    with pytest.raises(ValueError, match="a plan has one order"):
+        from_json(SyncPlan, json.dumps({"pliant": "SyncPlan", "format": 1, "rules": rules}))
