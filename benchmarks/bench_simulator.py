@@ -3,7 +3,7 @@
 import pytest
 
 import pliant as p
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.simulator import simulate, simulate_many
 from pliant.spec import Host, SyncPlan, TensorSpec, Topology, Workload
 

@@ -16,7 +16,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 import pliant as p
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.simulator import KEYS, Costs, bert_large, simulate, vgg16
 from pliant.spec import CompressedMomentum, Host, LocalSteps, SyncPlan, Topology, Workload
 

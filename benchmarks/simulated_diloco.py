@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from papers import MODELS, UTILISATIONS, H, Model, near
 
 import pliant as p
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.simulator import IDEAL, equal_layers, simulate
 from pliant.spec import Host, SyncPlan, Topology, Workload
 

@@ -19,6 +19,10 @@ files = pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to
 
 @files
 def test_all_names_what_a_module_offers(path):
+    if path.with_suffix(".pyi").exists():  # its names are handed on lazily, and stand in the stub
+        module = import_module(".".join(path.parent.relative_to(SOURCE.parent).parts))
+        assert all(hasattr(module, name) for name in module.__all__)
+        return
     tree = ast.parse(path.read_text())
     listed = (
         next(
@@ -68,6 +72,9 @@ def in_fresh_python(code: str) -> str:
 
 WITHOUT_TORCH = [
     "pliant",
+    "pliant.algorithms",
+    "pliant.algorithms.by_name",
+    "pliant.layouts",
     "pliant.spec",
     "pliant.cli.main",
     "pliant.cli.embed",
@@ -100,7 +107,7 @@ def test_the_face_is_complete_sorted_and_described():
         assert thing.__doc__, f"pliant.{name} has no docstring"
         assert f".{name}\n" in page, f"pliant.{name} is not in docs/api.md"
     assert set(dir(pliant)) == set(pliant.__all__)
-    with pytest.raises(AttributeError, match="pliant has no 'auto'"):
+    with pytest.raises(AttributeError, match="No pliant attribute auto"):
         _ = pliant.auto
 
 

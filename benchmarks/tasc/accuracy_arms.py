@@ -9,8 +9,8 @@ from torch import nn
 
 import pliant
 from pliant.algorithms import Algorithm
+from pliant.algorithms.by_name import ONE_BUCKET_BYTES
 from pliant.cli.bench.peers import peer
-from pliant.engine.choose import ONE_BUCKET_BYTES
 from pliant.spec import Match, Rule, SyncPlan, ValueBits
 
 RATIOS = (10, 30, 130, 300)

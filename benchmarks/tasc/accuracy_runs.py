@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
-from pliant.engine.choose import ONE_BUCKET_BYTES
+from pliant.algorithms.by_name import ONE_BUCKET_BYTES
 from pliant.spec import SyncPlan
 
 WORKERS = 4

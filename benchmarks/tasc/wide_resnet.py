@@ -41,12 +41,12 @@ from torch.nn.parallel import DistributedDataParallel
 from wide_model import ComputedOn, WideResNet, augmented, load_cifar10
 
 import pliant
+from pliant.algorithms.by_name import ONE_BUCKET_BYTES
 from pliant.cli.bench.arms import plan_named
 from pliant.cli.bench.images import Images
 from pliant.cli.bench.peers import peer_plan
 from pliant.cli.bench.setup import PEER_ARMS, PLIANT_ARMS, known, settings_of
 from pliant.comm import Comm, own_group, run_world
-from pliant.engine.choose import ONE_BUCKET_BYTES
 from pliant.spec import Match, Rule
 from pliant.spec.files import write_atomically
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.algorithms.budgets import chosen_blocks, exact_counts, floor_counts
-from pliant.algorithms.course import COURSE_NUMEL, Course, ramped
+from pliant.algorithms.executors.budgets import chosen_blocks, exact_counts, floor_counts
+from pliant.algorithms.executors.course import COURSE_NUMEL, Course, ramped
 from pliant.layouts.blocks import divided, rows_of, values_bytes
 from pliant.spec import Host, Selection, Topology
 

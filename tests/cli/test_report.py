@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import pliant
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.cli.main import main
 from pliant.cli.report.compared import measured_of
 from pliant.cli.report.steps import buckets_of, clipped, events_in, merged, shown, steps_of

@@ -36,3 +36,32 @@ def test_a_start_that_comes_to_nothing_says_what_to_do(come, message, monkeypatc
             place.comm.barrier()
 
     pliant.run_world(2, body, timeout_s=20)
+
+
+def test_nobody_goes_on_from_a_new_group_before_all_have_connected():
+    """A rank that hung up at once would break the connections of those that still connect."""
+    at_barrier, returned = threading.Event(), threading.Event()
+
+    def body(place):
+        comm = place.comm
+        make_group, barrier = comm._make_group, comm.barrier
+
+        def slowly(ranks):
+            group = make_group(ranks)
+            assert at_barrier.wait(60), "the other rank has not waited"
+            assert not returned.is_set()
+            return group
+
+        def noted():
+            at_barrier.set()
+            barrier()
+
+        if place.rank == 0:
+            comm._make_group = slowly
+        else:
+            comm.barrier = noted
+        part = comm.split([[0, 1]])
+        returned.set()
+        return part.size
+
+    assert pliant.run_world(2, body) == [2, 2]

@@ -9,7 +9,7 @@ import torch
 from models import new_ddp, train, weights
 
 import pliant
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.codecs import Qsgd
 from pliant.engine import pilot
 from pliant.engine.bounds import Bounds, Judge

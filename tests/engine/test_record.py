@@ -9,7 +9,7 @@ import torch
 from models import new_ddp, train, weights
 
 import pliant
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.codecs.minmax8 import MinMax8
 from pliant.comm import run_world
 from pliant.comm.process_group import _Pending

@@ -9,7 +9,7 @@ from torch import nn
 
 import pliant
 from pliant.algorithms import Moment, executor_for
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.buckets import Bucket, spans_of
 from pliant.cli.bench.arms import plan_named
 from pliant.codecs import tensor_hash

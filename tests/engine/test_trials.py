@@ -10,7 +10,7 @@ from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.codecs import Qsgd
 from pliant.engine import pilot
 from pliant.engine.tryout import TryOut

@@ -1,6 +1,6 @@
 """Workloads and topologies for the simulator's tests."""
 
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.spec import Host, SyncPlan, TensorSpec, Topology, Workload
 
 __all__ = ["cluster", "even", "plan_for"]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant as p
-from pliant.algorithms.partition import plan_of
+from pliant.algorithms.plans import plan_of
 from pliant.codecs import BlockTopK, spec_of
 from pliant.codecs.kinds import ChoosingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes

@@ -1,12 +1,38 @@
-"""What combinators take: nodes of a plan, or values of algorithms of the user's own."""
+"""What algorithms take: nodes of a plan or values of the user's own algorithms; codecs by value or by name."""
 
-from pliant.algorithms.base import Algorithm
-from pliant.spec import Exchange
+import dataclasses
+from typing import Any, ClassVar, Protocol, cast
 
-__all__ = ["AlgorithmLike", "node_of"]
+from pliant.spec import CodecSpec, Exchange
 
-AlgorithmLike = Exchange | Algorithm
+__all__ = ["AlgorithmLike", "CodecLike", "HasGroups", "HasNode", "NamedCodec", "as_codec_spec", "node_of"]
+
+
+class HasNode(Protocol):
+    """A value that a node of a plan stands for, such as an algorithm of the user's own."""
+
+    @property
+    def node(self) -> Exchange:
+        """Node of a plan that builds an equal value."""
+        ...
+
+
+class NamedCodec(Protocol):
+    """A codec by value: a frozen dataclass of `pliant.codecs`."""
+
+    name: ClassVar[str]
+
+
+class HasGroups(Protocol):
+    """What is asked of a torch optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+
+AlgorithmLike = Exchange | HasNode
 """A node, as `pliant.qsgd()` returns it, or a value of a registered algorithm, which has one."""
+CodecLike = NamedCodec | CodecSpec | Exchange
+"""A codec by value, by name, or as an algorithm that is one codec."""
 
 
 def node_of(algorithm: AlgorithmLike) -> Exchange:
@@ -25,3 +51,20 @@ def node_of(algorithm: AlgorithmLike) -> Exchange:
             "whose `node` names it."
         )
     return node
+
+
+def as_codec_spec(codec: CodecLike | None) -> CodecSpec | None:
+    """Return how a plan names a codec that was given by value, by name, or as an algorithm that is one codec.
+
+    Raises:
+        ValueError: The algorithm has no codec.
+
+    """
+    if codec is None or isinstance(codec, CodecSpec):
+        return codec
+    if isinstance(codec, Exchange):
+        if codec.payload_codec is None:
+            raise ValueError(f"a codec was expected, but {codec} has none; give one such as qsgd(bits=4) or int4.")
+        return codec.payload_codec
+    fields = dataclasses.fields(cast("type", type(codec)))
+    return CodecSpec(name=codec.name, settings={f.name: getattr(codec, f.name) for f in fields})

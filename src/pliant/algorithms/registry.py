@@ -1,83 +1,97 @@
-"""The one registry: a name to an algorithm, and the algorithms of the user's own."""
+"""The one registry: a row for each name that users type, and the algorithms of their own. No torch here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from torch.optim import Optimizer
-
-from pliant.algorithms.allreduce import allreduce, bf16, fp16
-from pliant.algorithms.base import Algorithm
-from pliant.algorithms.course import is_adaptive
-from pliant.algorithms.demo import demo
-from pliant.algorithms.given import node_of
-from pliant.algorithms.gossip import choco, dcd, gossip
-from pliant.algorithms.local import async_average, diloco, local_sgd, sparse_loco, streaming_diloco
-from pliant.algorithms.onebit_adam import OneBitAdam
-from pliant.algorithms.owner import owner, stale
-from pliant.algorithms.powersgd import powersgd
-from pliant.algorithms.quantized import bytegrad, int4, natural, onebit, qsgd, terngrad
-from pliant.algorithms.randomk import randomk
-from pliant.algorithms.sparse import blocktopk, topk
-from pliant.algorithms.tasc import tasc
-from pliant.algorithms.timing import late
+from pliant.algorithms import combining, gradients, weights
+from pliant.algorithms.given import HasGroups, HasNode, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
-__all__ = ["ALGORITHMS", "custom", "named", "own_names", "register"]
+__all__ = ["ALGORITHMS", "Row", "custom", "is_adaptive", "maker_of", "named", "names", "own_names", "register"]
 
 
-def _onebit_adam(optimizer: Optimizer) -> Exchange:
-    if not isinstance(optimizer, OneBitAdam):
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One algorithm: `pliant.<name>`, ``relax("<name>")``, the grammar, the command line and the docs read it."""
+
+    make: Callable[..., Exchange]
+    from_optimizer: Callable[[HasGroups], Mapping[str, Any]] | None = None
+    """Settings that the bare name takes from the optimizer."""
+    bare: bool = True
+    """Whether the name alone says enough; combinators need what they hold, a warm-up its length."""
+
+
+def _onebit_adam(optimizer: HasGroups) -> Mapping[str, Any]:
+    node = getattr(optimizer, "algorithm", None)
+    if not isinstance(node, Exchange):
         raise ValueError(
             f"onebit_adam needs pliant.OneBitAdam as its optimizer, but got {type(optimizer).__name__}; "
             "construct OneBitAdam(params, lr=..., warmup_steps=...) instead."
         )
-    return optimizer.algorithm
+    return {"beta": optimizer.param_groups[0]["betas"][0], "warmup_steps": vars(optimizer)["warmup_steps"]}
 
 
-def _momentum(optimizer: Optimizer) -> float:
+def _momentum(optimizer: HasGroups) -> Mapping[str, Any]:
     """Return the optimizer's momentum, or Adam's beta_1; the largest of its groups, 0 if there is none."""
-    return max(float(group.get("momentum", group.get("betas", (0.0,))[0])) for group in optimizer.param_groups)
+    found = [float(group.get("momentum", group.get("betas", (0.0,))[0])) for group in optimizer.param_groups]
+    return {"lookahead": max(found)}
 
 
-ALGORITHMS = MappingProxyType[str, Callable[[Optimizer], Exchange]](
+def _power(optimizer: HasGroups) -> Mapping[str, Any]:
+    return {"power": 0 if is_adaptive(optimizer) else None}
+
+
+def is_adaptive(optimizer: HasGroups) -> bool:
+    """Say whether an optimizer divides by what it has seen of the gradient's size: one that has betas, such as Adam."""
+    return any("betas" in group for group in optimizer.param_groups)
+
+
+ALGORITHMS: Mapping[str, Row] = MappingProxyType(
     {
-        "allreduce": lambda optimizer: allreduce(),
-        "bf16": lambda optimizer: bf16(),
-        "fp16": lambda optimizer: fp16(),
-        "bytegrad": lambda optimizer: bytegrad(),
-        "qsgd": lambda optimizer: qsgd(),
-        "terngrad": lambda optimizer: terngrad(),
-        "natural": lambda optimizer: natural(),
-        "int4": lambda optimizer: int4(),
-        "onebit": lambda optimizer: onebit(),
-        "onebit_adam": _onebit_adam,
-        "powersgd": lambda optimizer: powersgd(),
-        "topk": lambda optimizer: topk(),
-        "blocktopk": lambda optimizer: blocktopk(),
-        "randomk": lambda optimizer: randomk(),
-        "demo": lambda optimizer: demo(),
-        "tasc": lambda optimizer: tasc(power=0 if is_adaptive(optimizer) else None),
-        "owner": lambda optimizer: owner(),
-        "stale": lambda optimizer: stale(),
-        "late": lambda optimizer: late(allreduce(), lookahead=_momentum(optimizer)),
-        "gossip": lambda optimizer: gossip(),
-        "choco": lambda optimizer: choco(),
-        "dcd": lambda optimizer: dcd(),
-        "local_sgd": lambda optimizer: local_sgd(),
-        "diloco": lambda optimizer: diloco(),
-        "streaming_diloco": lambda optimizer: streaming_diloco(),
-        "sparse_loco": lambda optimizer: sparse_loco(),
-        "async_average": lambda optimizer: async_average(),
+        "allreduce": Row(make=gradients.allreduce),
+        "bf16": Row(make=gradients.bf16),
+        "fp16": Row(make=gradients.fp16),
+        "bytegrad": Row(make=gradients.bytegrad),
+        "qsgd": Row(make=gradients.qsgd),
+        "terngrad": Row(make=gradients.terngrad),
+        "natural": Row(make=gradients.natural),
+        "int4": Row(make=gradients.int4),
+        "onebit": Row(make=gradients.onebit),
+        "onebit_adam": Row(make=gradients.onebit_adam, from_optimizer=_onebit_adam),
+        "powersgd": Row(make=gradients.powersgd),
+        "topk": Row(make=gradients.topk),
+        "blocktopk": Row(make=gradients.blocktopk),
+        "randomk": Row(make=gradients.randomk),
+        "demo": Row(make=gradients.demo),
+        "tasc": Row(make=gradients.tasc, from_optimizer=_power),
+        "owner": Row(make=gradients.owner),
+        "stale": Row(make=gradients.stale),
+        "late": Row(make=combining.late, from_optimizer=_momentum),
+        "gossip": Row(make=weights.gossip),
+        "choco": Row(make=weights.choco),
+        "dcd": Row(make=weights.dcd),
+        "local_sgd": Row(make=weights.local_sgd),
+        "diloco": Row(make=weights.diloco),
+        "streaming_diloco": Row(make=weights.streaming_diloco),
+        "sparse_loco": Row(make=weights.sparse_loco),
+        "async_average": Row(make=weights.async_average),
+        "post_local_sgd": Row(make=weights.post_local_sgd, bare=False),
+        "every": Row(make=combining.every, bare=False),
+        "after": Row(make=combining.after, bare=False),
+        "between_hosts": Row(make=combining.between_hosts, bare=False),
+        "dynamic": Row(make=combining.dynamic, bare=False),
     }
 )
-"""Every algorithm with its default settings; the optimizer is what some take their settings from."""
+"""Name -> row."""
 
 
-_OWN: dict[str, Callable[..., Algorithm]] = {}
+_OWN: dict[str, Callable[..., HasNode]] = {}
 """What the user has registered in this process."""
 
 
-def register(name: str, builder: Callable[..., Algorithm]) -> None:
+def register(name: str, builder: Callable[..., HasNode]) -> None:
     """Make an algorithm of your own known, so that relax() takes it by value, by name and in plans.
 
     Its node names it, ``Custom(name=name, settings={...})``, and `builder(**settings)` must return an
@@ -101,7 +115,7 @@ def own_names(plan: SyncPlan) -> dict[str, bool]:
     return {node.name: node.name in _OWN for node in nodes if isinstance(node, Custom)}
 
 
-def custom(node: Custom) -> Algorithm:
+def custom(node: Custom) -> HasNode:
     """Return the registered algorithm that a node names. Raises ValueError if there is none."""
     if node.name not in _OWN:
         raise ValueError(
@@ -111,13 +125,41 @@ def custom(node: Custom) -> Algorithm:
     return _OWN[node.name](**node.settings)
 
 
-def named(name: str, optimizer: Optimizer) -> Exchange:
-    """Return an algorithm with default settings."""
+def names(*, bare: bool = False) -> tuple[str, ...]:
+    """Return all names, Pliant's and the user's; with `bare`, those that say enough by themselves."""
+    return (*(name for name, row in ALGORITHMS.items() if row.bare or not bare), *_OWN)
+
+
+def maker_of(name: str) -> Callable[..., Exchange | HasNode] | None:
+    """Return what makes an algorithm from its settings; None if there is none of this name."""
+    return ALGORITHMS[name].make if name in ALGORITHMS else _OWN.get(name)
+
+
+def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
+    """Return an algorithm with its default settings, and with those that it takes from the optimizer, if one is given.
+
+    Raises:
+        ValueError: There is no such name, or it does not say enough by itself.
+
+    """
     if name in _OWN:
         return node_of(_OWN[name]())
     if name not in ALGORITHMS:
-        there = ", ".join([*ALGORITHMS, *_OWN])
+        there = ", ".join(names(bare=True))
         raise ValueError(
             f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
         )
-    return ALGORITHMS[name](optimizer)
+    row = ALGORITHMS[name]
+    if not row.bare:
+        raise ValueError(f"{name!r} needs settings; write them behind it, as in {_EXAMPLES[name]!r}.")
+    settings = row.from_optimizer(optimizer) if row.from_optimizer is not None and optimizer is not None else {}
+    return row.make(**settings)
+
+
+_EXAMPLES = {
+    "post_local_sgd": "post_local_sgd(warmup_steps=100)",
+    "every": "every(2, qsgd)",
+    "after": "after(100, bf16, then=onebit)",
+    "between_hosts": "between_hosts(int4)",
+    "dynamic": "dynamic(tasc, exposed_share=0.1)",
+}

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pliant.algorithms.by_name import plan_of_text
 from pliant.cli.racks import in_racks
 from pliant.simulator import BUCKET_BYTES, MODELS, Costs, workload_named
 from pliant.spec import Host, SyncPlan, Topology, Workload, load
@@ -45,12 +46,8 @@ BUCKET = f"{BUCKET_BYTES}"
 
 
 def plan_given(text: str) -> SyncPlan:
-    """Return a plan from its file, or that of an algorithm with settings, as in 'diloco(period=64)'."""
-    if text.endswith(".json") or Path(text).exists():
-        return load(SyncPlan, text)
-    from pliant.cli.bench.arms import plan_named  # here, since it needs torch, which takes seconds to start
-
-    return plan_named(text)
+    """Return a plan from its file, or that of an algorithm in the grammar, as in 'diloco(period=64)'."""
+    return plan_of_text(text)
 
 
 def costs_given(path: Path | None) -> Costs:

@@ -11,7 +11,7 @@ from pliant.codecs.minmax8 import MinMax8
 from pliant.codecs.natural import Natural
 from pliant.codecs.qsgd import Qsgd
 from pliant.codecs.randomk import RandomK
-from pliant.codecs.registry import as_codec_spec, codec_class, codec_from, spec_of
+from pliant.codecs.registry import codec_class, codec_from, spec_of
 from pliant.codecs.sign import Sign
 from pliant.codecs.ternary import Ternary
 from pliant.codecs.topk import TopK
@@ -34,7 +34,6 @@ __all__ = [
     "Ternary",
     "TopK",
     "all_finite",
-    "as_codec_spec",
     "codec_class",
     "codec_from",
     "encode_feedback",

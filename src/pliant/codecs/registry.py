@@ -8,7 +8,7 @@ from pliant.codecs.base import Codec
 from pliant.spec import CodecSpec
 from pliant.spec.codecs import facts_of
 
-__all__ = ["as_codec_spec", "codec_class", "codec_from", "spec_of"]
+__all__ = ["codec_class", "codec_from", "spec_of"]
 
 
 def codec_class(name: str) -> Any:
@@ -21,11 +21,6 @@ def codec_from(spec: CodecSpec) -> Codec:
     """Return the codec that a plan names. Raises ValueError for a setting that is out of its range."""
     counts = {setting for setting, default in spec.facts.settings.items() if isinstance(default, int)}
     return codec_class(spec.name)(**{k: int(v) if k in counts else v for k, v in spec.settings.items()})
-
-
-def as_codec_spec(codec: Codec | CodecSpec | None) -> CodecSpec | None:
-    """Return how a plan names a codec that was given by value or already by name."""
-    return codec if codec is None or isinstance(codec, CodecSpec) else spec_of(codec)
 
 
 def spec_of(codec: Codec) -> CodecSpec:

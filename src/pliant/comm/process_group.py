@@ -211,6 +211,9 @@ class ProcessGroupComm:
                     members=ranks,
                 )
                 self._parts.add(mine)
+        # Gloo connects all pairs of a group, and a rank is done when its own are. One that were to hang up now, as a
+        # run that fails at its first step does, would break the connections of those that are still at it.
+        self.barrier()
         return mine
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, FeelsUnder, unwrapped
-from pliant.algorithms.timing import AfterExecutor
+from pliant.algorithms.executors.timing import AfterExecutor
 from pliant.curvature import LossName, find_logits
 from pliant.engine.store import Store
 from pliant.spec import CurvatureSpec

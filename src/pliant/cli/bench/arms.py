@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
-from pliant.algorithms import ALGORITHMS
+from pliant.algorithms import ALGORITHMS, recommended
 from pliant.cli.bench.peers import peer_plan
 from pliant.cli.bench.rhythm import rhythm_of
 from pliant.cli.bench.setup import AUTO, PEER_ARMS, PLIANT_ARMS, settings_of
-from pliant.engine.choose import plan_from, recommended
+from pliant.engine.choose import plan_from
 from pliant.spec import CodecSpec, Exchange, Graph
 
 __all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "plan_named", "prepare", "warmup_steps_of"]
@@ -219,7 +219,7 @@ def _what(name: str, total_steps: int) -> "str | pliant.SyncPlan":
     if bare in PEER_ARMS:
         return peer_plan(bare, cast(dict[str, float], settings), name)
     warmup_steps = int(settings.pop("warmup_steps", 0))
-    if not settings and not warmup_steps and bare in ALGORITHMS:
+    if not settings and not warmup_steps and bare in ALGORITHMS and ALGORITHMS[bare].bare:
         return name
     if bare == "qsgd4":
         algorithm: Exchange = pliant.qsgd(bits=4)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 
 from pliant.algorithms import Algorithm, AlgorithmLike, blocktopk, node_of, register, topk
+from pliant.algorithms.by_name import ONE_BUCKET_BYTES, SPARED_NUMEL
 from pliant.cli.bench.peers.gtopk import GTopK
 from pliant.cli.bench.peers.layered import UniformBlocks
 from pliant.cli.bench.peers.oktopk import OkTopk
 from pliant.cli.bench.peers.scalecom import ScaleCom
 from pliant.cli.bench.peers.sparcml import SparCml
-from pliant.engine.choose import ONE_BUCKET_BYTES, SPARED_NUMEL
 from pliant.spec import Match, Rule, SyncPlan
 
 __all__ = ["peer", "peer_plan", "register_peers"]

@@ -11,9 +11,9 @@ from pliant.buckets import Bucket
 from pliant.codecs import Dct, all_finite, codec_from
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
-from pliant.spec import CodecSpec, DecoupledMomentum
+from pliant.spec import DecoupledMomentum
 
-__all__ = ["DecoupledMomentumExecutor", "demo"]
+__all__ = ["DecoupledMomentumExecutor"]
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,3 @@ class DecoupledMomentumExecutor:
                 f"the optimizer has momentum {own} and demo keeps one of {self.node.momentum} itself, so it would "
                 "count twice; give the optimizer momentum 0."
             )
-
-
-def demo(ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True) -> DecoupledMomentum:
-    """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps.
-
-    See `DecoupledMomentumExecutor`.
-    """
-    codec = CodecSpec(name="dct", settings={"ratio": ratio, "block": block})
-    return DecoupledMomentum(codec=codec, momentum=momentum, signed=bool(signed))

@@ -9,9 +9,9 @@ from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
 from pliant.collectives.averaging import CastSum
 from pliant.comm.base import Comm
-from pliant.spec import AllReduce, CodecSpec
+from pliant.spec import AllReduce
 
-__all__ = ["AllReduceExecutor", "allreduce", "bf16", "fp16"]
+__all__ = ["AllReduceExecutor"]
 
 _WIRE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -46,18 +46,3 @@ class AllReduceExecutor:
             comm.all_reduce(bucket.flat).wait()
         else:
             state.workspace(bucket.flat)
-
-
-def allreduce() -> AllReduce:
-    """Exact averaging: what torch DDP does."""
-    return AllReduce()
-
-
-def bf16() -> AllReduce:
-    """Averaging with bfloat16 on the wire: half the bytes, the range of float32."""
-    return AllReduce(codec=CodecSpec(name="bf16"))
-
-
-def fp16() -> AllReduce:
-    """Averaging with float16 on the wire: half the bytes; values above 65504 become infinite."""
-    return AllReduce(codec=CodecSpec(name="fp16"))

@@ -12,9 +12,9 @@ from pliant.buckets import Bucket
 from pliant.codecs import codec_from
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
-from pliant.spec import CodecSpec, ScatterGather
+from pliant.spec import ScatterGather
 
-__all__ = ["ScatterGatherExecutor", "bytegrad", "int4", "natural", "onebit", "qsgd", "terngrad"]
+__all__ = ["ScatterGatherExecutor"]
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,3 @@ class ScatterGatherExecutor:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Exchange."""
         state.workspace(bucket.flat, moment.seed, state.flat.get("residual"))
-
-
-def bytegrad() -> ScatterGather:
-    """8-bit min-max quantization, deterministic, no feedback: BAGUA's ByteGrad with its codec's flaws removed."""
-    return ScatterGather(codec=CodecSpec(name="minmax8"))
-
-
-def qsgd(bits: int = 8) -> ScatterGather:
-    """Stochastic, unbiased quantization to 2, 4 or 8 bits (Alistarh et al., arXiv:1610.02132)."""
-    return ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": bits}))
-
-
-def onebit() -> ScatterGather:
-    """One bit and a scale, with error feedback on both sides (Seide et al. 2014; DoubleSqueeze)."""
-    return ScatterGather(codec=CodecSpec(name="sign"), feedback="both")
-
-
-def terngrad() -> ScatterGather:
-    """Stochastic signs and zeros, unbiased (Wen et al., arXiv:1705.07878)."""
-    return ScatterGather(codec=CodecSpec(name="ternary"))
-
-
-def natural() -> ScatterGather:
-    """Stochastic rounding to powers of two, unbiased (Horvath et al., arXiv:1905.10988)."""
-    return ScatterGather(codec=CodecSpec(name="natural"))
-
-
-def int4() -> ScatterGather:
-    """Deterministic 4-bit blocks with error feedback on both sides."""
-    return ScatterGather(codec=CodecSpec(name="int4"), feedback="both")

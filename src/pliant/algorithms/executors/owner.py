@@ -5,12 +5,12 @@ from typing import Any
 
 from pliant.algorithms.base import Moment, Slots, State
 from pliant.buckets import Bucket
-from pliant.codecs import Codec, as_codec_spec, codec_from
+from pliant.codecs import codec_from
 from pliant.collectives.owner import OwnerSum
 from pliant.comm.base import Comm
-from pliant.spec import CodecSpec, ParameterServer, Placement, ShardedOptimizer
+from pliant.spec import ParameterServer, ShardedOptimizer
 
-__all__ = ["OwnerExecutor", "owner", "stale"]
+__all__ = ["OwnerExecutor"]
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,3 @@ class OwnerExecutor:
             numels = [span.numel for span in bucket.spans]
             made.append(OwnerSum(numels, owners, comm, like=bucket.flat, codec=codec))
         made[0](bucket.flat, moment.seed)
-
-
-def owner(codec: Codec | CodecSpec | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
-    """Let each parameter's owner step it: optimizer state and work divided by the ranks, bytes as in an all-reduce.
-
-    With a codec without bias, gradients travel in fewer bits. Bandwidths, one for each rank, say how much each owns.
-    """
-    return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
-
-
-def stale(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
-    """Let owners take gradients as they come, and ranks be at most `staleness` steps ahead of the slowest."""
-    return ParameterServer(staleness=staleness, placement=Placement(bandwidths=tuple(bandwidths)))

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Slots, State
-from pliant.algorithms.course import ramped, refuse_second_momentum
+from pliant.algorithms.executors.course import ramped, refuse_second_momentum
 from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK, TopK, all_finite, codec_from
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
-from pliant.spec import AllGather, CodecSpec
+from pliant.spec import AllGather
 
-__all__ = ["AllGatherExecutor", "blocktopk", "topk"]
+__all__ = ["AllGatherExecutor"]
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,3 @@ class AllGatherExecutor:
 
 def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x).square()
-
-
-def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
-    """Send the `ratio` largest elements of each bucket, with error feedback; see `AllGatherExecutor`."""
-    codec = CodecSpec(name="topk", settings={"ratio": ratio})
-    return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
-
-
-def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
-    """Send whole blocks of the largest energy, with error feedback."""
-    codec = CodecSpec(name="blocktopk", settings={"ratio": ratio, "block": block})
-    return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)

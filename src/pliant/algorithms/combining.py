@@ -1,13 +1,44 @@
-"""A sparsifier whose ratio follows the network: what makes TASC dynamic."""
+"""Combinators, by the names that users type: each returns a node that holds another. No torch here."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pliant.spec import AllGather, BetweenHosts, BlockSparse, Exchange, Target
+from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.spec import After, AllGather, AllReduce, BetweenHosts, BlockSparse, Delayed, Every, Exchange, Target
 
-__all__ = ["dynamic"]
+__all__ = ["after", "between_hosts", "dynamic", "every", "late"]
 
 A = TypeVar("A", bound=Exchange)
+
+
+def every(period: int, algorithm: AlgorithmLike) -> Every:
+    """Exchange in every `period`-th step."""
+    return Every(steps=period, inner=node_of(algorithm))
+
+
+def late(algorithm: AlgorithmLike | None = None, *, compensation: float = 0.0, lookahead: float = 0.0) -> Delayed:
+    """Use gradients one step late, so that their exchange has a whole step's time.
+
+    Without an algorithm they are averaged exactly. The bare name takes the optimizer's momentum as its lookahead.
+    """
+    return Delayed(
+        inner=AllReduce() if algorithm is None else node_of(algorithm), compensation=compensation, lookahead=lookahead
+    )
+
+
+def after(num_steps: int, first: AlgorithmLike, *, then: AlgorithmLike) -> After:
+    """Use `first` for `num_steps` steps, `then` afterwards."""
+    return After(steps=num_steps, first=node_of(first), then=node_of(then))
+
+
+def between_hosts(algorithm: AlgorithmLike) -> BetweenHosts:
+    """Run an algorithm between hosts, and exact sums inside them.
+
+    Raises:
+        ValueError: The algorithm is between hosts already, or has owners.
+
+    """
+    return BetweenHosts(inner=node_of(algorithm))
 
 
 def dynamic(

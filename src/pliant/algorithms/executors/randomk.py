@@ -10,7 +10,7 @@ from pliant.collectives.averaging import SummedAverage
 from pliant.comm.base import Comm
 from pliant.spec import AllReduce, CodecSpec
 
-__all__ = ["RandomKExecutor", "randomk"]
+__all__ = ["RandomKExecutor"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,3 @@ class RandomKExecutor:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Exchange."""
         state.workspace(bucket.flat, moment.seed, state.flat["residual"])
-
-
-def randomk(ratio: float = 0.01) -> AllReduce:
-    """Send `ratio` of the elements, chosen at random and alike on all ranks, with error feedback."""
-    return AllReduce(codec=CodecSpec(name="randomk", settings={"ratio": ratio}))

@@ -10,7 +10,7 @@ from pliant.comm.base import Comm
 from pliant.layouts.division import factor_shape
 from pliant.spec import LowRank
 
-__all__ = ["LowRankExecutor", "powersgd"]
+__all__ = ["LowRankExecutor"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,3 @@ class LowRankExecutor:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
         """Exchange."""
         state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))
-
-
-def powersgd(rank: int = 4) -> LowRank:
-    """Low-rank gradients with error feedback."""
-    return LowRank(rank=rank)

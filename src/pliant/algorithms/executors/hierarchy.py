@@ -6,13 +6,12 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State, prefixed
-from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import levels_of
 from pliant.spec import BetweenHosts
 
-__all__ = ["BetweenHostsExecutor", "between_hosts"]
+__all__ = ["BetweenHostsExecutor"]
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,3 @@ class BetweenHostsExecutor:
 
 def _leaders(state: State) -> State:
     return state.part(BetweenHostsExecutor.prefix, state.workspace[0])
-
-
-def between_hosts(algorithm: AlgorithmLike) -> BetweenHosts:
-    """Run an algorithm between hosts, and exact sums inside them.
-
-    Raises:
-        ValueError: The algorithm is between hosts already, or has owners.
-
-    """
-    return BetweenHosts(inner=node_of(algorithm))

@@ -1,23 +1,23 @@
 """A node of a plan to the algorithm that carries it out."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from pliant.algorithms.allreduce import AllReduceExecutor
 from pliant.algorithms.base import Algorithm
-from pliant.algorithms.demo import DecoupledMomentumExecutor
-from pliant.algorithms.gossip import CodedGossipExecutor, GossipExecutor
-from pliant.algorithms.hierarchy import BetweenHostsExecutor
-from pliant.algorithms.local import LocalStepsExecutor
-from pliant.algorithms.onebit_adam import CompressedMomentumExecutor
-from pliant.algorithms.owner import OwnerExecutor
-from pliant.algorithms.powersgd import LowRankExecutor
-from pliant.algorithms.quantized import ScatterGatherExecutor
-from pliant.algorithms.randomk import RandomKExecutor
+from pliant.algorithms.executors.allreduce import AllReduceExecutor
+from pliant.algorithms.executors.demo import DecoupledMomentumExecutor
+from pliant.algorithms.executors.gossip import CodedGossipExecutor, GossipExecutor
+from pliant.algorithms.executors.hierarchy import BetweenHostsExecutor
+from pliant.algorithms.executors.local import LocalStepsExecutor
+from pliant.algorithms.executors.onebit_adam import CompressedMomentumExecutor
+from pliant.algorithms.executors.owner import OwnerExecutor
+from pliant.algorithms.executors.powersgd import LowRankExecutor
+from pliant.algorithms.executors.quantized import ScatterGatherExecutor
+from pliant.algorithms.executors.randomk import RandomKExecutor
+from pliant.algorithms.executors.sparse import AllGatherExecutor
+from pliant.algorithms.executors.tasc import BlockSparseExecutor
+from pliant.algorithms.executors.timing import AfterExecutor, DelayedExecutor, EveryExecutor
 from pliant.algorithms.registry import custom
-from pliant.algorithms.sparse import AllGatherExecutor
-from pliant.algorithms.tasc import BlockSparseExecutor
-from pliant.algorithms.timing import AfterExecutor, DelayedExecutor, EveryExecutor
 from pliant.codecs import codec_from
 from pliant.spec import (
     After,
@@ -79,7 +79,7 @@ EXECUTORS: Mapping[type[Exchange], Callable[[Any], Algorithm]] = {
     ParameterServer: OwnerExecutor,
     Gossip: GossipExecutor,
     CodedGossip: CodedGossipExecutor,
-    Custom: custom,
+    Custom: lambda node: cast(Algorithm, custom(node)),
     LocalSteps: lambda node: LocalStepsExecutor(node, executor_for(node.averaging)),
     Every: lambda node: EveryExecutor(node, executor_for(node.inner)),
     Delayed: lambda node: DelayedExecutor(node, executor_for(node.inner)),

@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.base import CURVATURE, Moment, Slots, State
-from pliant.algorithms.budgets import chosen_blocks, floor_counts
-from pliant.algorithms.course import COURSE_NUMEL, Course, is_adaptive, ramped, refuse_second_momentum
-from pliant.algorithms.scheduled import ScheduledBlocks
+from pliant.algorithms.executors.budgets import chosen_blocks, floor_counts
+from pliant.algorithms.executors.course import COURSE_NUMEL, Course, ramped, refuse_second_momentum
+from pliant.algorithms.executors.scheduled import ScheduledBlocks
+from pliant.algorithms.registry import is_adaptive
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
 from pliant.comm.base import Comm
 from pliant.layouts.blocks import divided, rows_of
-from pliant.spec import Agreement, BetweenHosts, BlockSparse, CurvatureSpec, Selection, Topology, ValueBits
+from pliant.spec import BlockSparse, CurvatureSpec, Selection
 
-__all__ = ["BlockSparseExecutor", "tasc"]
+__all__ = ["BlockSparseExecutor"]
 
 
 class _Workspace:
@@ -237,47 +237,3 @@ class BlockSparseExecutor:
 def _finite(x: Tensor) -> Tensor:
     """Return x without NaN or Inf: a poisoned exchange chooses something, alike on all ranks, and comes to nothing."""
     return torch.nan_to_num(x, nan=0.0)
-
-
-def tasc(
-    ratio: float = 0.01,
-    *,
-    block: int = 128,
-    power: float | None = None,
-    agreement: Agreement | Literal["host"] = "leader",
-    topology: Topology | None = None,
-    momentum: float = 0.0,
-    feedback: Literal["worker", "difference"] = "worker",
-    ramp_steps: int = 0,
-    rescore: int = 8,
-    floor: float = 0.05,
-    age: float = 0.05,
-    dense: float = 0.25,
-    value_bits: ValueBits = 4,
-    relief: float = 1.0,
-) -> BlockSparse | BetweenHosts:
-    """Send `ratio` of the bytes of an all-reduce: the blocks that matter most to the loss.
-
-    See `BlockSparseExecutor`. Settings are those of `Selection`, where those that are not named here keep their
-    defaults. The agreement 'host' is `between_hosts` of 'local': ranks of one host are summed exactly, and each host
-    chooses for itself.
-    """
-    node = BlockSparse(
-        selection=Selection(
-            ratio=ratio,
-            block=block,
-            power=power,
-            agreement="local" if agreement == "host" else agreement,
-            topology=topology,
-            rescore=rescore,
-            floor=floor,
-            age=age,
-            dense=dense,
-            value_bits=value_bits,
-            relief=relief,
-        ),
-        feedback=feedback,
-        momentum=momentum,
-        ramp_steps=ramp_steps,
-    )
-    return BetweenHosts(inner=node) if agreement == "host" else node

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from pliant.algorithms.base import Moment, Rest, Slots, State
 from pliant.buckets import Bucket
-from pliant.codecs import Codec, as_codec_spec, codec_from
+from pliant.codecs import codec_from
 from pliant.collectives.gossip import CodedGossip as CodedNeighborAverage
 from pliant.collectives.gossip import Gossip as NeighborAverage
 from pliant.comm.base import Comm
-from pliant.spec import CodecSpec, CodedGossip, Gossip, Graph
+from pliant.spec import CodedGossip, Gossip
 
-__all__ = ["CodedGossipExecutor", "GossipExecutor", "choco", "dcd", "gossip"]
+__all__ = ["CodedGossipExecutor", "GossipExecutor"]
 
 
 @dataclass(frozen=True)
@@ -106,31 +106,3 @@ class CodedGossipExecutor:
 
 def _replicas(state: State) -> Mapping[int, Tensor]:
     return {int(slot.split()[1]): tensor for slot, tensor in state.flat.items() if slot.startswith("replica")}
-
-
-def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Gossip:
-    """Average with neighbours in full precision; by default on the one-peer exponential graph.
-
-    With `free` no rank waits for an exchange before its next step, but each exchange begins with all ranks, so that a
-    slow rank makes them as rare for all, and one that has stopped ends all after the timeout.
-    """
-    graph = Graph(kind="one_peer") if graph is None else graph
-    if free:
-        return Gossip(graph=graph, period=period, delay_steps=0, pace="free")
-    return Gossip(graph=graph, period=period)
-
-
-def choco(
-    codec: Codec | CodecSpec | None = None, graph: Graph | None = None, *, gamma: float = 0.5, period: int = 1
-) -> CodedGossip:
-    """CHOCO-SGD: any codec, if gamma is small enough for it; by default 8 bits on the static exponential graph."""
-    return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, gamma=gamma, period=period)
-
-
-def dcd(codec: Codec | CodecSpec | None = None, graph: Graph | None = None, *, period: int = 1) -> CodedGossip:
-    """DCD-PSGD, for codecs that lose little; by default 8 bits on the static exponential graph."""
-    return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, period=period)
-
-
-_EIGHT_BITS = CodecSpec(name="minmax8")
-_WIDE = Graph(kind="exponential")

@@ -20,14 +20,13 @@ from pliant.algorithms.base import (
     start_innermost,
     unwrapped,
 )
-from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
 from pliant.spec import After, Delayed, Every, Exchange
 
-__all__ = ["AfterExecutor", "DelayedExecutor", "EveryExecutor", "after", "every", "late"]
+__all__ = ["AfterExecutor", "DelayedExecutor", "EveryExecutor"]
 
 
 @dataclass(frozen=True)
@@ -184,21 +183,3 @@ class AfterExecutor:
 def _among(comm: Comm, node: Exchange) -> Comm:
     """Return who exchanges under a node: all ranks alike where only the other stage asks for hosts."""
     return comm.flat if isinstance(comm, HierarchicalComm) and not node.needs_hosts else comm
-
-
-def every(period: int, algorithm: AlgorithmLike) -> Every:
-    """Exchange in every `period`-th step."""
-    return Every(steps=period, inner=node_of(algorithm))
-
-
-def late(algorithm: AlgorithmLike, *, compensation: float = 0.0, lookahead: float = 0.0) -> Delayed:
-    """Use gradients one step late, so that their exchange has a whole step's time.
-
-    By name, ``"late"`` takes the optimizer's momentum as its lookahead.
-    """
-    return Delayed(inner=node_of(algorithm), compensation=compensation, lookahead=lookahead)
-
-
-def after(num_steps: int, first: AlgorithmLike, *, then: AlgorithmLike) -> After:
-    """Use `first` for `num_steps` steps, `then` afterwards."""
-    return After(steps=num_steps, first=node_of(first), then=node_of(then))

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from pliant.spec.selection import Selection
 
-__all__ = ["COURSE_NUMEL", "Course", "is_adaptive", "ramped", "refuse_second_momentum"]
+__all__ = ["COURSE_NUMEL", "Course", "ramped", "refuse_second_momentum"]
 
 _RAMP_FACTOR = 4
 """DGC lets the ratio fall by this factor from one warm-up stage to the next."""
@@ -102,8 +102,3 @@ def refuse_second_momentum(momentum: float, optimizer: Optimizer) -> None:
             f"the optimizer has momentum {own} and this algorithm corrects with momentum {momentum}, so it "
             "would count twice; give the optimizer momentum 0, or the algorithm."
         )
-
-
-def is_adaptive(optimizer: Optimizer) -> bool:
-    """Say whether an optimizer divides by what it has seen of the gradient's size: one that has betas, such as Adam."""
-    return any("betas" in group for group in optimizer.param_groups)

@@ -1,0 +1,46 @@
+"""What an algorithm stands for that is asked for by name: a plan that spares what errors would hurt most."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.algorithms.grammar import parse
+from pliant.spec import BlockSparse, LowRank, Match, Rule, SyncPlan, load
+
+__all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_of_text", "recommended"]
+
+SPARED_NUMEL = 8192
+"""Parameters of at most so many elements are averaged exactly when a lossy algorithm is asked for by name."""
+
+ONE_BUCKET_BYTES = 1 << 40
+"""The size of a plan's buckets that leaves all of a model in one, so that one budget is divided among all of it."""
+
+
+def recommended(algorithm: AlgorithmLike, name: str) -> SyncPlan:
+    """Return what a name stands for: where errors are fed back, small parameters are averaged exactly.
+
+    Blocks come in one bucket, so that one budget is divided among all of the model.
+
+    Biases and norms hardly weigh on the network, but share a codec's block with weights of another scale: on the
+    demo's network, sparing them lifted the accuracy of onebit after 150 steps from 75.7 to 84.9 %.
+    """
+    node = node_of(algorithm)
+    whole = SyncPlan(rules=(Rule(exchange=node),), name=name)
+    if isinstance(node.core, BlockSparse):  # it spares what is small by itself; one budget is for all of one bucket
+        return replace(whole, bucket_bytes=ONE_BUCKET_BYTES)
+    packed = isinstance(node.core, LowRank)  # sends what is not worth factoring whole, in messages of its own
+    if node.error_feedback == "none" or node.kind != "gradients" or packed:
+        return whole
+    return replace(whole, rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), *whole.rules))
+
+
+def plan_of_text(text: str) -> SyncPlan:
+    """Return the plan of a file, or that of an algorithm in the grammar, for those who train nothing.
+
+    Raises:
+        ValueError: There is no such file or algorithm, or it does not take the settings.
+
+    """
+    if text.endswith(".json") or Path(text).exists():
+        return load(SyncPlan, text)
+    return recommended(parse(text), text)

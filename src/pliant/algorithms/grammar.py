@@ -1,0 +1,110 @@
+"""The grammar: ``diloco(period=64, averaging=int4)`` means the same in Python, on the command line and in a plan."""
+
+import ast
+from collections.abc import Callable
+from typing import Any, cast, get_args, get_type_hints
+
+from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.algorithms.registry import maker_of, named, names
+from pliant.spec import (
+    CODECS,
+    NODES,
+    CodecSpec,
+    CurvatureSpec,
+    Exchange,
+    Graph,
+    Host,
+    Link,
+    Outer,
+    Placement,
+    Rack,
+    Selection,
+    Target,
+    Topology,
+)
+
+__all__ = ["parse"]
+
+_VALUES = {
+    kind.__name__: kind
+    for kind in (Outer, Graph, Target, Placement, Selection, CurvatureSpec, Topology, Host, Link, Rack)
+}
+_GRAPHS = tuple(kind for kind in get_args(get_type_hints(Graph)["kind"]) if kind != "matrix")
+_LONGEST = 1 << 16
+
+
+def parse(text: str) -> Exchange:
+    """Return the node that a text names; ``parse(str(node)) == node``.
+
+    A name, or ``name(setting=value)``, one inside the other: the names that users type, and the types of nodes.
+    Settings may stand in their order without a name. A codec or a graph is a word as well: ``choco(codec=sign,
+    graph=ring)``.
+
+    Raises:
+        ValueError: The text is not of this form, a name is not known, or a setting is not taken.
+
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"an algorithm of {len(text)} characters was given; at most {_LONGEST} are read.")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        raise ValueError(
+            f"{text[:200]!r} cannot be read as an algorithm; write it as in 'topk(ratio=0.05)' or 'every(2, int4)'."
+        ) from None
+    node = _value(tree, "")
+    if not isinstance(node, Exchange):
+        raise ValueError(f"{text[:200]!r} is no algorithm; there are {', '.join(names())}.")
+    return node
+
+
+def _value(tree: ast.expr, key: str) -> Any:
+    """Return what an expression stands for, as the value of a setting of that name."""
+    if isinstance(tree, ast.Constant):
+        return _word(tree.value, key) if isinstance(tree.value, str) and key in ("codec", "graph") else tree.value
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub) and isinstance(tree.operand, ast.Constant):
+        return -_value(tree.operand, key)
+    if isinstance(tree, ast.Tuple):
+        return tuple(_value(each, "") for each in tree.elts)
+    if isinstance(tree, ast.Dict):
+        return {
+            _value(k, "") if k is not None else "": _value(v, "") for k, v in zip(tree.keys, tree.values, strict=True)
+        }
+    if isinstance(tree, ast.Name):
+        return _word(tree.id, key)
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+        args = [_value(each, "") for each in tree.args]
+        settings = {str(each.arg): _value(each.value, str(each.arg)) for each in tree.keywords}
+        return _made(tree.func.id, key, args, settings)
+    raise ValueError(f"{ast.unparse(tree)[:200]!r} is neither a number, a word nor name(setting=value).")
+
+
+def _word(word: str, key: str) -> Any:
+    """Return what a word without settings stands for."""
+    if key == "codec":
+        return CodecSpec(name=word)
+    if key == "graph":
+        if word not in _GRAPHS:
+            raise ValueError(f"there is no graph {word!r}; there are {', '.join(_GRAPHS)}.")
+        return Graph(kind=cast(Any, word))
+    if word in NODES or word in _VALUES:
+        return _made(word, key, [], {})
+    if maker_of(word) is not None or key in ("", "averaging", "algorithm", "inner", "first", "then"):
+        return named(word)
+    return word  # such as feedback=both
+
+
+def _made(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> Any:
+    """Return what a name with settings stands for."""
+    if key == "codec" and name in CODECS:
+        if args:
+            raise ValueError(f"the settings of the codec {name} must be named, as in {name}(block=64).")
+        return CodecSpec(name=name, settings=settings)
+    make: Callable[..., Any] | None = maker_of(name) or NODES.get(name) or _VALUES.get(name)
+    if make is None or name == "Combinator":
+        raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(names())}, and types of nodes.")
+    try:
+        made = make(*args, **settings)
+    except TypeError as error:
+        raise ValueError(f"{name} does not take these settings: {error}.") from None
+    return made if name in _VALUES else node_of(cast(AlgorithmLike, made))
