@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    importlib.import_module("pliant.engine.relax").own_group = slow_group
+    importlib.import_module("pliant.engine.starting").own_group = slow_group
     lines = [json.loads(text) for text in given.out.read_text().splitlines()] if given.out.exists() else []
     done = {(x["model"], x["optimizer"], x["arm"], x["seed"]) for x in lines}
     for case, optimizer, arm, seed in trials() if not given.table else ():

@@ -8,8 +8,7 @@ from jobs import Job
 from session import Trainer, own_address, run, sgd
 from torch import nn
 from torch.optim import SGD
-from torchft import DistributedDataParallel, Manager, ProcessGroupGloo
-from torchft import Optimizer as CommittingOptimizer
+from torchft import DistributedDataParallel, Manager, Optimizer as CommittingOptimizer, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pliant.algorithms.executors.budgets import chosen_blocks, exact_counts, floor_counts
 from pliant.algorithms.executors.course import COURSE_NUMEL, Course, ramped

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pliant.algorithms.base import Dial
 from pliant.algorithms.control import BudgetControl, EffortControl, Seen

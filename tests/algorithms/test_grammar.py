@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import pliant
-from pliant.algorithms import ALGORITHMS as REGISTRY
-from pliant.algorithms import executor_for, parse
+from pliant.algorithms import ALGORITHMS as REGISTRY, executor_for, parse
 from pliant.engine.choose import plan_from
 from pliant.spec import AllReduce, BetweenHosts, CodecSpec, Every, LocalSteps, SyncPlan, from_json
 from tables import ALGORITHMS, BETWEEN_STEPS

@@ -5,8 +5,7 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pliant.codecs.kernels import library, native, twins
 from tables import KINDS, SIZES, vector

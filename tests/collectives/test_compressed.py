@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pliant.codecs import BlockTopK, MinMax8, RandomK, Sign, TopK
 from pliant.collectives import CompressedAverage, DirectAverage, LowRankAverage, factor_shape

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from models import new_ddp, train, weights
+from hypothesis import given, strategies as st
 from torch import nn
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.collectives import place
 
 OPTIMIZERS = {

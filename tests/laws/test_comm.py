@@ -6,11 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world
-from pliant.comm import threads as thread_worlds
+from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world, threads as thread_worlds
 from pliant.comm.torch_private import ThreadWorld
 
 COMMS = {

@@ -1,6 +1,6 @@
 """The links become slower in mid-training, on emulated hosts: "auto" notices, measures them anew and chooses again.
 
-How soon is held on made-up clocks by tests/engine/test_flight.py; what it gains is measured by
+How soon is held on made-up clocks by tests/autotune/test_flight.py; what it gains is measured by
 benchmarks/planner/changed_rate.py.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import pliant
-from pliant.engine import pilot
+from pliant.autotune import tuner
 from waiting import until
 
 dist.init_process_group("gloo")
@@ -32,14 +32,14 @@ model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 generator = torch.Generator().manual_seed(dist.get_rank())
 losses, rates = [], []
-measured = pilot.probe
+measured = tuner.probe
 
 def probe(comm, **settings):
     found = measured(comm, **settings)
     rates.append(min(host.send_bytes_per_s for host in found.hosts))
     return found
 
-pilot.probe = probe
+tuner.probe = probe
 
 def step():
     optimizer.zero_grad()

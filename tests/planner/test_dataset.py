@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.cli.bench.setup import Cell

@@ -5,8 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, WORKLOAD, true_step_s
 from pliant.planner import Limits, Quality, Space, Trial, search

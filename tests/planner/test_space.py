@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD

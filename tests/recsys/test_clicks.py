@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pliant.recsys import CRITEO_BAGS, CRITEO_ROWS, Clicks, FrequencyCounter, auc, drift, fit_zipf, unique_rows
 from pliant.recsys.hashing import Permutation, hashed

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pliant import run_world
 from pliant.recsys import Frequencies, FrequencyCounter, TableCounter, gathered, unique_rows

@@ -5,8 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pliant.recsys import Frequencies, Limits, Valued, place
 from pliant.spec import EmbeddingPlan, Host, Rack, Table, TableLayout, Topology

@@ -1,8 +1,7 @@
 """Choosing: the fastest by prediction, again for what was there before, another one only where it pays."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pliant.schedules import (
     Chooser,

@@ -5,8 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pliant.schedules.collective import Collective, group
 from pliant.schedules.family import Level, Shape, build, halving, mixed_radix, shapes

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import cluster, even, plan_for
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import pliant as p
 from pliant.simulator import IDEAL, KEYS, Costs, simulate, simulate_many

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pliant.algorithms import EXECUTORS, executor_for
 from pliant.simulator.traffic import TRAFFIC

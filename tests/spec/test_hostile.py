@@ -5,8 +5,7 @@ import math
 import os
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_records import PLAN, RECORDS, TOPOLOGY
 
 from pliant.planner.genes import Gene, Genes

@@ -26,8 +26,7 @@ from pliant.cli.given import (
     workload_given,
 )
 from pliant.cli.racks import RacksOption, UplinkOption
-from pliant.simulator import Simulated, write_trace
-from pliant.simulator import simulate as simulate_plan
+from pliant.simulator import Simulated, simulate as simulate_plan, write_trace
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time, parse_bytes
 

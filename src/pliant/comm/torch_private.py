@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed import distributed_c10d as c10d
+from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store, distributed_c10d as c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import Limit
 

@@ -16,9 +16,9 @@ from pliant.engine.alike import gathered, raise_together
 from pliant.engine.checkpoint import Manifest, read_manifest, read_part
 from pliant.engine.exchange import NonFinite
 from pliant.engine.gate import take
-from pliant.engine.relax import relax
 from pliant.engine.resize import resize as resized
 from pliant.engine.run import Run
+from pliant.engine.starting import start_run
 
 __all__ = ["load_run"]
 
@@ -70,9 +70,8 @@ def load_run(
         manifest, state, shared = _read(Path(path), comm, device, resize=resize, given=(scheduler, scaler))
     finally:
         comm.close()
-    run = relax(
-        model,
-        optimizer,
+    run = start_run(
+        take(model, optimizer),
         manifest.plan,
         group=group,
         hosts=hosts,

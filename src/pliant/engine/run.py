@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import Agreement
 from pliant.engine.arrivals import Arrivals
+from pliant.engine.attached import AttachedRecording, AttachedTuner
 from pliant.engine.doing import LEAVING, Doing, layout_hash
 from pliant.engine.ending import tell_destroyed
 from pliant.engine.exchange import NonFinite
@@ -30,10 +31,6 @@ from pliant.engine.tape import Tape
 from pliant.engine.trial import Trial
 from pliant.engine.watch import BackwardWatch
 from pliant.spec import SyncPlan
-
-if TYPE_CHECKING:
-    from pliant.engine.pilot import Pilot
-    from pliant.engine.record import Recording
 
 __all__ = ["Run"]
 
@@ -59,7 +56,7 @@ class Run(KeepsState, SwitchesPlans):
         self._device = next(iter(self._parameters.values())).device
         self.tape = Tape(self._device, comm)
         self.tape.ending.watch(self)
-        self.recording: Recording | None = None  # writes down what happens
+        self.recording: AttachedRecording | None = None  # writes down what happens
         self.trial = Trial()  # of a plan that "auto" tries
         self._maker = Maker(held, self.tape, hosts=hosts, nonfinite=nonfinite)
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
@@ -86,7 +83,7 @@ class Run(KeepsState, SwitchesPlans):
         )
         self._complete = lambda: self._after_step()
         self._open = True
-        self.pilot: Pilot | None = None  # chooses the plan, with "auto"
+        self.pilot: AttachedTuner | None = None  # chooses the plan, with "auto"
 
     # - The moments
 

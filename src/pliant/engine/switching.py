@@ -1,7 +1,6 @@
 """The plan of a run changes: because the caller wants it, on trial, or since it has failed."""
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import Agreement
 from pliant.engine.alike import gathered
+from pliant.engine.attached import AttachedRecording
 from pliant.engine.choose import What, agree_on, plan_from
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Front
@@ -25,9 +25,6 @@ from pliant.engine.trial import Trial
 from pliant.engine.wire import require_carried
 from pliant.spec import SyncPlan
 
-if TYPE_CHECKING:
-    from pliant.engine.record import Recording
-
 __all__ = ["SwitchesPlans"]
 
 
@@ -36,7 +33,7 @@ class SwitchesPlans(CountsSkips):
 
     optimizer: Optimizer
     plan: SyncPlan
-    recording: "Recording | None"
+    recording: AttachedRecording | None
     trial: Trial
     _agreement: Agreement
     _comm: RecordedComm

@@ -165,8 +165,7 @@ def _solve(phases: Sequence[tuple[_Floats, _Floats]], inside: _Floats, limit_s: 
 
     """
     try:
-        from scipy import optimize as untyped
-        from scipy import sparse
+        from scipy import optimize as untyped, sparse
     except ImportError as error:
         raise RuntimeError(
             "owners by an integer program need SciPy, which is not installed; run `pip install 'pliant[schedules]'`, "

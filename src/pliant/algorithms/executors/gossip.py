@@ -9,8 +9,7 @@ from torch import Tensor
 from pliant.algorithms.base import Moment, Rest, Slots, State
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
-from pliant.collectives.gossip import CodedGossip as CodedNeighborAverage
-from pliant.collectives.gossip import Gossip as NeighborAverage
+from pliant.collectives.gossip import CodedGossip as CodedNeighborAverage, Gossip as NeighborAverage
 from pliant.comm.base import Comm
 from pliant.spec import CodedGossip, Gossip
 

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, fields
 from math import inf, isfinite
 
-from pliant.engine.figures import Figures
+from pliant.autotune.quality_probe import Figures
 
 __all__ = ["Bounds", "Judge", "Verdict"]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pliant.engine.explain import explain
+from pliant.autotune.explain import explain
 from pliant.spec import Host, SyncPlan, TensorSpec, Topology, Workload
 
 WEIGHT = TensorSpec(name="w", shape=(1000, 500), dtype="float32", layer="Linear", ready_s=0.1)

@@ -7,11 +7,11 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
+from pliant.autotune.trials import Flown
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
 from pliant.engine.gate import module_of, named_tensors
 from pliant.engine.making import owner_classes
-from pliant.engine.tryout import Flown
 from pliant.spec import Exchange
 
 __all__ = ["Figures", "Lookout"]

@@ -7,12 +7,12 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from models import Net, batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
 import pliant.codecs as c
-from pliant.engine.gradients import noise_scale
+from models import Net, batch, new_ddp, train, weights
+from pliant.profiling.gradient_statistics import noise_scale
 from pliant.spec import Workload, from_json, to_json
 from waiting import made_up_clock
 
@@ -128,7 +128,7 @@ def test_ranks_whose_clocks_differ_say_one_time(monkeypatch):
         def now(cls, tz):
             return datetime(2026, 1, 1, tzinfo=tz) + timedelta(hours=next(hours))
 
-    monkeypatch.setattr(import_module("pliant.engine.observe"), "datetime", Clock)
+    monkeypatch.setattr(import_module("pliant.profiling.observe"), "datetime", Clock)
 
     def body(place):
         ddp = new_ddp(place)
@@ -218,7 +218,7 @@ def test_the_noise_scale_of_known_noise():
 
 
 def test_sketches_of_large_gradients_keep_the_norm():
-    from pliant.engine.gradients import GradientShadow
+    from pliant.profiling.gradient_statistics import GradientShadow
 
     def body(place):
         shadow = GradientShadow({"a": 100_003, "b": 7}, [])
@@ -238,7 +238,7 @@ def test_sketches_of_large_gradients_keep_the_norm():
 
 def test_sketches_of_steps_err_independently():
     """A step's norm is right to 1.6 %; that of 64 steps with one gradient to an eighth of it."""
-    from pliant.engine.gradients import GradientShadow
+    from pliant.profiling.gradient_statistics import GradientShadow
 
     def body(place):
         shadow = GradientShadow({"a": 100_003}, [])

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from pliant.autotune.bounds import Bounds, Judge, Verdict
+from pliant.autotune.quality_probe import Lookout
+from pliant.autotune.trials import UNCOUNTED, Flown, Steps, passed, period_of
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
-from pliant.engine.bounds import Bounds, Judge, Verdict
-from pliant.engine.figures import Lookout
-from pliant.engine.tryout import UNCOUNTED, Flown, Steps, passed, period_of
 
 __all__ = ["FAILED", "Cruise", "Landed"]
 

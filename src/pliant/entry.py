@@ -1,29 +1,20 @@
 """The verb: one line on an existing training script."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from functools import partial
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from pliant.autotune.options import Auto
 from pliant.comm.base import Comm
-from pliant.comm.own import own_group
-from pliant.comm.recorded import RecordedComm
-from pliant.engine.auto import Auto
-from pliant.engine.choose import What, agree_on, plan_from
-from pliant.engine.elastic import Elastic, begin
-from pliant.engine.ending import end
+from pliant.engine.choose import What, plan_from
+from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFinite
-from pliant.engine.front import attach, reporter
-from pliant.engine.gate import claim, release, take
+from pliant.engine.gate import take
 from pliant.engine.run import Run
-from pliant.engine.start import broadcast_optimizer, broadcast_tensors
-from pliant.engine.wire import require_carried
-
-if TYPE_CHECKING:
-    from pliant.engine.pilot import Pilot
+from pliant.engine.starting import start_run
 
 __all__ = ["relax"]
 
@@ -75,53 +66,28 @@ def relax(
     held = take(model, optimizer)
     auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
     plan = plan_from("allreduce" if isinstance(what, Auto) or auto is not None else what, held.optimizer)
-    if elastic is not None:
-        if auto is not None:
-            raise ValueError(
-                "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "
-                "plan that exchanges weights for elastic=, or leave it out."
-            )
-        claim(held)
-        try:
-            limits = {"timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
-            return begin(held, plan, elastic, group=group, nonfinite=nonfinite, **limits)
-        except BaseException:
-            release(held)
-            raise
-    device = next(iter(held.parameters.values())).device
-    held.group = cast(ProcessGroup, group or dist.group.WORLD if held.ddp is None else held.ddp.process_group)
-    require_carried(plan, held.group, device)
-    claim(held)
-    comm, run = None, None
-    try:
-        if held.ddp is None and not plan.leaves_gradients:
-            held.wrap(group)
-        own_comm = own_group(held.group, timeout_s, start_timeout_s)
-        comm = RecordedComm(own_comm)
-        agree_on(plan, comm, device)
-        if comm.size > 1:
-            broadcast_tensors([*held.module.parameters(), *held.module.buffers()], comm)
-            broadcast_optimizer(held.optimizer, comm, device)
-        if held.ddp is not None:
-            attach(held.ddp).report = reporter(own_comm)
-        run = Run(held, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
-        if auto is not None:
-            run.pilot = _piloted(run, auto, own_comm)
-        own_comm.started(timeout_s)
-        comm.reset()  # what the start cost is not training
-    except BaseException as error:
-        if run is not None:
-            run.__exit__(type(error), error, None)
-        release(held)
-        if comm is not None:
-            end(comm)
-        raise
-    return run
+    if elastic is not None and auto is not None:
+        raise ValueError(
+            "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "
+            "plan that exchanges weights for elastic=, or leave it out."
+        )
+    return start_run(
+        held,
+        plan,
+        group=group,
+        hosts=hosts,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+        agreement_every=agreement_every,
+        nonfinite=nonfinite,
+        elastic=elastic,
+        attach_to=None if auto is None else partial(_tune, auto),
+    )
 
 
-def _piloted(run: Run, auto: Auto, comm: Comm) -> "Pilot":
+def _tune(auto: Auto, run: Run, comm: Comm) -> None:
     try:
-        from pliant.engine.pilot import take_off  # only here: what it learns with is an extra
+        from pliant.autotune.tuner import take_off  # only here: what it learns with is an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"auto needs {error.name}; install it with: pip install 'pliant[plan]'.") from None
-    return take_off(run, auto, comm)
+    run.pilot = take_off(run, auto, comm)

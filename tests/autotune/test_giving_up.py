@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
+from pliant.autotune import tuner
+from pliant.autotune.bounds import Bounds, Judge
+from pliant.autotune.quality_probe import Figures, Lookout
+from pliant.autotune.refused import Wary, as_strong
 from pliant.codecs import Qsgd
-from pliant.engine import pilot
-from pliant.engine.bounds import Bounds, Judge
-from pliant.engine.figures import Figures, Lookout
-from pliant.engine.gradients import GradientShadow
-from pliant.engine.refused import Wary, as_strong
 from pliant.planner import BUILDERS, Gene, Genes, Quality, Space
+from pliant.profiling.gradient_statistics import GradientShadow
 from pliant.spec import Custom
 
 
@@ -59,8 +59,8 @@ def taking(monkeypatch, plan):
         return math.nan
         yield
 
-    monkeypatch.setattr(pilot.Pilot, "_choose", choose)
-    monkeypatch.setattr(pilot, "probe", lambda comm, budget_s: None)
+    monkeypatch.setattr(tuner.Pilot, "_choose", choose)
+    monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
     return plan
 
 
@@ -91,7 +91,7 @@ def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, 
     (first, why, chosen), (second, other, also) = pliant.run_world(
         2, lambda place: flown(place, bounds=Bounds(residual=bound))
     )
-    assert first.hash == second.hash == pilot._EXACT.plan("auto").hash
+    assert first.hash == second.hash == tuner._EXACT.plan("auto").hash
     assert why == other
     assert "given up" in why
     assert ("not finite" if endless_after == 30 else "the bound residual is 100") in why
@@ -107,7 +107,7 @@ def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, 
 def test_a_gradient_that_jumps_ends_a_relaxation(monkeypatch):
     taking(monkeypatch, BUILDERS["powersgd"].plan())
     found = pliant.run_world(2, lambda place: flown(place, 200, loud_from=70, lr=1e-4))
-    assert {plan.hash for plan, *_ in found} == {pilot._EXACT.plan("auto").hash}
+    assert {plan.hash for plan, *_ in found} == {tuner._EXACT.plan("auto").hash}
     assert all("the bound gradient_jump is 4" in why for _, why, _ in found)
 
 

@@ -5,21 +5,20 @@ import math
 import statistics
 from collections.abc import Generator, Sequence
 
+from pliant.autotune.adopted import Adopted
+from pliant.autotune.asking import answered, on_all, share, told
+from pliant.autotune.bounds import Verdict
+from pliant.autotune.explain import explain
+from pliant.autotune.finalists import Finalist, finalists, learned
+from pliant.autotune.monitor import FAILED, Cruise, Landed
+from pliant.autotune.options import Auto
+from pliant.autotune.refused import Refused, Wary
+from pliant.autotune.trials import Flown, Steps, TryOut
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
-from pliant.engine.adopted import Adopted
-from pliant.engine.asking import answered, on_all, share, told
-from pliant.engine.auto import Auto
-from pliant.engine.bounds import Verdict
-from pliant.engine.cruise import FAILED, Cruise, Landed
-from pliant.engine.explain import explain
-from pliant.engine.finalists import Finalist, finalists, learned
 from pliant.engine.gate import module_of, without_wrappers
-from pliant.engine.observe import Observation, observe
 from pliant.engine.outputs import OutputWatch
-from pliant.engine.refused import Refused, Wary
 from pliant.engine.together import optimizer_name
-from pliant.engine.tryout import Flown, Steps, TryOut
 from pliant.network.probing import probe, require_gloo
 from pliant.planner import (
     BUILDERS,
@@ -37,6 +36,7 @@ from pliant.planner import (
     searching,
 )
 from pliant.planner.predictor import Predictor
+from pliant.profiling.observe import Observation, observe
 from pliant.simulator import Physics
 from pliant.spec import SyncPlan, Topology, Workload
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pliant.engine.clock import Clock
 from pliant.engine.run import Run
-from pliant.engine.steptimes import tensors_in
 from pliant.engine.tape import Message, Tape, Task
+from pliant.profiling.step_timer import tensors_in
 from pliant.spec import Event, Timeline, save
 
 __all__ = ["Recording", "record"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pliant.engine.bounds import Bounds
+from pliant.autotune.bounds import Bounds
 from pliant.planner.quality import Quality
 
 __all__ = ["Auto"]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.codecs.minmax8 import MinMax8
 from pliant.comm import run_world

@@ -19,9 +19,9 @@ from pliant.codecs import Codec
 from pliant.comm import Comm, own_group, share_text
 from pliant.comm.own import alone
 from pliant.engine.gate import innermost, module_of, named_tensors, without_wrappers
-from pliant.engine.gradients import GradientShadow, noise_scale
 from pliant.engine.making import owner_classes
-from pliant.engine.steptimes import StepTimes
+from pliant.profiling.gradient_statistics import GradientShadow, noise_scale
+from pliant.profiling.step_timer import StepTimes
 from pliant.spec import TensorSpec, Workload
 
 __all__ = ["Observation", "observe"]

@@ -5,19 +5,19 @@ import math
 
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
-from pliant.engine import pilot
+from pliant.autotune import tuner
 from pliant.planner import BUILDERS, Genes
 
-BASE = pilot._EXACT.plan("auto")
+BASE = tuner._EXACT.plan("auto")
 FAILS_AT, STEPS = 14, 60
 
 
-def adopting(monkeypatch, plan, genes=pilot._EXACT):
+def adopting(monkeypatch, plan, genes=tuner._EXACT):
     """Let pilots adopt a plan without a search."""
 
     def choose(self, workload, topology, landed):
@@ -26,8 +26,8 @@ def adopting(monkeypatch, plan, genes=pilot._EXACT):
         return math.nan
         yield
 
-    monkeypatch.setattr(pilot.Pilot, "_choose", choose)
-    monkeypatch.setattr(pilot, "probe", lambda comm, budget_s: None)
+    monkeypatch.setattr(tuner.Pilot, "_choose", choose)
+    monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
 
 
 def broken(*_, **__):
@@ -176,7 +176,7 @@ def test_what_was_in_it_is_refused(monkeypatch):
             train(ddp, optimizer, place.rank, range(10))
             in_lane(run)
             train(ddp, optimizer, place.rank, range(10, 40))
-            return run.plan.hash == BASE.hash, run.pilot._refused.genes >= set(genes.genes) - {pilot._EXACT.base}
+            return run.plan.hash == BASE.hash, run.pilot._refused.genes >= set(genes.genes) - {tuner._EXACT.base}
 
     assert pliant.run_world(2, body) == [(True, True)] * 2
 

@@ -1,7 +1,7 @@
 """The plan that was adopted: what it raises on any rank is undone on all, and exact training goes on."""
 
+from pliant.autotune.trials import Flown, has_failed
 from pliant.comm.base import Comm
-from pliant.engine.tryout import Flown, has_failed
 from pliant.spec import SyncPlan
 
 __all__ = ["Adopted"]

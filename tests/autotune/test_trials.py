@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
+from pliant.autotune import tuner
+from pliant.autotune.trials import TryOut
 from pliant.codecs import Qsgd
-from pliant.engine import pilot
-from pliant.engine.tryout import TryOut
 from pliant.planner import Gene, Genes, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
-BASE = pilot._EXACT.plan("auto")
+BASE = tuner._EXACT.plan("auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +125,8 @@ def trying(monkeypatch, plan, sabotage, seen):
         assert not run.trial.is_on
         return math.nan
 
-    monkeypatch.setattr(pilot.Pilot, "_choose", choose)
-    monkeypatch.setattr(pilot, "probe", lambda comm, budget_s: None)
+    monkeypatch.setattr(tuner.Pilot, "_choose", choose)
+    monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
 
 
 def flown(place, num_steps=18, **options):
@@ -191,7 +191,7 @@ ASKED = (Genes(Gene("quantized", {"bits": 4})), Genes(Gene("exact", {"bits": 16}
 def asking(monkeypatch):
     """Let the first rank ask for two plans, the first of which breaks on all ranks; return what it refuses then."""
     monkeypatch.setattr(Qsgd, "encode", broken)
-    monkeypatch.setattr(pilot, "_ENOUGH_S", 0.0)
+    monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 
     def search(self, workload, topology, quality, in_force, num_trials):
@@ -199,9 +199,9 @@ def asking(monkeypatch):
         for genes in ASKED:
             trials.append((yield genes, math.inf))
             refused.append(genes not in Space(workload, topology, quality))
-        return pilot.Found(best=ASKED[1], trials=tuple(trials), stopped="")
+        return tuner.Found(best=ASKED[1], trials=tuple(trials), stopped="")
 
-    monkeypatch.setattr(pilot.Pilot, "_search", search)
+    monkeypatch.setattr(tuner.Pilot, "_search", search)
     return refused
 
 
@@ -319,10 +319,10 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
         genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 8}}
         asked.append([name for name, settings in genes.items() if quality.admits(Gene(name, settings))])
         trial = yield Genes(Gene("exact", {"bits": 32})), math.inf
-        return pilot.Found(best=trial.genes, trials=(trial,), stopped="")
+        return tuner.Found(best=trial.genes, trials=(trial,), stopped="")
 
-    monkeypatch.setattr(pilot.Pilot, "_search", search)
-    monkeypatch.setattr(pilot, "_ENOUGH_S", 0.0)
+    monkeypatch.setattr(tuner.Pilot, "_search", search)
+    monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
 
     def body(place):
         ddp = new_ddp(place, model=ReturnsOdd if kind == "odd" else Returns)

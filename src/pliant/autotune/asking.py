@@ -6,9 +6,9 @@ from collections.abc import Generator, Sequence
 
 import torch
 
+from pliant.autotune.finalists import Finalist
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
-from pliant.engine.finalists import Finalist
 from pliant.planner import FAMILIES, Found, Genes, Quality, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import pliant
+from pliant.autotune import monitor, trials, tuner
+from pliant.autotune.tuner import Pilot
 from pliant.comm import run_world
-from pliant.engine import cruise, pilot, tryout
 from pliant.engine.choose import plan_from
-from pliant.engine.pilot import Pilot
 from pliant.engine.trial import Trial
 from pliant.planner import BUILDERS
 from pliant.simulator import Costs, Physics, simulate
@@ -129,10 +129,10 @@ class Remembering(Physics):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(pilot, "Physics", Remembering)
-    for module in (tryout, cruise):
+    monkeypatch.setattr(tuner, "Physics", Remembering)
+    for module in (trials, monitor):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(pilot, "probe", clock.probe)
+    monkeypatch.setattr(tuner, "probe", clock.probe)
     return clock
 
 
@@ -198,16 +198,16 @@ def test_after_a_long_calm_a_change_is_answered_at_once_again(clock):
 
 def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock, monkeypatch):
     learned = []
-    predictor = pilot.Predictor
+    predictor = tuner.Predictor
 
     def noted(physics, seed, experience):
         learned.append(experience)
         return predictor(physics, seed, experience)
 
-    monkeypatch.setattr(pilot, "Predictor", noted)
+    monkeypatch.setattr(tuner, "Predictor", noted)
     limits = []
-    begin = pilot.searching
-    monkeypatch.setattr(pilot, "searching", lambda space, model, its: (limits.append(its), begin(space, model, its))[1])
+    begin = tuner.searching
+    monkeypatch.setattr(tuner, "searching", lambda space, model, its: (limits.append(its), begin(space, model, its))[1])
 
     def body(place):
         return Sky(clock, lambda step: FAST if step < 300 else SLOW).fly(AUTO, place.comm, 400)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 
 import pliant
-from pliant.engine import cruise, pilot, tryout
+from models import new_ddp, train, weights
+from pliant.autotune import monitor, trials, tuner
 
 QUICK = {"max_trials": 4, "max_seconds": 20, "probe_s": 0.5}
 
@@ -57,13 +57,13 @@ def test_exact_auto_trains_like_ddp():
 
 
 def test_it_tries_again_when_steps_have_become_longer(monkeypatch):
-    monkeypatch.setattr(pilot, "_HOLD_STEPS", 10)
+    monkeypatch.setattr(tuner, "_HOLD_STEPS", 10)
     probes = []
-    measured = pilot.probe
-    monkeypatch.setattr(pilot, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
+    measured = tuner.probe
+    monkeypatch.setattr(tuner, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
     auto = pliant.Auto(**{**QUICK, "max_trials": 2})
     mine = threading.local()
-    for module in (cruise, tryout):
+    for module in (monitor, trials):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: mine.now_s))
 
     def pass_time(rank, step):
