@@ -59,6 +59,14 @@ def test_files_and_functions_stay_small(path):
 
 
 @files
+def test_a_docstring_begins_with_a_noun_or_a_verb(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
+            first = (ast.get_docstring(node) or "").partition(" ")[0]
+            assert first not in ("What", "Of", "How", "Where", "Who", "That", "So"), ast.get_docstring(node)
+
+
+@files
 def test_nothing_forbidden(path):
     found = re.findall(
         r"NotImplementedError|\bTODO\b|\bFIXME\b|0\.0\.0\.0|pickle\.loads?\b|shell=True", path.read_text()

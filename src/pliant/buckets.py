@@ -11,7 +11,7 @@ __all__ = ["Bucket", "Span", "as_real", "real_shape", "spans_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Where one parameter lies in a bucket."""
+    """Place of one parameter in a bucket."""
 
     name: str
     offset: int

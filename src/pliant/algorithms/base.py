@@ -1,4 +1,4 @@
-"""What an algorithm is: a frozen value; its state is explicit tensors; the engine calls it at named moments."""
+"""Protocols of algorithms: frozen values with explicit state, which the engine calls at named moments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ Rest = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What an algorithm keeps for one bucket on one rank. The engine owns the tensors and saves them per parameter."""
+    """State of one bucket on one rank. The engine owns the tensors and saves them per parameter."""
 
     flat: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Slot -> float32 (bucket.numel,), in the bucket's order, zero at first."""
@@ -198,7 +198,7 @@ class FeelsCurvature(Protocol):
 
     @property
     def curvature(self) -> CurvatureSpec | None:
-        """How to look; None for not at all, and then there is no such slot."""
+        """Settings of the look; None for no look at all, and then there is no such slot."""
         ...
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:

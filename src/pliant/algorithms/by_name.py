@@ -1,4 +1,4 @@
-"""What an algorithm stands for that is asked for by name: a plan that spares what errors would hurt most."""
+"""Plans of algorithms that are asked for by name; they spare what errors would hurt most."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How much to send, so that a target is held on a network and beside a computation that change."""
+"""Control of the ratio that is sent, so that a target is held on a network that changes."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _NEAR, _FAR = 0.1, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the steps since the last decision were like: medians of a step, the same numbers on all ranks."""
+    """Medians of the steps since the last decision, the same numbers on all ranks."""
 
     steps: int
     """How many they were."""

@@ -1,4 +1,4 @@
-"""What algorithms take: nodes of a plan or values of the user's own algorithms; codecs by value or by name."""
+"""Types that algorithms take: nodes or values of the user's own algorithms; codecs by value or by name."""
 
 import dataclasses
 from typing import Any, ClassVar, Protocol, cast
@@ -24,7 +24,7 @@ class NamedCodec(Protocol):
 
 
 class HasGroups(Protocol):
-    """What is asked of a torch optimizer."""
+    """The part of a torch optimizer that algorithms read."""
 
     param_groups: list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""What a link costs, found out while it is used: seconds a message and seconds a byte, by recursive least squares."""
+"""Fit of a link's cost while it is used: seconds a message and a byte, by recursive least squares."""
 
 import math
 from collections.abc import Sequence

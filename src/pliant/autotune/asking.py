@@ -1,4 +1,4 @@
-"""What the ranks of a run share while its plan is chosen: the first asks and decides, and tells the others."""
+"""Exchange among the ranks of a run while its plan is chosen: the first asks and decides, and tells the others."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""How far a relaxation may go before it is given up."""
+"""Bounds of what a relaxation may do before it is given up."""
 
 import statistics
 from collections import deque
@@ -15,7 +15,7 @@ _REMEMBERED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Where "auto" gives up a plan that is not exact: ``pliant.Auto(quality=1.1, bounds=pliant.Bounds(residual=30))``.
+    """Bounds beyond which "auto" gives up a plan: ``pliant.Auto(quality=1.1, bounds=pliant.Bounds(residual=30))``.
 
     Each is a number above 0, and ``math.inf`` where nobody is to look. All are wide of what healthy trainings show
     (docs/auto.md): crossing one means that what was measured of a plan's quality does not hold any more.

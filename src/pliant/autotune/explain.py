@@ -1,4 +1,4 @@
-"""What "auto" says of what it did."""
+"""Sentences in which "auto" explains its choice."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What "auto" may do."""
+"""Options of "auto"."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ __all__ = ["Auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """What "auto" may do: ``pliant.relax(model, optimizer, pliant.Auto(quality=1.25))``.
+    """Options of "auto": ``pliant.relax(model, optimizer, pliant.Auto(quality=1.25))``.
 
     The first steps are made with DDP's own exchange, and watched. Then the links are measured, and some plans, the most
     promising first, are each in force for some steps of the training. The best is held against the exact one, turn

@@ -1,4 +1,4 @@
-"""What a relaxation does to a training, looked at in few of its steps: no step waits for it, and nobody is asked."""
+"""Figures of what a relaxation does to a training, from few of its steps, without waiting or communication."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _SAMPLE = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was seen in a window of steps; inf stands for whatever is not finite."""
+    """Figures of a window of steps; inf stands for whatever is not finite."""
 
     gradient: float
     """Norm of a rank's own gradient, root of the mean square over steps."""

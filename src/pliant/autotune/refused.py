@@ -1,4 +1,4 @@
-"""What has not done as expected in this run, and is not tried in it again."""
+"""Plans that are rejected for the rest of a run, since they have not done as expected."""
 
 import itertools
 import logging

@@ -33,7 +33,7 @@ _LEAST_TURNS, _SURELY = 2, 1.1
 
 
 class Flown(Protocol):
-    """What a pilot needs of a run."""
+    """The part of a run that the tuner uses."""
 
     plan: SyncPlan
     model: nn.Module
@@ -42,7 +42,7 @@ class Flown(Protocol):
 
     @property
     def curvature(self) -> Curvature:
-        """What is known of the loss."""
+        """Curvature of the loss, as far as it is known."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class Flown(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What became of plans and exact training, turn about."""
+    """Outcome of plans and exact training, in turns."""
 
     best: int
     """Which of the plans was the fastest to the same accuracy."""

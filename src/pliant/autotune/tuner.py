@@ -1,4 +1,4 @@
-"""What "auto" does: the first steps of a training find out which plan it goes on with, and later ones watch over it."""
+"""Tuner of "auto": first steps of a training find out which plan it goes on with, later ones monitor it."""
 
 import logging
 import math

@@ -1,3 +1,3 @@
-"""What a person calls."""
+"""Commands."""
 
 __all__: list[str] = []

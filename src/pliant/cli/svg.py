@@ -1,4 +1,4 @@
-"""What pictures have in common: a self-contained SVG, and text in it."""
+"""Parts that pictures share: a self-contained SVG, and text in it."""
 
 from collections.abc import Sequence
 from html import escape

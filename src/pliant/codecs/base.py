@@ -1,4 +1,4 @@
-"""What a codec is: a frozen value that squeezes a flat float32 tensor into bytes, alone, without communication."""
+"""Protocols of codecs: frozen values that compress a flat float32 tensor into bytes, alone, without communication."""
 
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ class Codec(Protocol):
 
     @property
     def granularity(self) -> int:
-        """Where a vector is cut at multiples of this, each part's payload is what it would be alone."""
+        """Elements at multiples of which a vector may be cut: each part's payload is what it would be alone."""
         ...
 
     def nbytes(self, numel: int) -> int:

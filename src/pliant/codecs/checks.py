@@ -1,4 +1,4 @@
-"""What every codec demands of its tensors, said in one sentence each."""
+"""Checks of the tensors that every codec takes, each with one sentence."""
 
 import torch
 from torch import Tensor

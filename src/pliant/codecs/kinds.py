@@ -1,4 +1,4 @@
-"""What codecs of one kind share: sizes, checks, and the verbs around their kernels."""
+"""Templates of codecs of one kind: sizes, checks, and the verbs around their kernels."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What is achieved: exact, compressed, sparse and low-rank averages over any Comm."""
+"""Collectives: exact, compressed, sparse and low-rank averages over any Comm."""
 
 from pliant.collectives.averaging import CastSum, DirectAverage, SummedAverage
 from pliant.collectives.blocks import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean

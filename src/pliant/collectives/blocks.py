@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class BlockGrid:
-    """Where the blocks of several tensors lie that follow one another in a vector.
+    """Places of the blocks of several tensors that follow one another in a vector.
 
     Args:
         shapes: Of the tensors.
@@ -95,7 +95,7 @@ class BlockGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What an exchange of blocks has moved."""
+    """Result of an exchange of blocks."""
 
     index: Tensor
     """(num_sent,) places of what this rank has sent, dense tensors included."""

@@ -1,4 +1,4 @@
-"""Who may go on, when ranks are at steps of their own."""
+"""Staleness clocks: which rank may go on, when ranks are at steps of their own."""
 
 __all__ = ["Clocks"]
 

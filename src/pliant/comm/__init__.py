@@ -1,4 +1,4 @@
-"""Who talks to whom: one protocol, several implementations that stack."""
+"""Communication: one protocol, several implementations that stack."""
 
 from pliant.comm.base import Comm, CommError, ReduceOp, Work, another
 from pliant.comm.faulty import FaultyComm

@@ -34,7 +34,7 @@ _PREFIX = "pliant-elastic"
 
 
 class NotSignedError(CommError):
-    """What a rank was sent is not what the first member of its epoch has signed."""
+    """A rank was sent something else than the first member of its epoch has signed."""
 
 
 class Party:

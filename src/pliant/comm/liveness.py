@@ -1,4 +1,4 @@
-"""Who is alive and who has come: signs of life of all ranks, which name the right one when a wait was in vain."""
+"""Heartbeats of all ranks, which name the right one when a wait was in vain."""
 
 import json
 import queue
@@ -109,7 +109,7 @@ class Liveness:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Who is to blame, if that has been found out."""
+        """The rank to blame, if that has been found out."""
         return self._known
 
     def absent(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Who goes on: ranks that have lost each other agree, over a key-value store, on one list of members per epoch.
+"""Membership: ranks that have lost each other agree, over a key-value store, on one list of members per epoch.
 
 No torch and no clock in here, so that a test can be every rank's scheduler.
 """
@@ -125,7 +125,7 @@ class Agreement:
 
     @property
     def words(self) -> EpochWords:
-        """What the members of this rank's epoch say to each other."""
+        """Messages that the members of this rank's epoch send each other."""
         return EpochWords(self.records, self._in, self.life)
 
     def has_lost(self, member: Member, now_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""How far a rank has come in a group, so that a wait that was in vain can name who has not come to it."""
+"""Progress of a rank in a group, so that a wait that was in vain can name who has not come to it."""
 
 from collections.abc import Mapping
 from typing import Any

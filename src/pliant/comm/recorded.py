@@ -15,7 +15,7 @@ __all__ = ["Listener", "RecordedComm", "uncounted"]
 
 
 class Listener(Protocol):
-    """Who wants to know of each communication, and takes the time in its own way."""
+    """A listener that is told of each communication, and takes the time in its own way."""
 
     def now(self) -> Any:
         """Return a mark in time."""

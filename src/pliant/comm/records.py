@@ -1,4 +1,4 @@
-"""What the ranks of an elastic run say to each other in their store."""
+"""Records that the ranks of an elastic run write into their store."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["Decision", "Epoch", "Here", "Life", "Member", "Over", "State", "Text
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What one rank has announced for an epoch."""
+    """Announcement of one rank for an epoch."""
 
     life: str
     """Which start of which process this is: drawn at random, so that nothing from before can speak of it."""
@@ -47,7 +47,7 @@ class Life:
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """That a rank asks to be in an epoch."""
+    """Request of a rank to be in an epoch."""
 
     epoch: int
     after: str
@@ -57,7 +57,7 @@ class Here:
 
 @dataclass(frozen=True, kw_only=True)
 class Over:
-    """That an epoch is over."""
+    """End of an epoch."""
 
     epoch: int
     id: str
@@ -66,7 +66,7 @@ class Over:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Who is in an epoch."""
+    """List of the members of an epoch."""
 
     epoch: int
     after: str
@@ -78,7 +78,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What the first member of an epoch hands to those that come."""
+    """State that the first member of an epoch hands to those that come."""
 
     epoch: int
     id: str

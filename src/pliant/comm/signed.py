@@ -18,7 +18,7 @@ _log = logging.getLogger("pliant")
 
 
 class Board(Protocol):
-    """What is used of a torch store; every call is atomic."""
+    """The part of a torch store that is used; every call is atomic."""
 
     def set(self, key: str, value: str) -> None:
         """Write."""

@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What one thread of a world is given."""
+    """Rank, size, group and comm of one thread of a world."""
 
     rank: int
     size: int

@@ -102,7 +102,7 @@ def gloo_group(
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the ranks of a world find each other."""
+    """Store in which the ranks of a world find each other."""
 
     store: Store
     """In a world of processes a connection that nobody else uses, which hosts the store if this rank does."""

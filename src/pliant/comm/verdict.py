@@ -1,4 +1,4 @@
-"""Who is to blame for a communication that failed, in the words of each rank."""
+"""Verdict on a communication that failed, in the words of each rank."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ __all__ = ["Verdict"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the rank that finds out first writes down, and all others read."""
+    """Record that the rank that finds out first writes down, and all others read."""
 
     gone: tuple[int, ...] = ()
     """Ranks without a sign of life."""

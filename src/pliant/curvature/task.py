@@ -1,4 +1,4 @@
-"""What is looked at: one forward pass of a model in training, and how its output becomes a loss."""
+"""Objective of a look: one forward pass of a model in training, and how its output becomes a loss."""
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def forward(self) -> Any:

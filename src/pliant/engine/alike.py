@@ -1,4 +1,4 @@
-"""What ranks find out about each other: numbers side by side, and errors that all raise alike."""
+"""Comparison of ranks: numbers side by side, and errors that all raise alike."""
 
 from collections import Counter
 from collections.abc import Generator, Sequence

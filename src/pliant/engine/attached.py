@@ -1,4 +1,4 @@
-"""What may be attached to a run from above: who chooses its plans, and who writes down what happens."""
+"""Protocols of what is attached to a run from above: a tuner of its plans, and a recording."""
 
 from typing import Any, Protocol
 

@@ -24,7 +24,7 @@ _MANIFEST, _SHARED, _FORMAT = "checkpoint.json", "shared.pt", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `checkpoint.json` says. It is written last, in one move: what it names is whole."""
+    """Content of `checkpoint.json`. It is written last, in one move: what it names is whole."""
 
     folder: Path
     """Where the parts are."""

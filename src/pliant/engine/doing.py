@@ -1,4 +1,4 @@
-"""What ranks must have done alike, in a few numbers that can be compared."""
+"""Numbers by which ranks compare what they must have done alike."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _HASHED = ("another plan", "other buckets")
 
 @dataclass(frozen=True, kw_only=True)
 class Doing:
-    """What one rank has done. Where ranks go at a pace of their own, what may differ is 0 on all of them."""
+    """Counts of one rank. Where ranks go at a pace of their own, what may differ is 0 on all of them."""
 
     step: int = 0
     """Optimizer steps."""

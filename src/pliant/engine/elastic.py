@@ -36,7 +36,7 @@ _log = logging.getLogger("pliant")
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """That a run shall go on without ranks that are lost, and take in ranks that come."""
+    """Options of a run that goes on without ranks that are lost, and takes in ranks that come."""
 
     min_ranks: int = 1
     """Fewest that go on; with fewer, all end with a CommError."""

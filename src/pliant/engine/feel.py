@@ -90,7 +90,7 @@ class Feeler:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run goes on from; tensors of fixed shapes."""
+        """State from which a resumed run goes on; tensors of fixed shapes."""
         counters = torch.tensor([self._looks, self._refresh.interval, self._due], dtype=torch.int64)
         return {"mean": self._mean, "counters": counters}
 

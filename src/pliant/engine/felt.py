@@ -1,4 +1,4 @@
-"""What algorithms ask to know of the curvature, and what was found: records between a plan and who looks."""
+"""Requests for the curvature and its samples: records between a plan and who looks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Curvature", "Felt", "Look", "felt_in"]
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What one look at the curvature has found, the same on all ranks."""
+    """Result of one look at the curvature, the same on all ranks."""
 
     step: int
     """Optimizer steps completed before it."""
@@ -35,7 +35,7 @@ class Look:
 
 
 class Curvature:
-    """What a run has felt of its loss."""
+    """Curvature of the loss that a run has sampled."""
 
     def __init__(self) -> None:
         self.history: list[Look] = []
@@ -80,7 +80,7 @@ class Curvature:
 
 @dataclass(frozen=True, kw_only=True)
 class Felt:
-    """What a plan's algorithms ask for."""
+    """Curvature that a plan's algorithms ask for."""
 
     spec: CurvatureSpec
     numels: Mapping[str, tuple[int, ...]]

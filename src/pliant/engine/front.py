@@ -43,7 +43,7 @@ def finish(arrivals: Sequence[Arrival]) -> None:
 
 
 class Front:
-    """What DDP calls. It outlives a run, because DDP accepts one hook for life: between runs it does what DDP does."""
+    """Hook that DDP calls. It outlives a run, since DDP accepts one for life: between runs it does what DDP does."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._group = cast(ProcessGroup, ddp.process_group)
@@ -74,7 +74,7 @@ class Front:
 
     @property
     def joining(self) -> Joining | None:
-        """What is told of DDP's join(); held weakly as well."""
+        """Listener that is told of DDP's join(); held weakly as well."""
         return None if self._joining is None else self._joining()
 
     @joining.setter

@@ -1,4 +1,4 @@
-"""Who holds a target: measures the exchanges of a run, and sets the ratio that its algorithms use."""
+"""Controller of a target: measures the exchanges of a run, and sets the ratio that its algorithms use."""
 
 import math
 import statistics

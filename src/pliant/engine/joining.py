@@ -21,7 +21,7 @@ class CountsSteps(Protocol):
 
 
 class Joining:
-    """What ranks must know of each other while some have no batches left.
+    """State that ranks share while some have no batches left.
 
     A rank that has run out gives zeros to every exchange of gradients, as DDP has it, and makes no steps. So before
     each pass all agree on its step and on how many still train; no other communication is possible until the end. There

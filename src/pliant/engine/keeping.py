@@ -1,4 +1,4 @@
-"""What a run gives to a checkpoint, and takes from one."""
+"""State that a run gives to a checkpoint, and takes from one."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -32,7 +32,7 @@ __all__ = ["InForce", "Maker", "owner_classes"]
 
 @dataclass(frozen=True, kw_only=True)
 class InForce:
-    """What carries out a plan."""
+    """Parts that carry out a plan."""
 
     exchanger: Exchanger
     """Of gradients, and of momenta."""
@@ -68,7 +68,7 @@ class InForce:
 
     @property
     def ratio(self) -> float:
-        """What a sparsifier's ratio was set to; 0 as long as none was."""
+        """Ratio that a sparsifier was set to; 0 as long as none was."""
         return 0.0 if self.governor is None else self.governor.dial.ratio
 
     def after_step(self, step: int, lane: Lane) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer has gathered, parameter by parameter: to be saved for this rank, and put back."""
+"""Optimizer state, parameter by parameter: to be saved for this rank, and put back."""
 
 import copy
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""What reaches a model's output in backward, kept for a few rows: enough to tell which loss it is trained on."""
+"""Gradients that reach a model's output, kept for a few rows: enough to tell which loss it is trained on."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What owners do around the optimizer's step: step what is theirs, and give all ranks the new weights."""
+"""Owners around the optimizer's step: they step what is theirs, and give all ranks the new weights."""
 
 from collections.abc import Mapping
 from typing import Any

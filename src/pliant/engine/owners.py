@@ -11,7 +11,7 @@ __all__ = ["Owners", "Servers"]
 
 
 class Owners:
-    """What owners do around the step of each optimizer."""
+    """Owners around the step of each optimizer."""
 
     def __init__(self, owned: Mapping[Optimizer, Owned]) -> None:
         self._owned = owned

@@ -71,7 +71,7 @@ class LaidOutAsSaved:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Where to go on."""
+    """Point from which to go on."""
 
     step: int
     turn: int
@@ -262,7 +262,7 @@ class Saver:
 
     @property
     def _named(self) -> dict[str, Tensor]:
-        """What the optimizer holds, without what others own, of which it has nothing."""
+        """Return what the optimizer holds, without what others own, of which it has nothing."""
         others = set() if self.made.owned is None else self.made.owned.names - self._mine
         return {n: p for n, p in parameter_names(self.optimizer, self.parameters).items() if n not in others}
 
@@ -272,7 +272,7 @@ class Saver:
 
     @property
     def _kept(self) -> set[str]:
-        """Of which parameters this rank's optimizer holds something that others do not."""
+        """Return the parameters of which this rank's optimizer holds something that others do not."""
         return set(self._named) if self.made.apart else self._mine
 
 

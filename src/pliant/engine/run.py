@@ -36,7 +36,7 @@ __all__ = ["Run"]
 
 
 class Run(KeepsState, SwitchesPlans):
-    """What `relax` returns. Use it as a context manager, or call close()."""
+    """A relaxed training, as `relax` returns it. Use it as a context manager, or call close()."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Run(KeepsState, SwitchesPlans):
 
     @property
     def curvature(self) -> Curvature:
-        """What algorithms that ask for it have felt of the loss, layer by layer."""
+        """Curvature of the loss that algorithms have asked for, layer by layer."""
         return self._maker.curvature
 
     def stats(self) -> Stats:

@@ -1,4 +1,4 @@
-"""What a run has cost so far, as a record."""
+"""Cost of a run so far, as a record."""
 
 from typing import TypedDict
 
@@ -6,7 +6,7 @@ __all__ = ["Stats"]
 
 
 class Stats(TypedDict):
-    """What a run has cost on this rank so far."""
+    """Cost of a run on this rank so far."""
 
     steps: int
     """Optimizer steps, those before the run counted in if the optimizer counts."""

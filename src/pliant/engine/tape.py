@@ -1,4 +1,4 @@
-"""What a run's threads do, noted where they do it; nothing is kept until a recording asks for it."""
+"""Notes of what a run's threads do, taken where they do it; nothing is kept until a recording asks for it."""
 
 import threading
 import time
@@ -43,7 +43,7 @@ class Message:
 
 @dataclass(kw_only=True)
 class Task:
-    """What a lane did for one bucket."""
+    """Record of what a lane did for one bucket."""
 
     name: str
     step: int

@@ -11,7 +11,7 @@ __all__ = ["Together", "as_one", "optimizer_name"]
 
 
 class _States(MutableMapping[Tensor, Any]):
-    """What all members keep, parameter by parameter, in the dicts of those that hold the parameters."""
+    """States of all members, parameter by parameter, in the dicts of those that hold the parameters."""
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
         self._members = members

@@ -163,7 +163,7 @@ class Trial:
 
     @property
     def owed(self) -> dict[str, Tensor]:
-        """What was owed when the trial began, parameter -> gradient."""
+        """Gradients that were owed when the trial began, by parameter."""
         return dict(self._owed)
 
 

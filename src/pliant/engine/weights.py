@@ -120,7 +120,7 @@ class Weights:
 
     @property
     def counters(self) -> Tensor:
-        """Where each bucket stands, int64 (num_buckets, 3): step of the last exchange, exchanges, one in flight."""
+        """Counters of each bucket, int64 (num_buckets, 3): step of the last exchange, exchanges, one in flight."""
         rows = [[part.last, part.round, part.ticket is not None] for part in self._parts]
         return torch.tensor(rows, dtype=torch.int64)
 
@@ -137,7 +137,7 @@ class Weights:
 
     @property
     def work(self) -> Tensor:
-        """What shares are weighed by, float64 (num_buckets + 2,): work done by each exchange, begun at, counted."""
+        """Weights of the shares, float64 (num_buckets + 2,): work done by each exchange, begun at, counted."""
         return torch.tensor([*(part.work for part in self._parts), self._begun, self._counted], dtype=torch.float64)
 
     @work.setter

@@ -1,4 +1,4 @@
-"""How tensors fall into blocks, and how many of them a ratio of bytes pays for: the same for who sends and predicts."""
+"""Division of tensors into blocks, and the number of them that a ratio of bytes pays for."""
 
 import math
 from collections.abc import Sequence

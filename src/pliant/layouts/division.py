@@ -1,4 +1,4 @@
-"""How work and messages are divided: rules that who carries out a plan shares with who predicts it."""
+"""Division of work and messages: rules that executor and simulator share."""
 
 import math
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What was brought up."""
+    """Parts of an emulated network that were brought up."""
 
     hosts: list[Namespace] = field(default_factory=list[Namespace])
     links: list[HostLink] = field(default_factory=list[HostLink])

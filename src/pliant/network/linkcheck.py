@@ -25,7 +25,7 @@ _MIN_WINDOW_BURSTS = 3  # a slow link needs longer to say anything: its bucket m
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReport:
-    """What one host measured towards the next, or the hosts of a rack together towards those of the next rack."""
+    """Rates that one host measured towards the next, or the hosts of a rack together towards those of the next rack."""
 
     source: str
     target: str

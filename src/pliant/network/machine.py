@@ -1,4 +1,4 @@
-"""What this machine can do beside the network, measured while all its ranks do the same."""
+"""Measurement of this machine beside the network, while all its ranks do the same."""
 
 import socket
 import statistics

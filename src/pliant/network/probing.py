@@ -72,7 +72,7 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
 
 
 class _Probe:
-    """What one rank of each host does; rank k of the comm stands for host k."""
+    """Part of one rank of each host in a probe; rank k of the comm stands for host k."""
 
     def __init__(self, comm: Comm, answers: Comm, budget_s: float) -> None:
         self._comm, self._answers, self._budget_s = comm, answers, budget_s

@@ -17,7 +17,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """How one rank ended."""
+    """End of one rank."""
 
     rank: int
     host: str
@@ -31,7 +31,7 @@ class RankResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """That a failed rank does not end the others, and is started again."""
+    """Order that a failed rank does not end the others, and is started again."""
 
     start: Callable[[int], "subprocess.Popen[str]"]
     restarts: int

@@ -1,4 +1,4 @@
-"""What two ranks can tell about the link between them, over the transport that training uses.
+"""Measurement of the link between two ranks, over the transport that training uses.
 
 Nothing is known about the link beforehand, so the receiver asks for little, and then for four times as much, or for
 what the rest of its time allows: a slow link carries little, and a fast one is filled.

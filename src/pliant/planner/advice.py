@@ -1,4 +1,4 @@
-"""What a plan asks of the optimizer: the learning rate, large-batch optimizers, and whether ranks should wait."""
+"""Advice on the optimizer under a plan: learning rate, large-batch optimizers, and whether ranks should wait."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _ASYNC_PAYS = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to set beside a plan, each with its reason. Nothing changes by it; `apply` changes the learning rate."""
+    """Settings to change beside a plan, each with its reason. Only `apply` changes something: the learning rate."""
 
     lr_scale: float
     """Factor for the learning rate that was tuned for `tuned_for` samples a step."""
@@ -99,14 +99,14 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
 
 
 class HasGroups(Protocol):
-    """What `apply` needs of an optimizer; torch's have it."""
+    """The part of an optimizer that `apply` needs; torch's have it."""
 
     param_groups: Any
     """A list of dicts, each with an 'lr'."""
 
 
 class Applied:
-    """What `apply` returns: `undo` takes the factor back, whatever schedules have made of the rate since."""
+    """Result of `apply`: `undo` takes the factor back, whatever schedules have made of the rate since."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], scale: float) -> None:
         self._groups, self._scale = tuple(groups), scale

@@ -45,7 +45,7 @@ MENUS: Mapping[str, tuple[Gene, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Budgeted:
-    """What a budget of errors is best spent on, by simulation."""
+    """Best use of a budget of errors, by simulation."""
 
     genes: Genes
     """The fastest: divided by layer classes, buckets or tensors, or one setting for all if nothing beats that."""

@@ -1,4 +1,4 @@
-"""How much of the gradient a plan loses, as it was measured on this model: for budgets of errors."""
+"""Errors of the gradient under a plan, as they were measured on this model: for budgets of errors."""
 
 import re
 
@@ -20,7 +20,7 @@ def lossy_codecs() -> tuple[CodecSpec, ...]:
 
 
 class Errors:
-    """What each codec does to each tensor of a workload: |C(g) - g|^2 over the squared norm of the whole gradient.
+    """Errors of each codec on each tensor of a workload: |C(g) - g|^2 over the squared norm of the whole gradient.
 
     The sum over tensors is the relative squared error of the whole gradient, and so what a budget bounds: for an
     unbiased codec omega, for a biased one 1 - delta, of one rank's gradient coded once. What error feedback brings

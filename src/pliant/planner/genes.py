@@ -14,7 +14,7 @@ SMALL_NUMEL = 8192
 
 @dataclass(frozen=True)
 class Gene:
-    """How one class of layers is exchanged."""
+    """Family and settings of one class of layers."""
 
     family: str
     settings: Settings

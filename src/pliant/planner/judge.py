@@ -1,4 +1,4 @@
-"""How good predictions of step times are, against what was measured."""
+"""Scores of predicted step times against measured ones."""
 
 from collections.abc import Sequence
 

@@ -27,7 +27,7 @@ _FAMILIES = tuple(FAMILIES)
 
 
 class Physics(Protocol):
-    """What a simulator says of plans, for one workload on one topology."""
+    """Simulated times of plans, for one workload on one topology."""
 
     @property
     def coefficients(self) -> Floats:
@@ -67,7 +67,7 @@ Cells = Sequence[tuple[Physics, Sequence[Trial]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """What trials of other workloads, or on other topologies, have taught.
+    """Trials of other workloads, or on other topologies, and what they have taught.
 
     Coefficients are the prior of the next fit, and what they left unexplained is learned from beside its own trials.
     """
@@ -124,7 +124,7 @@ class Predictor:
 
     @property
     def residual(self) -> Residual:
-        """What the physics leaves unexplained; learned when it is asked for, since that takes longer than the rest."""
+        """Learned remainder that the physics leaves; made when asked for, since that takes longer than the rest."""
         if self._unlearned is not None:
             self._residual.fit(*self._unlearned)
             self._unlearned = None

@@ -1,4 +1,4 @@
-"""How many more steps a relaxation needs to the same accuracy: measured, not assumed."""
+"""Factors by which a relaxation needs more steps to the same accuracy: measured, not assumed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ and on small models the loss was 6 to 25 % higher than DDP's after 1.5 times its
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What a plan may cost: at most `budget` times the steps to the same accuracy. 1 is exact.
+    """Limit of what a plan may cost: at most `budget` times the steps to the same accuracy. 1 is exact.
 
     Time to accuracy is step time times steps; `ratio` is the second factor. A setting that nobody has measured counts
     as the mildest one that was and is at least as strong in everything; without such, it is admitted under no budget.
@@ -101,7 +101,7 @@ class Quality:
 
     @property
     def sentence(self) -> str:
-        """What is left out because of the optimizer; empty if nothing is."""
+        """Sentence on what is left out because of the optimizer; empty if nothing is."""
         if self.budget == 1 or self.unmeasured or self.optimizer == MEASURED_WITH:
             return ""
         return (

@@ -1,4 +1,4 @@
-"""What the simulator gets wrong, learned: gradient-boosted trees on the logarithm of measured over simulated time."""
+"""Learned error of the simulator: gradient-boosted trees on the logarithm of measured over simulated time."""
 
 from collections.abc import Sequence
 

@@ -71,7 +71,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search has come to."""
+    """Outcome of a search."""
 
     best: Genes
     trials: tuple[Trial, ...]

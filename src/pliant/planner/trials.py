@@ -1,4 +1,4 @@
-"""What was measured: a plan, and how long its steps took, or why they did not."""
+"""Trials: a plan, and how long its steps took, or why they did not."""
 
 import statistics
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What training does, watched beside it: workloads for the planner, timelines for reports."""
+"""Profiling of a training: workloads for the planner, timelines for reports."""
 
 from pliant.profiling.observe import Observation, observe
 from pliant.profiling.profile import Recording, record

@@ -1,4 +1,4 @@
-"""What codecs would do to the gradients of this training, and how noisy those are: measured beside it, on copies."""
+"""Statistics of gradients: their noise, and the errors of codecs on copies of them, measured beside training."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _SKETCH = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What all ranks saw in some steps."""
+    """Statistics of some steps, over all ranks."""
 
     steps: int
     shares: Mapping[str, float]

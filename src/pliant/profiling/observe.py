@@ -28,7 +28,7 @@ __all__ = ["Observation", "observe"]
 
 
 class Observation:
-    """What `observe` returns: a context manager around ordinary steps. The hooks go when enough was seen."""
+    """Result of `observe`: a context manager around ordinary steps. The hooks go when enough was seen."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _SHORTEST_WAIT_S = 20e-6
 
 
 class Recording:
-    """What `record` returns: a context manager around ordinary steps. The hooks go when enough was seen."""
+    """Result of `record`: a context manager around ordinary steps. The hooks go when enough was seen."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
         self._run, self._folder = run, folder

@@ -1,4 +1,4 @@
-"""What one rank looks up in a step: ids of all tables in a row, cut into bags, checked."""
+"""Lookups of one rank in a step: ids of all tables in a row, cut into bags, checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

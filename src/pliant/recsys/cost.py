@@ -1,4 +1,4 @@
-"""How long a step takes: what it moves over a topology's links, and what it does at the rates of a machine."""
+"""Time of a step: what it moves over a topology's links, and what it does at the rates of a machine."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class StepCost:
 
     @property
     def total_s(self) -> float:
-        """Of the step."""
+        """Seconds of the step."""
         return sum(s for _, s in self.parts_s) - self.hidden_s
 
     def part_s(self, name: str) -> float:

@@ -32,7 +32,7 @@ held (shards, replicas, messages, change); bytes all-reduced a step (of rows, of
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a second of work and of links counts when tables are chosen one by one; more than 1 where it is scarce."""
+    """Weight of a second of work and of links when tables are chosen one by one; more than 1 where it is scarce."""
 
     work: float = 1.0
     wire: float = 1.0
@@ -79,7 +79,7 @@ def prices(row: Floats, network: Network, weights: Weights, sync_s: float) -> tu
 
 @dataclass(frozen=True, eq=False)
 class Quantities:
-    """What is asked of tables (t, c) if their most frequent rows are on all ranks, for each cut between bins."""
+    """Demands on tables (t, c) if their most frequent rows are on all ranks, for each cut between bins."""
 
     num_hot: Floats
     """(t, c)"""

@@ -1,4 +1,4 @@
-"""How row frequencies move between two windows of a log."""
+"""Drift of row frequencies between two windows of a log."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ __all__ = ["Drift", "drift"]
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What two windows differ by, over their `num_hot` most frequent rows."""
+    """Difference of two windows, over their `num_hot` most frequent rows."""
 
     num_hot: int
     overlap: float

@@ -1,4 +1,4 @@
-"""What a step is expected to move and do, from frequencies alone: closed forms for any plan.
+"""Expectation of what a step moves and does, from frequencies alone: closed forms for any plan.
 
 With k lookups of a table on each of n ranks, drawn independently, a row of probability p is asked for by a rank with
 probability 1 - (1 - p)^k, and touched by anybody in m steps with 1 - (1 - p)^(k n m). A bag of s ids has something
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What is expected of pieces (m,) in a step."""
+    """Expected demands on pieces (m,) in a step."""
 
     ids: Floats
     """(m, ranks), that each rank asks each owner for"""

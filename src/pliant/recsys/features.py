@@ -1,4 +1,4 @@
-"""What inputs are for: which of them looks up rows of which table, by place or by name."""
+"""Features: which input looks up rows of which table, by place or by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a rank has of the tables: its shards, the replicas that all have, and which rows are hot."""
+"""Holdings of a rank: its shards, the replicas that all have, and which rows are hot."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ __all__ = ["Held", "hold"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """What a rank has of the tables."""
+    """Parts of the tables that a rank has."""
 
     groups: list[Group]
     shards: list[Shard]

@@ -1,4 +1,4 @@
-"""What rows are at the beginning: given, or drawn so that they do not depend on where they live."""
+"""Initial rows: given, or drawn so that they do not depend on where they live."""
 
 from collections.abc import Callable, Iterator, Sequence
 

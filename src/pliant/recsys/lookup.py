@@ -18,7 +18,7 @@ __all__ = ["LocalLookup", "Lookup", "SumLookup", "VectorLookup", "look_up"]
 
 
 class Lookup(Protocol):
-    """What is asked of owners, and what becomes of their answers."""
+    """Requests to owners, and the use of their answers."""
 
     batch: Batch
     num_hot: int

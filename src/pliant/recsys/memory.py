@@ -1,4 +1,4 @@
-"""What a rank holds: rows with what the optimizer keeps, replicas, and the messages of a step."""
+"""Memory of a rank: rows with what the optimizer keeps, replicas, and the messages of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Memory:
 
     @property
     def total(self) -> Floats:
-        """Of each rank (ranks,)."""
+        """Bytes of each rank (ranks,)."""
         return self.shards + self.replicas + np.maximum(self.messages, self.change)
 
 

@@ -1,4 +1,4 @@
-"""What each table could be, one by one: seconds and bytes of every layout, and the best for a price of memory."""
+"""Menu of each table: seconds and bytes of every layout, and the best for a price of memory."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

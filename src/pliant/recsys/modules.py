@@ -1,4 +1,4 @@
-"""What `torch.nn.EmbeddingBag` modules say about the tables that stand in for them."""
+"""Settings that `torch.nn.EmbeddingBag` modules give to the tables that stand in for them."""
 
 from collections.abc import Sequence
 

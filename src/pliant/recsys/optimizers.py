@@ -16,7 +16,7 @@ _BLOCK_NUMBERS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class RowRule:
-    """How a gradient changes a row.
+    """Rule by which a gradient changes a row.
 
     - 'sgd': w -= lr g
     - 'adagrad' (Duchi et al., 2011): s += g^2; w -= lr g / (sqrt(s) + eps)
@@ -38,7 +38,7 @@ class RowRule:
 
     @property
     def epsilon(self) -> float:
-        """What keeps divisors from zero."""
+        """Smallest divisor."""
         return self.eps or (1e-8 if self.kind == "adam" else 1e-10)
 
 

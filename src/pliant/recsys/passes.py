@@ -1,4 +1,4 @@
-"""Where autograd comes by: answers go out forward, gradients come in backward."""
+"""Autograd functions of the sharded lookup: answers go out forward, gradients come in backward."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

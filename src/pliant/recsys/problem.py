@@ -1,4 +1,4 @@
-"""What a placement is chosen for, and what the cost framework says of a plan for it."""
+"""Problem that a placement is chosen for, and the cost framework's answer for a plan."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,7 +21,7 @@ __all__ = ["Limits", "Problem", "Valued", "refusal", "whole_bytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a placement must keep to."""
+    """Limits that a placement must keep to."""
 
     memory_bytes: float
     """Of the tables, their optimizer, replicas and messages, on each rank, at all times"""
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """What a placement is chosen for."""
+    """Tables, batch, topology and limits that a placement is chosen for."""
 
     tables: tuple[Table, ...]
     bins: RowBins = field(repr=False)
@@ -82,7 +82,7 @@ class Valued:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks."""
+        """Samples of all ranks in a second."""
         return self.plan.batch_size * self.plan.num_ranks / self.cost.total_s
 
     def excess(self, limits: Limits) -> float:

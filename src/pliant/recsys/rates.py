@@ -1,4 +1,4 @@
-"""What work takes on a machine: seconds of each thing that is counted, given, measured or fitted to steps."""
+"""Rates of work on a machine: seconds of each thing that is counted, given, measured or fitted to steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,4 +1,4 @@
-"""How often the rows of embedding tables are looked up: records, stated laws, files."""
+"""Frequencies with which the rows of embedding tables are looked up: records, stated laws, files."""
 
 import io
 import json
@@ -26,7 +26,7 @@ _HEAD = 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowFrequencies:
-    """Of one table: which rows are looked up how often.
+    """Frequencies of the rows of one table.
 
     The head lists rows one by one, the tail in bins of rows that are about equally frequent. Probabilities are those of
     one lookup; all of them, head and tail, sum to 1 (to 0 for a table that was never looked up).

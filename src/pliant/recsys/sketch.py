@@ -98,7 +98,7 @@ class HashedSample:
 
     @property
     def num_distinct(self) -> float:
-        """How many different rows have been looked up: exact at rate 1, else unbiased."""
+        """Number of different rows that have been looked up: exact at rate 1, else unbiased."""
         return self.rows.ids.size / self.rate
 
     def add(self, other: "HashedSample | Counted") -> "HashedSample":

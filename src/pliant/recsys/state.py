@@ -1,4 +1,4 @@
-"""What a rank has of the tables, as it is saved: independent of the plan and of the number of ranks."""
+"""Saved state of the tables on a rank: independent of the plan and of the number of ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

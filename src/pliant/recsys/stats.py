@@ -1,4 +1,4 @@
-"""What lookups have cost so far."""
+"""Cost of lookups so far."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["Stats", "stats_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """Of one rank, since it began."""
+    """Cost on one rank, since it began."""
 
     num_steps: int
     sent_bytes: dict[str, int]

@@ -1,4 +1,4 @@
-"""What one step of an embedding plan moves and does: bytes and messages of each pair of ranks, work of each rank."""
+"""Traffic of one step of an embedding plan: bytes and messages of each pair of ranks, work of each rank."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Sync:
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """What the cost of a piece depends on, for many pieces (m,)."""
+    """Properties on which the cost of a piece depends, for many pieces (m,)."""
 
     dim: Floats
     vector_bytes: Floats
@@ -87,7 +87,7 @@ class Kinds:
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """What each of some pieces, or all of them together, make ranks send and do: linear in what they are asked.
+    """Load that each of some pieces, or all of them together, put on ranks: linear in what they are asked.
 
     Requesters are all ranks, or one that stands for all of them where all are expected to ask alike.
     """
@@ -158,7 +158,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Traffic:
-    """What one step of a plan moves and does."""
+    """Traffic and work of one step of a plan."""
 
     num_bytes: Floats
     """(phases, ranks, ranks): from rank to rank; nothing from a rank to itself."""

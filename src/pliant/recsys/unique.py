@@ -1,4 +1,4 @@
-"""What frequencies say about batches: different rows, rows of each owner, lookups of hot rows. Closed forms.
+"""Expectations over batches from frequencies: different rows, rows of each owner, lookups of hot rows. Closed forms.
 
 k lookups, drawn independently, touch row i with probability 1 - (1 - p_i)^k. Lookups within a bag of a real log are
 without repetition, and sessions repeat rows, so for a log these are upper bounds; they are equal to the mean for drawn

@@ -51,7 +51,7 @@ class Improving:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process is told."""
+    """Orders that a process is given."""
 
     collective: Collective
     topology: Topology
@@ -120,7 +120,7 @@ class _Watched:
 
 
 class Beside:
-    """What rank 0 knows of one sum's calls, and decides for all: it says so before a call, and all do it in that call.
+    """Record of one sum's calls on rank 0, which decides for all: it says so before a call, and all do it in that call.
 
     One search at a time, once for each set of blocks. What is found comes into use when it is predicted to be faster
     than what is in use, and goes again when the median of its first calls is slower than that of the last ones before

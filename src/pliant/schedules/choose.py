@@ -20,7 +20,7 @@ _NUM_CACHED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to make a schedule for any bitmap."""
+    """Way to make a schedule for any bitmap."""
 
     shape: Shape
     owners: Literal["greedy", "merged", "spread", "one"]
@@ -60,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What was chosen for one bitmap."""
+    """Choice for one bitmap."""
 
     best: Candidate
     bound_s: float

@@ -1,4 +1,4 @@
-"""What a schedule has to achieve: who holds a partial sum of which block, and who needs the whole."""
+"""Task of a schedule: who holds a partial sum of which block, and who needs the whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

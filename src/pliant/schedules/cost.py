@@ -1,4 +1,4 @@
-"""What a schedule takes on a topology, block by block, and what none can take less than."""
+"""Cost of a schedule on a topology, block by block, and a bound that none can beat."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Cost", "Overheads", "Prices", "RoundCost", "cost", "lower_bound_s"]
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
-    """What messages cost beside the links that a topology describes. Defaults are the simulator's, but for sharing."""
+    """Cost of messages beside the links that a topology describes. Defaults are the simulator's, but for sharing."""
 
     message_s: float = 1.5e-4
     """Of a rank, for each message that it sends or receives: alpha."""
@@ -57,13 +57,13 @@ class RoundCost:
 
     @property
     def total_s(self) -> float:
-        """Of the round."""
+        """Seconds of the round."""
         return self.wire_s + self.latency_s + self.message_s + self.memory_s + self.reduce_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a schedule is predicted to take."""
+    """Predicted cost of a schedule."""
 
     rounds: tuple[RoundCost, ...]
     sent_bytes: tuple[int, ...]

@@ -20,7 +20,7 @@ __all__ = ["ScheduledSum"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Message:
-    """What goes from one rank to another in a round: rows to add, then rows to take as they are."""
+    """Message from one rank to another in a round: rows to add, then rows to take as they are."""
 
     peer: int
     rows: Tensor  # (num_rows,) of x seen as (rows, unit); where to take them from, or where to put them

@@ -17,7 +17,7 @@ _MAX_LEVELS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """How groups are made of those of the level below, or of ranks: runs of neighbours."""
+    """Grouping of the groups of the level below, or of ranks: runs of neighbours."""
 
     sizes: tuple[int, ...]
     """Of how many each group is made."""

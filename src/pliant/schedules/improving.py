@@ -1,4 +1,4 @@
-"""What integer programs make of the best schedule of the family, within a time limit."""
+"""Integer programs that improve the best schedule of the family, within a time limit."""
 
 from pliant.schedules.choose import Candidate, candidates
 from pliant.schedules.collective import Collective, group

@@ -29,7 +29,7 @@ class Assignment:
 
 
 class _Loads:
-    """What a choice of owner does to every host's link and every rack's uplink: partials to the owner, sums from it.
+    """Load of an owner's choice on every host's link and every rack's uplink: partials to the owner, sums from it.
 
     With `merged`, ranks of one host first add up what they hold and share what they are sent, and so do hosts of one
     rack, as they do in a schedule whose first levels are these; so a place's partials of a block count once.

@@ -19,7 +19,7 @@ _MAX_MOVES = 40_000
 
 @dataclass(frozen=True, kw_only=True)
 class Improved:
-    """What a program made of a schedule."""
+    """Outcome of a program on a schedule."""
 
     schedule: Schedule
     """The better one of the two; the one given if nothing better was found in time."""

@@ -28,7 +28,7 @@ _DECISIONS = ("stay", "change", "back")
 
 @dataclass(frozen=True, kw_only=True)
 class _Ready:
-    """What carries out the sum of one set of blocks."""
+    """Parts that carry out the sum of one set of blocks."""
 
     collective: Collective
     planned: Planned

@@ -16,7 +16,7 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What was counted on the way."""
+    """Counts of a verified schedule."""
 
     num_rounds: int
     num_messages: int
@@ -27,7 +27,7 @@ class Verified:
 
 
 class _Walk:
-    """Where everything is. A partial sum is the set of its contributors, as the bits of an integer.
+    """Places of all partial sums. Each is the set of its contributors, as the bits of an integer.
 
     Two sets that are merged must be disjoint, so no contribution ever counts twice, and a set is all that is needed
     where contributions could have multiplicities.

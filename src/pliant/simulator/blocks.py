@@ -1,4 +1,4 @@
-"""What an exchange of chosen blocks moves."""
+"""Traffic of an exchange of chosen blocks."""
 
 from collections.abc import Callable, Sequence
 

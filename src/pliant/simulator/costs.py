@@ -1,4 +1,4 @@
-"""What things cost, apart from the network's rates: coefficients of quantities that are counted."""
+"""Costs apart from the network's rates: coefficients of quantities that are counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How long an exchange takes by itself: stages that overlap piece by piece, on the CPU and on the wire in turn."""
+"""Time of an exchange by itself: stages that overlap piece by piece, on the CPU and on the wire in turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchanges:
-    """What exchanges of several buckets take, each by itself."""
+    """Times of exchanges of several buckets, each by itself."""
 
     seconds: Floats
     """(num_buckets,)"""

@@ -33,7 +33,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """What the rank itself did: compute, or wait for an item."""
+    """Time of the rank itself: compute, or wait for an item."""
 
     kind: str
     step: int

@@ -1,4 +1,4 @@
-"""How long messages take on a topology: the busiest link decides, then the slowest path."""
+"""Time of messages on a topology: the busiest link decides, then the slowest path."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What goes over the network at once: many messages between ranks, for many buckets, in little memory."""
+"""Messages that travel at once, between many ranks, for many buckets, in little memory."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -15,7 +15,7 @@ __all__ = ["Physics"]
 
 
 class Physics:
-    """What the simulator says of plans on one workload and topology, for whoever fits coefficients to measured steps.
+    """Simulated times of plans on one workload and topology, for whoever fits coefficients to measured steps.
 
     Args:
         workload: The model and its times.

@@ -48,7 +48,7 @@ class Exchanged:
 
 @dataclass(kw_only=True, eq=False)
 class Ground:
-    """What plans on one workload and topology have in common, and what has been found out about it."""
+    """Parts that plans on one workload and topology share, and what has been found out about it."""
 
     workload: Workload
     topology: Topology

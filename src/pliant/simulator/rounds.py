@@ -1,4 +1,4 @@
-"""What each leaf of a plan sends and computes, as rounds that a rank waits for one after another."""
+"""Rounds of each leaf of a plan: what it sends and computes, one after another."""
 
 from dataclasses import dataclass, field, replace
 

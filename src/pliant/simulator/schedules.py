@@ -67,7 +67,7 @@ def halving_doubling(num_bytes: Floats, num_ranks: int) -> list[Round]:
 
 
 def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False) -> list[Round]:
-    """What `DirectAverage` does with vectors of `numel` elements, (num_buckets,): one hop, two, or a ring."""
+    """Return the rounds of `DirectAverage` on vectors of `numel` elements, (num_buckets,): one hop, two, or a ring."""
     hops = np.array([num_hops(int(k), num_ranks, in_parts=in_parts) for k in numel])
     everybody = np.ones((1, num_ranks))
     rounds: list[Round] = []

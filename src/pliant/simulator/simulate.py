@@ -28,7 +28,7 @@ _MOST_TURNS = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Simulated:
-    """What a simulation has found. Times per step are means over a whole period of the plan."""
+    """Outcome of a simulation. Times per step are means over a whole period of the plan."""
 
     step_s: float
     """From one step to the next; where ranks go at paces of their own, the time in which n ranks make n steps."""
@@ -58,12 +58,12 @@ class Simulated:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What happens when, on the first ranks: one period, after the one before if anything is under way then."""
+        """Events on the first ranks: one period, after the one before if anything is under way then."""
         return timeline_of(self.stepper, self.prepared)
 
     @property
     def bottleneck(self) -> str:
-        """What the largest part of the critical path is, in a word or two."""
+        """The largest part of the critical path, in a word or two."""
         seconds = self.prepared.ground.costs.coefficients() * np.array([self.counted.get(key, 0.0) for key in KEYS])
         network = float(seconds[KEYS.index("wire_s")])
         shares = {

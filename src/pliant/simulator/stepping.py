@@ -13,7 +13,7 @@ _GRADIENTS, _WEIGHTS = 0, 1
 
 @dataclass(kw_only=True, eq=False)
 class _Turn:
-    """Where a bucket of weights stands."""
+    """State of a bucket of weights."""
 
     mixed: Mixed
     last: int

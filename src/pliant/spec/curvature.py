@@ -1,4 +1,4 @@
-"""How a run feels the curvature of its loss, as settings that are part of a plan."""
+"""Settings of the look at the curvature, which are part of a plan."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""Where the rows of embedding tables live, and what travels for them."""
+"""Placement of the rows of embedding tables, and what travels for them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class TableLayout:
-    """Where one table lives, and what travels for it.
+    """Placement of one table, and what travels for it.
 
     'table': all of it at one rank. 'columns': cut by columns, each part at a rank of its own. 'rows': row i of the t-th
     table at rank (i + t) mod n, of which the `num_hot` most frequent are on all ranks as well. 'replicated': on all.

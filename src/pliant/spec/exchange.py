@@ -1,4 +1,4 @@
-"""What every node of a plan answers: what travels, when, and what becomes of gradients."""
+"""Base of a plan's nodes: what travels, when, and what becomes of gradients."""
 
 import dataclasses
 import typing
@@ -66,7 +66,7 @@ class Exchange:
 
     @property
     def kind(self) -> Kind:
-        """What travels."""
+        """Kind of what travels."""
         return "gradients"
 
     @property
@@ -114,17 +114,17 @@ class Exchange:
 
     @property
     def error_feedback(self) -> Feedback:
-        """Who keeps what is lost on the way, after a warm-up."""
+        """Place where losses are kept, after a warm-up."""
         return "none"
 
     @property
     def ratio_target(self) -> Target | None:
-        """What a controller sets the ratio for, while training goes on; None if it stays as it is."""
+        """Target for which a controller sets the ratio; None if it stays as it is."""
         return None
 
     @property
     def ratio(self) -> float | None:
-        """What a controller may set: the share that blocks or a sparsifier send; None without such."""
+        """Share that blocks or a sparsifier send, which a controller may set; None without such."""
         return None
 
     @property

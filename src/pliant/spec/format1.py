@@ -35,7 +35,7 @@ class _Named:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatChoice:
-    """What a rule of format 1 held. Only `exchange_of` reads it."""
+    """Content of a rule of format 1. Only `exchange_of` reads it."""
 
     what: Literal["gradient", "momentum", "weight", "change"] = "gradient"
     collective: Literal["all_reduce", "scatter_gather", "all_gather", "low_rank", "gossip", "owner", "blocks"] = (

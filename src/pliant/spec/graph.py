@@ -1,4 +1,4 @@
-"""Who averages with whom: graphs for gossip, as doubly stochastic mixing matrices that may change from step to step."""
+"""Graphs for gossip, as doubly stochastic mixing matrices that may change from step to step."""
 
 import math
 import random

@@ -10,7 +10,7 @@ __all__ = ["Layer", "by_formula", "conv", "linear", "norm", "table", "transforme
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer holds, and its multiplications and additions in the forward pass of one sample."""
+    """Parameters of one layer, and its multiplications and additions in the forward pass of one sample."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""What one machine can do beside the network: squeeze, add, copy, and hand messages over."""
+"""Speeds of one machine beside the network: compress, add, copy, and hand messages over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

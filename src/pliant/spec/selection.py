@@ -18,7 +18,7 @@ VALUE_BYTES: Mapping[ValueBits, float] = MappingProxyType({32: 4.0, 16: 2.0, 4: 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """How many blocks are chosen, by what, and who agrees on them.
+    """Settings of the choice of blocks: how many, by what, and who agrees on them.
 
     Raises:
         ValueError: A setting is out of its range, or scores would take more than half of the bytes.

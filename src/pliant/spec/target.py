@@ -1,4 +1,4 @@
-"""What a controller holds: how much communication a step may show, or how many bytes may leave."""
+"""Targets of a controller: how much communication a step may show, or how many bytes may leave."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ __all__ = ["Target"]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the share that is sent is set for, while training goes on."""
+    """Target for which the share that is sent is set, while training goes on."""
 
     of: Literal["exposed_s", "exposed_share", "bytes_per_step", "bytes_per_s"]
     """Seconds of a step in which backward is done and the exchange is not; the same over the rest of the step; bytes

@@ -1,4 +1,4 @@
-"""What happened, where, when, and how many bytes it moved."""
+"""Timelines: events on ranks, their times, and the bytes that they moved."""
 
 import math
 from dataclasses import dataclass

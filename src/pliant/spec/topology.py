@@ -1,4 +1,4 @@
-"""Who reaches whom, and how fast."""
+"""Topologies: who reaches whom, and how fast."""
 
 import math
 from dataclasses import dataclass, field

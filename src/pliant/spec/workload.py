@@ -1,4 +1,4 @@
-"""What a training step asks of the network: which tensors, how large, ready when."""
+"""Workloads: what a training step asks of the network, which tensors, how large, ready when."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How a ratio changes in the course of a training: down at first, and up again for a while when much changes."""
+"""State of a ratio in the course of a training: down at first, and up again for a while when much changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def ramped(ratio: float, step: int, ramp_steps: int) -> float:
 
 @dataclass(kw_only=True)
 class Course:
-    """What all parameters of a bucket have in common, the same on all ranks. Every number is exact in float32."""
+    """State that all parameters of a bucket share, the same on all ranks. Every number is exact in float32."""
 
     count: float = 0.0
     """Exchanges so far."""

@@ -35,7 +35,7 @@ class LocalStepsExecutor:
     """Carries out the averaging."""
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
-        """Where all set out, the outer momentum, and the inner slots."""
+        """The starting point of all ranks, the outer momentum, and the inner slots."""
         slots: Slots = {"anchor": None, **prefixed(self.prefix, self.inner.slots(shape, comm))}
         return {**slots, "momentum": None} if self.node.outer.momentum else slots
 

@@ -82,7 +82,7 @@ class BlockSparseExecutor:
 
     @property
     def curvature(self) -> CurvatureSpec | None:
-        """How the curvature is felt; None where it does not count."""
+        """Settings of the look at the curvature; None where it does not count."""
         return self.node.selection.curvature if self.node.selection.feels else None
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ class BlockSparseExecutor:
         return () if rows is None else rows.numels
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
-        """What is kept back, or the estimates; momentum; and of each block its age, last score and curvature."""
+        """Residuals or estimates; momentum; and of each block its age, last score and curvature."""
         kept: Slots = {"residual": None} if self.node.feedback == "worker" else {"estimate": None, "mean": None}
         slots: dict[str, tuple[int, ...] | None] = {**kept, "course": (COURSE_NUMEL,), "power": (1,)}
         if self.node.momentum:

@@ -41,7 +41,7 @@ class EveryExecutor:
     inner: Algorithm
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
-        """What is pending, and the inner algorithm's slots."""
+        """The pending gradient, and the inner algorithm's slots."""
         return {"pending": None, **self.inner.slots(shape, comm)}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

@@ -123,7 +123,7 @@ def _hosts(setup: Setup, hosts: int, rate: str, delay: str, racks: int, uplink: 
 
 @dataclass(frozen=True, kw_only=True)
 class _Files:
-    """What is to be written, if anything."""
+    """Files that are to be written, if any."""
 
     json: Path | None
     md: Path | None

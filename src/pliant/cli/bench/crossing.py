@@ -24,7 +24,7 @@ def is_ours(arm: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What trainings say of one arm."""
+    """Outcome of the trainings of one arm."""
 
     model: str
     steps: float | None

@@ -1,4 +1,4 @@
-"""Where the data is: a folder of the user's own, a package of the system, or a package fetched once. No torch."""
+"""Folders of data: the user's own, a package of the system, or a package fetched once. No torch."""
 
 import hashlib
 import shutil

@@ -1,4 +1,4 @@
-"""What can be learned: a face that images and text have in common, and how a model is judged on all ranks together."""
+"""Tasks that can be learned: a face that images and text share, and how a model is judged on all ranks together."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What rank 0 says to the process that started it: one JSON object a line, on standard output."""
+"""Lines from rank 0 to the process that started it: one JSON object each, on standard output."""
 
 import json
 from collections.abc import Mapping

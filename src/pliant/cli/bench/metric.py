@@ -1,4 +1,4 @@
-"""What a training is judged by. Pure."""
+"""Metrics by which a training is judged. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How fast a rank is: a host that computes at a part of the others' speed pauses before its backward pass."""
+"""Speed of a rank: a host that computes at a part of the others' speed pauses before its backward pass."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["Pace", "pace_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What the speed of the last rank means for this one. The pause is of sleep: it takes no CPU from the others."""
+    """Pauses that the speed of the last rank means for this one. They are of sleep, which takes no CPU from others."""
 
     slow_share: float = 0.0
     """Speed of the last rank, as a share of that of the others; 0: all are alike."""

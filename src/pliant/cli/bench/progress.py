@@ -1,4 +1,4 @@
-"""What a person sees while a benchmark runs: a bar per arm on a terminal, a line per event elsewhere."""
+"""Progress of a benchmark for a person: a bar per arm on a terminal, a line per event elsewhere."""
 
 import json
 import threading

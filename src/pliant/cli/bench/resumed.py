@@ -1,4 +1,4 @@
-"""What an interrupted benchmark has left, for the same command to go on with. No torch."""
+"""Results that an interrupted benchmark has left, for the same command to go on with. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -14,7 +14,7 @@ _ENOUGH_S, _MOST_STEPS = 0.8, 16
 
 
 class Rhythmic(Protocol):
-    """What exchanges in periods."""
+    """An arm that exchanges in periods."""
 
     @property
     def steps_made(self) -> int:
@@ -39,7 +39,7 @@ class Rhythmic(Protocol):
 
 @dataclass(kw_only=True)
 class Rhythm:
-    """That of a plan, and where in it one is; see `Rhythmic`."""
+    """Period of a plan, and the place in it; see `Rhythmic`."""
 
     period: int
     spacing: int

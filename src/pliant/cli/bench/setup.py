@@ -1,4 +1,4 @@
-"""What a benchmark is, as data that travels from the command line to the ranks. No torch."""
+"""A benchmark as data that travels from the command line to the ranks. No torch."""
 
 import re
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How ranks ask for a network, and wait until it is there."""
+"""Requests of ranks for a network, and the wait until it is there."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was found, a JSON object a line, each written as it comes to be: what an interruption leaves is whole."""
+"""Journal of what was found, a JSON object a line, each written at once: an interruption leaves it whole."""
 
 import json
 import os

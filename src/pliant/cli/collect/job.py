@@ -1,4 +1,4 @@
-"""What is to be run, and in which order: data that travels from the command line to the ranks. No torch."""
+"""Order of what is to be run: data that travels from the command line to the ranks. No torch."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ _AT_LEAST = ("pair", "tau")
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """What was found on cells that were held out, each with all that shares its model or its network."""
+    """Outcome on cells that were held out, each with all that shares its model or its network."""
 
     cells: dict[str, dict[str, float]]
     """Cell -> figures of merit."""

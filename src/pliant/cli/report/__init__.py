@@ -1,3 +1,3 @@
-"""What happened in the steps of a run, and what was predicted, as one page."""
+"""Steps of a run, measured and predicted, as one page."""
 
 __all__: list[str] = []

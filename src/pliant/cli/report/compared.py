@@ -1,4 +1,4 @@
-"""What was measured beside what was predicted: the same quantities of both. Pure."""
+"""Measured beside predicted quantities. Pure."""
 
 import statistics
 from collections.abc import Sequence

@@ -35,13 +35,13 @@ class Step:
 
     @property
     def compute_s(self) -> float:
-        """What is left without waits."""
+        """Seconds that are left without waits."""
         return self.seconds - self.exposed_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketTimes:
-    """What the exchanges of one bucket come to in a step, as a mean over steps."""
+    """Times of the exchanges of one bucket in a step, as a mean over steps."""
 
     name: str
     exchange_s: float

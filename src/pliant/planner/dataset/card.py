@@ -1,4 +1,4 @@
-"""What a person is to know before using a data set: counts, columns, limits."""
+"""Page that a person reads before using a data set: counts, columns, limits."""
 
 from collections import Counter
 

@@ -137,7 +137,7 @@ class _Session:
 
     @property
     def _spread(self) -> float:
-        """How far controls are from their median, as a share of it; the first of several finds connections cold."""
+        """Return the spread of controls as a share of their median; the first of several finds connections cold."""
         controls = [t for t in self.trials if t["entry"] == "control" and t["status"] == "ok"]
         controls = controls[1:] or controls
         steps_s = [statistics.median(mean for mean, _, _ in t["samples"]) for t in controls]

@@ -126,7 +126,7 @@ class Planned:
 
     @property
     def plan(self) -> SyncPlan:
-        """What was run."""
+        """Plan that was run."""
         return self.genes.plan(self.generator)
 
     def row(self) -> Row:

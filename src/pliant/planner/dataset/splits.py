@@ -1,4 +1,4 @@
-"""Who is held out: whole models, whole topologies, both, and plans at random."""
+"""Splits that hold out whole models, whole topologies, both, and plans at random."""
 
 import hashlib
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ class Processes:
 
     @property
     def folder(self) -> Path:
-        """Where they write."""
+        """Folder of what they write."""
         return Path(self._folder.name)
 
     def launch(self, rank: int, target: Callable[..., None], told: Any) -> None:

@@ -33,7 +33,7 @@ _JUDGED = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a rank is told."""
+    """Orders that a rank is given."""
 
     rank: int
     size: int

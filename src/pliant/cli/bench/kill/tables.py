@@ -1,4 +1,4 @@
-"""What became of the points as cells of tables: who goes on, who ends, and what was not as it should be. Pure."""
+"""Cells of tables for the points: ranks that go on, ranks that end, and surprises. Pure."""
 
 import statistics
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ _TRIGGER = 4
 
 @dataclass(kw_only=True)
 class _Known:
-    """What is reused over steps; made anew with the buckets, and so after a resume."""
+    """Buffers that are reused over steps; made anew with the buckets, and so after a resume."""
 
     local: float | None = None
     """The k-th largest |v| of this rank."""

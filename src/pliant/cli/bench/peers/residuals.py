@@ -1,4 +1,4 @@
-"""What all of these share: how many elements a ratio is, and error feedback that an overflow does not enter."""
+"""Parts that all of these share: how many elements a ratio is, and error feedback that an overflow does not enter."""
 
 import math
 
