@@ -5,10 +5,10 @@ from itertools import pairwise, zip_longest
 import numpy as np
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import batch, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.spec import CodecSpec, CompressedMomentum, ScatterGather, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for

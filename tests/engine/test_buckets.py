@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.algorithms import plan_of
 from pliant.spec import SyncPlan
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from models import new_ddp, train, weights
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import pliant
+from models import new_ddp, train, weights
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}

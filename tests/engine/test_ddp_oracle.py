@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from models import Net, batch, new_ddp, train, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from models import Net, batch, new_ddp, train, weights
 
 
 def pair(place, model=Net, lr=0.05, nonfinite="raise", what="allreduce", **options):

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 import torch
-from models import Net, batch, new_ddp, weights
 from torch import nn
 from torch.distributed import HashStore
 
 import pliant
+from models import Net, batch, new_ddp, weights
 from pliant.cli.bench.local import reserve_port
 from pliant.comm.elastic import Party
 from pliant.comm.process_group import ProcessGroupComm

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from models import Net, batch, new_ddp, train, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import pliant
+from models import Net, batch, new_ddp, train, weights
 from pliant.algorithms import CURVATURE
 from pliant.curvature import GaussNewton, Task, block_means, settled
 from pliant.engine.feel import _batch_size, _first

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import batch, new_ddp, train, weights
 from pliant.engine.agreement import check_agreement, fingerprints
 from pliant.engine.doing import Doing
 

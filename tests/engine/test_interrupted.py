@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from models import Net, train, weights
 from torch import nn
 from torch.distributed import HashStore
 
 import pliant
+from models import Net, train, weights
 from pliant.comm import ProcessGroupComm
 from pliant.engine.lane import Ticket
 from pliant.engine.making import Maker

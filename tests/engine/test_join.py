@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from models import Net, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import Net, new_ddp, train, weights
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from kinds import KINDS, Complex, Mixed, NotSparse, Sparse, loss_of, state_of
-from models import new_ddp
 
 import pliant
+from models import new_ddp
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}

@@ -12,11 +12,11 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from models import Net, batch, new_ddp, train, weights
 from torch import nn
 from torch.distributed import HashStore
 
 import pliant
+from models import Net, batch, new_ddp, train, weights
 from pliant.comm import ProcessGroupComm
 from pliant.engine.lane import Lane
 from pliant.engine.run import Run

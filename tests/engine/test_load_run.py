@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 from test_checkpoint import EVERY_ALGORITHM, HOSTS, adam_for, relaxed
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.engine import checkpoint
 
 

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import batch, new_ddp, train, weights
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 LIKE_GRADIENTS = {"residual", "velocity", "momentum", "estimate", "mean", "on its way", "before"}

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from models import new_ddp, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from models import new_ddp, weights
 
 STEPS = 4
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.algorithms import executor_for, named, node_of
 from pliant.algorithms.registry import own_names
 from pliant.spec import Custom, SyncPlan, from_json, to_json

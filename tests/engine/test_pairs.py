@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant as p
+from models import batch, new_ddp, train, weights
 
 HOSTS = [[0], [1, 2]]
 WRAPS = {

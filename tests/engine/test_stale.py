@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import Net, batch, new_ddp, train, weights
 from test_owner import OPTIMIZERS
 from torch import nn
 
 import pliant
+from models import Net, batch, new_ddp, train, weights
 from pliant.engine.served import Served
 from waiting import dawdle, until
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from models import Net, batch, new_ddp, weights
 from torch import nn
 
 import pliant
+from models import Net, batch, new_ddp, weights
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}

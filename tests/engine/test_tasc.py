@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from models import new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.algorithms import Moment, executor_for
 from pliant.algorithms.plans import plan_of
 from pliant.buckets import Bucket, spans_of

@@ -10,10 +10,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from models import batch, new_ddp, train, weights
 from torch import nn
 
 import pliant
+from models import batch, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.codecs import MinMax8, Sign
 from pliant.engine.choose import plan_from
