@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 import typer
-from engine.models import new_ddp, train, weights
 from typer.testing import CliRunner
 
 import pliant
+from models import new_ddp, train, weights
 from pliant.algorithms import executor_for, node_of
 from pliant.algorithms.base import Moment, State
 from pliant.buckets import Bucket, spans_of
