@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
-from pliant.cli.bench.models import TASKS
 from pliant.comm import own_group
 from pliant.network import probe
 from pliant.spec import save
+from pliant_bench.models import TASKS
 
 MODEL, STEPS, WARMUP_STEPS = "cnn", 4, 5
 PLANS = ("allreduce", "bytegrad")

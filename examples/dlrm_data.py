@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-from pliant.cli.bench.fetch import find_flights, find_movielens
 from pliant.recsys import (
     CRITEO_BAGS,
     CRITEO_ROWS,
@@ -20,6 +19,7 @@ from pliant.recsys import (
     load_flights,
     load_movielens,
 )
+from pliant.recsys.fetch import find_flights, find_movielens
 
 _NUM_DENSE = 13
 """Of Criteo's samples."""

@@ -12,9 +12,17 @@ import pytest
 import pliant
 
 SOURCE = Path(pliant.__file__).parent
-MODULES = sorted(path for path in SOURCE.rglob("*.py"))
+LABORATORY = Path(__file__).parents[1] / "bench" / "pliant_bench"
+MODULES = [path for folder in (SOURCE, LABORATORY) for path in sorted(folder.rglob("*.py"))]
 DOCS = Path(__file__).parents[1] / "docs"
-files = pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+
+
+def below(path):
+    """Return a module's path below the folder that is searched for packages."""
+    return path.relative_to((SOURCE if SOURCE in path.parents else LABORATORY).parent)
+
+
+files = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(below(path)))
 
 
 @files
@@ -126,6 +134,6 @@ def test_examples_in_the_docs_run(path):
 
 
 def test_every_module_imports():
-    for path in MODULES:
+    for path in SOURCE.rglob("*.py"):
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
         import_module(name)

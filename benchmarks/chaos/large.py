@@ -17,8 +17,8 @@ import pliant
 from chaos.judge import Record
 from chaos.trials import Trial
 from chaos.world import World
-from pliant.cli.bench.kill.pen import Pen
 from pliant.network.namespaces import die_with_parent
+from pliant_bench.faults.pen import Pen
 
 __all__ = ["COLUMNS", "LIMIT_S", "ROWS", "LargeStart", "large_trial", "train_large"]
 

@@ -25,9 +25,9 @@ import pliant
 from chaos.hosts import enter
 from chaos.saving import load_checkpoint, save_checkpoint
 from chaos.trials import Trial
-from pliant.cli.bench.arms import Arm, plan_named, prepare
-from pliant.cli.bench.kill.pen import Pen, Regroups
 from pliant.network.namespaces import die_with_parent
+from pliant_bench.faults.pen import Pen, Regroups
+from pliant_bench.harness.arms import Arm, plan_of_arm, prepare
 
 __all__ = ["SECRET_FILE", "Start", "StoreStart", "be", "host_store"]
 
@@ -186,7 +186,7 @@ def _between_steps(start: Start, arm: Arm, pen: Pen) -> None:
     if start.plans and run.steps % 2 == 0 and run.steps // 2 < len(start.plans):
         plan = start.plans[run.steps // 2]
         pen.say("switches", {"to": plan})
-        run.switch(plan_named(plan), pay=run.steps % 4 == 0)
+        run.switch(plan_of_arm(plan), pay=run.steps % 4 == 0)
     if trial.how and run.steps % _STEPS_A_SAVING == 0:
         number = run.steps // _STEPS_A_SAVING
         arm.settle()  # at a free pace, what is on its way still changes weights, and is in what is saved

@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import pliant
-from pliant.cli.bench.arms import Arm
+from pliant_bench.harness.arms import Arm
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 

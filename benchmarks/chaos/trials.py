@@ -8,8 +8,8 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Literal
 
-from pliant.cli.bench.kill.points import ELASTIC_ARMS, is_elastic
-from pliant.cli.bench.setup import PLIANT_ARMS
+from pliant_bench.faults.points import ELASTIC_ARMS, is_elastic
+from pliant_bench.harness.names import PLIANT_ARMS
 
 ATTACKS = {
     "kill": 40,

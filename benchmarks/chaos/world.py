@@ -10,8 +10,8 @@ from pathlib import Path
 from chaos.hosts import Disk, Hosts
 from chaos.rank import SECRET_FILE, Start, StoreStart, be, host_store
 from chaos.trials import TIMEOUT_S, Trial, steps_of, switches_of
-from pliant.cli.bench.kill.processes import Processes
-from pliant.cli.bench.local import reserve_port
+from pliant.network.local import reserve_port
+from pliant_bench.faults.processes import Processes
 
 __all__ = ["POLL_S", "World", "context"]
 
@@ -21,7 +21,9 @@ _STORE = -1
 
 context = multiprocessing.get_context("forkserver")
 # torch.optim's first step imports the compiler, and a checkpoint its own; both take longer than many a trial.
-context.set_forkserver_preload(["torch._dynamo", "torch.distributed.checkpoint.state_dict", "pliant.cli.bench.arms"])
+context.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.checkpoint.state_dict", "pliant_bench.harness.arms"]
+)
 
 
 class World(Processes):

@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
-from pliant.cli.bench.local import reserve_port
-from pliant.cli.bench.setup import PLIANT_ARMS
 from pliant.engine.doing import goes_free
+from pliant.network.local import reserve_port
+from pliant_bench.harness.names import PLIANT_ARMS
 
 RANKS, LAST = 2, 1
 WITHIN_S = 90.0
@@ -130,7 +130,7 @@ def be(trial: Trial) -> None:
     import torch.distributed as dist
     from torch import nn
 
-    from pliant.cli.bench.arms import prepare
+    from pliant_bench.harness.arms import prepare
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
     torch.set_num_threads(1)

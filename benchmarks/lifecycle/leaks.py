@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
-from pliant.cli.bench.local import reserve_port
-from pliant.cli.bench.setup import PLIANT_ARMS
+from pliant.network.local import reserve_port
+from pliant_bench.harness.names import PLIANT_ARMS
 
 RANKS, CYCLES, STEPS, STEPS_A_LOOK = 2, 50, 2000, 50
 KINDS = {"cycles": CYCLES, "steps": STEPS // STEPS_A_LOOK}
@@ -119,7 +119,7 @@ def be(algorithm: str, kind: str) -> None:
     import torch.distributed as dist
     from torch import nn
 
-    from pliant.cli.bench.arms import plan_named, prepare
+    from pliant_bench.harness.arms import plan_of_arm, prepare
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -147,7 +147,7 @@ def be(algorithm: str, kind: str) -> None:
         return {"resident": resident, "tensors": tensors, "threads": threads, "files": files}
 
     def after_cycles() -> Iterator[dict[str, int]]:
-        other = plan_named("allreduce" if algorithm != "allreduce" else "onebit")
+        other = plan_of_arm("allreduce" if algorithm != "allreduce" else "onebit")
         for _ in range(CYCLES):
             arm = open_arm()
             train(arm, 3)

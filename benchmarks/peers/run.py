@@ -24,11 +24,11 @@ from typing import Any
 from jobs import HERE, PAIRS, Job, Pair, whole_periods
 from table import markdown
 
-from pliant.cli.bench.fetch import find_images
-from pliant.cli.bench.setup import MARK, MODELS
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import Cluster, emulated
 from pliant.spec.files import write_atomically
+from pliant_bench.data.fetch import find_images
+from pliant_bench.harness.setup import MARK, MODELS
 
 _SOURCES = HERE.parents[1] / "src"
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from pliant.cli.bench.images import load_images
-from pliant.cli.bench.lines import say
-from pliant.cli.bench.models import TASKS, Cnn
-from pliant.cli.bench.wire import busiest, interface_bytes
+from pliant_bench.data.images import load_images
+from pliant_bench.harness.lines import say
+from pliant_bench.harness.wire import busiest, interface_bytes
+from pliant_bench.models import TASKS, Cnn
 
 _TIMEOUT = timedelta(seconds=120)
 _EVALUATION_BATCH = 250

@@ -4,7 +4,7 @@ from jobs import Job
 from session import Trainer, run
 from torch import nn
 
-from pliant.cli.bench.arms import prepare
+from pliant_bench.harness.arms import prepare
 
 _BUCKET_MB = 25.0  # DDP's own default
 

@@ -35,7 +35,7 @@ def worker(quality: float, changed: str) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     import pliant
-    from pliant.cli.bench.models import TASKS
+    from pliant_bench.models import TASKS
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

@@ -19,11 +19,11 @@ import numpy as np
 import optuna
 from rankers import Ranker
 
-from pliant.cli.dataset.measured import MeasuredCell, measured_cells
 from pliant.planner import BUILDERS, Gene, Genes, Limits, Quality, Space, Trial, searching
-from pliant.planner.dataset import Dataset, load
 from pliant.planner.predictor import Predictor
 from pliant.spec.files import write_atomically
+from pliant_bench.dataset import Dataset, load
+from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
 SEEDS, TRIALS = 10, 40
 WITHIN = (0.05, 0.02)

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from rankers import Ranker
 
-from pliant.cli.dataset.measured import MeasuredCell, measured_cells
 from pliant.planner import Trial
-from pliant.planner.dataset import load
 from pliant.planner.judge import judged
 from pliant.planner.predictor import Experience, Predictor
 from pliant.spec.files import write_atomically
+from pliant_bench.dataset import load
+from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
 NUMBERS = (0, 10, 25, 50, 80)
 SHOTS = (0, 5, 10, 20)

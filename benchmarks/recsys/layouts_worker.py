@@ -17,11 +17,11 @@ from layout_plans import Frame, layouts
 from pliant_arms import hot_of
 from session import meet
 
-from pliant.cli.bench.lines import say
-from pliant.cli.bench.wire import interface_bytes
 from pliant.comm import Comm, RecordedComm, own_group
 from pliant.recsys.module import ShardedEmbeddingBag
 from pliant.spec import EmbeddingPlan, to_json
+from pliant_bench.harness.lines import say
+from pliant_bench.harness.wire import interface_bytes
 
 Inputs = list[Any]
 

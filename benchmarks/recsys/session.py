@@ -13,11 +13,11 @@ from typing import Any
 
 from jobs import EXAMPLES, HERE, PYTHON, SOURCES, UNLIMITED
 
-from pliant.cli.bench.setup import MARK
 from pliant.network import Cluster, emulated
 from pliant.network.linkcheck import judge
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
+from pliant_bench.harness.setup import MARK
 
 _BURST_BYTES = 32_000
 """That a link lets pass at once after a pause: little beside what a phase of a step sends."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.cli.bench.wire import interface_bytes
 from pliant.recsys.batch import ClickBatch, auc
+from pliant_bench.harness.wire import interface_bytes
 
 
 class Bags(Protocol):

@@ -20,7 +20,6 @@ from jobs import UNLIMITED, Job
 from session import meet
 from steps import Arm, timed
 
-from pliant.cli.bench.lines import say
 from pliant.comm import own_group
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
@@ -28,6 +27,7 @@ from pliant.recsys.measuring import measured_rates
 from pliant.recsys.rates import Rates
 from pliant.spec import Topology, load
 from pliant.spec.units import parse_rate
+from pliant_bench.harness.lines import say
 
 _TIMEOUT_S = 300.0
 _MOST_STEPS = 400

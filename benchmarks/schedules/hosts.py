@@ -25,13 +25,13 @@ from typing import Any
 from table import markdown
 from worker import Job, written
 
-from pliant.cli.bench.setup import MARK
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
 from pliant.network import emulated
 from pliant.network.linkcheck import judge
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
+from pliant_bench.harness.setup import MARK
 
 _HERE = Path(__file__).resolve().parent
 TOPOLOGIES = {

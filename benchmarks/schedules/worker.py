@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from arms import Arm, Given, agreed, arms_of
 
-from pliant.cli.bench.lines import say
 from pliant.comm import Comm, own_group
 from pliant.spec import Topology, load
+from pliant_bench.harness.lines import say
 
 _TIMEOUT_S = 120.0
 _WINDOW_S = 0.15

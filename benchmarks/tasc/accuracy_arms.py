@@ -10,7 +10,6 @@ from torch import nn
 import pliant
 from pliant.algorithms import Algorithm
 from pliant.algorithms.by_name import ONE_BUCKET_BYTES
-from pliant.cli.bench.peers import peer
 from pliant.spec import Match, Rule, SyncPlan, ValueBits
 
 RATIOS = (10, 30, 130, 300)
@@ -84,7 +83,7 @@ def _corrected(power: float) -> Arm:
 
 
 def _peer(name: str, ratios: tuple[int, ...] = (130,), **other: Any) -> Arm:
-    return Arm(name=name, made=lambda size: peer(name, {"ratio": size}), ratios=ratios, **other)
+    return Arm(name=name, made=lambda size: pliant.parse(f"{name}(ratio={size!r})"), ratios=ratios, **other)
 
 
 def arms() -> dict[str, Arm]:
@@ -95,9 +94,9 @@ def arms() -> dict[str, Arm]:
         *(_tasc(p, b, RATIOS if b in (0, BLOCK) else (130,)) for b in BLOCKS for p in POWERS),
         *(_tasc(p, BLOCK, RATIOS if bits == 32 else (130,), bits) for bits in (32, 16) for p in (0.0, 1.0)),
         *(make(p) for make in (_summed, _corrected) for p in (0.0, 1.0)),
-        Arm(name="magnitude", made=lambda size: peer("magnitude_blocks", {"ratio": size, "block": BLOCK})),
-        Arm(name="uniform", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": BLOCK})),
-        Arm(name="uniform-b16", made=lambda size: peer("uniform_blocks", {"ratio": size, "block": 16})),
+        Arm(name="magnitude", made=lambda size: pliant.parse(f"magnitude_blocks(ratio={size!r}, block={BLOCK})")),
+        Arm(name="uniform", made=lambda size: pliant.parse(f"uniform_blocks(ratio={size!r}, block={BLOCK})")),
+        Arm(name="uniform-b16", made=lambda size: pliant.parse(f"uniform_blocks(ratio={size!r}, block=16)")),
         Arm(name="random", made=pliant.randomk),
         Arm(name="topk", made=pliant.topk),
         _peer("sparcml"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from accuracy_book import Record
 
-from pliant.cli.bench.metric import METRICS, Metric
+from pliant_bench.harness.metric import METRICS, Metric
 
 _RESAMPLES = 10_000
 METRIC = {"images": METRICS["images"], "language": METRICS["lm"]}

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from pliant.cli.bench.fetch import find_images, find_text
-from pliant.cli.bench.images import load_images
-from pliant.cli.bench.learning import Learning
-from pliant.cli.bench.models import CHARS_LENGTH
-from pliant.cli.bench.text import load_text
+from pliant_bench.data.fetch import find_images, find_text
+from pliant_bench.data.images import load_images
+from pliant_bench.data.text import load_text
+from pliant_bench.harness.learning import Learning
+from pliant_bench.models import CHARS_LENGTH
 
 OPTIMIZERS = ("sgd", "adam")
 _JUDGED = {"images": 10_000, "language": 600}

@@ -25,13 +25,13 @@ from torch.nn.functional import cross_entropy, pad
 
 import pliant
 from pliant.algorithms import CURVATURE
-from pliant.cli.bench.fetch import find_images, find_text
-from pliant.cli.bench.images import load_images
-from pliant.cli.bench.models import Gpt, Vgg
-from pliant.cli.bench.text import load_text
 from pliant.curvature import GaussNewton, Hutchinson, Task, spearman
 from pliant.spec import Custom
 from pliant.spec.files import write_atomically
+from pliant_bench.data.fetch import find_images, find_text
+from pliant_bench.data.images import load_images
+from pliant_bench.data.text import load_text
+from pliant_bench.models import Gpt, Vgg
 
 BLOCK, PROBES, EVERY = 64, 30, 5
 Batch = Callable[[int], tuple[Tensor, Tensor]]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
 
-from pliant.cli.bench.fetch import DataMissingError
-from pliant.cli.bench.images import Images, load_images
+from pliant.recsys.fetch import DataMissingError
+from pliant_bench.data.images import Images, load_images
 
 _ARCHIVE = "cifar-10-python.tar.gz"
 _MEMBERS = (*(f"cifar-10-batches-py/data_batch_{k}" for k in range(1, 6)), "cifar-10-batches-py/test_batch")

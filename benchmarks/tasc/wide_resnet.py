@@ -42,13 +42,12 @@ from wide_model import ComputedOn, WideResNet, augmented, load_cifar10
 
 import pliant
 from pliant.algorithms.by_name import ONE_BUCKET_BYTES
-from pliant.cli.bench.arms import plan_named
-from pliant.cli.bench.images import Images
-from pliant.cli.bench.peers import peer_plan
-from pliant.cli.bench.setup import PEER_ARMS, PLIANT_ARMS, known, settings_of
 from pliant.comm import Comm, own_group, run_world
 from pliant.spec import Match, Rule
 from pliant.spec.files import write_atomically
+from pliant_bench.data.images import Images
+from pliant_bench.harness.arms import plan_of_arm
+from pliant_bench.harness.names import BASELINE_ARMS, bare_name, known_arms
 
 _JUDGED_AT_ONCE = 250
 _TIMEOUT_S = 1800.0
@@ -80,11 +79,7 @@ class Training:
 
     def plan(self, model: nn.Module) -> pliant.SyncPlan:
         """Return the arm's plan for a model: in one bucket, so that all layers compete."""
-        bare, settings = settings_of(self.arm)
-        if bare in PEER_ARMS:
-            named = peer_plan(bare, {key: float(value) for key, value in settings.items()}, self.arm)
-        else:
-            named = plan_named(self.arm)
+        named = plan_of_arm(self.arm)
         *spared, rule = named.rules
         small = [name for name, parameter in model.named_parameters() if parameter.dim() < 2] if spared else []
         rules = (*(Rule(match=Match(pattern=name)) for name in small), rule)
@@ -123,7 +118,7 @@ def train(rank: Rank, images: Images, job: Training, out: Path, book: Book, end_
     inner = module if rank.home == rank.device else ComputedOn(module, rank.device)
     ddp = DistributedDataParallel(inner, process_group=rank.group)
     ddp.broadcast_buffers = False
-    momentum = 0.0 if settings_of(job.arm)[0] in _OWN_MOMENTUM else 0.9
+    momentum = 0.0 if bare_name(job.arm) in _OWN_MOMENTUM else 0.9
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=momentum, weight_decay=5e-4)
     with pliant.relax(ddp, optimizer, job.plan(inner), timeout_s=_TIMEOUT_S) as run:
         if first:
@@ -221,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=4, help="without torchrun")
     parser.add_argument("--time-limit", type=float, default=0.0, help="no epoch begins after so many seconds; 0: none")
     given = parser.parse_args(argv)
-    arms = known(given.arms, (*PLIANT_ARMS, *PEER_ARMS), "algorithm")
+    arms = known_arms(given.arms, BASELINE_ARMS)
     images, book = load_cifar10(given.data), Book(given.out / "results.jsonl")
     end_s = time.monotonic() + (given.time_limit or float("inf"))
     options = {"epochs": given.epochs, "batch": given.batch, "widen": given.widen}

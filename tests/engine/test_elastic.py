@@ -11,12 +11,12 @@ from torch.distributed import HashStore
 
 import pliant
 from models import Net, batch, new_ddp, weights
-from pliant.cli.bench.local import reserve_port
 from pliant.comm.elastic import Party
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import Meeting
 from pliant.engine import elastic
 from pliant.engine.meeting import make_alike
+from pliant.network.local import reserve_port
 
 WHATS = {
     "gossip": pliant.gossip(),

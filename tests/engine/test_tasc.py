@@ -11,12 +11,12 @@ from models import new_ddp, train, weights
 from pliant.algorithms import Moment, executor_for
 from pliant.algorithms.plans import plan_of
 from pliant.buckets import Bucket, spans_of
-from pliant.cli.bench.arms import plan_named
 from pliant.codecs import tensor_hash
 from pliant.engine.choose import plan_from
 from pliant.engine.store import Store
 from pliant.layouts.blocks import divided
 from pliant.spec import BetweenHosts, BlockSparse, Host, LocalSteps, Selection
+from pliant_bench.harness.arms import plan_of_arm
 
 SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
 NUMEL = sum(torch.Size(s).numel() for s in SHAPES)
@@ -270,7 +270,7 @@ def test_the_name_means_one_bucket_and_words_are_settings():
     plan = plan_from("tasc", sgd)
     assert plan.bucket_bytes == 1 << 40
     assert len(plan.rules) == 1
-    named = plan_named("tasc(ratio=0.0077,agreement=leader,feedback=difference)")
+    named = plan_of_arm("tasc(ratio=0.0077,agreement=leader,feedback=difference)")
     node = named.rules[0].exchange
     assert (node.selection.ratio, node.selection.agreement, node.feedback) == (0.0077, "leader", "difference")
     by_hosts = plan_of(pliant.tasc(agreement="host")).rules[0].exchange

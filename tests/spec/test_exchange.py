@@ -180,6 +180,11 @@ def test_nonsense_is_refused_with_node_field_and_what_was_given(make, sentence):
         make()
 
 
+def test_a_rule_holds_a_node():
+    with pytest.raises(ValueError, match="invalid Rule: exchange must be a node of a plan, got 'qsgd'"):
+        Rule(exchange="qsgd")
+
+
 def test_settings_that_have_their_default_are_the_same_codec():
     assert CodecSpec(name="qsgd", settings={"block": 512, "bits": 4}) == CodecSpec(name="qsgd", settings={"bits": 4})
     assert str(CodecSpec(name="qsgd", settings={"block": 512})) == "qsgd"

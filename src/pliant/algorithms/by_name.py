@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.algorithms.grammar import parse
+from pliant.algorithms.registry import row_of
 from pliant.spec import BlockSparse, LowRank, Match, Rule, SyncPlan, load
 
 __all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_of_text", "recommended"]
@@ -26,6 +27,11 @@ def recommended(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     """
     node = node_of(algorithm)
     whole = SyncPlan(rules=(Rule(exchange=node),), name=name)
+    row = row_of(name.partition("(")[0])
+    if row is not None and row.spare_small:
+        whole = replace(whole, rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), *whole.rules))
+    if row is not None and row.one_bucket:
+        return replace(whole, bucket_bytes=ONE_BUCKET_BYTES)
     if isinstance(node.core, BlockSparse):  # it spares what is small by itself; one budget is for all of one bucket
         return replace(whole, bucket_bytes=ONE_BUCKET_BYTES)
     packed = isinstance(node.core, LowRank)  # sends what is not worth factoring whole, in messages of its own

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast, get_args, get_type_hints
 
 from pliant.algorithms.given import AlgorithmLike, node_of
-from pliant.algorithms.registry import maker_of, named, names
+from pliant.algorithms.registry import named, names, row_of
 from pliant.spec import (
     CODECS,
     NODES,
@@ -89,7 +89,7 @@ def _word(word: str, key: str) -> Any:
         return Graph(kind=cast(Any, word))
     if word in NODES or word in _VALUES:
         return _made(word, key, [], {})
-    if maker_of(word) is not None or key in ("", "averaging", "algorithm", "inner", "first", "then"):
+    if row_of(word) is not None or key in ("", "averaging", "algorithm", "inner", "first", "then"):
         return named(word)
     return word  # such as feedback=both
 
@@ -100,7 +100,8 @@ def _made(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> Any
         if args:
             raise ValueError(f"the settings of the codec {name} must be named, as in {name}(block=64).")
         return CodecSpec(name=name, settings=settings)
-    make: Callable[..., Any] | None = maker_of(name) or NODES.get(name) or _VALUES.get(name)
+    row = row_of(name)
+    make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name) if row is None else row.make
     if make is None or name == "Combinator":
         raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(names())}, and types of nodes.")
     try:

@@ -2,25 +2,31 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
 from pliant.algorithms import combining, gradients, weights
-from pliant.algorithms.given import HasGroups, HasNode, node_of
+from pliant.algorithms.given import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
-__all__ = ["ALGORITHMS", "Row", "custom", "is_adaptive", "maker_of", "named", "names", "own_names", "register"]
+__all__ = ["ALGORITHMS", "Row", "custom", "is_adaptive", "named", "names", "own_names", "register", "row_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One algorithm: `pliant.<name>`, ``relax("<name>")``, the grammar, the command line and the docs read it."""
 
-    make: Callable[..., Exchange]
+    make: Callable[..., AlgorithmLike]
     from_optimizer: Callable[[HasGroups], Mapping[str, Any]] | None = None
     """Settings that the bare name takes from the optimizer."""
     bare: bool = True
     """Whether the name alone says enough; combinators need what they hold, a warm-up its length."""
+    one_bucket: bool = False
+    """Whether all of a model comes in one bucket, so that one budget is divided among all layers."""
+    spare_small: bool = False
+    """Whether small parameters are averaged exactly, for algorithms of your own; Pliant's nodes say it themselves."""
 
 
 def _onebit_adam(optimizer: HasGroups) -> Mapping[str, Any]:
@@ -87,18 +93,27 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
 """Name -> row."""
 
 
-_OWN: dict[str, Callable[..., HasNode]] = {}
-"""What the user has registered in this process."""
+_OWN: dict[str, Row] = {}
+"""Algorithms registered in this process, by the user or by an installed distribution."""
 
 
-def register(name: str, builder: Callable[..., HasNode]) -> None:
+def register(
+    name: str, builder: Callable[..., AlgorithmLike], *, one_bucket: bool = False, spare_small: bool = False
+) -> None:
     """Make an algorithm of your own known, so that relax() takes it by value, by name and in plans.
 
     Its node names it, ``Custom(name=name, settings={...})``, and `builder(**settings)` must return an
     equal value: a frozen dataclass builds itself. Settings are numbers, and arrive as floats. Plans and checkpoints
     hold the name and the settings, not the code: every rank, and every process that resumes, registers the same
     builder before relax(). A later registration takes the place of an earlier one, as when a notebook's cell runs
-    again.
+    again. A distribution registers its algorithms by an entry point of the group ``pliant.algorithms``: a function
+    without arguments, called when a name is not known otherwise.
+
+    Args:
+        name: Name, as users type it.
+        builder: Makes the algorithm, or a node, from its settings.
+        one_bucket: Whether a plan made from the name alone has all of the model in one bucket.
+        spare_small: Whether such a plan averages small parameters exactly.
 
     Raises:
         ValueError: The name is one of Pliant's own.
@@ -106,33 +121,43 @@ def register(name: str, builder: Callable[..., HasNode]) -> None:
     """
     if name in ALGORITHMS:
         raise ValueError(f"the name {name!r} is taken by Pliant's own algorithm; register yours under another name.")
-    _OWN[name] = builder
+    _OWN[name] = Row(make=builder, one_bucket=one_bucket, spare_small=spare_small)
+
+
+@cache
+def _register_installed() -> None:
+    """Let each installed distribution that has algorithms register them."""
+    for found in entry_points(group="pliant.algorithms"):
+        found.load()()
+
+
+def row_of(name: str) -> Row | None:
+    """Return the row of a name: Pliant's, the user's, or an installed distribution's; None if there is none."""
+    if name not in ALGORITHMS and name not in _OWN:
+        _register_installed()
+    return ALGORITHMS.get(name) or _OWN.get(name)
 
 
 def own_names(plan: SyncPlan) -> dict[str, bool]:
     """Return the names in a plan that are not Pliant's, with whether each is registered in this process."""
     nodes = (node for rule in plan.rules for node in rule.exchange.walk())
-    return {node.name: node.name in _OWN for node in nodes if isinstance(node, Custom)}
+    return {node.name: row_of(node.name) is not None for node in nodes if isinstance(node, Custom)}
 
 
-def custom(node: Custom) -> HasNode:
+def custom(node: Custom) -> AlgorithmLike:
     """Return the registered algorithm that a node names. Raises ValueError if there is none."""
-    if node.name not in _OWN:
+    row = row_of(node.name)
+    if row is None:
         raise ValueError(
             f"the plan has the algorithm {node.name!r}, but nobody has registered it in this process; "
             f"call pliant.register({node.name!r}, ...) on every rank before relax()."
         )
-    return _OWN[node.name](**node.settings)
+    return row.make(**node.settings)
 
 
 def names(*, bare: bool = False) -> tuple[str, ...]:
     """Return all names, Pliant's and the user's; with `bare`, those that say enough by themselves."""
     return (*(name for name, row in ALGORITHMS.items() if row.bare or not bare), *_OWN)
-
-
-def maker_of(name: str) -> Callable[..., Exchange | HasNode] | None:
-    """Return what makes an algorithm from its settings; None if there is none of this name."""
-    return ALGORITHMS[name].make if name in ALGORITHMS else _OWN.get(name)
 
 
 def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
@@ -142,18 +167,16 @@ def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
         ValueError: There is no such name, or it does not say enough by itself.
 
     """
-    if name in _OWN:
-        return node_of(_OWN[name]())
-    if name not in ALGORITHMS:
+    row = row_of(name)
+    if row is None:
         there = ", ".join(names(bare=True))
         raise ValueError(
             f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
         )
-    row = ALGORITHMS[name]
     if not row.bare:
         raise ValueError(f"{name!r} needs settings; write them behind it, as in {_EXAMPLES[name]!r}.")
     settings = row.from_optimizer(optimizer) if row.from_optimizer is not None and optimizer is not None else {}
-    return row.make(**settings)
+    return node_of(row.make(**settings))
 
 
 _EXAMPLES = {

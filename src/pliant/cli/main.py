@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 
 import typer
 from rich.console import Console
@@ -11,9 +11,6 @@ from rich.table import Table
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "bench": ("pliant.cli.bench.command:bench", "Train with many algorithms side by side, and compare."),
-    "collect": ("pliant.cli.collect.command:collect", "Run many plans on many networks, and make a data set."),
-    "dataset": ("pliant.cli.dataset.command:dataset", "Judge the simulator on a data set, and add what it predicts."),
     "embed": ("pliant.cli.embed:embed", "Place embedding tables on ranks."),
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
     "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),
@@ -22,7 +19,7 @@ COMMANDS = {
     "schedule": ("pliant.cli.schedule:schedule", "Find and verify the order in which blocks should move."),
     "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }
-"""Subcommand -> (where it is, what it does)."""
+"""Subcommand -> (where it is, what it does); installed distributions add theirs, see `_commands`."""
 
 
 def main() -> None:
@@ -34,19 +31,29 @@ def main() -> None:
         print(f"pliant, version {version('pliant')}")
     elif name == "--help":
         _list_commands()
-    elif name not in COMMANDS:
-        _fail(f"there is no command {name!r}; there are {', '.join(COMMANDS)}.")
+    elif name not in (commands := _commands()):
+        _fail(f"there is no command {name!r}; there are {', '.join(commands)}; pliant-bench adds bench and others.")
     else:
         try:
-            _load(name)(args=rest, prog_name=f"pliant {name}")
+            _load(name, commands[name][0])(args=rest, prog_name=f"pliant {name}")
         except (ValueError, RuntimeError, OSError) as error:
             if debug:
                 raise
             _fail(str(error))
 
 
-def _load(name: str) -> typer.Typer:
-    module, _, function = COMMANDS[name][0].partition(":")
+def _commands() -> dict[str, tuple[str, str]]:
+    """Return the subcommands: Pliant's own, then what entry points of the group ``pliant.commands`` hold."""
+    return COMMANDS | {
+        name: command
+        for found in entry_points(group="pliant.commands")
+        for name, command in found.load().items()
+        if name not in COMMANDS
+    }
+
+
+def _load(name: str, where: str) -> typer.Typer:
+    module, _, function = where.partition(":")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # What follows the command that is to be emulated belongs to that command.
     settings = {"allow_interspersed_args": False} if name == "emulate" else None
@@ -56,7 +63,7 @@ def _load(name: str) -> typer.Typer:
 
 def _list_commands() -> None:
     table = Table.grid(padding=(0, 3))
-    for name, (_, text) in COMMANDS.items():
+    for name, (_, text) in _commands().items():
         table.add_row(f"  {name}", text)
     console = Console()
     console.print("Data-parallel training that bends to the network it has.\n")

@@ -50,6 +50,13 @@ class Rule:
     match: Match = field(default_factory=Match)
     exchange: Exchange = field(default_factory=AllReduce)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.exchange, Exchange):  # pyright: ignore[reportUnnecessaryIsInstance]  # it comes from users
+            raise ValueError(
+                f"invalid Rule: exchange must be a node of a plan, got {self.exchange!r}; give one such as "
+                "pliant.qsgd(), or the `node` of an algorithm of your own."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncPlan:

@@ -62,6 +62,11 @@ def executor_for(node: Exchange) -> Algorithm:
     return made
 
 
+def _custom(node: Custom) -> Algorithm:
+    made = custom(node)
+    return executor_for(made) if isinstance(made, Exchange) else cast(Algorithm, made)
+
+
 def _all_reduce(node: AllReduce) -> Algorithm:
     shared = node.codec is not None and node.codec.facts.kind == "shared"
     return RandomKExecutor(node) if shared else AllReduceExecutor(node)
@@ -79,7 +84,7 @@ EXECUTORS: Mapping[type[Exchange], Callable[[Any], Algorithm]] = {
     ParameterServer: OwnerExecutor,
     Gossip: GossipExecutor,
     CodedGossip: CodedGossipExecutor,
-    Custom: lambda node: cast(Algorithm, custom(node)),
+    Custom: _custom,
     LocalSteps: lambda node: LocalStepsExecutor(node, executor_for(node.averaging)),
     Every: lambda node: EveryExecutor(node, executor_for(node.inner)),
     Delayed: lambda node: DelayedExecutor(node, executor_for(node.inner)),

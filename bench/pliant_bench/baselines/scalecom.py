@@ -1,0 +1,67 @@
+"""ScaleCom: one rank after the other says which elements all of them send."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pliant.algorithms.base import Moment, Slots, State
+from pliant.buckets import Bucket
+from pliant.codecs import all_finite
+from pliant.comm.base import Comm
+from pliant.spec import Custom
+from pliant_bench.baselines.residuals import count_of
+from pliant_bench.baselines.streams import largest
+
+__all__ = ["ScaleCom"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleCom:
+    """The leader's top-k places, at which everybody's values are summed; residuals pass through a low-pass filter.
+
+    Chen et al., ScaleCom (NeurIPS'20, arXiv:2104.11125), Algorithm 1, with m the residual and the leader t mod n:
+
+        I = places of the k largest |m + g| of the leader;  s = m + g at I;  g <- sum over ranks of s / n
+        m <- m + beta (g - s), s being 0 elsewhere: (1 - beta) m + beta (m + g - s)
+
+    beta = 1 is error feedback as ever; the paper takes 0.1 where large batches make learning rates large.
+    Bytes: 4 k of places from the leader to each, and an all-reduce of k float32.
+    """
+
+    ratio: float = 0.01
+    beta: float = 1.0
+
+    @property
+    def node(self) -> Custom:
+        """An algorithm of its own name."""
+        return Custom(name="scalecom", settings={"ratio": self.ratio, "beta": self.beta})
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+        """The residual m."""
+        return {"residual": None}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Return the buffer of places."""
+        k = count_of(self.ratio, bucket.numel)
+        return torch.empty(k, dtype=torch.int32, device=bucket.flat.device)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+        """Follow the leader, sum, filter."""
+        g, m, places = bucket.flat, state.flat["residual"], state.workspace
+        finite = all_finite(g)
+        held = m + g
+        leader = moment.step % comm.size
+        if comm.rank == leader:
+            places.copy_(largest(held, places.numel()))
+        comm.broadcast(places, leader).wait()
+        at = places.long()
+        sent = held[at]
+        if finite:
+            m.add_(g, alpha=self.beta)
+            m[at] -= self.beta * sent
+        else:
+            sent.fill_(torch.nan)  # a place that the leader did not name must not hide an overflow
+        comm.all_reduce(sent).wait()
+        g.zero_()
+        g[at] = sent / comm.size

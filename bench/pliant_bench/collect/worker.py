@@ -1,0 +1,72 @@
+"""One rank of a collection: ``python -m pliant_bench.collect.worker JOB.json``, with torchrun's environment.
+
+What else travels between the ranks and who started them are files beside JOB.json.
+"""
+
+import faulthandler
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pliant.spec import load
+from pliant_bench.collect.job import CHECK, Job
+from pliant_bench.collect.trial import Subject, attempt
+from pliant_bench.harness.lines import say
+from pliant_bench.harness.setup import OPEN
+from pliant_bench.harness.stages import await_network
+
+__all__ = ["main"]
+
+
+def main(path: str) -> None:
+    """Run all places of a job, in one process group."""
+    job, folder = load(Job, path), Path(path).parent
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=max(300.0, job.timeout_s)))
+    stage = 0
+
+    def network(wanted: int) -> None:
+        nonlocal stage
+        await_network(folder, stage, wanted)
+        stage += 1
+
+    for number, place in enumerate(job.places):
+        network(OPEN)
+        with _ends_within(job.timeout_s):
+            subject = Subject(place, job)
+        network(number)
+        say("session", {"place": number, "compute_s": subject.compute_s})
+        for entry in place.entries:
+            say("begin", {"place": number, "number": entry.number})
+            with _ends_within(job.timeout_s):
+                found = attempt(subject, entry.genes.plan(entry.name), job.seconds_per_trial, wire=job.emulated)
+            say("trial", {"place": number, "number": entry.number, **found})
+            if found["status"] != "ok":  # what it left cannot be relied on
+                with _ends_within(job.timeout_s):
+                    subject.abandon()
+                    subject = Subject(place, job)
+        network(CHECK)
+        network(OPEN)
+        with _ends_within(job.timeout_s):
+            subject.run.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _ends_within(timeout_s: float) -> Generator[None]:
+    """End this process, with a traceback of all threads, if the block does not end in time: nobody waits for ever."""
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,73 @@
+"""The measured cells of a data set, each with its physics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pliant.planner import Trial
+from pliant.simulator import Costs, Physics
+from pliant.spec import Workload
+from pliant_bench.dataset import Dataset, Network
+
+__all__ = ["MeasuredCell", "measured_cells", "physics_of", "slowdown_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCell:
+    """A model on a network, and the plans that were run there to the end, each once."""
+
+    model_id: str
+    topo_id: str
+    physics: Physics
+    trials: tuple[Trial, ...]
+
+    @property
+    def name(self) -> str:
+        """Model and network, without hashes."""
+        return f"{self.model_id.rpartition('-')[0]} {self.topo_id.rpartition('-')[0]}"
+
+    def shares(self, other: "MeasuredCell") -> bool:
+        """Say whether two cells have the model or the network in common."""
+        return self.model_id == other.model_id or self.topo_id == other.topo_id
+
+
+def measured_cells(dataset: Dataset) -> list[MeasuredCell]:
+    """Return the cells that were measured; of a plan that was run again, its first run.
+
+    Raises:
+        ValueError: Nothing was measured.
+
+    """
+    runs = dataset.runs
+    named = sorted(
+        {
+            (model, topo, provenance)
+            for model, topo, provenance in zip(runs["model_id"], runs["topo_id"], runs["provenance"], strict=True)
+            if provenance != "simulated"
+        }
+    )
+    cells: list[MeasuredCell] = []
+    for model_id, topo_id, provenance in named:
+        sound = [t for t in dataset.trials(model_id, topo_id, provenance) if t.status == "ok"]
+        if not sound:
+            continue
+        first = {trial.genes: trial for trial in reversed(sound)}
+        physics = physics_of(dataset.models[model_id].workload, dataset.topologies[topo_id])
+        cells.append(
+            MeasuredCell(model_id=model_id, topo_id=topo_id, physics=physics, trials=tuple(reversed(first.values())))
+        )
+    if not cells:
+        raise ValueError("the data set has no measured run that came to an end; collect some with pliant collect.")
+    return cells
+
+
+def physics_of(workload: Workload, network: Network, costs: Costs | None = None) -> Physics:
+    """Return the simulator for a workload on a network, with its slow host."""
+    return Physics(workload, network.topology, costs, slowdown_of(network))
+
+
+def slowdown_of(network: Network) -> Sequence[float]:
+    """Return how many times longer each rank computes: those of the last host, where it is slow."""
+    if network.slow_share == 0:
+        return ()
+    slow = network.topology.hosts[-1].num_ranks
+    return [1.0] * (network.topology.num_ranks - slow) + [1 / network.slow_share] * slow

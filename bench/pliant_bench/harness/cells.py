@@ -1,0 +1,145 @@
+"""Step times in the cells of a grid: arms are made once and live on, while the network changes beneath them."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pliant_bench.harness.arms import Arm, prepare
+from pliant_bench.harness.lines import say
+from pliant_bench.harness.pace import Pace, pace_of
+from pliant_bench.harness.rhythm import steps_of_a_turn, uncounted_steps
+from pliant_bench.harness.setup import OPEN, Cell, Setup
+from pliant_bench.harness.stages import await_network
+from pliant_bench.harness.wire import busiest, formula_bytes
+from pliant_bench.models import TASKS, Task
+
+__all__ = ["measure_cells"]
+
+_WARM_UP_STEPS = 3
+_ALONE_STEPS = 10
+
+
+def measure_cells(setup: Setup, folder: Path) -> None:
+    """Measure all cells, and say after each what came out. Collective."""
+    stage = 0
+    for model_name, cells in groupby(setup.cells, key=lambda cell: cell.model):
+        task = TASKS[model_name]
+        batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
+        await_network(folder, stage, OPEN)
+        arms, alone_s = _ready(model_name, task, batch, setup)
+        stage += 1
+        for cell in cells:
+            await_network(folder, stage, setup.cells.index(cell))
+            _measure(cell, arms, task, batch, setup, pace_of(cell.slow_share, alone_s))
+            stage += 1
+        for arm in arms:
+            arm.close()
+
+
+def _ready(model_name: str, task: Task, batch: tuple[Tensor, Tensor], setup: Setup) -> tuple[list[Arm], float]:
+    """Make and warm up all arms, while nothing limits the network; time a step of computing alone."""
+    arms: list[Arm] = []
+    for name in setup.arms:
+        torch.manual_seed(0)
+        # Algorithms warm up for a fifth of the training that they are told of.
+        arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
+        for _ in range(_WARM_UP_STEPS + 1):
+            _step(arms[-1], task, batch, Pace())
+        arms[-1].settle()
+        say("note", {"text": f"{model_name}: {name} is ready"})
+    alone = next(arm for arm in arms if arm.name == "compute")
+    dist.barrier()
+    took_s: list[float] = []
+    for _ in range(_ALONE_STEPS):
+        start_s = time.perf_counter()
+        _step(alone, task, batch, Pace())
+        took_s.append(time.perf_counter() - start_s)
+    return arms, busiest([statistics.median(took_s)])[0]
+
+
+def _measure(
+    cell: Cell, arms: Sequence[Arm], task: Task, batch: tuple[Tensor, Tensor], setup: Setup, pace: Pace
+) -> None:
+    turns = [_Turns(arm, task, batch, pace) for arm in arms]
+    start_s, elapsed_s = time.perf_counter(), 0.0
+    for turn in range(setup.rounds):
+        for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
+            each.take()
+        (elapsed_s,) = busiest([time.perf_counter() - start_s])
+        if elapsed_s * (turn + 2) / (turn + 1) > setup.cell_seconds:
+            break
+    say("cell", {**_named(cell), "took_s": elapsed_s, "arms": {each.arm.name: each.found() for each in turns}})
+
+
+def _named(cell: Cell) -> dict[str, str | float]:
+    return {"model": cell.model, "rate": cell.rate, "delay": cell.delay, "slow_share": cell.slow_share}
+
+
+class _Turns:
+    """One arm's turns in one cell.
+
+    A turn is timed by each rank from the end of a step that is not counted to the end of its own last step, without a
+    barrier in between: what is on its way then is as much as at the end, and connections that idled have started anew.
+    """
+
+    def __init__(self, arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:
+        self.arm = arm
+        self._task, self._batch, self._pace = task, batch, pace
+        self._num_steps = self._own_steps = 0
+        self._step_s: list[float] = []
+        self._sent_bytes: list[float] = []
+        self._exposed_s: list[float] = []
+
+    def take(self) -> None:
+        """Take a turn. Collective."""
+        arm = self.arm
+        dist.barrier()
+        start_s = 0.0
+        for _ in range(uncounted_steps(arm)):
+            start_s = time.perf_counter()
+            self._step()
+        if not self._num_steps:
+            self._num_steps = steps_of_a_turn(arm, *busiest([time.perf_counter() - start_s]))
+            self._own_steps = self._pace.own_steps(self._num_steps, free=arm.free)
+        sent_before, exposed_before, start_s = arm.sent_bytes(), arm.exposed_s(), time.perf_counter()
+        for _ in range(self._own_steps):
+            self._step()
+        own_s = time.perf_counter() - start_s
+        sent, exposed_s = arm.sent_bytes(), arm.exposed_s()
+        if sent is not None and sent_before is not None and exposed_s is not None and exposed_before is not None:
+            self._sent_bytes.append((sent - sent_before) / self._own_steps)
+            self._exposed_s.append((exposed_s - exposed_before) / self._own_steps)
+        arm.settle()
+        dist.barrier()
+        self._step_s.append(self._pace.step_s(self._own_steps, own_s, free=arm.free))
+
+    def found(self) -> dict[str, object]:
+        """Return what came out. Collective."""
+        counted = bool(self._sent_bytes)
+        own = statistics.median(self._sent_bytes) if counted else formula_bytes(self.arm)
+        return {
+            "step_s": self._step_s,
+            "num_steps": self._num_steps,
+            "sent_bytes": busiest([own])[0],
+            "counted": counted,
+            "exposed_s": statistics.median(self._exposed_s) if counted else None,
+            "free": self.arm.free,
+        }
+
+    def _step(self) -> None:
+        _step(self.arm, self._task, self._batch, self._pace)
+
+
+def _step(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:
+    arm.optimizer.zero_grad()
+    loss = task.loss(arm.model, batch)
+    pace.pause()
+    loss.backward()
+    arm.optimizer.step()
+    arm.steps_made += 1

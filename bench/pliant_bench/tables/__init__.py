@@ -1,0 +1,3 @@
+"""Results of comparisons: rows, tables, figures and pages."""
+
+__all__: list[str] = []

@@ -1,0 +1,149 @@
+"""From the cells of a grid, and what trainings have found, to who wins where. Pure."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pliant.spec.reading import made_by, read_json
+from pliant_bench.harness.metric import METRICS
+
+__all__ = ["EXACT_PEERS", "CellRow", "Trained", "cell_rows", "grid_rows", "is_ours", "read_trained"]
+
+EXACT_PEERS = ("ddp", "ddp-bf16")
+"""What the best arm of a cell is held against."""
+
+Record = dict[str, Any]
+
+
+def is_ours(arm: str) -> bool:
+    """Return whether an arm is Pliant's."""
+    return arm != "compute" and not arm.startswith("ddp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Outcome of the trainings of one arm."""
+
+    model: str
+    steps: float | None
+    """To the target, mean over seeds; None if a seed did not get there."""
+    gap: float | None
+    """Mean over seeds of how much better than 16-bit DDP it ended; None without that to compare with."""
+    keeps: bool
+    """Whether it ended no worse than the tolerance allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRow:
+    """One cell."""
+
+    model: str
+    rate: str
+    delay: str
+    slow_share: float
+    compute_s: float
+    step_s: dict[str, float]
+    """Arm -> median over rounds."""
+    over_compute: dict[str, float]
+    """Arm -> median of the rounds' ratios."""
+    to_target_s: dict[str, float]
+    """Arm -> step time times steps to the target, of those that reach it, but for free paces."""
+    peer: str | None
+    """The exact peer that is fastest, to the target if that is known."""
+    best: str | None
+    """The arm of Pliant's that is fastest, to the target if that is known, of those that keep the accuracy."""
+    gain: float | None
+    """The peer's time over the best arm's."""
+    communication: float | None
+    """Part of the peer's step that is not computing."""
+    links_as_asked: bool
+    """Whether each link, measured before the cell, was within a quarter of what was asked for."""
+
+
+def read_trained(paths: Sequence[Path]) -> dict[str, Trained]:
+    """Return arm -> what files of `pliant bench --train --json` say. Raises ValueError for any other file."""
+    trained: dict[str, Trained] = {}
+    kinds: set[tuple[str, float]] = set()
+    for path in paths:
+        result = read_json(path)
+        with made_by("pliant bench --train --json", path):
+            setup = result["setup"]
+            if setup["mode"] != "train":
+                raise ValueError(f"--accuracy {path} is a benchmark of mode {setup['mode']}; give one of --train.")
+            kinds.add((setup["models"][0], float(setup.get("target", setup.get("target_accuracy")))))
+            trained |= _of_file(result)
+    if len(kinds) > 1:
+        found = ", ".join(f"{model} to {target:g}" for model, target in sorted(kinds))
+        raise ValueError(f"--accuracy files are of different trainings ({found}); give files of one model and target.")
+    return trained
+
+
+def _of_file(result: Record) -> dict[str, Trained]:
+    setup = result["setup"]
+    metric = METRICS[setup.get("task", "images")]
+    target, final = setup.get("target", setup.get("target_accuracy")), f"final_{metric.name}"
+    by_arm: dict[str, list[Record]] = {}
+    for r in result["records"]:
+        if r["kind"] == "train" and not r["capped"]:
+            by_arm.setdefault(r["arm"], []).append(r)
+    base = {r["seed"]: r[final] for r in by_arm.get("ddp-bf16", [])}
+    trained: dict[str, Trained] = {}
+    for arm, runs in by_arm.items():
+        steps = [metric.step_to(target, r["curve"]) for r in runs]
+        reached = [step for step in steps if step is not None]
+        gaps = [metric.gap(r[final], base[r["seed"]]) for r in runs if r["seed"] in base]
+        gap = statistics.mean(gaps) if gaps else None
+        trained[arm] = Trained(
+            model=setup["models"][0],
+            steps=statistics.mean(reached) if len(reached) == len(runs) else None,
+            gap=gap,
+            keeps=gap is None or gap >= -metric.tolerance,
+        )
+    return trained
+
+
+def grid_rows(result: Record) -> tuple[list[CellRow], dict[str, Trained]]:
+    """Return the rows of a grid's result, and what trainings say that it has beside them."""
+    trained = {arm: Trained(**fields) for arm, fields in result["trained"].items()}
+    return cell_rows(result["records"], trained), trained
+
+
+def cell_rows(records: Sequence[Record], trained: dict[str, Trained]) -> list[CellRow]:
+    """Return a row per cell, in the order of the records."""
+    return [_cell_row(r, trained) for r in records if r["kind"] == "cell"]
+
+
+def _cell_row(r: Record, trained: dict[str, Trained]) -> CellRow:
+    arms = r["arms"]
+    known = {arm: t for arm, t in trained.items() if t.model == r["model"]}
+    steps = {arm: t.steps for arm, t in known.items() if arm in arms and not arms[arm]["free"] and t.steps is not None}
+    step_s = {arm: statistics.median(found["step_s"]) for arm, found in arms.items()}
+    to_target_s = {arm: step_s[arm] * num for arm, num in steps.items()}
+    times = to_target_s if known else {arm: s for arm, s in step_s.items() if arm != "compute"}
+    peer = min((arm for arm in EXACT_PEERS if arm in times), key=times.__getitem__, default=None)
+    kept = [arm for arm in times if is_ours(arm) and (arm not in known or known[arm].keeps)]
+    best = min(kept, key=times.__getitem__, default=None)
+    gain = None
+    if peer is not None and best is not None:
+        gain = statistics.median(_ratios(arms, peer, best)) * (steps[peer] / steps[best] if known else 1.0)
+    return CellRow(
+        model=r["model"],
+        rate=r["rate"],
+        delay=r["delay"],
+        slow_share=r["slow_share"],
+        compute_s=step_s["compute"],
+        step_s=step_s,
+        over_compute={arm: statistics.median(_ratios(arms, arm, "compute")) for arm in arms},
+        to_target_s=to_target_s,
+        peer=peer,
+        best=best,
+        gain=gain,
+        communication=None if peer is None else max(0.0, 1 - step_s["compute"] / step_s[peer]),
+        links_as_asked=not r["links_wrong"],
+    )
+
+
+def _ratios(arms: dict[str, Any], above: str, below: str) -> list[float]:
+    return [a / b for a, b in zip(arms[above]["step_s"], arms[below]["step_s"], strict=True)]

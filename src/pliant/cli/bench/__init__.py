@@ -1,3 +1,0 @@
-"""`pliant bench`: algorithms side by side on real or emulated hosts."""
-
-__all__: list[str] = []

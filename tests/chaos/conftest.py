@@ -1,6 +1,0 @@
-"""Tests of benchmarks/chaos, which is a package in a folder of its own."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
