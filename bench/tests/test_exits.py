@@ -57,8 +57,9 @@ def test_what_grows_is_found_and_what_jumps_once_is_not():
     for name, more in (("resident", 20_000), ("tensors", 8), ("threads", 1), ("files", 1)):
         grows = [{**look, name: look[name] + more * k} for k, look in enumerate(flat)]
         assert stays({"looks": [flat, grows]}, plain) == [name]
-    jumps = [{**look, "resident": look["resident"] + 10**6 * (k > 5)} for k, look in enumerate(flat)]
-    assert stays({"looks": [jumps]}, plain) == []
+    for at in (5, 20, 33, 47):
+        jumps = [{**look, "resident": look["resident"] + 10**6 * (k > at)} for k, look in enumerate(flat)]
+        assert stays({"looks": [jumps]}, plain) == []
     assert stays(plain, plain) == []
     slow = [{**look, "files": look["files"] + k // 10} for k, look in enumerate(flat)]
     assert stays({"looks": [slow, flat]}, plain) == ["files"]
