@@ -6,9 +6,9 @@
 Each algorithm is trained by two processes on loopback, which look at themselves after every cycle, and after every 50
 steps: bytes of resident memory, once the collector has run and the C library has given back what is free; bytes of all
 tensors; threads; open files. What is told is the slope of the last two thirds, fitted by least squares, with its
-standard error; of memory, without the largest single step. Plain DDP, measured the same way, grows by itself (about 4 kB a cycle, with torch 2.13): what an
-algorithm's memory grows by beyond that, stays. F.jsonl gets one line an algorithm and
-kind, and what has one is not run again.
+standard error; of memory, without the largest single step. Plain DDP, measured the same way, grows by itself (about
+4 kB a cycle, with torch 2.13): what an algorithm's memory grows by beyond that, stays. F.jsonl gets one line an
+algorithm and kind, and what has one is not run again.
 """
 
 import argparse
