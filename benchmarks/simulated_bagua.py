@@ -17,14 +17,14 @@ from types import MappingProxyType
 
 import pliant as p
 from pliant.algorithms.plans import plan_of
-from pliant.simulator import KEYS, Costs, bert_large, simulate, vgg16
+from pliant.simulator import KEYS, Overheads, bert_large, simulate, vgg16
 from pliant.spec import CompressedMomentum, Host, LocalSteps, SyncPlan, Topology, Workload
 
 _SPEED = MappingProxyType(dict.fromkeys((key.split()[1] for key in KEYS if key.startswith("encode ")), 1e-11))
-GPU = Costs(
+GPU = Overheads(
     message_s=2e-5,
     bucket_s=5e-5,
-    memory_bytes_per_s=130e9,
+    loopback_bytes_per_s=130e9,
     reduce_bytes_per_s=300e9,
     encode_s=_SPEED,
     feedback_s=_SPEED,
@@ -92,11 +92,11 @@ def servers(gbit_per_s: float, delay_s: float = 0.0) -> Topology:
 def compared(workload: Workload, topology: Topology, published: dict[str, float | None]) -> dict[str, tuple]:
     """Return arm -> (published, simulated), as time over that of the asynchronous arm."""
     alone = published["Async"] or 1.0
-    base = simulate(ARMS["Async"], workload, topology, costs=GPU, bucket_bytes=10 << 20).step_s
+    base = simulate(ARMS["Async"], workload, topology, overheads=GPU, bucket_bytes=10 << 20).step_s
     return {
         arm: (
             theirs / alone,
-            simulate(ARMS[arm], workload, topology, costs=GPU, bucket_bytes=10 << 20).step_s / base,
+            simulate(ARMS[arm], workload, topology, overheads=GPU, bucket_bytes=10 << 20).step_s / base,
         )
         for arm, theirs in published.items()
         if theirs is not None

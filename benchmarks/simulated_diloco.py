@@ -55,7 +55,7 @@ def needed_gbit_per_s(model: Model, method: str, utilisation: float) -> float:
     low, high = 1e6, 1e13  # bytes per second
     while high / low > 1.001:
         middle = (low * high) ** 0.5
-        step_s = simulate(EXACT, work, nodes(2, middle), costs=IDEAL).step_s
+        step_s = simulate(EXACT, work, nodes(2, middle), overheads=IDEAL).step_s
         low, high = (low, middle) if alone_s / step_s >= utilisation else (middle, high)
     return high * 8e-9
 
@@ -65,7 +65,7 @@ def utilisation(all_reduce_s: float) -> float:
     numel, num_nodes = 10e9, 14
     work = equal_layers("10B", numel, 42, INTELLECT_PERIOD_S / 100)
     rate = 2 * (num_nodes - 1) / num_nodes * numel / all_reduce_s
-    found = simulate(plan_of(p.diloco(100, averaging=p.bytegrad())), work, nodes(num_nodes, rate), costs=IDEAL)
+    found = simulate(plan_of(p.diloco(100, averaging=p.bytegrad())), work, nodes(num_nodes, rate), overheads=IDEAL)
     return 100 * (found.compute_s / found.step_s)
 
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from pliant.planner import WORKLOADS, Quality, Space, Trial, shrunk
-from pliant.simulator import Costs, Physics, simulate
+from pliant.simulator import Overheads, Physics, simulate
 from pliant.spec import Host, Topology, to_json
 from pliant_bench.dataset import Network, dataset_of, load, write
 from pliant_bench.dataset.command import dataset
@@ -68,8 +68,8 @@ def test_a_cell_needs_another_that_shares_nothing_with_it():
 
 
 def test_simulated_runs_are_those_of_the_seed_and_of_the_families():
-    runs = simulated_runs(150, ["exact", "quantized"], Costs(), "test", 3)
-    again = simulated_runs(150, ["exact", "quantized"], Costs(), "test", 3)
+    runs = simulated_runs(150, ["exact", "quantized"], Overheads(), "test", 3)
+    again = simulated_runs(150, ["exact", "quantized"], Overheads(), "test", 3)
     assert [(r.model.id, r.network.id, r.planned, r.step_s) for r in runs] == [
         (r.model.id, r.network.id, r.planned, r.step_s) for r in again
     ]
@@ -77,7 +77,11 @@ def test_simulated_runs_are_those_of_the_seed_and_of_the_families():
     assert len({(r.model.id, r.network.id, r.planned.plan.hash) for r in runs}) == 150
     one = runs[40]
     same = simulate(
-        one.planned.plan, one.model.workload, one.network.topology, costs=Costs(), slowdown=slowdown_of(one.network)
+        one.planned.plan,
+        one.model.workload,
+        one.network.topology,
+        overheads=Overheads(),
+        slowdown=slowdown_of(one.network),
     )
     assert one.step_s == same.step_s
 
@@ -136,14 +140,14 @@ def lines_of(cells: dict[tuple[str, float], float]) -> list[dict]:
 def test_the_command_adds_simulated_runs_behind_the_measured_ones(tmp_path):
     write(dataset_of(lines_of({("vgg16", 1e7): 1.05, ("bert", 1e8): 1.05})), tmp_path / "data")
     arguments = [str(tmp_path / "data"), "--out", str(tmp_path / "more"), "--simulated", "70"]
-    done = CliRunner().invoke(_app(), [*arguments, "--costs", str(tmp_path / "costs.json")])
+    done = CliRunner().invoke(_app(), [*arguments, "--overheads", str(tmp_path / "overheads.json")])
     assert done.exit_code == 0, done.output
     more = load(tmp_path / "more")
     kinds = more.runs["provenance"].tolist()
     assert kinds.count("simulated") == 70
     assert len(measured_cells(more)) == 2
     assert "The gate is open" in (tmp_path / "more" / "gate.md").read_text()
-    assert json.loads((tmp_path / "costs.json").read_text())["wire_factor"] > 0
+    assert json.loads((tmp_path / "overheads.json").read_text())["wire_factor"] > 0
     assert np.isfinite(more.runs["step_s"]).all()
 
 

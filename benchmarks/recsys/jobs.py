@@ -89,7 +89,7 @@ class Job:
     test_batches: int
     """Of each rank, for AUC."""
     seed: int
-    machine: dict[str, float]
+    machine: dict[str, Any]
     """Rates of the machine, for Pliant's planner; none: they are measured."""
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from scipy.stats import kendalltau
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
-from pliant.recsys.cost import Network, StepCost, step_cost
+from pliant.netmodel import Links
+from pliant.recsys.cost import StepCost, step_cost
 from pliant.recsys.counted import counted
 from pliant.recsys.rates import Rates, fitted
 from pliant.recsys.traffic import Traffic
@@ -53,8 +54,8 @@ class Seen:
 
     def cost(self, rates: Rates) -> tuple[float, np.ndarray, float]:
         """Return the predicted mean time of the steps, their features, and what links and delays are of it."""
-        network = Network(self.topology, rates)
-        costs: list[StepCost] = [step_cost(t, network, rates) for t in self.traffic]
+        links = Links(self.topology, rates.overheads)
+        costs: list[StepCost] = [step_cost(t, links, rates) for t in self.traffic]
         features = np.mean([c.features for c in costs], axis=0)
         return statistics.mean(c.total_s for c in costs), features, statistics.mean(c.wire_s for c in costs)
 
@@ -105,10 +106,10 @@ def _fit(half: Sequence[Seen], start: Rates) -> Rates:
     return fitted(features, wire_s, [each.step_s for each in half], start)
 
 
-def fitted_to(lines: Sequence[Record]) -> dict[str, float]:
+def fitted_to(lines: Sequence[Record]) -> Rates:
     """Return rates of the machine that explain all lines best."""
     cache: dict[str, Any] = {}
-    return asdict(_fit([seen(line, cache) for line in lines], _machine(lines[0])))
+    return _fit([seen(line, cache) for line in lines], _machine(lines[0]))
 
 
 def markdown(lines: Sequence[Record]) -> str:

@@ -12,7 +12,6 @@ file alone, also after the framework has changed.
 """
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ from layout_plans import POOLINGS, layouts
 from layout_table import fitted_to, markdown, topology_of
 from session import Record, append, now, provenance, read, run_ranks
 
+from pliant.spec import save
 from pliant.spec.files import write_atomically
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     lines = read(arguments.jsonl)
     text = markdown(lines)
     if arguments.fitted:
-        write_atomically(arguments.fitted, json.dumps(fitted_to(lines)) + "\n")
+        save(fitted_to(lines), arguments.fitted)
     write_atomically(arguments.md, text)
     print(text)
 

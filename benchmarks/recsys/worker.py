@@ -1,12 +1,13 @@
 """One rank of the benchmark of embeddings: `python worker.py JOB.json`, with torchrun's environment. See hosts.py."""
 
+import json
 import math
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
 from pliant.recsys.measuring import measured_rates
 from pliant.recsys.rates import Rates
-from pliant.spec import Topology, load
+from pliant.spec import Topology, from_json, load, to_json
 from pliant.spec.units import parse_rate
 from pliant_bench.harness.lines import say
 
@@ -33,8 +34,6 @@ _TIMEOUT_S = 300.0
 _MOST_STEPS = 400
 _DENSE_STEPS = 5
 _MEASURING_S = 4.0
-_GIVEN = ("wire_factor", "memory_bytes_per_s")
-"""Rates of links, which are not measured here."""
 _TEST_STEP = 1 << 20
 """The first step of the data on which AUC is measured, after any on which arms train."""
 _TIMED_STEP = 1 << 21
@@ -60,7 +59,7 @@ def main(path: Path) -> None:
         rates=_machine(job),
         dense_sample_s=_dense_sample_s(job),
     )
-    say("rates", {**asdict(given.rates), "dense_sample_s": given.dense_sample_s})
+    say("rates", {**json.loads(to_json(given.rates)), "dense_sample_s": given.dense_sample_s})
     arms = _made(job, given)
     if job.train_steps:
         _learn(arms, clicks, job)
@@ -79,13 +78,13 @@ def main(path: Path) -> None:
 def _machine(job: Job) -> Rates:
     """Return the rates that were given, or those measured while all ranks work at once: the slowest. Collective."""
     if job.machine:
-        return Rates(**job.machine)
+        return from_json(Rates, json.dumps(job.machine))
     dist.barrier()
-    mine = asdict(measured_rates(limit_s=_MEASURING_S))
-    slowest = torch.tensor([v for k, v in mine.items() if k not in _GIVEN], dtype=torch.float64)
+    mine = measured_rates(limit_s=_MEASURING_S)
+    names = [f.name for f in fields(mine) if f.name.endswith("_s")]
+    slowest = torch.tensor([getattr(mine, name) for name in names], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    found = dict(zip([k for k in mine if k not in _GIVEN], slowest.tolist(), strict=True))
-    return Rates(**mine | found)
+    return replace(mine, **dict(zip(names, slowest.tolist(), strict=True)))
 
 
 def _dense_sample_s(job: Job) -> float:

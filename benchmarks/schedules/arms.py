@@ -16,11 +16,11 @@ from torch import Tensor
 from pliant.collectives import AgreedBlocks, BlockGrid
 from pliant.comm import Comm, share_text
 from pliant.layouts.blocks import divided
+from pliant.netmodel import Links, Overheads
 from pliant.schedules import (
     Candidate,
     Collective,
     Cost,
-    Overheads,
     ScheduledSum,
     SparseSum,
     better_owners,
@@ -29,8 +29,7 @@ from pliant.schedules import (
     cost,
     group,
 )
-from pliant.simulator.links import Links
-from pliant.simulator.messages import Round
+from pliant.simulator.round import Round
 from pliant.simulator.schedules import around_ring, ring
 from pliant.spec import Schedule, Selection, Topology, ValueBits, from_json, to_json
 from pliant.spec.selection import VALUE_BYTES

@@ -7,7 +7,7 @@ one draw of Gauss-Newton-Bartlett on a quarter of the batch every few steps, ave
 each point it is held against the diagonal of the Hessian on a batch of its own, from 30 Hutchinson probes by double
 backward: Spearman's correlation over parameters, over all blocks of 64 elements, and over the blocks of one parameter
 (mean over parameters). The reference is noisy as well: "reference" is the correlation of its first 15 probes with the
-others. Costs are in units of the forward and backward of the whole batch.
+others. Overheads are in units of the forward and backward of the whole batch.
 """
 
 import argparse

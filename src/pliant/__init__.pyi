@@ -65,6 +65,7 @@ from .engine import (
 from .entry import (
     relax as relax,
 )
+from .netmodel import Overheads as Overheads
 from .profiling import (
     Observation as Observation,
     Recording as Recording,
@@ -77,7 +78,6 @@ from .schedules import (
     SparseSum as SparseSum,
 )
 from .simulator import (
-    Costs as Costs,
     simulate as simulate,
 )
 from .spec import (

@@ -11,6 +11,7 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
+from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS, Genes
 
 BASE = tuner._EXACT.plan("auto")
@@ -28,6 +29,7 @@ def adopting(monkeypatch, plan, genes=tuner._EXACT):
 
     monkeypatch.setattr(tuner.Pilot, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
 
 
 def broken(*_, **__):

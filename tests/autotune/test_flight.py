@@ -19,17 +19,18 @@ from pliant.autotune.tuner import Pilot
 from pliant.comm import run_world
 from pliant.engine.choose import plan_from
 from pliant.engine.trial import Trial
+from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS
-from pliant.simulator import Costs, Physics, simulate
+from pliant.simulator import Overheads, Physics, simulate
 from pliant.simulator.models import equal_layers
 from pliant.spec import Host, Topology
 
 WORKLOAD = equal_layers("thirty", 2e7, 30, 0.3)
 SLOW_CODERS = {
-    name: {codec: 30 * each_s for codec, each_s in getattr(Costs(), name).items()}
+    name: {codec: 30 * each_s for codec, each_s in getattr(Overheads(), name).items()}
     for name in ("encode_s", "feedback_s", "decode_s", "add_s")
 }
-TRUTH = Costs(wire_factor=1.2, message_s=4e-4, bucket_s=6e-4, **SLOW_CODERS)
+TRUTH = Overheads(wire_factor=1.2, message_s=4e-4, bucket_s=6e-4, **SLOW_CODERS)
 """What pays on a slow network does not on a fast one."""
 
 
@@ -110,7 +111,7 @@ class Sky:
 
 @cache
 def simulated(plan, topology):
-    return simulate(plan, WORKLOAD, topology, costs=TRUTH).step_s
+    return simulate(plan, WORKLOAD, topology, overheads=TRUTH).step_s
 
 
 class Remembering(Physics):
@@ -133,6 +134,7 @@ def clock(monkeypatch):
     for module in (trials, monitor):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(tuner, "probe", clock.probe)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
     return clock
 
 
@@ -215,7 +217,7 @@ def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock,
     first, _ = run_world(2, body)
     nothing, something = learned
     assert nothing is None
-    given = Costs().coefficients()
+    given = Overheads().coefficients()
     factors = something.coefficients / given
     assert min(factors) >= 0.25
     assert 1.2 < max(factors) <= 4

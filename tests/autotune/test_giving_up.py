@@ -15,6 +15,7 @@ from pliant.autotune.bounds import Bounds, Judge
 from pliant.autotune.quality_probe import Figures, Lookout
 from pliant.autotune.refused import Wary, as_strong
 from pliant.codecs import Qsgd
+from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS, Gene, Genes, Quality, Space
 from pliant.profiling.gradient_statistics import GradientShadow
 from pliant.spec import Custom
@@ -61,6 +62,7 @@ def taking(monkeypatch, plan):
 
     monkeypatch.setattr(tuner.Pilot, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
     return plan
 
 

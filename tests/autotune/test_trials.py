@@ -14,6 +14,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
 from pliant.autotune.trials import TryOut
 from pliant.codecs import Qsgd
+from pliant.netmodel import PRESETS
 from pliant.planner import Gene, Genes, Space
 from pliant.spec import Custom
 
@@ -127,6 +128,7 @@ def trying(monkeypatch, plan, sabotage, seen):
 
     monkeypatch.setattr(tuner.Pilot, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
 
 
 def flown(place, num_steps=18, **options):
@@ -191,6 +193,7 @@ ASKED = (Genes(Gene("quantized", {"bits": 4})), Genes(Gene("exact", {"bits": 16}
 def asking(monkeypatch):
     """Let the first rank ask for two plans, the first of which breaks on all ranks; return what it refuses then."""
     monkeypatch.setattr(Qsgd, "encode", broken)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 

@@ -13,7 +13,7 @@ VGG16 = ("plan", "--workload", "vgg16", "--compute", "1ms")
 COMMANDS = {
     "plan workload": ("given.json", "plan", "--workload", "{}/given.json", *HERE),
     "plan topology": ("given.json", *VGG16, "--topology", "{}/given.json"),
-    "plan costs": ("given.json", *VGG16, *HERE, "--costs", "{}/given.json"),
+    "plan overheads": ("given.json", *VGG16, *HERE, "--overheads", "{}/given.json"),
     "embed criteo": ("given.npz", "embed", "criteo", *HERE, "--frequencies", "{}/given.npz"),
 }
 

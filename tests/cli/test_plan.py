@@ -7,7 +7,7 @@ import pytest
 
 from pliant.cli.plan import plan as plan_command
 from pliant.planner import Errors, lossy_codecs
-from pliant.simulator import Costs, workload_named
+from pliant.simulator import Overheads, workload_named
 from pliant.spec import SyncPlan, load, save
 
 
@@ -41,13 +41,13 @@ def test_with_an_optimizer_that_nothing_was_measured_with_plans_are_exact(tmp_pa
     call("100mbit", quality=1.3, optimizer="AdamW", out=out)
     said = capsys.readouterr().out
     assert "measured with SGD only, and this training uses AdamW; --unmeasured considers them all" in said
-    assert "costs: defaults of one CPU core and Gloo, not of your machines; fit theirs with pliant collect" in said
+    assert "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe" in said
     assert all(not rule.exchange.coding for rule in load(SyncPlan, out).rules)
-    save(Costs(), tmp_path / "costs.json")
-    call("100mbit", quality=1.3, optimizer="AdamW", unmeasured=True, costs=tmp_path / "costs.json", out=out)
+    save(Overheads(), tmp_path / "overheads.json")
+    call("100mbit", quality=1.3, optimizer="AdamW", unmeasured=True, overheads=tmp_path / "overheads.json", out=out)
     said = capsys.readouterr().out
     assert "measured with" not in said
-    assert f"costs: {tmp_path / 'costs.json'}" in said
+    assert f"overheads: {tmp_path / 'overheads.json'}" in said
     assert any(rule.exchange.coding for rule in load(SyncPlan, out).rules)
 
 

@@ -12,7 +12,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.cli.main import main
 from pliant.cli.report.compared import measured_of
 from pliant.cli.report.steps import buckets_of, clipped, events_in, merged, shown, steps_of
-from pliant.simulator import Costs
+from pliant.simulator import Overheads
 from pliant.spec import Event, Host, SyncPlan, TensorSpec, Timeline, Topology, Workload, save
 
 PLAN = plan_of(pliant.bytegrad())
@@ -166,7 +166,7 @@ def test_what_was_predicted_stands_beside_it_and_the_page_needs_no_network(monke
     for key in ("step_s", "exposed_s", "sent_bytes"):
         assert both["measured"][key] == pytest.approx(both["predicted"][key], rel=1e-6), key
     longer = both["measured"]["exchange_s"] / both["predicted"]["exchange_s"]
-    assert 1 <= longer < Costs().exchange_overlap  # events last as long as computing beside them lets them
+    assert 1 <= longer < Overheads().exchange_overlap  # events last as long as computing beside them lets them
     assert {e["pid"] for e in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
 
 

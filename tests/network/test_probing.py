@@ -10,6 +10,7 @@ import pytest
 
 import pliant
 import pliant.codecs as c
+from pliant.netmodel import Overheads
 from pliant.network import measure_machine, probe
 from pliant.network.inference import (
     host_delays,
@@ -137,6 +138,13 @@ def test_what_cannot_be_probed_is_refused():
     pliant.run_world(2, body)
 
 
+def test_a_rank_alone_on_its_host_says_nothing_of_loopback():
+    apart = [[0], [1]]
+    codecs = [c.Sign()]
+    found = pliant.run_world(2, lambda p: measure_machine(p.comm, codecs=codecs, budget_s=0.05, hosts=apart))
+    assert found[0].loopback_bytes_per_s == 0.0
+
+
 def test_what_the_machine_can_do():
     codecs = [c.MinMax8(), c.TopK()]
     found = pliant.run_world(2, lambda place: measure_machine(place.comm, codecs=codecs, budget_s=0.2))
@@ -147,4 +155,8 @@ def test_what_the_machine_can_do():
     assert machine.memory_bytes_per_s > 1e7
     assert machine.add_bytes_per_s > 1e7
     assert 0 <= machine.message_s < 0.1
+    assert machine.loopback_bytes_per_s > 1e6
+    found = Overheads.of(machine)
+    assert found.loopback_bytes_per_s == machine.loopback_bytes_per_s
+    assert found.add_s["topk"] == machine.decode_s_per_element["topk"]
     assert from_json(Machine, to_json(machine)) == machine

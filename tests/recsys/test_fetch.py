@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
+from pliant.recsys import fetch
 from pliant.recsys.fetch import DataMissingError, find_flights, find_movielens
-from pliant_bench.data import fetch
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import torch
 
 import pliant
 from pliant.comm import RecordedComm, by_hosts
-from pliant.recsys import Frequencies, Network, Rates, expected, fitted, held, step_cost
+from pliant.netmodel import IDEAL, Links, Overheads
+from pliant.recsys import Frequencies, Rates, expected, fitted, held, step_cost
 from pliant.recsys.traffic import PHASES, sync_pairs
 from pliant.spec import EmbeddingPlan, Host, Link, Rack, Table, TableLayout, Topology, from_json, to_json
 
 FREE = Rates(
-    id_s=0, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, lookup_s=0, message_s=0, step_s=0, wire_factor=1.0,
-    memory_bytes_per_s=1e18,
+    id_s=0, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, lookup_s=0, step_s=0, overheads=IDEAL,
 )  # fmt: skip
 
 
@@ -34,26 +34,28 @@ def topology(hosts, ranks=1, rate=1e6, delay=0.0, **more):
 def test_links_by_hand():
     """A table pooled at rank 0 of four hosts: three requests arrive, and three times 100 vectors of 64 bytes leave."""
     found = expected(plan(TableLayout(kind="table", homes=(0,), moves="sums"), 4), Frequencies.uniform([1000]))
-    cost = step_cost(found, Network(topology(4, delay=1e-3), FREE), FREE)
+    cost = step_cost(found, Links(topology(4, delay=1e-3), FREE.overheads), FREE)
     assert cost.part_s("request") == pytest.approx(3 * 100 * 8 / 1e6 + 1e-3)
     assert cost.part_s("answer") == pytest.approx(3 * 100 * 64 / 1e6 + 1e-3)
     assert cost.part_s("gradients") == cost.part_s("answer")
     assert cost.total_s == pytest.approx(cost.wire_s)
     # on two hosts of two ranks, one of the three is at home and goes by memory
-    shared = step_cost(found, Network(topology(2, ranks=2), FREE), FREE)
+    shared = step_cost(found, Links(topology(2, ranks=2), FREE.overheads), FREE)
     assert shared.part_s("answer") == pytest.approx(2 * 100 * 64 / 1e6)
     racks = tuple(Rack(name=f"r{k}", hosts=(f"h{2 * k}", f"h{2 * k + 1}"), send_bytes_per_s=1e5) for k in range(2))
-    behind = step_cost(found, Network(topology(4, racks=racks), FREE), FREE)
+    behind = step_cost(found, Links(topology(4, racks=racks), FREE.overheads), FREE)
     assert behind.part_s("answer") == pytest.approx(2 * 100 * 64 / 1e5)
     slow = (Link(source="h0", target="h3", bytes_per_s=1e4, latency_s=0.5),)
-    assert step_cost(found, Network(topology(4, links=slow), FREE), FREE).part_s("answer") == pytest.approx(0.5 + 0.64)
+    assert step_cost(found, Links(topology(4, links=slow), FREE.overheads), FREE).part_s("answer") == pytest.approx(
+        0.5 + 0.64
+    )
     with pytest.raises(ValueError, match="for 4 ranks, but the topology has 3"):
-        step_cost(found, Network(topology(3), FREE), FREE)
+        step_cost(found, Links(topology(3), FREE.overheads), FREE)
 
 
 def test_prefetching_hides_asking_beside_the_dense_part():
     found = expected(plan(TableLayout(kind="rows"), 2), Frequencies.uniform([1000]))
-    network = Network(topology(2, delay=1e-3), FREE)
+    network = Links(topology(2, delay=1e-3), FREE.overheads)
     plain = step_cost(found, network, FREE, dense_s=0.05)
     hidden = step_cost(found, network, FREE, dense_s=0.05, overlap=True)
     ahead_s = sum(plain.part_s(name) for name in ("prepare", "sizes", "request"))
@@ -83,7 +85,7 @@ def test_all_reduces_send_what_the_recorder_counts():
 
 def test_sums_of_rows_on_all_ranks_cost_less_by_hosts_and_less_often():
     layout = TableLayout(kind="replicated")
-    network = Network(topology(2, ranks=4, delay=1e-3), FREE)
+    network = Links(topology(2, ranks=4, delay=1e-3), FREE.overheads)
 
     def seconds(**settings):
         found = expected(plan(layout, 8, **settings), Frequencies.uniform([1000]))
@@ -110,14 +112,13 @@ def test_memory_by_hand():
 def test_rates_are_found_again_from_steps():
     rng = np.random.default_rng(3)
     truth = Rates(
-        wire_factor=1.2,
+        overheads=Overheads(wire_factor=1.2, message_s=3e-4),
         id_s=9e-8,
         row_s=2e-7,
         number_s=1e-9,
         updated_s=5e-9,
         piece_s=8e-5,
         lookup_s=1e-3,
-        message_s=3e-4,
         step_s=4e-3,
     )
     features, wires, taken = [], [], []
@@ -129,16 +130,16 @@ def test_rates_are_found_again_from_steps():
         ][int(rng.integers(3))]
         one = plan(layout, int(rng.integers(2, 5)), batch_size=int(10 ** rng.uniform(1, 4.5)))
         found = expected(one, Frequencies.zipf([1000], float(rng.uniform(0, 1.3)), pooling=int(rng.integers(1, 20))))
-        network = Network(topology(one.num_ranks), truth)
+        network = Links(topology(one.num_ranks), truth.overheads)
         cost = step_cost(found, network, truth)
         features.append(np.array(cost.features))
-        wires.append(cost.wire_s / truth.wire_factor * Rates().wire_factor)
+        wires.append(cost.wire_s / 1.2 * 1.05)
         taken.append(cost.total_s * float(rng.uniform(0.97, 1.03)))
     again = fitted(features, wires, taken, Rates())
-    wire_s = np.array(wires) / Rates().wire_factor * again.wire_factor
-    predicted = np.array(features) @ [*again.counts_s, again.lookup_s, again.message_s, again.step_s] + wire_s
+    wire_s = np.array(wires) / 1.05 * again.overheads.wire_factor
+    predicted = np.array(features) @ [*again.counts_s, again.lookup_s, again.overheads.message_s, again.step_s] + wire_s
     assert np.abs(predicted / taken - 1).max() < 0.08
-    assert again.wire_factor == pytest.approx(truth.wire_factor, abs=0.02)
+    assert again.overheads.wire_factor == pytest.approx(1.2, abs=0.02)
     with pytest.raises(ValueError, match="0 steps have features, 1 times"):
         fitted([], [], [1.0], Rates())
 
@@ -155,16 +156,16 @@ def test_this_machine_can_be_measured():
 
     rates = measured_rates(limit_s=0.3)
     assert 1e-10 < rates.id_s + rates.row_s < 1e-4
-    assert rates.message_s == Rates().message_s
+    assert rates.overheads == Overheads()
 
 
 def test_ranks_that_share_cores_wait_for_each_other():
-    work = Rates(id_s=1e-6, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, message_s=1e-3, step_s=0)
+    work = Rates(id_s=1e-6, row_s=0, number_s=0, coded_s=0, updated_s=0, piece_s=0, step_s=0)
 
     def prepare_s(layout, cores):
         rates = replace(work, shared_cores=cores)
         found = expected(plan(layout, 4), Frequencies.uniform([1000]))
-        return step_cost(found, Network(topology(4), rates), rates).part_s("prepare")
+        return step_cost(found, Links(topology(4), rates.overheads), rates).part_s("prepare")
 
     rows = TableLayout(kind="rows")
     assert prepare_s(rows, 2) == pytest.approx(2 * prepare_s(rows, 0))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pliant.comm import run_world
-from pliant.schedules import Collective, Improving, Overheads, SparseSum, beside, candidates, group
+from pliant.netmodel import Overheads
+from pliant.schedules import Collective, Improving, SparseSum, beside, candidates, group
 from pliant.schedules.beside import Beside, Search, Task
 from schedules.cases import hosts, random_collective
 from schedules.test_execute import bitmap, inputs, true_sum

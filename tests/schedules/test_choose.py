@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from pliant.netmodel import Overheads
 from pliant.schedules import (
     Chooser,
     Choosing,
     Collective,
-    Overheads,
     candidates,
     cost,
     group,

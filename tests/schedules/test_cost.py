@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from pliant.netmodel import Links, Overheads, PointToPoint
 from pliant.schedules.choose import candidates
 from pliant.schedules.collective import Collective, group
-from pliant.schedules.cost import Overheads, cost, lower_bound_s
+from pliant.schedules.cost import cost, lower_bound_s
 from pliant.schedules.family import build, halving, mixed_radix
 from pliant.schedules.improving import better_owners
 from pliant.schedules.owners import greedy_owners, one_owner, program_owners, spread_owners
-from pliant.simulator.links import Links
-from pliant.simulator.messages import Pairs
 from pliant.spec import Host, Link, Topology
 from schedules.cases import hosts, problems, racks, random_collective
 
-FREE = Overheads(message_s=0.0, wire_factor=1.0, sharing=0.0, memory_bytes_per_s=1e30, reduce_bytes_per_s=1e30)
+FREE = Overheads(message_s=0.0, wire_factor=1.0, sharing=0.0, loopback_bytes_per_s=1e30, reduce_bytes_per_s=1e30)
 
 
 def dense(num_ranks, block_bytes):
@@ -41,14 +40,14 @@ def test_dense_ones_by_hand():
 
 def test_overheads_by_hand():
     topology, full = hosts([2], rate=0.0, delay_s=0.0), dense(2, 3000)
-    some = Overheads(message_s=1e-3, memory_bytes_per_s=3e6, reduce_bytes_per_s=3e5)
+    some = Overheads(message_s=1e-3, loopback_bytes_per_s=3e6, reduce_bytes_per_s=3e5)
     first, second = cost(build(full, [0, 1], mixed_radix((2,))), full, topology, some).rounds
-    assert (first.message_s, first.memory_s, first.reduce_s) == (2e-3, 2e-3, 1e-2)
-    assert (second.message_s, second.memory_s, second.reduce_s) == (2e-3, 2e-3, 0)
+    assert (first.message_s, first.loopback_s, first.reduce_s) == (2e-3, 2e-3, 1e-2)
+    assert (second.message_s, second.loopback_s, second.reduce_s) == (2e-3, 2e-3, 0)
     assert first.wire_s == first.latency_s == 0
     with pytest.raises(ValueError, match="for 2 ranks, but the topology has 3"):
         cost(build(full, [0, 1], mixed_radix((2,))), full, hosts([3]))
-    with pytest.raises(ValueError, match="the factor and rates above 0"):
+    with pytest.raises(ValueError, match="rates and the wire's factor above 0"):
         Overheads(wire_factor=0.0)
 
 
@@ -128,15 +127,15 @@ def test_rounds_cost_what_the_simulator_says(problem):
     schedule = build(collective, owners, shape)
     found = cost(schedule, collective, topology, FREE)
     for moves, ours in zip(schedule.rounds, found.rounds, strict=True):
-        pairs = Pairs(
+        pairs = PointToPoint(
             source=np.array([m.source for m in moves]),
             target=np.array([m.target for m in moves]),
             share=np.array([float(collective.block_bytes[m.block]) for m in moves]),
             num_bytes=np.ones(1),
         )
-        wire_s, _, latency_s = Links(topology).load(pairs)
-        assert ours.wire_s == pytest.approx(wire_s[0])
-        assert ours.latency_s == pytest.approx(latency_s[0])
+        took = Links(topology, FREE).load(pairs)
+        assert ours.wire_s == pytest.approx(took.wire_s[0])
+        assert ours.latency_s == pytest.approx(took.latency_s[0])
 
 
 @given(problems())
@@ -150,7 +149,7 @@ def test_sharing_is_felt_by_rounds_in_which_an_interface_has_several_flows(probl
         pairs = [(host_of[a], host_of[b]) for a, b in {(m.source, m.target) for m in moves} if host_of[a] != host_of[b]]
         ends = [[ends.count(end) for end in ends] for ends in map(list, zip(*pairs, strict=True))]
         most = max((max(counts) for counts in ends), default=1)
-        assert without.wire_s <= with_it.wire_s <= some.shared(most) * without.wire_s * (1 + 1e-9)
+        assert without.wire_s <= with_it.wire_s <= some.sharing_factor(most) * without.wire_s * (1 + 1e-9)
         assert most > 1 or with_it == without
 
 

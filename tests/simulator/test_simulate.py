@@ -8,9 +8,8 @@ from cases import cluster, even, plan_for
 from hypothesis import given, settings, strategies as st
 
 import pliant as p
-from pliant.simulator import IDEAL, KEYS, Costs, simulate, simulate_many
-from pliant.simulator.links import Links
-from pliant.simulator.messages import Pairs, Product
+from pliant.netmodel import DenseExchange, Links, PointToPoint
+from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
 from pliant.simulator.schedules import average, halving_doubling, ring, tree
 from pliant.simulator.traffic import Batch, inside_hosts, moved
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
@@ -84,7 +83,7 @@ def test_accounts_balance(name, topology):
     assert found.step_s == pytest.approx(found.compute_s + found.exposed_s)
     assert found.exposed_s <= found.exchange_s * 1.1 + 1e-9
     assert found.codec_s <= found.exchange_s * (1 + 1e-9)
-    coefficients = dict(zip(KEYS, Costs().coefficients(), strict=True))
+    coefficients = dict(zip(KEYS, Overheads().coefficients(), strict=True))
     counted = found.counted
     assert min(counted.values()) > 0
     assert sum(coefficients[key] * count for key, count in counted.items()) == pytest.approx(found.step_s)
@@ -138,14 +137,14 @@ def test_a_ring_is_its_closed_form(size):
         PLANS["allreduce"],
         even(1, 1_000_000, forward_s=0, backward_s=0, step_s=0),
         cluster(size, 1e6, 0.003),
-        costs=IDEAL,
+        overheads=IDEAL,
     )
     assert found.step_s == pytest.approx(2 * (size - 1) / size * 4 + 2 * (size - 1) * 0.003)
 
 
 def time_of(rounds, topology):
-    loads = [(each.repeat, Links(topology).load(each.messages)) for each in rounds]
-    return sum(repeat * float(wire_s[0] + latency_s[0]) for repeat, (wire_s, _, latency_s) in loads)
+    loads = [Links(topology, IDEAL).load(each.messages, each.repeat) for each in rounds]
+    return sum(float(took.total_s[0]) for took in loads)
 
 
 def test_schedules_are_their_closed_forms():
@@ -167,11 +166,12 @@ def test_averages_take_as_few_hops_as_the_engine_takes(numel, hops, rounds):
 
 def test_owners_jam_where_all_send_to_one():
     owners = np.array([[1.0, 0, 0, 0]])
-    to_one = Product(give=np.ones((1, 4)), take=4e6 * owners)
-    spread = Product(give=np.ones((1, 4)), take=np.full((1, 4), 1e6))
-    links = Links(cluster(4, 1e6))
-    assert links.load(to_one)[0] == pytest.approx(12)
-    assert links.load(spread)[0] == pytest.approx(3)
+    to_one = DenseExchange(give=np.ones((1, 4)), take=4e6 * owners)
+    spread = DenseExchange(give=np.ones((1, 4)), take=np.full((1, 4), 1e6))
+    links = Links(cluster(4, 1e6), IDEAL)
+    assert links.load(to_one).total_s == pytest.approx(12)
+    assert links.load(spread).total_s == pytest.approx(3)
+    assert links.load(to_one).bottleneck == ("h0 in",)
 
 
 def test_racks_share_an_uplink():
@@ -179,26 +179,26 @@ def test_racks_share_an_uplink():
     names = [host.name for host in cluster(4, 1e6).hosts]
     halves = (tuple(names[:2]), tuple(names[2:]))
     racks = tuple(Rack(name=n[0], hosts=n, send_bytes_per_s=1e6, receive_bytes_per_s=5e5) for n in halves)
-    links = Links(replace(cluster(4, 1e6), racks=racks))
+    links = Links(replace(cluster(4, 1e6), racks=racks), IDEAL)
     everyone = [(a, b) for a in range(4) for b in range(4) if a != b]
     source, target = (np.array(side) for side in zip(*everyone, strict=True))
-    pairs = Pairs(source=source, target=target, share=np.ones(12), num_bytes=np.array([1e6]))
-    product = Product(give=np.ones((1, 4)), take=np.full((1, 4), 1e6))
+    pairs = PointToPoint(source=source, target=target, share=np.ones(12), num_bytes=np.array([1e6]))
+    product = DenseExchange(give=np.ones((1, 4)), take=np.full((1, 4), 1e6))
     for messages in (pairs, product):
-        assert links.load(messages)[0] == pytest.approx(8)
-    inside = Pairs(source=np.array([0]), target=np.array([1]), share=np.ones(1), num_bytes=np.array([1e6]))
-    assert links.load(inside)[0] == pytest.approx(1)
+        assert links.load(messages).wire_s == pytest.approx(8)
+    inside = PointToPoint(source=np.array([0]), target=np.array([1]), share=np.ones(1), num_bytes=np.array([1e6]))
+    assert links.load(inside).wire_s == pytest.approx(1)
 
 
 def test_one_slow_link_decides_where_it_is_used():
     topology = replace(cluster(4, 1e6), links=(Link(source="h0", target="h2", bytes_per_s=1e3, latency_s=0.5),))
-    direct = Pairs(source=np.array([0]), target=np.array([2]), share=np.ones(1), num_bytes=np.array([1e3]))
-    wire_s, _, latency_s = Links(topology).load(direct)
-    assert (float(wire_s[0]), float(latency_s[0])) == (1.0, 0.5)
-    assert simulate(PLANS["allreduce"], even(), topology, costs=IDEAL).step_s == pytest.approx(
-        simulate(PLANS["allreduce"], even(), cluster(4, 1e6), costs=IDEAL).step_s
+    direct = PointToPoint(source=np.array([0]), target=np.array([2]), share=np.ones(1), num_bytes=np.array([1e3]))
+    took = Links(topology, IDEAL).load(direct)
+    assert (float(took.wire_s[0]), float(took.latency_s[0]), took.bottleneck) == (1.0, 0.5, ("h0 -> h2",))
+    assert simulate(PLANS["allreduce"], even(), topology, overheads=IDEAL).step_s == pytest.approx(
+        simulate(PLANS["allreduce"], even(), cluster(4, 1e6), overheads=IDEAL).step_s
     )  # a ring does not use it
-    assert simulate(PLANS["bytegrad"], even(), topology, costs=IDEAL).step_s > 100
+    assert simulate(PLANS["bytegrad"], even(), topology, overheads=IDEAL).step_s > 100
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_one_slow_link_decides_where_it_is_used():
 )
 def test_gossip_is_loaded_by_the_degree_of_its_graph(kind, degree):
     work = even(4, 100_000)
-    found = simulate(plan_for(p.gossip(p.Graph(kind=kind))), work, cluster(8, 1e5), costs=IDEAL)
+    found = simulate(plan_for(p.gossip(p.Graph(kind=kind))), work, cluster(8, 1e5), overheads=IDEAL)
     assert found.sent_bytes == pytest.approx((degree * 4 * work.numel,) * 8)
     assert found.step_s == pytest.approx(degree * 4 * work.numel / 1e5)
 
@@ -236,7 +236,7 @@ TWO = replace(even(2, 500_000, forward_s=1.0, backward_s=2.0, step_s=0.5), name=
 )
 def test_two_buckets_in_a_lane(rate, order, wanted):
     plan = SyncPlan(order=order, bucket_bytes=2_000_000)
-    found = simulate(plan, TWO, cluster(2, rate), costs=IDEAL)  # two ranks send each element once
+    found = simulate(plan, TWO, cluster(2, rate), overheads=IDEAL)  # two ranks send each element once
     assert found.step_s == pytest.approx(wanted)
     assert found.exposed_s == pytest.approx(wanted - 3.5)
     assert found.critical_path[-1] == ("optimize", 0.5)
@@ -246,27 +246,27 @@ def test_overlap_slows_both():
     plan = SyncPlan(bucket_bytes=2_000_000)
     costs = replace(IDEAL, compute_overlap=2.0, exchange_overlap=1.5)
     # From 2 on both run, the exchange for 1.5 s, in which 0.75 s of backward are done; then 0.25, and 1 s alone.
-    found = simulate(plan, TWO, cluster(2, 2e6), costs=costs)
+    found = simulate(plan, TWO, cluster(2, 2e6), overheads=costs)
     assert found.step_s == pytest.approx(1 + 1 + 1.5 + 0.25 + 1 + 0.5)
 
 
 def test_late_results_have_a_whole_step():
     plan = replace(plan_for(p.late(p.allreduce())), bucket_bytes=2_000_000)
-    assert simulate(plan, TWO, cluster(2, 2e6), costs=IDEAL).step_s == pytest.approx(3.5)
+    assert simulate(plan, TWO, cluster(2, 2e6), overheads=IDEAL).step_s == pytest.approx(3.5)
     # 8 s of network a step, always busy; each step begins to wait at its first bucket.
-    assert simulate(plan, TWO, cluster(2, 0.5e6), costs=IDEAL).step_s == pytest.approx(8, abs=1.5)
+    assert simulate(plan, TWO, cluster(2, 0.5e6), overheads=IDEAL).step_s == pytest.approx(8, abs=1.5)
 
 
 def test_weights_have_a_lane_beside_the_whole_step():
     plan = plan_for(p.gossip(p.Graph(kind="ring")))
-    assert simulate(plan, TWO, cluster(2, 4e6), costs=IDEAL).step_s == pytest.approx(3.5)
-    assert simulate(plan, TWO, cluster(2, 1e6), costs=IDEAL).step_s == pytest.approx(4)
+    assert simulate(plan, TWO, cluster(2, 4e6), overheads=IDEAL).step_s == pytest.approx(3.5)
+    assert simulate(plan, TWO, cluster(2, 1e6), overheads=IDEAL).step_s == pytest.approx(4)
     every = plan_for(p.local_sgd(4))  # exposed, once in 4 steps
-    assert simulate(every, TWO, cluster(2, 1e6), costs=IDEAL).step_s == pytest.approx(3.5 + 4 / 4)
+    assert simulate(every, TWO, cluster(2, 1e6), overheads=IDEAL).step_s == pytest.approx(3.5 + 4 / 4)
 
 
 def test_the_slowest_is_waited_for_only_where_ranks_wait():
-    slow = {"slowdown": (1.0, 1.0, 1.0, 2.0), "costs": IDEAL}
+    slow = {"slowdown": (1.0, 1.0, 1.0, 2.0), "overheads": IDEAL}
     fast_network = cluster(4, 1e12)
     for name in ("allreduce", "gossip", "local_sgd"):
         assert simulate(PLANS[name], even(), fast_network, **slow).step_s == pytest.approx(0.62, rel=1e-3)
@@ -274,11 +274,11 @@ def test_the_slowest_is_waited_for_only_where_ranks_wait():
     assert stale.step_s == pytest.approx(0.6)  # and owners step beside it
     assert simulate(PLANS["async_average"], even(), fast_network, **slow).step_s == pytest.approx(4 / (3.5 / 0.31))
     crowded = cluster(2, 1e12, ranks=2, cpu_share=1.0)  # two ranks on one CPU
-    assert simulate(PLANS["allreduce"], even(), crowded, costs=IDEAL).step_s == pytest.approx(0.62, rel=1e-3)
+    assert simulate(PLANS["allreduce"], even(), crowded, overheads=IDEAL).step_s == pytest.approx(0.62, rel=1e-3)
 
 
 def test_owners_divide_the_optimizer():
-    found = simulate(PLANS["owner"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), costs=IDEAL)
+    found = simulate(PLANS["owner"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), overheads=IDEAL)
     assert found.step_s == pytest.approx(0.3 + 0.4 / 4, rel=1e-3)
 
 
@@ -312,11 +312,11 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="-1 steps"):
         simulate(PLANS["allreduce"], even(), cluster(2), steps=-1)
     with pytest.raises(ValueError, match="at least 1"):
-        Costs(compute_overlap=0.5)
+        Overheads(compute_overlap=0.5)
     with pytest.raises(ValueError, match="negative"):
-        Costs(message_s=-1.0)
+        Overheads(message_s=-1.0)
     with pytest.raises(ValueError, match="a time for each codec"):
-        Costs(encode_s={"qsgd": 1.0})
+        Overheads(encode_s={"qsgd": 1.0})
     work = even()
     odd = replace(work, tensors=(replace(work.tensors[0], dtype="int8"),))
     with pytest.raises(ValueError, match="dtype 'int8'"):
@@ -324,5 +324,5 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_costs_survive_json():
-    costs = replace(Costs(), message_s=1e-5, provenance="test")
-    assert from_json(Costs, to_json(costs)) == costs
+    costs = replace(Overheads(), message_s=1e-5, provenance="test")
+    assert from_json(Overheads, to_json(costs)) == costs

@@ -1,4 +1,4 @@
-"""`pliant dataset`: holds the simulator against measured runs, fits its costs to them, and adds what it predicts."""
+"""`pliant dataset`: holds the simulator against measured runs, fits overheads to them, and adds what it predicts."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pliant.planner.predictor import Experience
-from pliant.simulator import Costs
+from pliant.simulator import Overheads
 from pliant.spec import canonical_hash, save
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import append_simulated, load, write
@@ -25,8 +25,8 @@ def dataset(
     ] = None,
     simulated: Annotated[int, typer.Option(help="Runs to simulate.")] = 9000,
     seed: Annotated[int, typer.Option(help="Of the cells and plans that are simulated.")] = 0,
-    costs: Annotated[
-        Path | None, typer.Option(help="Write the costs that fit all measured runs there, for simulate and plan.")
+    overheads: Annotated[
+        Path | None, typer.Option(help="Write the overheads that fit all measured runs there, for simulate and plan.")
     ] = None,
 ) -> None:
     """Hold the simulator against cells that it has not seen; add simulated runs to the data set if it does well."""
@@ -36,8 +36,8 @@ def dataset(
     text = found.text()
     print(text)
     fitted = _fitted(cells)
-    if costs is not None:
-        save(fitted, costs)
+    if overheads is not None:
+        save(fitted, overheads)
     if out is None:
         return
     if not found.is_open:
@@ -45,14 +45,19 @@ def dataset(
             f"the simulator misses a limit on the cells of {folder} that were held out, so that nothing is written to "
             f"{out}: simulated rows would mislead. Collect more cells, or use the measured ones alone."
         )
-    simulator = f"pliant {version('pliant')}, costs {canonical_hash(fitted)[:8]}"
+    simulator = f"pliant {version('pliant')}, overheads {canonical_hash(fitted)[:8]}"
     runs = simulated_runs(simulated, found.families, fitted, simulator, seed)
     write(append_simulated(measured, runs), out)
     write_atomically(out / "gate.md", f"# Was the simulator good enough?\n\n{text}")
     print(f"{sum(len(cell.trials) for cell in cells)} measured plans, {len(runs)} simulated runs in {out}")
 
 
-def _fitted(cells: list[MeasuredCell]) -> Costs:
-    known = Costs()
+def _fitted(cells: list[MeasuredCell]) -> Overheads:
+    known = Overheads()
     coefficients = Experience.of([(cell.physics, cell.trials) for cell in cells]).coefficients
-    return Costs.of(coefficients, compute_overlap=known.compute_overlap, exchange_overlap=known.exchange_overlap)
+    return Overheads.from_coefficients(
+        coefficients,
+        compute_overlap=known.compute_overlap,
+        exchange_overlap=known.exchange_overlap,
+        sharing=known.sharing,
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pliant.planner import WORKLOADS, Quality, Space
-from pliant.simulator import Costs, simulate
+from pliant.simulator import Overheads, simulate
 from pliant.spec import Host, Topology
 from pliant_bench.dataset import Model, Network, Planned, SimulatedRun
 from pliant_bench.dataset.measured import slowdown_of
@@ -22,7 +22,9 @@ _BUDGET = 3.5
 _TRIES = 20
 
 
-def simulated_runs(number: int, families: Sequence[str], costs: Costs, simulator: str, seed: int) -> list[SimulatedRun]:
+def simulated_runs(
+    number: int, families: Sequence[str], overheads: Overheads, simulator: str, seed: int
+) -> list[SimulatedRun]:
     """Return so many different runs, the same for the same arguments.
 
     A cell is one of `WORKLOADS`, whole, on 2 to 32 hosts of 1 to 8 ranks at 50 Mbit/s to 10 Gbit/s, with delays up to
@@ -30,10 +32,12 @@ def simulated_runs(number: int, families: Sequence[str], costs: Costs, simulator
     plans are the builders that are possible there, and samples of the space, all of these families alone.
     """
     rng = random.Random(seed)  # noqa: S311  not for secrets
-    return list(islice(_endless(rng, frozenset(families), costs, simulator), number))
+    return list(islice(_endless(rng, frozenset(families), overheads, simulator), number))
 
 
-def _endless(rng: random.Random, families: frozenset[str], costs: Costs, simulator: str) -> Iterator[SimulatedRun]:
+def _endless(
+    rng: random.Random, families: frozenset[str], overheads: Overheads, simulator: str
+) -> Iterator[SimulatedRun]:
     seen: set[tuple[str, str]] = set()
     while True:
         family = rng.choice(sorted(WORKLOADS))
@@ -45,7 +49,9 @@ def _endless(rng: random.Random, families: frozenset[str], costs: Costs, simulat
         plans = space.distinct(rng, _TRIES, lambda g: families >= {gene.family for gene in g.genes})
         for name, genes in islice(plans, _PLANS_A_CELL):
             planned = Planned(genes=genes, generator=name)
-            found = simulate(planned.plan, model.workload, network.topology, costs=costs, slowdown=slowdown_of(network))
+            found = simulate(
+                planned.plan, model.workload, network.topology, overheads=overheads, slowdown=slowdown_of(network)
+            )
             yield SimulatedRun(
                 model=model,
                 network=network,

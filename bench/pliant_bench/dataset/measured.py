@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.planner import Trial
-from pliant.simulator import Costs, Physics
+from pliant.simulator import Overheads, Physics
 from pliant.spec import Workload
 from pliant_bench.dataset import Dataset, Network
 
@@ -60,9 +60,9 @@ def measured_cells(dataset: Dataset) -> list[MeasuredCell]:
     return cells
 
 
-def physics_of(workload: Workload, network: Network, costs: Costs | None = None) -> Physics:
+def physics_of(workload: Workload, network: Network, overheads: Overheads | None = None) -> Physics:
     """Return the simulator for a workload on a network, with its slow host."""
-    return Physics(workload, network.topology, costs, slowdown_of(network))
+    return Physics(workload, network.topology, overheads, slowdown_of(network))
 
 
 def slowdown_of(network: Network) -> Sequence[float]:

@@ -162,7 +162,7 @@ class SimulatedRun:
     sent_bytes: float
     """A step, of the busiest rank."""
     simulator: str
-    """Its version and costs, so that rows of another can be told apart."""
+    """Its version and overheads, so that rows of another can be told apart."""
 
 
 def rule_rows(plan: SyncPlan) -> list[Row]:

@@ -19,6 +19,8 @@ from pliant.comm.sharing import share_text
 from pliant.engine.gate import module_of, without_wrappers
 from pliant.engine.outputs import OutputWatch
 from pliant.engine.together import optimizer_name
+from pliant.netmodel import Overheads
+from pliant.network.machine import measure_machine
 from pliant.network.probing import probe, require_gloo
 from pliant.planner import (
     BUILDERS,
@@ -85,6 +87,7 @@ class Pilot:
         self._refused = Refused(comm.rank, _EXACT.base)
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
+        self._overheads: Overheads | None = None  # until the machine was measured
         self._cells: list[tuple[Physics, Sequence[Trial]]] = []
         """What the last searches have tried, on the first rank."""
         self._flight = self._fly()
@@ -130,6 +133,8 @@ class Pilot:
             before = self._run.plan.hash
             if landed is not None:
                 self._note_fallen(self._run.plan, self._adopted.leave())
+            if self._overheads is None:
+                self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
             topology = probe(self._comm, budget_s=self._auto.probe_s)
             expected_s = yield from self._choose(workload, topology, landed)
             if landed is not None:
@@ -149,8 +154,6 @@ class Pilot:
         bounds = None if self._is_exact else self._auto.bounds
         cruise = Cruise(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
         return (yield from cruise.flown(hold_steps, expected_s))
-
-    # - Choosing
 
     def _choose(self, workload: Workload, topology: Topology, landed: Landed | None) -> Steps[float]:
         """Try plans, hold the best against exact training, turn about, and keep the faster.
@@ -247,13 +250,11 @@ class Pilot:
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
-        physics = Physics(workload, topology, slowdown=workload.rank_factors)
+        physics = Physics(workload, topology, self._overheads, workload.rank_factors)
         asking = searching(space, Predictor(physics, self._auto.seed, learned(self._cells)), limits)
         found = yield from asking
         self._cells = [*self._cells[1 - _CELLS :], (physics, found.trials)]
         return found
-
-    # - Giving up
 
     def _give_up(self, verdict: Verdict, workload: Workload) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""

@@ -1,7 +1,7 @@
 """`pliant embed`: where the rows of embedding tables should live on these ranks, and what travels for them."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -10,7 +10,16 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from pliant.cli.curve import KINDS, draw_curve
-from pliant.cli.given import DelayOption, HostsOption, RanksOption, RateOption, TopologyOption, topology_given
+from pliant.cli.given import (
+    DelayOption,
+    HostsOption,
+    MachineOption,
+    RanksOption,
+    RateOption,
+    TopologyOption,
+    overheads_given,
+    topology_given,
+)
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.recsys.criteo_tables import CRITEO_BAGS, criteo_tables
 from pliant.recsys.menu import Bits
@@ -39,9 +48,9 @@ def embed(
     tables: Annotated[str, typer.Argument(help=f"A JSON list of tables, or one of {', '.join(_BUILT_IN)}.")],
     topology: TopologyOption = None,
     hosts: HostsOption = 0,
-    ranks: RanksOption = 1,
-    rate: RateOption = "none",
-    delay: DelayOption = "0ms",
+    ranks: RanksOption = None,
+    rate: RateOption = "",
+    delay: DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     frequencies: Annotated[Path | None, typer.Option(help="Counted rows, as Frequencies.save writes them.")] = None,
@@ -58,18 +67,16 @@ def embed(
     communication: Annotated[str, typer.Option(help="Most bytes that a rank may send in a step: 5MB.")] = "",
     dense: Annotated[str, typer.Option(help="Time of everything else in a step, for each sample: 10us.")] = "0us",
     overlap: Annotated[bool, typer.Option("--overlap", help="The next batch is prefetched.")] = False,
-    rates: Annotated[Path | None, typer.Option(help="What work costs on the machine, as measured.")] = None,
+    machine: MachineOption = "",
+    rates: Annotated[Path | None, typer.Option(help="What work on tables costs on the machine, as measured.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Also solve an integer program; for few tables.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput against memory there: .svg, .html.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the layout of embedding tables that trains most samples a second within these limits, and say why."""
-    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink)
-    if plot is not None and plot.suffix not in KINDS:
-        raise ValueError(f"--plot is {plot}, but plots are {', '.join(KINDS)}; name it so.")
-    if optimizer not in get_args(RowOptimizer):
-        raise ValueError(f"--optimizer is {optimizer}, but rows are updated by {', '.join(get_args(RowOptimizer))}.")
+    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    _check(plot, optimizer)
     wanted, bags = _tables(tables, dim)
     limits = Limits(
         memory_bytes=parse_bytes(memory),
@@ -85,7 +92,7 @@ def embed(
         limits,
         batch_sizes=_numbers(batch, "--batch"),
         optimizer=cast(RowOptimizer, optimizer),
-        rates=load(Rates, rates) if rates is not None else None,
+        rates=_rates(rates, machine),
         dense_sample_s=parse_time(dense),
         overlap=overlap,
         exact=exact,
@@ -96,6 +103,18 @@ def embed(
     points = _drawn(plot, placement, limits) if plot is not None else []
     if json_file is not None:
         write_atomically(json_file, json.dumps(_plain(placement, points), indent=1, allow_nan=False) + "\n")
+
+
+def _check(plot: Path | None, optimizer: str) -> None:
+    if plot is not None and plot.suffix not in KINDS:
+        raise ValueError(f"--plot is {plot}, but plots are {', '.join(KINDS)}; name it so.")
+    if optimizer not in get_args(RowOptimizer):
+        raise ValueError(f"--optimizer is {optimizer}, but rows are updated by {', '.join(get_args(RowOptimizer))}.")
+
+
+def _rates(path: Path | None, machine: str) -> Rates:
+    rates = load(Rates, path) if path is not None else Rates()
+    return replace(rates, overheads=overheads_given(None, machine)) if machine else rates
 
 
 def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:

@@ -1,4 +1,4 @@
-"""The plan, the workload, the topology and the costs that a user gives, by files or flags."""
+"""The plan, the workload, the topology and the overheads that a user gives, by files or flags."""
 
 import dataclasses
 from pathlib import Path
@@ -8,23 +8,25 @@ import typer
 
 from pliant.algorithms.by_name import plan_of_text
 from pliant.cli.racks import in_racks
-from pliant.simulator import BUCKET_BYTES, MODELS, Costs, workload_named
-from pliant.spec import Host, SyncPlan, Topology, Workload, load
+from pliant.netmodel import PRESETS, Overheads
+from pliant.simulator import BUCKET_BYTES, MODELS, workload_named
+from pliant.spec import Host, Machine, SyncPlan, Topology, Workload, load
 from pliant.spec.units import parse_rate, parse_time
 
 __all__ = [
     "BUCKET",
     "BucketOption",
     "ComputeOption",
-    "CostsOption",
     "DelayOption",
     "HostsOption",
+    "MachineOption",
+    "OverheadsOption",
     "RanksOption",
     "RateOption",
     "TopologyOption",
     "WorkloadOption",
-    "costs_from",
-    "costs_given",
+    "overheads_from",
+    "overheads_given",
     "plan_given",
     "topology_given",
     "workload_given",
@@ -35,11 +37,19 @@ WorkloadOption = Annotated[
 ]
 TopologyOption = Annotated[Path | None, typer.Option(help="A topology's file, instead of the next four.")]
 HostsOption = Annotated[int, typer.Option(help="Number of equal hosts.")]
-RanksOption = Annotated[int, typer.Option("--ranks", "--ranks-per-host", help="Ranks on each host.")]
-RateOption = Annotated[str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none.")]
+RanksOption = Annotated[
+    int | None,
+    typer.Option("--ranks", "--ranks-per-host", help="Ranks on each host; if not given, those of the --machine, or 1."),
+]
+RateOption = Annotated[
+    str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none; that of the --machine.")
+]
 DelayOption = Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")]
 ComputeOption = Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")]
-CostsOption = Annotated[Path | None, typer.Option(help="What everything but the links costs.")]
+OverheadsOption = Annotated[Path | None, typer.Option(help="Overheads fitted to steps, as pliant dataset writes them.")]
+MachineOption = Annotated[
+    str, typer.Option(help=f"A machine's file, as pliant probe writes it, or one of {', '.join(PRESETS)}.")
+]
 BucketOption = Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")]
 BUCKET = f"{BUCKET_BYTES}"
 """Default of BucketOption."""
@@ -50,18 +60,34 @@ def plan_given(text: str) -> SyncPlan:
     return plan_of_text(text)
 
 
-def costs_given(path: Path | None) -> Costs:
-    """Return costs from their file, or the defaults."""
-    return Costs() if path is None else load(Costs, path)
-
-
-def costs_from(path: Path | None) -> str:
-    """Return a line that says whose costs a prediction is of."""
+def overheads_given(path: Path | None, machine: str = "") -> Overheads:
+    """Return overheads from their file, or those of a machine, or the defaults. Raises ValueError if both are given."""
+    if path is not None and machine:
+        raise ValueError(f"--overheads {path} says what a machine costs, and so does --machine {machine}; give one.")
     if path is not None:
-        return f"costs: {path}"
+        return load(Overheads, path)
+    return Overheads.of(_machine(machine)) if machine else Overheads()
+
+
+def _machine(text: str) -> Machine:
+    if text in PRESETS:
+        return PRESETS[text].machine
+    if not Path(text).exists():
+        raise ValueError(f"there is no machine {text!r}: it is neither a file nor one of {', '.join(PRESETS)}.")
+    return load(Machine, text)
+
+
+def overheads_from(path: Path | None, machine: str = "") -> str:
+    """Return a line that says whose overheads a prediction is made with."""
+    if path is not None:
+        return f"overheads: {path}"
+    if machine in PRESETS:
+        return f"overheads: of {machine}, by vendors' figures; measure yours with pliant probe --machine FILE"
+    if machine:
+        return f"overheads: {machine}"
     return (
-        "costs: defaults of one CPU core and Gloo, not of your machines; fit theirs with pliant collect and "
-        "pliant dataset, and give them with --costs FILE"
+        "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe --machine "
+        "FILE, and give it with --machine FILE"
     )
 
 
@@ -79,26 +105,38 @@ def workload_given(text: str, compute: str) -> Workload:
 
 
 def topology_given(
-    path: Path | None, num_hosts: int, ranks: int, rate: str, delay: str, racks: int = 0, uplink: str = ""
+    path: Path | None,
+    num_hosts: int,
+    ranks: int | None = None,
+    rate: str = "",
+    delay: str = "",
+    racks: int = 0,
+    uplink: str = "",
+    machine: str = "",
 ) -> Topology:
-    """Return a topology from its file, or one of equal hosts. Raises ValueError if both are given, or neither."""
+    """Return a topology from its file, or one of equal hosts. Raises ValueError if both are given, or neither.
+
+    What is not said is that of the preset `machine`, or one rank, no limit and no delay.
+    """
     if (path is None) == (num_hosts == 0):
         raise ValueError(
             "say who there is, once: by --topology FILE, or by --hosts N with --ranks, --rate and --delay."
         )
     if path is not None:
-        if racks or uplink:
-            raise ValueError(f"--topology {path} says which racks there are, and so do --racks and --uplink; use one.")
+        said = {"--ranks": ranks is not None, "--rate": rate, "--delay": delay, "--racks": racks, "--uplink": uplink}
+        if twice := [flag for flag, value in said.items() if value]:
+            raise ValueError(f"--topology {path} describes hosts and racks, and so does {twice[0]}; use one.")
         return load(Topology, path)
     if num_hosts < 0:
         raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
-    bytes_per_s = 0.0 if rate == "none" else parse_rate(rate)
+    preset = PRESETS.get(machine, PRESETS["cpu-core"])
+    bytes_per_s = preset.bytes_per_s if not rate else 0.0 if rate == "none" else parse_rate(rate)
     one = Host(
         name="host0",
-        num_ranks=ranks,
+        num_ranks=preset.num_ranks if ranks is None else ranks,
         send_bytes_per_s=bytes_per_s,
         receive_bytes_per_s=bytes_per_s,
-        delay_s=parse_time(delay),
+        delay_s=parse_time(delay) if delay else 0.0,
     )
     hosts = tuple(dataclasses.replace(one, name=f"host{k}") for k in range(num_hosts))
     return in_racks(Topology(hosts=hosts, provenance="given"), racks, uplink)

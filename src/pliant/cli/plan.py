@@ -14,15 +14,16 @@ from rich.table import Table
 
 from pliant.cli.given import (
     ComputeOption,
-    CostsOption,
     DelayOption,
     HostsOption,
+    MachineOption,
+    OverheadsOption,
     RanksOption,
     RateOption,
     TopologyOption,
     WorkloadOption,
-    costs_from,
-    costs_given,
+    overheads_from,
+    overheads_given,
     topology_given,
     workload_given,
 )
@@ -52,9 +53,9 @@ def plan(
     workload: WorkloadOption,
     topology: TopologyOption = None,
     hosts: HostsOption = 0,
-    ranks: RanksOption = 1,
-    rate: RateOption = "none",
-    delay: DelayOption = "0ms",
+    ranks: RanksOption = None,
+    rate: RateOption = "",
+    delay: DelayOption = "",
     compute: ComputeOption = "",
     quality: _QualityOption = None,
     error_budget: Annotated[
@@ -68,7 +69,8 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
-    costs: CostsOption = None,
+    machine: MachineOption = "",
+    overheads: OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")
@@ -76,15 +78,16 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
-    given, network = workload_given(workload, compute), topology_given(topology, hosts, ranks, rate, delay)
-    known = costs_given(costs)
+    given = workload_given(workload, compute)
+    network = topology_given(topology, hosts, ranks, rate, delay, machine=machine)
+    known = overheads_given(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
     space = Space(given, network, allowed, error_budget)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
-        return simulate_many(plans, workload, network, costs=known).tolist()
+        return simulate_many(plans, workload, network, overheads=known).tolist()
 
     def to_accuracy_s(plans: list[Genes]) -> list[float]:
         steps_s = step_s(given, [genes.plan() for genes in plans])
@@ -93,11 +96,11 @@ def plan(
     seeds = {**BUILDERS, **budgeted_seeds(given, space.quality, step_s, budget=error_budget)}
     found = _searched(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
-    predicted = simulate(best, given, network, costs=known)
+    predicted = simulate(best, given, network, overheads=known)
     _show(found, space, seeds)
     advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, Errors(given).of(best), advice)
-    _tell_limits(allowed, costs)
+    _tell_limits(allowed, overheads_from(overheads, machine))
     if out is not None:
         budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
@@ -119,9 +122,9 @@ def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Adv
         Console().print(line, markup=False, highlight=False)
 
 
-def _tell_limits(allowed: Quality, costs: Path | None) -> None:
+def _tell_limits(allowed: Quality, whose: str) -> None:
     cure = "; --unmeasured considers them all" if allowed.sentence else ""
-    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, costs_from(costs))):
+    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, whose)):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 

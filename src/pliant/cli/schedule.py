@@ -10,12 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli.drawing import drawn
-from pliant.cli.given import DelayOption, HostsOption, RanksOption, RateOption, TopologyOption, topology_given
+from pliant.cli.given import (
+    DelayOption,
+    HostsOption,
+    MachineOption,
+    OverheadsOption,
+    RanksOption,
+    RateOption,
+    TopologyOption,
+    overheads_given,
+    topology_given,
+)
 from pliant.cli.racks import RacksOption, UplinkOption
+from pliant.netmodel import Overheads
 from pliant.schedules import (
     Candidate,
     Collective,
-    Overheads,
     better_owners,
     better_rounds,
     candidates,
@@ -38,9 +48,9 @@ _CLASSIC = ("direct", "ring", "halving", "tree")
 def schedule(
     topology: TopologyOption = None,
     hosts: HostsOption = 0,
-    ranks: RanksOption = 1,
-    rate: RateOption = "none",
-    delay: DelayOption = "0ms",
+    ranks: RanksOption = None,
+    rate: RateOption = "",
+    delay: DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     size: Annotated[str, typer.Option(help="Of the whole vector: 4MiB.")] = "4MiB",
@@ -52,19 +62,22 @@ def schedule(
         Path | None, typer.Option(help="Who holds what: a line of 0 and 1 for each rank; instead of the last four.")
     ] = None,
     improve: Annotated[str, typer.Option(help="How long integer programs may look for something better: 10s.")] = "0s",
+    machine: MachineOption = "",
+    overheads: OverheadsOption = None,
     draw: Annotated[Path | None, typer.Option(help="Write a picture of the best there, as SVG.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the best schedule there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the fastest schedule for an all-reduce of which every rank holds some blocks, and verify it."""
-    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink)
+    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     if bitmap is not None:
         held = _read(bitmap, where.num_ranks)
     else:
         held = _drawn_by_chance(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
     collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
-    found, notes = _search(collective, where, parse_time(improve))
-    bound_s = lower_bound_s(collective, where)
+    known = overheads_given(overheads, machine)
+    found, notes = _search(collective, where, known, parse_time(improve))
+    bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)
     best = found[0]
     if draw is not None:
@@ -72,17 +85,19 @@ def schedule(
     if out is not None:
         save(best.schedule, out)
     if json_file is not None:
-        write_atomically(json_file, json.dumps(_plain(found, bound_s), indent=1, allow_nan=False) + "\n")
+        write_atomically(json_file, json.dumps(_plain(found, bound_s, known), indent=1, allow_nan=False) + "\n")
 
 
-def _search(collective: Collective, topology: Topology, limit_s: float) -> tuple[list[Candidate], list[str]]:
+def _search(
+    collective: Collective, topology: Topology, overheads: Overheads, limit_s: float
+) -> tuple[list[Candidate], list[str]]:
     """Return verified candidates, the fastest first, and what there is to say of the programs."""
-    family = candidates(group(collective), topology)
+    family = candidates(group(collective), topology, overheads)
     found, notes = list(family), list[str]()
     if limit_s > 0:
-        found.append(better_owners(family[0], topology, limit_s=limit_s / 2))
+        found.append(better_owners(family[0], topology, overheads, limit_s=limit_s / 2))
         try:
-            found.append(better_rounds(family[0], collective, topology, limit_s=limit_s / 2))
+            found.append(better_rounds(family[0], collective, topology, overheads, limit_s=limit_s / 2))
         except ValueError as error:
             notes.append(f"no program over all rounds: {error}")
         if all(each is family[0] for each in found[len(family) :]):
@@ -129,8 +144,7 @@ def _over(candidate: Candidate, bound_s: float) -> str:
     return f"{candidate.cost.total_s / bound_s - 1:.0%}" if bound_s > 0 else ""
 
 
-def _plain(found: list[Candidate], bound_s: float) -> dict[str, Any]:
-    overheads = Overheads()
+def _plain(found: list[Candidate], bound_s: float, overheads: Overheads) -> dict[str, Any]:
     return {
         "lower_bound_s": bound_s,
         "message_s": overheads.message_s,

@@ -12,15 +12,16 @@ from pliant.cli.given import (
     BUCKET,
     BucketOption,
     ComputeOption,
-    CostsOption,
     DelayOption,
     HostsOption,
+    MachineOption,
+    OverheadsOption,
     RanksOption,
     RateOption,
     TopologyOption,
     WorkloadOption,
-    costs_from,
-    costs_given,
+    overheads_from,
+    overheads_given,
     plan_given,
     topology_given,
     workload_given,
@@ -41,13 +42,14 @@ def simulate(
     workload: WorkloadOption,
     topology: TopologyOption = None,
     hosts: HostsOption = 0,
-    ranks: RanksOption = 1,
-    rate: RateOption = "none",
-    delay: DelayOption = "0ms",
+    ranks: RanksOption = None,
+    rate: RateOption = "",
+    delay: DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     compute: ComputeOption = "",
-    costs: CostsOption = None,
+    machine: MachineOption = "",
+    overheads: OverheadsOption = None,
     bucket: BucketOption = BUCKET,
     steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Chrome or Perfetto there.")] = None,
@@ -57,13 +59,13 @@ def simulate(
     found = simulate_plan(
         plan_given(plan),
         workload_given(workload, compute),
-        topology_given(topology, hosts, ranks, rate, delay, racks, uplink),
-        costs=costs_given(costs),
+        topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine),
+        overheads=overheads_given(overheads, machine),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
     )
     _show(plan, found)
-    Console().print(costs_from(costs), markup=False, highlight=False, soft_wrap=True)
+    Console().print(overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(found.timeline, trace)
     if json_file is not None:

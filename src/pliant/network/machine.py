@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pliant.codecs import Codec, codec_class
 from pliant.comm import Comm, share_text
-from pliant.network.probing import provenance_of, require_gloo
-from pliant.network.streams import message_s
+from pliant.network.probing import provenance_of, require_gloo, who_is_where
+from pliant.network.streams import loopback_bytes_per_s, message_s
 from pliant.spec import Machine, from_json, to_json
 from pliant.spec.codecs import CODECS
 
@@ -22,7 +22,12 @@ _MOST_RUNS = 50
 
 
 def measure_machine(
-    comm: Comm, *, codecs: Sequence[Codec] | None = None, budget_s: float = 1.0, device: torch.device | str = "cpu"
+    comm: Comm,
+    *,
+    codecs: Sequence[Codec] | None = None,
+    budget_s: float = 1.0,
+    device: torch.device | str = "cpu",
+    hosts: Sequence[Sequence[int]] | None = None,
 ) -> Machine:
     """Measure throughput on every rank at once, as in training, where ranks share cores and memory. Collective.
 
@@ -31,6 +36,7 @@ def measure_machine(
         codecs: What is timed, on vectors of 1,048,576 elements; each that Pliant has, with default settings, if None.
         budget_s: Time for it all. Each figure is the median of 1 to 50 runs, after one that does not count.
         device: Where gradients live.
+        hosts: Ranks of each host, in order; as for `probe`.
 
     Returns:
         The median over ranks, under the name of rank 0's machine; the same on all ranks.
@@ -49,17 +55,19 @@ def measure_machine(
         )
     start_s = time.perf_counter()
     mine = _figures(chosen, budget_s, torch.device(device))
-    mine.append(message_s(comm))
+    mine += [loopback_bytes_per_s(comm, who_is_where(comm, hosts)[1]), message_s(comm)]
     table = torch.empty(comm.size * len(mine), dtype=torch.float64)
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
     typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
-    coding_s = [x / _NUMEL for x in typical[2:-1]]
+    coding_s = [x / _NUMEL for x in typical[2:-2]]
+    travelling = [_travelling(codec) for codec in chosen]
     found = Machine(
         name=socket.gethostname(),
         add_bytes_per_s=4 * _NUMEL / typical[0],
         memory_bytes_per_s=8 * _NUMEL / typical[1],
         encode_s_per_element=dict(zip(names, coding_s[::2], strict=True)),
-        decode_s_per_element=dict(zip(names, coding_s[1::2], strict=True)),
+        decode_s_per_element={n: s / part for n, s, part in zip(names, coding_s[1::2], travelling, strict=True)},
+        loopback_bytes_per_s=typical[-2],
         message_s=typical[-1],
         provenance=provenance_of(
             "pliant probe",
@@ -68,6 +76,12 @@ def measure_machine(
         ),
     )
     return from_json(Machine, share_text(to_json(found), comm))  # rank 0's name and provenance
+
+
+def _travelling(codec: Codec) -> float:
+    """Return the part of a vector's elements that a codec's payload has: what a sparsifier decodes and adds."""
+    sparse = CODECS[codec.name].kind in ("sparsifier", "shared") if codec.name in CODECS else False
+    return float(getattr(codec, "ratio", 1.0)) if sparse else 1.0
 
 
 def _figures(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> list[float]:

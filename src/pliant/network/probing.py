@@ -18,7 +18,7 @@ from pliant.network.streams import MAX_STREAM_BYTES, message_s, round_trip_s, st
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["probe", "provenance_of", "require_gloo"]
+__all__ = ["probe", "provenance_of", "require_gloo", "who_is_where"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
@@ -58,7 +58,7 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
             f"the probe may take {budget_s:g} s, but its comm gives up after {comm.timeout_s:g} s; the budget must be "
             "above 0 and below half of the timeout."
         )
-    names, places = _who_is_where(comm, hosts)
+    names, places = who_is_where(comm, hosts)
     leaders = [[ranks[0] for ranks in places]]
     asks, answers = comm.split(leaders), comm.split(leaders)
     text = ""
@@ -179,7 +179,7 @@ def require_gloo(comm: Comm) -> None:
         )
 
 
-def _who_is_where(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> tuple[list[str], list[list[int]]]:
+def who_is_where(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> tuple[list[str], list[list[int]]]:
     """Return a name for each host, and its ranks."""
     key = hashlib.sha256(_network_of_this_process().encode()).digest()[:16]
     mine = torch.zeros(16 + _NAME_BYTES, dtype=torch.uint8)

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pliant.recsys.bins import RowBins
-from pliant.recsys.cost import Network, StepCost, step_cost
+from pliant.recsys.cost import StepCost, step_cost
 from pliant.recsys.counted import counted
 from pliant.recsys.criteo_tables import CRITEO_BAGS, CRITEO_ROWS, criteo_tables
 from pliant.recsys.drift import Drift, drift
@@ -41,7 +41,6 @@ __all__ = [
     "FrequencyCounter",
     "Limits",
     "Memory",
-    "Network",
     "Placement",
     "Problem",
     "Rates",

@@ -1,16 +1,16 @@
 """Time of a step: what it moves over a topology's links, and what it does at the rates of a machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from pliant.netmodel import Links, PointToPoint, RankMatrix
 from pliant.recsys.rates import Rates
-from pliant.recsys.traffic import PHASES, STAGES, Traffic, sync_pairs
-from pliant.schedules.cost import Overheads, Prices
-from pliant.spec import Topology
+from pliant.recsys.traffic import PHASES, STAGES, Traffic
 
-__all__ = ["Network", "StepCost", "step_cost"]
+__all__ = ["StepCost", "all_reduce_time", "step_cost"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,65 +42,58 @@ class StepCost:
         return dict(self.parts_s)[name]
 
 
-class Network:
-    """A topology as what takes time: ranks of a host share its interface, hosts of a rack the uplink."""
+def all_reduce_time(num_bytes: float, links: Links, *, hierarchical: bool) -> tuple[float, float]:
+    """Return seconds on links and delays of an all-reduce of so many bytes, and the messages that a rank handles.
 
-    def __init__(self, topology: Topology, rates: Rates) -> None:
-        overheads = Overheads(wire_factor=rates.wire_factor)
-        prices = Prices(topology, overheads)
-        self.topology, self.num_ranks = topology, topology.num_ranks
-        self.sizes = np.array([host.num_ranks for host in topology.hosts])  # (hosts,)
-        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
-        self.out_s, self.in_s = np.array(prices.out_s), np.array(prices.in_s)
-        self.rack_of = np.array(prices.rack_of)
-        self.up_s, self.down_s = np.array(prices.up_s), np.array(prices.down_s)
-        self.links = prices.links
-        self.inside_s = 1 / rates.memory_bytes_per_s
-        num = len(self.sizes)
-        self.delays_s = np.tile(np.array(prices.delay_s), (num, 1)) * (1 - np.eye(num))  # (from, to)
-        for (a, b), (_, latency_s) in prices.links.items():
-            self.delays_s[a, b] = latency_s
-        self.hosts = [topology.ranks_of(k) for k in range(num)]
+    Args:
+        num_bytes: Of the vector.
+        links: Of the ranks.
+        hierarchical: Whether ranks of a host sum first around a ring of their own, then the first ranks of hosts, which
+            broadcast the result, as `HierarchicalComm` does.
 
-    def by_host(self, pairs: Floats) -> Floats:
-        """Sum (..., ranks, ranks) to (..., hosts, hosts)."""
-        return np.add.reduceat(np.add.reduceat(pairs, self.starts, axis=-1), self.starts, axis=-2)
-
-    def seconds(self, hosts: Floats) -> Floats:
-        """Return how long bytes (..., hosts, hosts) take: the busiest of all that they share."""
-        inside = np.diagonal(hosts, axis1=-2, axis2=-1)
-        out, into = hosts.sum(axis=-1) - inside, hosts.sum(axis=-2) - inside
-        found = np.maximum((out * self.out_s).max(axis=-1), (into * self.in_s).max(axis=-1))
-        found = np.maximum(found, inside.max(axis=-1) * self.inside_s)
-        for (a, b), (per_byte_s, _) in self.links.items():
-            found = np.maximum(found, hosts[..., a, b] * per_byte_s)
-        if self.up_s.size:
-            member = (self.rack_of[:, None] == np.arange(self.up_s.size)).astype(np.float64)  # (hosts, racks)
-            racks = member.T @ hosts @ member
-            own = np.diagonal(racks, axis1=-2, axis2=-1)
-            found = np.maximum(found, ((racks.sum(axis=-1) - own) * self.up_s).max(axis=-1))
-            found = np.maximum(found, ((racks.sum(axis=-2) - own) * self.down_s).max(axis=-1))
-        return found
-
-    def sync(self, num_bytes: float, *, hierarchical: bool) -> tuple[float, float]:
-        """Return seconds on links and delays of an all-reduce, and the messages that its busiest rank handles."""
-        if self.num_ranks == 1:
-            return 0.0, 0.0
-        hosts = self.hosts if hierarchical else None
-        wire_s = float(self.seconds(self.by_host(sync_pairs(num_bytes, self.num_ranks, hosts))))
-        num_hosts, rounds = len(self.sizes), 2 * (self.num_ranks - 1)
-        delay_s = float(self.delays_s.max(initial=0.0)) if num_hosts > 1 else 0.0
-        messages = 2.0 * rounds
-        if hierarchical:
-            rounds = 2 * (num_hosts - 1)
-            messages = 2.0 * rounds + 2.0 * (int(self.sizes.max()) - 1)
-        # A ring waits in each round for the slowest hop.
-        return wire_s + rounds * delay_s, messages
+    """
+    ranks = np.arange(links.num_ranks)
+    if not hierarchical:
+        return _added([(_ring([ranks], num_bytes), 2 * (links.num_ranks - 1))], links)
+    hosts = [np.array(links.topology.ranks_of(k)) for k in range(links.num_hosts)]
+    first = np.array([own[0] for own in hosts])
+    others = np.setdiff1d(ranks, first)
+    down = PointToPoint(
+        source=first[links.host_of[others]],
+        target=others,
+        share=np.full(len(others), num_bytes),
+        num_bytes=np.ones(1),
+    )
+    longest = 2 * (int(links.sizes.max()) - 1)
+    return _added(
+        [(_ring(hosts, num_bytes), longest), (_ring([first], num_bytes), 2 * (len(first) - 1)), (down, 1)], links
+    )
 
 
-def step_cost(
-    traffic: Traffic, network: Network, rates: Rates, *, dense_s: float = 0.0, overlap: bool = False
-) -> StepCost:
+def _ring(groups: Sequence[npt.NDArray[np.int64]], num_bytes: float) -> PointToPoint:
+    """Return a round of an all-reduce around a ring in each group of ranks, all of as many rounds as the longest."""
+    longest = max(len(group) for group in groups)
+    rings = [group for group in groups if len(group) > 1]
+    shares = [np.full(len(ring), (len(ring) - 1) / len(ring) / (longest - 1) * num_bytes) for ring in rings]
+    none = np.zeros(0)
+    return PointToPoint(
+        source=np.concatenate([*rings, none]).astype(np.int64),
+        target=np.concatenate([*(np.roll(ring, -1) for ring in rings), none]).astype(np.int64),
+        share=np.concatenate([*shares, none]),
+        num_bytes=np.ones(1),
+        cyclic=len(rings) == 1,
+    )
+
+
+def _added(rounds: Sequence[tuple[PointToPoint, int]], links: Links) -> tuple[float, float]:
+    found = [links.load(messages, repeat) for messages, repeat in rounds if repeat and len(messages.source)]
+    return (
+        sum(float(took.busy_s[0] + took.latency_s[0]) for took in found),
+        sum(float(took.num_messages[0]) for took in found),
+    )
+
+
+def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 0.0, overlap: bool = False) -> StepCost:
     """Predict the time of a step.
 
     A phase takes as long as the busiest link, the longest delay in use and the messages of the busiest rank; a stage as
@@ -109,7 +102,7 @@ def step_cost(
 
     Args:
         traffic: What the step moves and does, counted or expected.
-        network: Of as many ranks.
+        links: Of as many ranks, with the overheads of the rates.
         rates: Of the machine.
         dense_s: Time of everything else in the step.
         overlap: Whether the next batch's ids are prepared and requested beside the dense part.
@@ -118,30 +111,28 @@ def step_cost(
         ValueError: The topology has another number of ranks.
 
     """
-    if network.num_ranks != traffic.num_ranks:
-        raise ValueError(f"the plan is for {traffic.num_ranks} ranks, but the topology has {network.num_ranks}.")
-    cores = rates.shared_cores or network.num_ranks
+    if links.num_ranks != traffic.num_ranks:
+        raise ValueError(f"the plan is for {traffic.num_ranks} ranks, but the topology has {links.num_ranks}.")
+    cores = rates.shared_cores or links.num_ranks
     shared = _with_shares(traffic.work, cores)  # (stages, counts, ranks + 1)
     busiest = (shared * rates.counts_s[:, None]).sum(axis=1)  # (stages, ranks + 1)
     at = busiest.argmax(axis=1)
     stages = dict(zip(STAGES, busiest.max(axis=1).tolist(), strict=True))
     counts = sum((shared[k, :, rank] for k, rank in enumerate(at)), np.zeros(rates.counts_s.size))
-    hosts = network.by_host(traffic.num_bytes)
-    wires = network.seconds(hosts)
-    used = network.by_host(traffic.num_messages)
-    wires = wires + (np.minimum(used, 1.0) * network.delays_s).max(axis=(-2, -1))
+    took = links.load(RankMatrix(num_bytes=traffic.num_bytes, num_messages=traffic.num_messages))
+    wires = took.busy_s + took.latency_s  # (phases,)
     messages = traffic.num_messages.sum(axis=-1) + traffic.num_messages.sum(axis=-2)  # (phases, ranks)
     handled = _with_shares(messages, cores).max(axis=-1)  # (phases,)
-    phases = dict(zip(PHASES, (wires + handled * rates.message_s).tolist(), strict=True))
-    crowd = rates.crowd(network.num_ranks)
+    phases = dict(zip(PHASES, (wires + handled * links.overheads.message_s).tolist(), strict=True))
+    crowd = rates.crowd(links.num_ranks)
     lookups = crowd * traffic.num_lookups
     sync_wire_s = sync_messages = 0.0
     for sync in traffic.syncs:
         for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
-            wire_s, each_rank = network.sync(num_bytes, hierarchical=traffic.hierarchical)
+            wire_s, each_rank = all_reduce_time(num_bytes, links, hierarchical=traffic.hierarchical)
             sync_wire_s += traffic.sync_share * wire_s
             sync_messages += traffic.sync_share * each_rank * crowd
-    sync_s = stages["sync"] + sync_wire_s + sync_messages * rates.message_s
+    sync_s = stages["sync"] + sync_wire_s + sync_messages * links.overheads.message_s
     parts = (
         ("prepare", stages["prepare"]),
         ("sizes", phases["sizes"]),

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pliant.netmodel import Links
 from pliant.recsys.bins import RowBins, draws
-from pliant.recsys.cost import Network
 from pliant.recsys.expected import Asked
 from pliant.recsys.memory import held_by_piece
 from pliant.recsys.rates import Rates
@@ -19,7 +19,7 @@ from pliant.recsys.traffic import Kinds
 from pliant.spec import EmbeddingPlan
 from pliant.spec.embedding import Piece
 
-__all__ = ["ROWS", "Quantities", "Weights", "contribution", "prices"]
+__all__ = ["ROWS", "Quantities", "Weights", "contribution", "one_byte_each_s", "prices"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,20 +57,24 @@ def contribution(plan: EmbeddingPlan, pieces: Sequence[Piece], found: Asked, rat
     return found_rows
 
 
-def prices(row: Floats, network: Network, weights: Weights, sync_s: float) -> tuple[float, float]:
+def one_byte_each_s(links: Links) -> float:
+    """Return how long links are busy if every rank sends one byte to every other."""
+    one = links.by_host(1 - np.eye(links.num_ranks))[None]  # (1, hosts, hosts)
+    return float(links.between_hosts(one, one).busy_s[0])
+
+
+def prices(row: Floats, links: Links, weights: Weights, sync_s: float) -> tuple[float, float]:
     """Return seconds of a step and mean bytes held of a contribution (15, ranks), as if others balanced it.
 
     Args:
         row: The contribution.
-        network: Its links.
+        links: Of its ranks.
         weights: Of work and links.
         sync_s: Seconds per byte all-reduced.
 
     """
     mean = row.mean(axis=1)
-    n = network.num_ranks
-    even = network.by_host(1 - np.eye(n))
-    pair_s = float(network.seconds(even)) if n > 1 else 0.0
+    pair_s = one_byte_each_s(links)
     wire_s = pair_s * (mean[6] + 2 * mean[7]) + sync_s * (mean[12] + mean[13])
     return weights.work * float(mean[:6].sum()) + weights.wire * wire_s, float(
         mean[8] + mean[9] + max(mean[10], mean[11])

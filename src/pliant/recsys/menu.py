@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pliant.netmodel import Links
 from pliant.recsys.bins import RowBins
-from pliant.recsys.cost import Network
 from pliant.recsys.curves import Quantities, Weights, contribution, prices
 from pliant.recsys.expected import Asked
 from pliant.recsys.rates import Rates
@@ -51,7 +51,7 @@ class Menu:
         self,
         frame: EmbeddingPlan,
         bins: RowBins,
-        network: Network,
+        links: Links,
         rates: Rates,
         *,
         bits: tuple[Bits, ...],
@@ -59,7 +59,7 @@ class Menu:
         weights: Weights,
         room_bytes: float,
     ) -> None:
-        self.frame, self.bins, self.network, self.rates = frame, bins, network, rates
+        self.frame, self.bins, self.links, self.rates = frame, bins, links, rates
         self.sync_s, self.weights, self.room_bytes = sync_s, weights, room_bytes
         self.quantities = Quantities.of(bins, frame)
         self.row_bytes = np.array([_row_bytes(frame, table) for table in frame.tables])[:, None]  # (t, 1)
@@ -183,7 +183,7 @@ class Menu:
                 asked = Asked(**spread, **single, silence=np.zeros((1, n)))
                 row = contribution(one, one.pieces(), asked, self.rates)[0].copy()
                 row[8] = 0.0  # the shard of this table of one row
-                rows.append(prices(row, self.network, self.weights, self.sync_s))
+                rows.append(prices(row, self.links, self.weights, self.sync_s))
             found = np.array(rows).T
             found[:, 1:] -= found[:, :1]
             self._unit[key] = found

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pliant.recsys.cost import Network
+from pliant.netmodel import Links
+from pliant.recsys.cost import all_reduce_time
 from pliant.recsys.rates import Rates
 from pliant.recsys.traffic import Shared
 
@@ -36,7 +37,7 @@ class Model:
 
     def __init__(
         self,
-        network: Network,
+        links: Links,
         rates: Rates,
         *,
         every: int,
@@ -47,17 +48,17 @@ class Model:
         sent_bytes: float | None = None,
         work_s: float | None = None,
     ) -> None:
-        self.network, self.rates = network, rates
+        self.links, self.rates = links, rates
         self.every, self.hierarchical, self.dense_s, self.overlap = every, hierarchical, dense_s, overlap
         self.limits = (memory_bytes, sent_bytes, work_s)
-        self._delay_s = float(network.delays_s.max(initial=0.0))
-        unit_s, messages = network.sync(2.0**30, hierarchical=hierarchical)
-        fixed_s, _ = network.sync(0.0, hierarchical=hierarchical)
+        self._delay_s = float(links.delays_s.max(initial=0.0))
+        unit_s, messages = all_reduce_time(2.0**30, links, hierarchical=hierarchical)
+        fixed_s, _ = all_reduce_time(1e-9, links, hierarchical=hierarchical)
         self.sync_s = (unit_s - fixed_s) / 2.0**30
         """Of a byte all-reduced"""
-        self.sync_fixed_s = 2 * (fixed_s + messages * rates.message_s) / every
+        self.sync_fixed_s = 2 * (fixed_s + messages * links.overheads.message_s) / every
         """Of rows of one dim on all ranks, however few"""
-        self.lookup_s = rates.lookup_s * rates.crowd(network.num_ranks)
+        self.lookup_s = rates.lookup_s * rates.crowd(links.num_ranks)
 
     def shared_s(self, shared: Iterable[Shared]) -> float:
         """Return seconds of what tables share, however little is asked of it."""
@@ -71,16 +72,16 @@ class Model:
             shared_s: (m,), of what tables share.
 
         """
-        n = self.network.num_ranks
+        n, message_s = self.links.num_ranks, self.links.overheads.message_s
         stages = states[:, :6].max(axis=-1)  # (m, stages)
         speaks = -np.expm1(states[:, 14])  # (m, ranks)
         handled = (speaks.sum(axis=-1, keepdims=True) + (n - 2) * speaks).max(axis=-1) if n > 1 else speaks[:, 0] * 0.0
         exchanges = (speaks.max(axis=-1) > 0) & (n > 1)
-        request_s, gradients_s = self._wire(states[:, 6]), self._wire(states[:, 7])
-        answer_s = self._wire(states[:, 7], back=True)
-        sizes_s = self._wire(np.full((1, n), _SIZES_BYTES))[0]
-        talk_s = handled * self.rates.message_s + self._delay_s * np.minimum(1.0, speaks.max(axis=-1))
-        first_s = exchanges * (sizes_s + 2 * (n - 1) * self.rates.message_s + self._delay_s)
+        request_s, gradients_s = self._wire(states[:, 6], speaks), self._wire(states[:, 7], speaks)
+        answer_s = self._wire(states[:, 7], speaks, back=True)
+        sizes_s = self._wire(np.full((1, n), _SIZES_BYTES), np.ones((1, n)))[0]
+        talk_s = handled * message_s + self._delay_s * np.minimum(1.0, speaks.max(axis=-1))
+        first_s = exchanges * (sizes_s + 2 * (n - 1) * message_s + self._delay_s)
         ahead_s = stages[:, 0] + first_s + request_s + talk_s
         sync_s = stages[:, 5] + self.sync_s * states[:, 12:14, 0].sum(axis=-1)
         hidden_s = np.minimum(ahead_s, self.dense_s) if self.overlap else 0.0
@@ -96,16 +97,29 @@ class Model:
                 beyond = beyond + np.maximum(used / max(limit, 1e-12) - 1, 0.0)
         return Judged(step_s + _BEYOND * beyond, step_s, held)
 
-    def _wire(self, asked: Floats, *, back: bool = False) -> Floats:
-        """Return how long bytes (m, ranks), of each requester to each owner, take; or of each owner, back."""
-        network = self.network
-        if network.num_ranks == 1:
+    def _wire(self, asked: Floats, speaks: Floats, *, back: bool = False) -> Floats:
+        """Return how long bytes take, (m,), of each requester to each owner; or of each owner, back.
+
+        Args:
+            asked: (m, ranks) bytes that each requester has for an owner.
+            speaks: (m, ranks) chance that it has any.
+            back: Whether owners send them.
+
+        """
+        if self.links.num_ranks == 1:
             return np.zeros(len(asked))
-        per_host = np.add.reduceat(asked, network.starts, axis=-1)  # (m, hosts)
-        hosts = network.sizes[:, None] * per_host[:, None, :]
-        own = np.arange(len(network.sizes))
+        num_bytes, flows = self._between_hosts(asked), self._between_hosts(speaks)
+        if back:
+            num_bytes, flows = np.swapaxes(num_bytes, -1, -2), np.swapaxes(flows, -1, -2)
+        return self.links.between_hosts(num_bytes, flows).busy_s
+
+    def _between_hosts(self, asked: Floats) -> Floats:
+        """Return (m, hosts, hosts), from requesters to owners, of what each requester has for an owner, (m, ranks)."""
+        per_host = np.add.reduceat(asked, self.links.starts, axis=-1)  # (m, hosts)
+        hosts = self.links.sizes[:, None] * per_host[:, None, :]
+        own = np.arange(self.links.num_hosts)
         hosts[:, own, own] -= per_host
-        return network.seconds(np.swapaxes(hosts, -1, -2) if back else hosts)
+        return hosts
 
 
 def longest_first(

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pliant.netmodel import Links
 from pliant.recsys.bins import RowBins
-from pliant.recsys.cost import Network
 from pliant.recsys.curves import Weights
 from pliant.recsys.moving import Model
 from pliant.recsys.problem import Limits, Problem, Valued, refusal
@@ -217,10 +217,10 @@ def search_of(problem: Problem, batch: int, every: int, *, by_host: bool = False
         optimizer=problem.optimizer,
         hierarchical=by_host,
     )
-    network = Network(problem.topology, problem.rates)
+    links = Links(problem.topology, problem.rates.overheads)
     limits = problem.limits
     model = Model(
-        network,
+        links,
         problem.rates,
         every=every,
         hierarchical=by_host,
@@ -230,7 +230,7 @@ def search_of(problem: Problem, batch: int, every: int, *, by_host: bool = False
         sent_bytes=limits.sent_bytes,
         work_s=limits.work_s,
     )
-    return Search(frame, problem.bins, network, problem.rates, model, limits.bits)
+    return Search(frame, problem.bins, links, problem.rates, model, limits.bits)
 
 
 def _weights(limits: Limits) -> list[Weights]:

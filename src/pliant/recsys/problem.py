@@ -6,8 +6,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pliant.netmodel import Links
 from pliant.recsys.bins import RowBins
-from pliant.recsys.cost import Network, StepCost, step_cost
+from pliant.recsys.cost import StepCost, step_cost
 from pliant.recsys.expected import expected
 from pliant.recsys.memory import Memory, held
 from pliant.recsys.rates import Rates
@@ -76,8 +77,8 @@ class Valued:
         """Predict a plan."""
         traffic = expected(plan, problem.bins, ahead=problem.overlap)
         dense_s = problem.dense_sample_s * plan.batch_size
-        network = Network(problem.topology, problem.rates)
-        cost = step_cost(traffic, network, problem.rates, dense_s=dense_s, overlap=problem.overlap)
+        links = Links(problem.topology, problem.rates.overheads)
+        cost = step_cost(traffic, links, problem.rates, dense_s=dense_s, overlap=problem.overlap)
         return cls(plan, traffic, cost, held(plan, problem.bins), traffic.sent_bytes(problem.topology))
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from pliant.netmodel import Links
 from pliant.recsys.curves import Weights
 from pliant.recsys.traffic import Shared
 from pliant.spec import TableLayout
@@ -111,7 +112,7 @@ class _Program:
         for stage in range(6):
             self._busiest(every[:, stage])
         for part, back in ((6, False), (7, True), (7, False)):
-            self._busiest(_host_seconds(every[:, part], search.network, back=back))
+            self._busiest(_host_seconds(every[:, part], search.links, back=back))
         self._shared(search, options)
 
     @property
@@ -153,12 +154,13 @@ class _Program:
                     self._constraint([(self.firsts[t] + k, 1.0), (columns[key], -1.0)], -np.inf, 0.0)
 
 
-def _host_seconds(asked: Floats, network: Any, *, back: bool) -> Floats:
+def _host_seconds(asked: Floats, links: Links, *, back: bool) -> Floats:
     """Return seconds (options, resources) of hosts' rates out and in for bytes that each rank asks each owner for."""
-    per_host = np.add.reduceat(asked, network.starts, axis=-1)  # (options, hosts)
+    per_host = np.add.reduceat(asked, links.starts, axis=-1)  # (options, hosts)
     total = per_host.sum(axis=-1, keepdims=True)
-    out, into = network.sizes * (total - per_host), (network.num_ranks - network.sizes) * per_host
+    out, into = links.sizes * (total - per_host), (links.num_ranks - links.sizes) * per_host
     if back:
         out, into = into, out
-    inside = (network.sizes - 1) * per_host * network.inside_s
-    return np.concatenate([out * network.out_s, into * network.in_s, inside], axis=1)
+    inside = (links.sizes - 1) * per_host / links.overheads.loopback_bytes_per_s
+    factor = links.overheads.wire_factor
+    return np.concatenate([factor * out * links.out_s, factor * into * links.in_s, inside], axis=1)

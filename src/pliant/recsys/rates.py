@@ -1,10 +1,12 @@
 """Rates of work on a machine: seconds of each thing that is counted, given, measured or fitted to steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
+
+from pliant.netmodel import Overheads
 
 __all__ = ["Rates", "fitted"]
 
@@ -13,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Seconds of work, and of what messages cost beside the links of a topology. Defaults are of one CPU core."""
+    """Seconds of work on embedding tables, and overheads of messages. Defaults are of one CPU core."""
 
     id_s: float = 6e-8
     """Of an id that is made distinct: sorted, and found again."""
@@ -29,21 +31,17 @@ class Rates:
     """Of a piece of a table in each step, however little is asked of it."""
     lookup_s: float = 5e-4
     """Of a lookup in a group of alike pieces, however few ids it has, there and back."""
-    message_s: float = 1.5e-4
-    """Of a rank, for each message that it sends or receives."""
     step_s: float = 1e-3
     """Of a step with embeddings, whatever is in it."""
-    wire_factor: float = 1.05
-    """Time on a link over bytes / rate: below 1 where it lets bursts pass, or exchanges overlap."""
-    memory_bytes_per_s: float = 3e9
-    """Between ranks of one host."""
+    overheads: Overheads = field(default_factory=Overheads)
+    """What messages cost beside the links; a wire factor below 1 where bursts pass, or exchanges overlap."""
     shared_cores: int = 0
     """All ranks work on so many cores, as on emulated hosts; 0: each has its own."""
 
     def __post_init__(self) -> None:
-        times = [getattr(self, f.name) for f in fields(self) if f.name.endswith("_s") and "bytes" not in f.name]
-        if min(*times, self.shared_cores) < 0 or min(self.wire_factor, self.memory_bytes_per_s) <= 0:
-            raise ValueError(f"{self} cannot be: times and cores are at least 0, the factor and the rate above 0.")
+        times = [getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")]
+        if min(*times, self.shared_cores) < 0:
+            raise ValueError(f"{self} cannot be: times and cores are at least 0.")
 
     def crowd(self, num_ranks: int) -> float:
         """Return how many of so many ranks share a core; at least 1."""
@@ -57,7 +55,7 @@ class Rates:
 
 _PULL = 1e-2
 _COUNTED = ("id_s", "row_s", "number_s", "coded_s", "updated_s", "piece_s")
-_FITTED = (*_COUNTED, "lookup_s", "message_s", "step_s", "wire_factor")
+_OWN = (*_COUNTED, "lookup_s", "step_s")
 
 
 def fitted(features: Sequence[Floats], wire_s: Sequence[float], measured_s: Sequence[float], start: Rates) -> Rates:
@@ -84,9 +82,10 @@ def fitted(features: Sequence[Floats], wire_s: Sequence[float], measured_s: Sequ
             f"{len(features)} steps have features, {len(measured_s)} times; there must be as many, some, all above 0."
         )
     took = np.asarray(measured_s, np.float64)
-    wire = np.asarray(wire_s, np.float64) / start.wire_factor
+    wire = np.asarray(wire_s, np.float64) / start.overheads.wire_factor
     A = np.concatenate([np.asarray(features, np.float64), wire[:, None]], axis=1) / took[:, None]
-    known = np.array([getattr(start, name) for name in _FITTED])
+    columns = (*_COUNTED, "lookup_s", "message_s", "step_s", "wire_factor")
+    known = np.array([getattr(start if name in _OWN else start.overheads, name) for name in columns])
     used = A.any(axis=0)
     # Columns in units of what they were believed to take; a weak pull towards that belief settles what the steps cannot
     # tell apart.
@@ -96,4 +95,6 @@ def fitted(features: Sequence[Floats], wire_s: Sequence[float], measured_s: Sequ
     found, _ = nnls(np.concatenate([(A * scale)[:, used], pull]), wanted)
     values = known.copy()
     values[used] = found * scale[used]
-    return replace(start, **dict(zip(_FITTED, values.tolist(), strict=True)))
+    named = dict(zip(columns, values.tolist(), strict=True))
+    overheads = replace(start.overheads, message_s=named.pop("message_s"), wire_factor=named.pop("wire_factor"))
+    return replace(start, overheads=overheads, **named)

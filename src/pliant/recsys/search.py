@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from pliant.netmodel import Links
 from pliant.recsys.bins import RowBins
-from pliant.recsys.cost import Network
-from pliant.recsys.curves import ROWS, Weights, contribution
+from pliant.recsys.curves import ROWS, Weights, contribution, one_byte_each_s
 from pliant.recsys.expected import asked
 from pliant.recsys.menu import Bits, Menu, family
 from pliant.recsys.moving import Model, longest_first
@@ -49,17 +49,17 @@ class Search:
     """One batch size, one `every`, one topology: contributions of tables, and moves between them."""
 
     def __init__(
-        self, frame: EmbeddingPlan, bins: RowBins, network: Network, rates: Rates, model: Model, bits: tuple[Bits, ...]
+        self, frame: EmbeddingPlan, bins: RowBins, links: Links, rates: Rates, model: Model, bits: tuple[Bits, ...]
     ) -> None:
-        self.frame, self.bins, self.network, self.rates, self.model, self.bits = (
+        self.frame, self.bins, self.links, self.rates, self.model, self.bits = (
             frame,
             bins,
-            network,
+            links,
             rates,
             model,
             bits,
         )
-        self.pair_s = float(network.seconds(network.by_host(1 - np.eye(network.num_ranks)))) / max(1, network.num_ranks)
+        self.pair_s = one_byte_each_s(links) / links.num_ranks
         """Of a byte that every rank asks one owner for, on average over owners"""
         self._menus: dict[Weights, Menu] = {}
         self._known: dict[tuple[int, TableLayout], Floats] = {}
@@ -71,7 +71,7 @@ class Search:
             self._menus[weights] = Menu(
                 self.frame,
                 self.bins,
-                self.network,
+                self.links,
                 self.rates,
                 bits=self.bits,
                 sync_s=self.model.sync_s,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pliant.schedules.beside import Improving
 from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned, Recipe, candidates
 from pliant.schedules.collective import Collective, Grouped, group
-from pliant.schedules.cost import Cost, Overheads, RoundCost, cost, lower_bound_s
+from pliant.schedules.cost import Cost, RoundCost, cost, lower_bound_s
 from pliant.schedules.family import Level, Shape, build, halving, mixed_radix, shapes
 from pliant.schedules.improving import better_owners, better_rounds
 from pliant.schedules.owners import Assignment, greedy_owners, one_owner, program_owners, spread_owners
@@ -28,7 +28,6 @@ __all__ = [
     "Improved",
     "Improving",
     "Level",
-    "Overheads",
     "Planned",
     "Recipe",
     "RoundCost",

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Literal
 
+from pliant.netmodel import Overheads
 from pliant.schedules.choose import Candidate, candidates
 from pliant.schedules.collective import Collective, group
-from pliant.schedules.cost import Overheads
 from pliant.schedules.improving import better_owners, better_rounds
 from pliant.spec import Topology, from_json, to_json
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pliant.netmodel import Overheads
 from pliant.schedules.collective import Collective, Grouped, group
-from pliant.schedules.cost import Cost, Overheads, cost, lower_bound_s
+from pliant.schedules.cost import Cost, cost, lower_bound_s
 from pliant.schedules.family import Shape, build, halving, shapes
 from pliant.schedules.owners import greedy_owners, one_owner, spread_owners
 from pliant.spec import Schedule, Topology

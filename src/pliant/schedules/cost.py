@@ -1,64 +1,37 @@
 """Cost of a schedule on a topology, block by block, and a bound that none can beat."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from pliant.netmodel import Links, Overheads, PointToPoint
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology
 
-__all__ = ["Cost", "Overheads", "Prices", "RoundCost", "cost", "lower_bound_s"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overheads:
-    """Cost of messages beside the links that a topology describes. Defaults are the simulator's, but for sharing."""
-
-    message_s: float = 1.5e-4
-    """Of a rank, for each message that it sends or receives: alpha."""
-    wire_factor: float = 1.05
-    """Time on a link over bytes / rate: headers, and what TCP does not use."""
-    sharing: float = 0.17
-    """Flows that share an interface get in each other's way: f at once take 1 + sharing (1 - 1/f) times as long.
-
-    1 - 1/f is how often the next of a queue's bytes is another flow's than the last one. Fitted: see docs/schedules.md.
-    """
-    memory_bytes_per_s: float = 3e9
-    """Between ranks of one host."""
-    reduce_bytes_per_s: float = 1.2e10
-    """Of sums: 1 / gamma."""
-
-    def __post_init__(self) -> None:
-        rates = self.memory_bytes_per_s, self.reduce_bytes_per_s
-        if self.message_s < 0 or self.wire_factor <= 0 or self.sharing < 0 or min(rates) <= 0:
-            raise ValueError(
-                f"{self} cannot be: a message's time and sharing are at least 0, the factor and rates above 0."
-            )
-
-    def shared(self, num_flows: int) -> float:
-        """Return how many times as long an interface takes for so many flows at once as for one."""
-        return 1 + self.sharing * (1 - 1 / num_flows)
+__all__ = ["Cost", "RoundCost", "cost", "lower_bound_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCost:
-    """One round: the sum of these times."""
+    """One round: these times follow one another, but that interfaces and loopback work side by side."""
 
     wire_s: float
-    """Of the busiest resource: a host's or a rack's rate out, its rate in, or a link with a rate of its own."""
+    """Of the busiest interface: a host's or a rack's rate out, its rate in, or a link with a rate of its own."""
+    loopback_s: float
+    """Of the host with the most bytes between its own ranks."""
     latency_s: float
     """The largest on a path that is used."""
     message_s: float
     """Of the rank that handles the most messages."""
-    memory_s: float
-    """Of the host with the most bytes between its own ranks."""
     reduce_s: float
     """Of the rank that adds the most up."""
 
     @property
     def total_s(self) -> float:
         """Seconds of the round."""
-        return self.wire_s + self.latency_s + self.message_s + self.memory_s + self.reduce_s
+        return max(self.wire_s, self.loopback_s) + self.latency_s + self.message_s + self.reduce_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,37 +49,12 @@ class Cost:
         return sum(each.total_s for each in self.rounds)
 
 
-class Prices:
-    """A topology as seconds per byte, by host and rack; ranks of one host share its interface, hosts the uplink."""
-
-    def __init__(self, topology: Topology, overheads: Overheads) -> None:
-        self.host_of = [k for k, host in enumerate(topology.hosts) for _ in range(host.num_ranks)]  # (num_ranks,)
-        self.num_hosts = len(topology.hosts)
-        factor = overheads.wire_factor
-        self.out_s = [_per_byte(host.send_bytes_per_s, factor) for host in topology.hosts]
-        self.in_s = [_per_byte(host.receive_bytes_per_s, factor) for host in topology.hosts]
-        self.delay_s = [host.delay_s for host in topology.hosts]
-        self.rack_of = topology.rack_of()  # (num_hosts,)
-        self.up_s = [_per_byte(rack.send_bytes_per_s, factor) for rack in topology.racks]  # (num_racks,)
-        self.down_s = [_per_byte(rack.receive_bytes_per_s, factor) for rack in topology.racks]
-        index = {host.name: k for k, host in enumerate(topology.hosts)}
-        self.links = {
-            (index[link.source], index[link.target]): (_per_byte(link.bytes_per_s, factor), link.latency_s)
-            for link in topology.links
-        }
-
-    def latency_s(self, source: int, target: int) -> float:
-        """Return the one-way delay from host to host, which a link of its own replaces."""
-        link = self.links.get((source, target))
-        return self.delay_s[target] if link is None else link[1]
-
-
 def cost(schedule: Schedule, collective: Collective, topology: Topology, overheads: Overheads | None = None) -> Cost:
     """Predict a schedule: alpha, beta and gamma with the bytes that this bitmap asks for, round by round.
 
     A round lasts as long as its busiest resource, an interface longer if flows share it (`Overheads.sharing`); since
-    rounds wait for one another at every rank that takes part, their times add up. Two ranks of one host load its memory
-    and not its link.
+    rounds wait for one another at every rank that takes part, their times add up. Two ranks of one host load its
+    loopback and not its link.
 
     Raises:
         ValueError: The topology has another number of ranks.
@@ -118,7 +66,7 @@ def cost(schedule: Schedule, collective: Collective, topology: Topology, overhea
             f"the schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but the topology has "
             f"{topology.num_ranks}."
         )
-    prices = Prices(topology, overheads)
+    links = Links(topology, overheads)
     rounds: list[RoundCost] = []
     sent = [0] * schedule.num_ranks
     num_messages = 0
@@ -133,50 +81,20 @@ def cost(schedule: Schedule, collective: Collective, topology: Topology, overhea
         for (source, _), num_bytes in pair_bytes.items():
             sent[source] += num_bytes
         num_messages += len(pair_bytes)
-        rounds.append(_round(pair_bytes, reduced, prices, overheads))
+        rounds.append(_round(pair_bytes, max(reduced.values(), default=0), links))
     return Cost(rounds=tuple(rounds), sent_bytes=tuple(sent), num_messages=num_messages)
 
 
-def _round(
-    pair_bytes: Counter[tuple[int, int]], reduced: Counter[int], prices: Prices, overheads: Overheads
-) -> RoundCost:
-    host_of = prices.host_of
-    out: Counter[int] = Counter()
-    into: Counter[int] = Counter()
-    inside: Counter[int] = Counter()
-    up: Counter[int] = Counter()
-    down: Counter[int] = Counter()
-    link: Counter[tuple[int, int]] = Counter()
-    handled: Counter[int] = Counter()
-    leaving: Counter[int] = Counter()  # flows of each host
-    coming: Counter[int] = Counter()
-    latency_s = 0.0
-    for (source, target), num_bytes in pair_bytes.items():
-        handled[source] += 1
-        handled[target] += 1
-        a, b = host_of[source], host_of[target]
-        if a == b:
-            inside[a] += num_bytes
-            continue
-        leaving[a] += 1
-        coming[b] += 1
-        out[a] += num_bytes
-        into[b] += num_bytes
-        link[a, b] += num_bytes
-        if prices.rack_of[a] != prices.rack_of[b]:
-            up[prices.rack_of[a]] += num_bytes
-            down[prices.rack_of[b]] += num_bytes
-        latency_s = max(latency_s, prices.latency_s(a, b))
-    wires = [n * prices.out_s[a] * overheads.shared(leaving[a]) for a, n in out.items()]
-    wires += [n * prices.in_s[b] * overheads.shared(coming[b]) for b, n in into.items()]
-    wires += [n * prices.up_s[g] for g, n in up.items()] + [n * prices.down_s[h] for h, n in down.items()]
-    wires += [n * prices.links[pair][0] for pair, n in link.items() if pair in prices.links]
+def _round(pair_bytes: Counter[tuple[int, int]], most_reduced: int, links: Links) -> RoundCost:
+    ends = np.array(list(pair_bytes), dtype=np.int64).reshape(-1, 2)  # (num_messages, 2)
+    share = np.array(list(pair_bytes.values()), dtype=np.float64)
+    took = links.load(PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=np.ones(1)))
     return RoundCost(
-        wire_s=max(wires, default=0.0),
-        latency_s=latency_s,
-        message_s=_most(handled.values()) * overheads.message_s,
-        memory_s=_most(inside.values()) / overheads.memory_bytes_per_s,
-        reduce_s=_most(reduced.values()) / overheads.reduce_bytes_per_s,
+        wire_s=float(took.wire_s[0]),
+        loopback_s=float(took.loopback_s[0]),
+        latency_s=float(took.latency_s[0]),
+        message_s=float(took.message_s[0]),
+        reduce_s=most_reduced / links.overheads.reduce_bytes_per_s,
     )
 
 
@@ -191,21 +109,22 @@ def lower_bound_s(collective: Collective, topology: Topology, overheads: Overhea
     byte bounds, and the latency.
     """
     overheads = overheads if overheads is not None else Overheads()
-    prices = Prices(topology, overheads)
+    links, factor = Links(topology, overheads), overheads.wire_factor
+    host_of: list[int] = links.host_of.tolist()
     num_rounds = num_crossings = 0
     for held, needed in zip(collective.holders, collective.needers, strict=True):
         if held and needed:
-            holding, needing = {prices.host_of[r] for r in held}, {prices.host_of[r] for r in needed}
+            holding, needing = {host_of[r] for r in held}, {host_of[r] for r in needed}
             # Forming the sum and spreading it are rounds of their own, unless one rank, or one host, does without.
             num_rounds = max(num_rounds, (len(held) > 1) + (len(needed) > 1) or int(held != needed))
             num_crossings = max(num_crossings, (len(holding) > 1) + (len(needing) > 1) or int(holding != needing))
-    rack_of = [prices.rack_of[host] for host in prices.host_of]  # (num_ranks,)
-    wire_s = max(
-        _crossing_s(collective, prices.host_of, prices.out_s, prices.in_s),
-        _crossing_s(collective, rack_of, prices.up_s, prices.down_s),
+    rack_of: list[int] = links.rack_of[links.host_of].tolist() if len(links.up_s) else []  # (num_ranks,)
+    wire_s = factor * max(
+        _crossing_s(collective, host_of, links.out_s.tolist(), links.in_s.tolist()),
+        _crossing_s(collective, rack_of, links.up_s.tolist(), links.down_s.tolist()),
     )
-    hosts = range(prices.num_hosts)
-    shortest_s = min((prices.latency_s(a, b) for a in hosts for b in hosts if a != b), default=0.0)
+    apart = ~np.eye(links.num_hosts, dtype=bool)
+    shortest_s = float(links.delays_s[apart].min(initial=np.inf)) if links.num_hosts > 1 else 0.0
     return wire_s + num_crossings * shortest_s + num_rounds * overheads.message_s
 
 
@@ -239,11 +158,3 @@ def _crossing_s(
         if min(side_s) > 0:
             wires.append(crossing / sum(1 / s for s in side_s))
     return max(wires)
-
-
-def _per_byte(bytes_per_s: float, wire_factor: float) -> float:
-    return wire_factor / bytes_per_s if bytes_per_s > 0 else 0.0
-
-
-def _most(counts: Iterable[int]) -> int:
-    return max(counts, default=0)

@@ -1,8 +1,9 @@
 """Integer programs that improve the best schedule of the family, within a time limit."""
 
+from pliant.netmodel import Overheads
 from pliant.schedules.choose import Candidate, candidates
 from pliant.schedules.collective import Collective, group
-from pliant.schedules.cost import Overheads, cost
+from pliant.schedules.cost import cost
 from pliant.schedules.family import build
 from pliant.schedules.owners import program_owners
 from pliant.schedules.program import improve, too_large
@@ -51,7 +52,7 @@ def better_rounds(
         best: Of the family, over any super-blocks.
         collective: Of single blocks.
         topology: Whose links count.
-        overheads: Costs beside them.
+        overheads: Overheads beside them.
         limit_s: Of the solver.
         num_workers: Threads of the solver.
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.netmodel import Links, Overheads
 from pliant.schedules.collective import Collective
-from pliant.schedules.cost import Overheads, Prices
 from pliant.spec import Topology
 
 __all__ = ["Assignment", "greedy_owners", "one_owner", "program_owners", "spread_owners"]
@@ -36,21 +36,23 @@ class _Loads:
     """
 
     def __init__(self, collective: Collective, topology: Topology, overheads: Overheads, *, merged: bool) -> None:
-        prices = Prices(topology, overheads)
-        shape = (collective.num_blocks, prices.num_hosts)
-        self.host_of = prices.host_of
-        self.inside = np.eye(prices.num_hosts)  # (num_hosts, num_links): 1 where a host is behind a link
+        links, factor = Links(topology, overheads), overheads.wire_factor
+        shape = (collective.num_blocks, links.num_hosts)
+        self.host_of: list[int] = links.host_of.tolist()
+        self.inside = np.eye(links.num_hosts)  # (num_hosts, num_links): 1 where a host is behind a link
         if topology.racks:
-            self.inside = np.hstack([self.inside, np.eye(len(topology.racks))[list(prices.rack_of)]])
+            self.inside = np.hstack([self.inside, np.eye(len(topology.racks))[links.rack_of]])
         held, needed = np.zeros(shape), np.zeros(shape)  # (num_blocks, num_hosts) messages that hosts send and take
         for counts, ranks_of in ((held, collective.holders), (needed, collective.needers)):
             for b, ranks in enumerate(ranks_of):
                 for rank in ranks:
-                    counts[b, prices.host_of[rank]] += 1
+                    counts[b, self.host_of[rank]] += 1
         size = np.array(collective.block_bytes, dtype=np.float64)[:, None]
         self.moving = np.minimum(held.max(1, initial=0), needed.max(1, initial=0)) > 0  # (num_blocks,)
         size[~self.moving] = 0
-        out_s, in_s = np.array([*prices.out_s, *prices.up_s]), np.array([*prices.in_s, *prices.down_s])
+        out_s, in_s = (
+            factor * np.concatenate(sides) for sides in ((links.out_s, links.up_s), (links.in_s, links.down_s))
+        )
         self.phases = [
             self._phase(held, size, out_s, in_s, merged=merged),
             self._phase(needed, size, in_s, out_s, merged=merged),

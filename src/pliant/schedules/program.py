@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pliant.netmodel import Links, Overheads
 from pliant.schedules.collective import Collective
-from pliant.schedules.cost import Overheads, Prices, cost
+from pliant.schedules.cost import cost
 from pliant.schedules.verify import verify
 from pliant.spec import Move, Schedule, Topology
 
@@ -56,7 +57,7 @@ def improve(
         schedule: A right one, which the solver starts from.
         collective: What it achieves: of few blocks, such as `group(collective, 2 * num_ranks)` gives.
         topology: Whose links count.
-        overheads: Costs beside them.
+        overheads: Overheads beside them.
         limit_s: Of the solver.
         num_workers: Threads of the solver.
 
@@ -77,7 +78,7 @@ def improve(
     if before_s == 0 or limit_s <= 0 or not schedule.num_moves:
         return same
     program = _Program(schedule, collective, _cp_model())
-    program.price(Prices(topology, overheads), overheads, before_s / _UNITS)
+    program.price(Links(topology, overheads), before_s / _UNITS)
     found, bound = program.solve(limit_s, num_workers)
     bound_s = bound * before_s / _UNITS
     if found is not None:
@@ -174,9 +175,14 @@ class _Program:
         self.model.add_implication(f, kept)
         add(kept <= f + alone + sum(copies))
 
-    def price(self, prices: Prices, overheads: Overheads, unit_s: float) -> None:
-        """Give each round its time, in units: the sum of its busiest link, latency, messages, memory and sums."""
-        host_of, sizes = prices.host_of, self.collective.block_bytes
+    def price(self, network: Links, unit_s: float) -> None:
+        """Give each round its time, in units: the sum of its busiest interface, latency, messages and sums."""
+        host_of, sizes = network.host_of.tolist(), self.collective.block_bytes
+        overheads = network.overheads
+        sides = (network.out_s, network.in_s, network.up_s, network.down_s)
+        out_s, in_s, up_s, down_s = ((overheads.wire_factor * side).tolist() for side in sides)
+        ends = zip(network.link_source, network.link_target, strict=True)
+        own = dict(zip(ends, (network.overheads.wire_factor * network.link_s).tolist(), strict=True))
 
         def units(seconds: float) -> int:
             return -int(-seconds // unit_s)
@@ -205,21 +211,21 @@ class _Program:
                     out.setdefault(g, []).extend(moved)
                     into.setdefault(h, []).extend(moved)
                     link.setdefault((g, h), []).extend(moved)
-                    if (a := prices.rack_of[g]) != (c := prices.rack_of[h]):
+                    if (a := network.rack_of[g]) != (c := network.rack_of[h]):
                         up.setdefault(a, []).extend(moved)
                         down.setdefault(c, []).extend(moved)
-                    latencies.append(units(prices.latency_s(g, h)) * used)
-            wires = [_weighed(moved, prices.out_s[g], units) for g, moved in out.items()]
-            wires += [_weighed(moved, prices.in_s[h], units) for h, moved in into.items()]
-            wires += [_weighed(moved, prices.up_s[a], units) for a, moved in up.items()]
-            wires += [_weighed(moved, prices.down_s[c], units) for c, moved in down.items()]
+                    latencies.append(units(float(network.delays_s[g, h])) * used)
+            wires = [_weighed(moved, out_s[g], units) for g, moved in out.items()]
+            wires += [_weighed(moved, in_s[h], units) for h, moved in into.items()]
+            wires += [_weighed(moved, up_s[a], units) for a, moved in up.items()]
+            wires += [_weighed(moved, down_s[c], units) for c, moved in down.items()]
             wires += [
-                _weighed(moved, prices.links[pair][0], units) for pair, moved in link.items() if pair in prices.links
+                _weighed(moved, overheads.wire_factor * own[pair], units) for pair, moved in link.items() if pair in own
             ]
+            wires += [_weighed(each, 1 / overheads.loopback_bytes_per_s, units) for each in inside.values()]
             self._longest(wires)
             self._longest(latencies)
             self._longest(_weighed(each, overheads.message_s, units) for each in handled.values())
-            self._longest(_weighed(each, 1 / overheads.memory_bytes_per_s, units) for each in inside.values())
             self._longest(_weighed(each, 1 / overheads.reduce_bytes_per_s, units) for each in reduced.values())
 
     def _longest(self, times: Iterable[Any]) -> None:

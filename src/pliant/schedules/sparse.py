@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
+from pliant.netmodel import Overheads
 from pliant.schedules.agreement import require_agreement
 from pliant.schedules.beside import Beside, Improving
 from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned
 from pliant.schedules.collective import Collective
-from pliant.schedules.cost import Overheads
 from pliant.schedules.execute import ScheduledSum
 from pliant.spec import Topology, from_json, to_json
 
@@ -51,7 +51,7 @@ class SparseSum:
         topology: The same on all ranks.
         comm: Who adds up; best one of its own, as `own_group` makes.
         like: The vectors to come, for their dtype and device.
-        overheads: Costs beside the topology's.
+        overheads: Overheads beside the topology's.
         choosing: When to look for another schedule.
         improving: Whether and when programs look; None: never.
 

@@ -1,6 +1,6 @@
 """Plans, simulated: how long a step takes, what it waits for and what it sends, without torch and without a network."""
 
-from pliant.simulator.costs import IDEAL, KEYS, Costs
+from pliant.netmodel import IDEAL, KEYS, Overheads
 from pliant.simulator.models import MODELS, bert_large, equal_layers, vgg16, workload_named
 from pliant.simulator.physics import Physics
 from pliant.simulator.simulate import BUCKET_BYTES, Simulated, simulate, simulate_many
@@ -11,7 +11,7 @@ __all__ = [
     "IDEAL",
     "KEYS",
     "MODELS",
-    "Costs",
+    "Overheads",
     "Physics",
     "Simulated",
     "bert_large",

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pliant.layouts.blocks import divided
-from pliant.simulator.messages import Floats, Product, Round
+from pliant.netmodel import DenseExchange, Floats
+from pliant.simulator.round import Round
 from pliant.simulator.schedules import around_ring, average
 from pliant.spec import Selection
 
@@ -46,7 +47,7 @@ def blocks(
     rounds = average(told, num_ranks, value_bytes=2, in_parts=True) if told.any() else []
     if selection.agreement == "leader":
         give = np.repeat(masks[:, None] / num_ranks, num_ranks, 1)
-        rounds.append(Round(messages=Product(give=give, take=np.ones((1, num_ranks)))))
+        rounds.append(Round(messages=DenseExchange(give=give, take=np.ones((1, num_ranks)))))
     bits = np.array([each.bits(ratio) for each in parts])
     for each in np.unique(bits):
         of_these = message * (bits == each)

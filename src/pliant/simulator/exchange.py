@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.simulator.costs import KEYS
-from pliant.simulator.links import Links
-from pliant.simulator.messages import Floats, Round
+from pliant.netmodel import KEYS, Floats, Links
+from pliant.simulator.round import Round
 
 __all__ = ["Exchanges", "Stage", "take_time"]
 
@@ -137,14 +136,13 @@ def _wire(each: Round, links: Links, coefficients: Floats, none: Floats) -> tupl
     """Return what keeps the wire busy and what only delays, (num_buckets, num_keys) both."""
     if each.messages is None:
         return none, none
-    wire_s, memory_bytes, latency_s = links.load(each.messages)
+    took = links.load(each.messages, each.repeat)
     busy, lag = none.copy(), none.copy()
-    over_memory = memory_bytes * coefficients[_AT["memory_bytes"]] > wire_s * coefficients[_AT["wire_s"]]
-    busy[:, _AT["memory_bytes"]] = np.where(over_memory, memory_bytes, 0) * each.repeat
-    busy[:, _AT["wire_s"]] = np.where(over_memory, 0, wire_s) * each.repeat
-    count = each.messages.count(links.num_ranks) * (1 if each.split is None else each.split)
-    busy[:, _AT["messages"]] = count * each.repeat
-    lag[:, _AT["latency_s"]] = latency_s * each.repeat
+    inside = took.loopback_bytes * coefficients[_AT["loopback_bytes"]] > took.rate_s * coefficients[_AT["wire_s"]]
+    busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
+    busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
+    busy[:, _AT["messages"]] = took.num_messages * (1 if each.split is None else each.split)
+    lag[:, _AT["latency_s"]] = took.latency_s
     return busy, lag
 
 

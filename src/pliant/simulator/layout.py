@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pliant.layouts.division import place, weight_buckets
-from pliant.simulator.messages import Floats
+from pliant.netmodel import Floats
 from pliant.simulator.rounds import Batch
 from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, TensorSpec, Timing, Workload
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pliant.simulator.costs import KEYS, Costs
-from pliant.simulator.messages import Floats
+from pliant.netmodel import KEYS, Floats, Overheads
 from pliant.simulator.prepared import prepare
 from pliant.simulator.simulate import BUCKET_BYTES, ground_of, run
 from pliant.spec import SyncPlan, Topology, Workload
@@ -20,32 +19,33 @@ class Physics:
     Args:
         workload: The model and its times.
         topology: The ranks and their links.
-        costs: Coefficients to begin with; defaults if None.
+        overheads: Coefficients to begin with; defaults if None.
         slowdown: As of `simulate`.
 
     """
 
     def __init__(
-        self, workload: Workload, topology: Topology, costs: Costs | None = None, slowdown: Sequence[float] = ()
+        self, workload: Workload, topology: Topology, overheads: Overheads | None = None, slowdown: Sequence[float] = ()
     ) -> None:
         self._workload, self._topology, self._slowdown = workload, topology, slowdown
-        self._costs = costs or Costs()
-        self.coefficients = self._costs.coefficients()
+        self._overheads = overheads or Overheads()
+        self.coefficients = self._overheads.coefficients()
         """Seconds per unit of each of `KEYS`, (num_keys,)."""
 
     def counts(self, plans: Sequence[SyncPlan], coefficients: Floats) -> Floats:
-        """Return the quantities on each plan's critical path of a step, (num_plans, num_keys), if these are the costs.
+        """Return the quantities on each plan's critical path of a step, (num_plans, num_keys), with these coefficients.
 
         A plan's step time is the sum of its quantities, each times its coefficient.
         """
-        costs = Costs.of(
+        overheads = Overheads.from_coefficients(
             coefficients,
-            compute_overlap=self._costs.compute_overlap,
-            exchange_overlap=self._costs.exchange_overlap,
+            compute_overlap=self._overheads.compute_overlap,
+            exchange_overlap=self._overheads.exchange_overlap,
+            sharing=self._overheads.sharing,
         )
         compute = max(float(coefficients[0]), 1e-30)
         workload = _slower(self._workload, compute)
-        ground = ground_of(workload, self._topology, costs, self._slowdown)
+        ground = ground_of(workload, self._topology, overheads, self._slowdown)
         found = [run(prepare(plan, ground, BUCKET_BYTES), 0).counted for plan in plans]
         table = np.array([[counted.get(key, 0.0) for key in KEYS] for counted in found])
         table[:, 0] /= compute

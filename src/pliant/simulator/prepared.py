@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pliant.simulator.costs import KEYS, Costs
+from pliant.netmodel import KEYS, DenseExchange, Floats, Links, Overheads
 from pliant.simulator.exchange import Exchanges, take_time
 from pliant.simulator.layout import (
     WeightPart,
@@ -19,8 +19,7 @@ from pliant.simulator.layout import (
     owners_of,
     weight_parts,
 )
-from pliant.simulator.links import Links
-from pliant.simulator.messages import Floats, Product, Round
+from pliant.simulator.round import Round
 from pliant.simulator.schedules import ring, to_and_from
 from pliant.simulator.traffic import inside_hosts, moved, num_turns
 from pliant.spec import (
@@ -52,7 +51,7 @@ class Ground:
 
     workload: Workload
     topology: Topology
-    costs: Costs
+    overheads: Overheads
     slowdown: tuple[float, ...]
     """Per rank, how much longer it computes than the workload says."""
     links: Links = field(init=False)
@@ -66,8 +65,8 @@ class Ground:
     )
 
     def __post_init__(self) -> None:
-        self.links = Links(self.topology)
-        self.coefficients = self.costs.coefficients()
+        self.links = Links(self.topology, self.overheads)
+        self.coefficients = self.overheads.coefficients()
         self.coefficients[_CPU_KEYS] *= self.slowest
 
     @property
@@ -80,7 +79,7 @@ class Ground:
         """The largest factor."""
         return max(self.slowdown)
 
-    def at_given_costs(self, counts: Floats) -> Floats:
+    def at_given_overheads(self, counts: Floats) -> Floats:
         """Return counts, (num_keys,), so that they need no factor of the slowest rank."""
         scaled = counts.copy()
         scaled[_CPU_KEYS] *= self.slowest
@@ -267,7 +266,7 @@ def _one(label: str, rounds: Sequence[Round], ground: Ground) -> Exchanged | Non
 
 def _from_owners(held: Floats) -> tuple[Round, ...]:
     copied = {"reduce_bytes": held.sum(1)}
-    return (Round(messages=Product(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
+    return (Round(messages=DenseExchange(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
 
 
 def _served(owners: Sequence[int], ground: Ground, busiest: float) -> tuple[Round, ...]:

@@ -6,8 +6,9 @@ import numpy as np
 
 from pliant.layouts.division import factor_shape
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
+from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint
 from pliant.simulator.blocks import blocks
-from pliant.simulator.messages import Floats, Ints, Pairs, Product, Round
+from pliant.simulator.round import Round
 from pliant.simulator.schedules import around_ring, average, ring
 from pliant.spec import (
     AllGather,
@@ -106,7 +107,7 @@ def scatter_gather_rounds(node: ScatterGather, batch: Batch, num_ranks: int, tur
     reduce[f"{on_owner} {codec.name}"] = largest
     reduce[f"decode {codec.name}"] = largest
     up = Round(
-        messages=Product(give=everybody, take=payload),
+        messages=DenseExchange(give=everybody, take=payload, rotated=True),
         before={f"{on_worker} {codec.name}": others},
         before_pieces=pieces * (num_ranks - 1),
         after=reduce,
@@ -115,7 +116,7 @@ def scatter_gather_rounds(node: ScatterGather, batch: Batch, num_ranks: int, tur
         split=pieces,
     )
     down = Round(
-        messages=Product(give=payload, take=everybody),
+        messages=DenseExchange(give=payload, take=everybody, rotated=True),
         before_pieces=pieces,
         after={f"decode {codec.name}": others},
         after_pieces=pieces,
@@ -171,9 +172,9 @@ def owner_rounds(node: ShardedOptimizer | ParameterServer, batch: Batch, num_ran
     else:
         before[f"encode {codec.name}"] = batch.numel - held.min(1)
         after[f"add {codec.name}"] = most * (num_ranks - 1)
-    norms = Product(give=8 * batch.num_held, take=everybody)
+    norms = DenseExchange(give=8 * batch.num_held, take=everybody)
     return [
-        Round(messages=Product(give=everybody, take=payload), before=before, after=after),
+        Round(messages=DenseExchange(give=everybody, take=payload), before=before, after=after),
         Round(messages=norms, after=passes(batch, 1)),
     ]
 
@@ -185,12 +186,12 @@ def gossip_rounds(node: Gossip | CodedGossip, batch: Batch, num_ranks: int, turn
     if graph.kind == "complete":
         most, messages = (
             num_ranks - 1,
-            Product(give=np.ones((1, num_ranks)), take=np.repeat(size[:, None], num_ranks, 1)),
+            DenseExchange(give=np.ones((1, num_ranks)), take=np.repeat(size[:, None], num_ranks, 1)),
         )
     else:
         source, target = _edges(graph, turn, num_ranks)
         most = np.bincount(target, minlength=1).max()
-        messages = Pairs(source=source, target=target, share=np.ones(len(source)), num_bytes=size)
+        messages = PointToPoint(source=source, target=target, share=np.ones(len(source)), num_bytes=size)
     if codec is None:
         return [Round(messages=messages, after=passes(batch, 1.0 + most))]
     before = {

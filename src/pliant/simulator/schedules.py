@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.layouts.division import num_hops
-from pliant.simulator.messages import Floats, Ints, Pairs, Product, Round
+from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint
+from pliant.simulator.round import Round
 
 __all__ = ["around_ring", "average", "embedded", "halving_doubling", "ring", "to_and_from", "tree"]
 
@@ -21,7 +22,7 @@ def ring(num_bytes: Floats, num_ranks: int) -> Round:
     """
     ranks = np.arange(num_ranks)
     share = np.full(num_ranks, 1 / num_ranks)
-    pairs = Pairs(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
+    pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
     added = num_bytes * (num_ranks - 1) / num_ranks
     return Round(messages=pairs, repeat=2 * (num_ranks - 1), after={"reduce_bytes": added})
 
@@ -30,7 +31,7 @@ def around_ring(num_bytes: Floats, num_ranks: int) -> Round:
     """All-gather of `num_bytes` from each rank, (num_buckets,): n-1 rounds, each rank hands on what it has last got."""
     ranks = np.arange(num_ranks)
     share = np.ones(num_ranks)
-    pairs = Pairs(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
+    pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
     return Round(messages=pairs, repeat=num_ranks - 1)
 
 
@@ -40,10 +41,10 @@ def tree(num_bytes: Floats, num_ranks: int) -> list[Round]:
     distance = 1
     while distance < num_ranks:
         low = np.arange(0, num_ranks - distance, 2 * distance)
-        up = Pairs(source=low + distance, target=low, share=np.ones(len(low)), num_bytes=num_bytes)
+        up = PointToPoint(source=low + distance, target=low, share=np.ones(len(low)), num_bytes=num_bytes)
         rounds.append(Round(messages=up, after={"reduce_bytes": num_bytes}))
         distance *= 2
-    down = [Round(messages=_reversed(r.messages)) for r in reversed(rounds) if isinstance(r.messages, Pairs)]
+    down = [Round(messages=_reversed(r.messages)) for r in reversed(rounds) if isinstance(r.messages, PointToPoint)]
     return [*rounds, *down]
 
 
@@ -60,7 +61,7 @@ def halving_doubling(num_bytes: Floats, num_ranks: int) -> list[Round]:
     halving: list[Round] = []
     distance, part = num_ranks // 2, 0.5
     while distance:
-        pairs = Pairs(source=ranks, target=ranks ^ distance, share=np.full(num_ranks, part), num_bytes=num_bytes)
+        pairs = PointToPoint(source=ranks, target=ranks ^ distance, share=np.full(num_ranks, part), num_bytes=num_bytes)
         halving.append(Round(messages=pairs, after={"reduce_bytes": num_bytes * part}))
         distance, part = distance // 2, part / 2
     return [*halving, *(Round(messages=r.messages) for r in reversed(halving))]
@@ -75,7 +76,7 @@ def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bo
         size = float(value_bytes) * numel * (hops == 1)
         take = np.repeat(size[:, None], num_ranks, 1)
         added = {"reduce_bytes": size * (num_ranks - 1)}
-        rounds.append(Round(messages=Product(give=everybody, take=take), after=added))
+        rounds.append(Round(messages=DenseExchange(give=everybody, take=take), after=added))
     if (hops == 2).any():
         held = numel * (hops == 2)
         edges = np.minimum(np.ceil(held / num_ranks)[:, None] * np.arange(num_ranks + 1), held[:, None])
@@ -89,8 +90,8 @@ def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bo
 def to_and_from(part: Floats, between: dict[str, Floats]) -> list[Round]:
     """Send each owner its part, (num_buckets, num_ranks) bytes, from all; let it work; and send the result to all."""
     everybody = np.ones((1, part.shape[1]))
-    up = Round(messages=Product(give=everybody, take=part), after=between)
-    return [up, Round(messages=Product(give=part, take=everybody))]
+    up = Round(messages=DenseExchange(give=everybody, take=part), after=between)
+    return [up, Round(messages=DenseExchange(give=part, take=everybody))]
 
 
 def embedded(rounds: Sequence[Round], ranks: Ints, num_ranks: int) -> list[Round]:
@@ -98,13 +99,12 @@ def embedded(rounds: Sequence[Round], ranks: Ints, num_ranks: int) -> list[Round
     found: list[Round] = []
     for each in rounds:
         messages = each.messages
-        if isinstance(messages, Pairs):
+        if isinstance(messages, PointToPoint):
             source, target = ranks[messages.source], ranks[messages.target]
             messages = replace(messages, source=source, target=target)
-        elif isinstance(messages, Product):
-            messages = Product(
-                give=_spread(messages.give, ranks, num_ranks), take=_spread(messages.take, ranks, num_ranks)
-            )
+        elif isinstance(messages, DenseExchange):
+            give, take = (_spread(x, ranks, num_ranks) for x in (messages.give, messages.take))
+            messages = replace(messages, give=give, take=take)
         found.append(replace(each, messages=messages))
     return found
 
@@ -115,5 +115,5 @@ def _spread(x: Floats, ranks: Ints, num_ranks: int) -> Floats:
     return wide
 
 
-def _reversed(pairs: Pairs) -> Pairs:
-    return Pairs(source=pairs.target, target=pairs.source, share=pairs.share, num_bytes=pairs.num_bytes)
+def _reversed(pairs: PointToPoint) -> PointToPoint:
+    return PointToPoint(source=pairs.target, target=pairs.source, share=pairs.share, num_bytes=pairs.num_bytes)

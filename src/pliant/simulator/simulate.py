@@ -7,10 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from pliant.simulator.costs import KEYS, Costs
+from pliant.netmodel import KEYS, Floats, Overheads
 from pliant.simulator.events import timeline_of
 from pliant.simulator.lanes import Segment
-from pliant.simulator.messages import Floats
 from pliant.simulator.path import Leg, critical
 from pliant.simulator.prepared import Ground, Prepared, prepare
 from pliant.simulator.stepping import Stepper
@@ -51,8 +50,8 @@ class Simulated:
     counted: dict[str, float]
     """Quantities on the critical path of a step, by the names of `KEYS`; what is 0 is left out.
 
-    step_s is the sum of each times its coefficient in `costs`, to rounding: so coefficients can be fitted to measured
-    steps by non-negative least squares, and learners can start from the same numbers."""
+    step_s is the sum of each times its coefficient in the overheads, to rounding: so coefficients can be fitted to
+    measured steps by non-negative least squares, and learners can start from the same numbers."""
     prepared: Prepared = field(repr=False)
     stepper: Stepper = field(repr=False)
 
@@ -64,13 +63,13 @@ class Simulated:
     @property
     def bottleneck(self) -> str:
         """The largest part of the critical path, in a word or two."""
-        seconds = self.prepared.ground.costs.coefficients() * np.array([self.counted.get(key, 0.0) for key in KEYS])
+        seconds = self.prepared.ground.overheads.coefficients() * np.array([self.counted.get(key, 0.0) for key in KEYS])
         network = float(seconds[KEYS.index("wire_s")])
         shares = {
             "compute": float(seconds[KEYS.index("compute_s")]),
             "network": network,
             "latency": float(seconds[KEYS.index("latency_s")]),
-            "memory of a host": float(seconds[KEYS.index("memory_bytes")]),
+            "memory of a host": float(seconds[KEYS.index("loopback_bytes")]),
         }
         shares["coding and overhead"] = float(seconds.sum()) - sum(shares.values())
         return max(shares, key=lambda name: shares[name])
@@ -81,7 +80,7 @@ def simulate(
     workload: Workload,
     topology: Topology,
     *,
-    costs: Costs | None = None,
+    overheads: Overheads | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     steps: int = 0,
     slowdown: Sequence[float] = (),
@@ -92,7 +91,7 @@ def simulate(
         plan: What is exchanged, how, and when.
         workload: The model and its times on a rank that nothing slows down.
         topology: The ranks and the links between their hosts. A host with fewer CPUs than ranks computes slower.
-        costs: What everything but the links costs; defaults if None.
+        overheads: What everything but the links overheads; defaults if None.
         bucket_bytes: DDP's buckets, where the plan does not say how large they are.
         steps: How many the makespan is of; 0 for one period of the plan.
         slowdown: Per rank, how many times longer it computes than the workload says; nothing means once.
@@ -101,7 +100,7 @@ def simulate(
         ValueError: The plan has an algorithm of the user's own, or does not fit the topology.
 
     """
-    return run(prepare(plan, ground_of(workload, topology, costs, slowdown), bucket_bytes), steps)
+    return run(prepare(plan, ground_of(workload, topology, overheads, slowdown), bucket_bytes), steps)
 
 
 def simulate_many(
@@ -109,16 +108,16 @@ def simulate_many(
     workload: Workload,
     topology: Topology,
     *,
-    costs: Costs | None = None,
+    overheads: Overheads | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     slowdown: Sequence[float] = (),
 ) -> Floats:
     """Return the step_s of many plans, (num_plans,); what they have in common is found out once. As `simulate`."""
-    ground = ground_of(workload, topology, costs, slowdown)
+    ground = ground_of(workload, topology, overheads, slowdown)
     return np.array([run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
 
 
-def ground_of(workload: Workload, topology: Topology, costs: Costs | None, slowdown: Sequence[float]) -> Ground:
+def ground_of(workload: Workload, topology: Topology, overheads: Overheads | None, slowdown: Sequence[float]) -> Ground:
     """Return what all plans on a workload and a topology have in common."""
     num_ranks = topology.num_ranks
     given = tuple(slowdown) or (1.0,) * num_ranks
@@ -133,7 +132,7 @@ def ground_of(workload: Workload, topology: Topology, costs: Costs | None, slowd
         for _ in range(host.num_ranks)
     ]
     factors = tuple(a * b for a, b in zip(given, crowded, strict=True))
-    return Ground(workload=workload, topology=topology, costs=costs or Costs(), slowdown=factors)
+    return Ground(workload=workload, topology=topology, overheads=overheads or Overheads(), slowdown=factors)
 
 
 def run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
@@ -178,18 +177,18 @@ def _run_free(prepared: Prepared, stepper: Stepper, wanted: int) -> Simulated:
     An exchange begins with the step of the last rank that is free for it; so from one to the next it is as many whole
     steps of some rank as the exchange takes, or as the plan wants.
     """
-    ground, costs, workload = prepared.ground, prepared.ground.costs, prepared.ground.workload
+    ground, overheads, workload = prepared.ground, prepared.ground.overheads, prepared.ground.workload
     whole_s = workload.forward_s + workload.backward_s + workload.step_s
     paces_s = whole_s * np.array(ground.slowdown)  # (num_ranks,)
     every = min(mixed.part.timing.period for mixed in prepared.weights)
     each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]
     each += [prepared.meet] * _MOST_TURNS if prepared.meet is not None else []
     exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS
-    taken_s = exchange_s * costs.exchange_overlap
+    taken_s = exchange_s * overheads.exchange_overlap
     steps_between = np.maximum(every, np.ceil(taken_s / paces_s)) if whole_s else np.ones(ground.num_ranks)
     cycle_s = max(float((paces_s * steps_between).max()), taken_s)
     busy = np.minimum(1.0, taken_s / np.maximum(every * paces_s, 1e-30))
-    paces_s = paces_s * (1 + (costs.compute_overlap - 1) * busy)
+    paces_s = paces_s * (1 + (overheads.compute_overlap - 1) * busy)
     step_s = float(1 / np.mean(1 / np.maximum(paces_s, 1e-30)))
     per_step = step_s / cycle_s / _MOST_TURNS if cycle_s else 0.0  # of what is in `each`
     sent = per_step * sum((exchanged.of.sent[exchanged.index] for exchanged in each), np.zeros(ground.num_ranks))
@@ -222,7 +221,7 @@ def _counts(legs: Sequence[Leg], stepper: Stepper, ground: Ground) -> Floats:
             exchanged = stepper.exchanged[leg.item.row]
             counts += exchanged.of.counts[exchanged.index] * (leg.seconds / max(exchanged.seconds, 1e-30))
     compute_s = counts[0]
-    scaled = ground.at_given_costs(counts)
+    scaled = ground.at_given_overheads(counts)
     scaled[0] = compute_s
     return scaled
 

@@ -34,8 +34,8 @@ class Stepper:
     """When each step has ended."""
 
     def __post_init__(self) -> None:
-        costs = self.prepared.ground.costs
-        self.clock = Clock(2, costs.compute_overlap, costs.exchange_overlap)
+        overheads = self.prepared.ground.overheads
+        self.clock = Clock(2, overheads.compute_overlap, overheads.exchange_overlap)
         self._turns = [_Turn(mixed=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: Item | None = None
         self._handed_over: Item | None = None

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pliant.simulator.messages import Floats, Pairs, Round
+from pliant.netmodel import Floats, PointToPoint
+from pliant.simulator.round import Round
 from pliant.simulator.rounds import (
     Batch,
     all_gather_rounds,
@@ -107,7 +108,7 @@ def inside_hosts(num_bytes: Floats, topology: Topology) -> list[Round]:
         source.append(ranks)
         target.append(np.roll(ranks, -1))
         share.append(np.full(len(ranks), 2 * (size - 1) / size / repeat))
-    pairs = Pairs(
+    pairs = PointToPoint(
         source=np.concatenate(source), target=np.concatenate(target), share=np.concatenate(share), num_bytes=num_bytes
     )
     return [Round(messages=pairs, repeat=repeat, after={"reduce_bytes": num_bytes})]
@@ -147,8 +148,8 @@ def _between_hosts(node: BetweenHosts, batch: Batch, topology: Topology, turn: i
     theirs = leaders[np.searchsorted(leaders, followers, side="right") - 1]
     num_bytes = batch.numel * batch.itemsize
     ones = np.ones(len(followers))
-    up = Pairs(source=followers, target=theirs, share=ones, num_bytes=num_bytes)
-    down = Pairs(source=theirs, target=followers, share=ones, num_bytes=num_bytes)
+    up = PointToPoint(source=followers, target=theirs, share=ones, num_bytes=num_bytes)
+    down = PointToPoint(source=theirs, target=followers, share=ones, num_bytes=num_bytes)
     added = {"reduce_bytes": num_bytes * float(sizes.max() - 1)}
     between = Moved(task=())
     if len(sizes) > 1:

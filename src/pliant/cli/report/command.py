@@ -15,14 +15,15 @@ from pliant.cli.given import (
     BUCKET,
     BucketOption,
     ComputeOption,
-    CostsOption,
     DelayOption,
     HostsOption,
+    MachineOption,
+    OverheadsOption,
     RanksOption,
     RateOption,
     TopologyOption,
-    costs_from,
-    costs_given,
+    overheads_from,
+    overheads_given,
     plan_given,
     topology_given,
     workload_given,
@@ -63,11 +64,12 @@ def report(
     workload: Annotated[str, typer.Option(help="Its workload, from pliant.observe: a file, or a model's name.")] = "",
     topology: TopologyOption = None,
     hosts: HostsOption = 0,
-    ranks: RanksOption = 1,
-    rate: RateOption = "none",
-    delay: DelayOption = "0ms",
+    ranks: RanksOption = None,
+    rate: RateOption = "",
+    delay: DelayOption = "",
     compute: ComputeOption = "",
-    costs: CostsOption = None,
+    machine: MachineOption = "",
+    overheads: OverheadsOption = None,
     bucket: BucketOption = BUCKET,
     trace: Annotated[Path | None, typer.Option(help="Write all ranks as a trace for Chrome or Perfetto.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
@@ -83,16 +85,16 @@ def report(
     if plan or workload or topology is not None or hosts:
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
-        given, network = plan_given(plan), topology_given(topology, hosts, ranks, rate, delay)
+        given, network = plan_given(plan), topology_given(topology, hosts, ranks, rate, delay, machine=machine)
         check_prediction(timelines[0], str(paths[0]), given, network)
-        known = costs_given(costs)
+        known = overheads_given(overheads, machine)
         work = workload_given(workload, compute)
-        predicted = simulate(given, work, network, costs=known, bucket_bytes=parse_bytes(bucket))
+        predicted = simulate(given, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
     if predicted is not None:
-        Console().print(costs_from(costs), markup=False, highlight=False, soft_wrap=True)
-    write_atomically(html, _page(measured, predicted, costs_from(costs)))
+        Console().print(overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    write_atomically(html, _page(measured, predicted, overheads_from(overheads, machine)))
     if trace is not None:
         write_trace(merged(timelines), trace)
     if json_file is not None:
@@ -125,14 +127,14 @@ def _show(measured: Measured, predicted: Simulated | None) -> None:
     Console().print(found)
 
 
-def _page(measured: Measured, predicted: Simulated | None, costs: str) -> str:
+def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
     from pliant.cli.report.figures import bucket_figure, bytes_figure, lanes_figure, steps_figure
 
     said = None if predicted is None else predicted_buckets(predicted)
     buckets = measured.buckets()
     parts = [table(*comparison(measured, predicted)), f'<p class="note">{_NOTE}</p>', "<h2>One step</h2>"]
     if predicted is not None:
-        parts.insert(1, f'<p class="note">Predicted with {escape(costs)}.</p>')
+        parts.insert(1, f'<p class="note">Predicted with {escape(whose)}.</p>')
     title = f"A step of rank {measured.ranks[0]}"
     if predicted is not None:
         title += ": measured above, predicted below"

@@ -1,18 +1,18 @@
-"""Costs apart from the network's rates: coefficients of quantities that are counted."""
+"""Overheads: costs beside the rates of a topology, as coefficients of quantities that are counted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Self
 
 import numpy as np
 
-from pliant.simulator.messages import Floats
+from pliant.netmodel.messages import Floats
+from pliant.spec import Machine
 from pliant.spec.codecs import CODECS
 
-__all__ = ["IDEAL", "KEYS", "Costs"]
+__all__ = ["IDEAL", "KEYS", "Overheads"]
 
-_PLAIN = ("compute_s", "wire_s", "latency_s", "messages", "buckets", "memory_bytes", "reduce_bytes")
+_PLAIN = ("compute_s", "wire_s", "latency_s", "messages", "buckets", "loopback_bytes", "reduce_bytes")
 
 KEYS = (*_PLAIN, *(f"{verb} {codec}" for verb in ("encode", "feedback", "decode", "add") for codec in CODECS))
 """Names of the quantities that are counted: seconds of computing, of the bottleneck's rate and of latency; messages
@@ -27,7 +27,7 @@ def _seconds(verb: str) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class Overheads:
     """Coefficients, all of at least 0: a predicted time is their sum, each times a quantity of `KEYS`.
 
     Speeds of codecs are those of the table in `pliant.spec.codecs`; messages,
@@ -40,8 +40,10 @@ class Costs:
     message_s: float = 1.5e-4
     """Of a rank, for each message that it sends or receives."""
     bucket_s: float = 3e-4
-    """Of a rank, for each exchange: hook, lane, checks."""
-    memory_bytes_per_s: float = 3e9
+    """Of a rank, for each exchange: hook, communication thread, checks."""
+    sharing: float = 0.17
+    """Cost of flows that share an interface, see `sharing_factor`; fitted in docs/schedules.md."""
+    loopback_bytes_per_s: float = 3e9
     """Between ranks of one host."""
     reduce_bytes_per_s: float = 1.2e10
     """Of sums and copies."""
@@ -66,9 +68,12 @@ class Costs:
                 raise ValueError(f"{name} must have a time for each codec and no other, but not so for {unknown[0]!r}.")
         times = [self.message_s, self.bucket_s]
         times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
-        rates = [self.memory_bytes_per_s, self.reduce_bytes_per_s, self.cpu_share]
-        if min(times) < 0 or min(rates) <= 0 or self.wire_factor <= 0:
-            raise ValueError("a cost is negative or a rate is not positive; times are at least 0, rates above 0.")
+        rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.cpu_share]
+        if min(times) < 0 or min(rates) <= 0 or self.wire_factor <= 0 or self.sharing < 0:
+            raise ValueError(
+                "an overhead is negative or a rate is not positive; times and sharing are at least 0, rates "
+                "and the wire's factor above 0."
+            )
         if min(self.compute_overlap, self.exchange_overlap) < 1:
             raise ValueError(
                 f"overlap factors {self.compute_overlap} and {self.exchange_overlap} say how much longer things take "
@@ -78,17 +83,53 @@ class Costs:
     def __hash__(self) -> int:
         return hash((self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap))
 
+    def sharing_factor(self, num_flows: Floats) -> Floats:
+        """Return how many times as long an interface takes for f flows at once as for one: 1 + sharing (1 - 1/f).
+
+        1 - 1/f is how often the next of a queue's bytes is another flow's than the last one.
+        """
+        return 1 + self.sharing * (1 - 1 / np.maximum(num_flows, 1.0))
+
     def coefficients(self) -> Floats:
         """Return seconds per unit of each of `KEYS`, (num_keys,)."""
         reduce_s = 1 / self.reduce_bytes_per_s / self.cpu_share
         plain = [1.0, self.wire_factor, 1.0, self.message_s / self.cpu_share, self.bucket_s / self.cpu_share]
-        plain += [1 / self.memory_bytes_per_s, reduce_s]
+        plain += [1 / self.loopback_bytes_per_s, reduce_s]
         verbs = (self.encode_s, self.feedback_s, self.decode_s, self.add_s)
         return np.array([*plain, *(verb[codec] / self.cpu_share for verb in verbs for codec in CODECS)])
 
     @classmethod
-    def of(cls, coefficients: Floats, *, compute_overlap: float, exchange_overlap: float) -> Self:
-        """Return the costs that have these coefficients, (num_keys,), but for those of computing and of latency."""
+    def of(cls, machine: Machine, base: "Overheads | None" = None) -> "Overheads":
+        """Return the overheads of a measured machine; what was not measured there is scaled from `base`.
+
+        A machine's decoding is timed as decode and add. Encoding with feedback is not timed: it is the base's, times
+        the machine's encoding over the base's; decoding alone likewise by adding.
+
+        Args:
+            machine: What ``pliant probe --machine`` has written, or a preset.
+            base: The defaults, if None.
+
+        """
+        base = cls() if base is None else base
+        encode = {**base.encode_s, **machine.encode_s_per_element}
+        add = {**base.add_s, **machine.decode_s_per_element}
+        return replace(
+            base,
+            message_s=machine.message_s,
+            reduce_bytes_per_s=machine.add_bytes_per_s,
+            loopback_bytes_per_s=machine.loopback_bytes_per_s or base.loopback_bytes_per_s,
+            encode_s=encode,
+            add_s=add,
+            feedback_s={name: s * _ratio(encode[name], base.encode_s[name]) for name, s in base.feedback_s.items()},
+            decode_s={name: s * _ratio(add[name], base.add_s[name]) for name, s in base.decode_s.items()},
+            provenance=f"machine {machine.name}: {machine.provenance}",
+        )
+
+    @classmethod
+    def from_coefficients(
+        cls, coefficients: Floats, *, compute_overlap: float, exchange_overlap: float, sharing: float
+    ) -> "Overheads":
+        """Return the overheads with these coefficients, (num_keys,), but for those of computing and of latency."""
         least = np.maximum(coefficients, 1e-30)
         verbs = least[len(_PLAIN) :].reshape(4, len(CODECS)).tolist()
         encode, feedback, decode, add = (dict(zip(CODECS, verb, strict=True)) for verb in verbs)
@@ -96,7 +137,7 @@ class Costs:
             wire_factor=float(least[1]),
             message_s=float(least[3]),
             bucket_s=float(least[4]),
-            memory_bytes_per_s=float(1 / least[5]),
+            loopback_bytes_per_s=float(1 / least[5]),
             reduce_bytes_per_s=float(1 / least[6]),
             encode_s=encode,
             feedback_s=feedback,
@@ -104,17 +145,23 @@ class Costs:
             add_s=add,
             compute_overlap=compute_overlap,
             exchange_overlap=exchange_overlap,
+            sharing=sharing,
             provenance="fitted coefficients",
         )
 
 
+def _ratio(measured: float, known: float) -> float:
+    return measured / known if known > 0 else 1.0
+
+
 _NOTHING: Mapping[str, float] = MappingProxyType(dict.fromkeys(CODECS, 0.0))
 
-IDEAL = Costs(
+IDEAL = Overheads(
     wire_factor=1.0,
     message_s=0.0,
     bucket_s=0.0,
-    memory_bytes_per_s=1e30,
+    sharing=0.0,
+    loopback_bytes_per_s=1e30,
     reduce_bytes_per_s=1e30,
     encode_s=_NOTHING,
     feedback_s=_NOTHING,
@@ -124,4 +171,4 @@ IDEAL = Costs(
     exchange_overlap=1.0,
     provenance="nothing but links costs anything: for closed forms and for figures of other people's simulators",
 )
-"""Costs under which only links take time."""
+"""Overheads under which only links take time."""

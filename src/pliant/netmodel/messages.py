@@ -1,22 +1,19 @@
 """Messages that travel at once, between many ranks, for many buckets, in little memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Floats", "Ints", "Pairs", "Product", "Round"]
+__all__ = ["DenseExchange", "Floats", "Ints", "Messages", "PointToPoint", "RankMatrix"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-_ROUNDING = 1e-6
-"""Of a byte: what remains of fractions that are whole numbers in truth."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pairs:
+class PointToPoint:
     """Messages between named ranks: message k has `share[k] * num_bytes[b]` bytes for bucket b."""
 
     source: Ints
@@ -28,8 +25,9 @@ class Pairs:
     num_bytes: Floats
     """(num_buckets,)"""
     cyclic: bool = False
-    """Whether what a rank sends next waits only for what it gets, around a cycle: then latencies do not add up to the
-    largest in each round, but to their mean."""
+    """Whether message k + 1 begins where message k ends, around a ring, and what a rank sends next waits only for what
+    it gets: repeated rounds then take the delay of the longest path of so many hops, not of so many times the largest
+    hop."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return the bytes out of each rank, (num_buckets, num_ranks)."""
@@ -46,7 +44,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Product:
+class DenseExchange:
     """Messages from every rank to every other: i sends `give[b, i] * take[b, j]` bytes to j for bucket b.
 
     So all-to-all, all-gather, broadcast, and what owners get and send need n numbers, not n^2.
@@ -56,6 +54,9 @@ class Product:
     """(num_buckets, num_ranks)"""
     take: Floats
     """(num_buckets, num_ranks)"""
+    rotated: bool = False
+    """Whether each rank serves one other after another, and no two the same one: then a rank has one flow out and one
+    in at a time, and not one for each of the others."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return the bytes out of each rank, (num_buckets, num_ranks)."""
@@ -74,35 +75,13 @@ class Product:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
-    """Messages that travel at once, and what the busiest rank computes before and after them.
+class RankMatrix:
+    """Messages between all pairs of ranks, counted or expected; the diagonal is ignored."""
 
-    Work is counted in elements (of what a codec sees) or bytes, under the names of `costs.KEYS`, (num_buckets,) each.
-    Where a message is cut into pieces, neighbouring stages overlap: of the last `after_share` of the messages, in
-    `after_pieces` pieces, each is worked on while the next is on its way.
-    """
+    num_bytes: Floats
+    """(num_buckets, num_ranks, num_ranks): from row to column."""
+    num_messages: Floats
+    """(num_buckets, num_ranks, num_ranks): expected messages may be fractions."""
 
-    messages: Pairs | Product | None
-    """None where ranks only compute."""
-    repeat: int = 1
-    """How often, one after another, such as 2 (n - 1) times around a ring."""
-    before: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    before_pieces: Floats | None = None
-    """(num_buckets,): how many pieces leave one by one while the next is worked on."""
-    after: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    after_pieces: Floats | None = None
-    after_share: float = 1.0
-    split: Floats | None = None
-    """(num_buckets,): in how many messages each of `messages` really goes."""
 
-    def sent(self, num_ranks: int) -> Floats:
-        """Return whole bytes out of each rank, (num_buckets, num_ranks)."""
-        if self.messages is None:
-            return np.zeros((1, num_ranks))
-        return np.floor(self.messages.sent(num_ranks) * self.repeat + _ROUNDING)
-
-    def received(self, num_ranks: int) -> Floats:
-        """Return whole bytes into each rank, (num_buckets, num_ranks)."""
-        if self.messages is None:
-            return np.zeros((1, num_ranks))
-        return np.floor(self.messages.received(num_ranks) * self.repeat + _ROUNDING)
+Messages = PointToPoint | DenseExchange | RankMatrix

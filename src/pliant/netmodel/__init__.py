@@ -1,0 +1,22 @@
+"""The one model of the wire: a topology and a set of messages in, seconds out. No torch."""
+
+from pliant.netmodel.links import Links, RoundTime
+from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix
+from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
+from pliant.netmodel.presets import PRESETS, Preset
+
+__all__ = [
+    "IDEAL",
+    "KEYS",
+    "PRESETS",
+    "DenseExchange",
+    "Floats",
+    "Ints",
+    "Links",
+    "Messages",
+    "Overheads",
+    "PointToPoint",
+    "Preset",
+    "RankMatrix",
+    "RoundTime",
+]

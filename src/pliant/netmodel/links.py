@@ -1,0 +1,288 @@
+"""Time of messages on a topology: the busiest interface decides, then the slowest path."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.netmodel.messages import DenseExchange, Floats, Messages, PointToPoint, RankMatrix
+from pliant.netmodel.overheads import Overheads
+from pliant.spec import Topology
+
+__all__ = ["Links", "RoundTime"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundTime:
+    """Seconds that a round of messages takes, and the counts that they come from, (num_buckets,) each."""
+
+    overheads: Overheads
+    rate_s: Floats
+    """Bytes of the busiest interface over its rate, with the sharing of its flows."""
+    loopback_bytes: Floats
+    """Bytes between ranks of one host, of the host where they are most."""
+    latency_s: Floats
+    """Delay of the longest path that is used."""
+    num_messages: Floats
+    """Messages that the busiest rank sends and receives."""
+    busiest: tuple[str, ...]
+    """Name of the busiest interface for each bucket: "host0 out", "rack1 up", "host0 -> host2", ..."""
+
+    @property
+    def wire_s(self) -> Floats:
+        """Time of the busiest interface."""
+        return self.rate_s * self.overheads.wire_factor
+
+    @property
+    def loopback_s(self) -> Floats:
+        """Time of the bytes between ranks of one host."""
+        return self.loopback_bytes / self.overheads.loopback_bytes_per_s
+
+    @property
+    def message_s(self) -> Floats:
+        """Time of the rank that handles the most messages."""
+        return self.num_messages * self.overheads.message_s / self.overheads.cpu_share
+
+    @property
+    def busy_s(self) -> Floats:
+        """Time of interfaces and loopback, which work side by side."""
+        return np.maximum(self.wire_s, self.loopback_s)
+
+    @property
+    def total_s(self) -> Floats:
+        """Time of the round: delay and messages come on top of what is busy."""
+        return self.busy_s + self.latency_s + self.message_s
+
+    @property
+    def bottleneck(self) -> tuple[str, ...]:
+        """Name of what takes longest in each bucket: an interface, or "loopback"."""
+        slow = self.loopback_s > self.wire_s
+        return tuple("loopback" if inside else name for inside, name in zip(slow, self.busiest, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Loads:
+    """Load of a round on everything that has a rate; arrays of one bucket stand for all."""
+
+    out: Floats
+    """(num_buckets, num_hosts) bytes that leave a host."""
+    into: Floats
+    """(num_buckets, num_hosts)"""
+    flows_out: Floats
+    """(num_buckets, num_hosts): messages that leave a host at once."""
+    flows_into: Floats
+    up: Floats
+    """(num_buckets, num_racks) bytes that leave a rack."""
+    down: Floats
+    links: Floats
+    """(num_buckets, num_links) bytes over links with a rate of their own."""
+    inside: Floats
+    """(num_buckets,) bytes between ranks of the host where they are most."""
+    latency_s: Floats
+    """(num_buckets,)"""
+
+
+class Links:
+    """The rates of a topology, ready to be asked; the one model of the wire that all predictions read.
+
+    All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack,
+    links of their own where the topology names some, and the loopback of their host where they stay inside. The round
+    takes as long as the resource that is loaded most, over its rate: so owners that all send to, and one slow host,
+    need no rule of their own. Flows that share a host's interface get in each other's way: f at once take
+    `Overheads.sharing_factor` times as long (docs/schedules.md); flows on uplinks do not. Latency is the largest on
+    any path that is used: the delay of the receiving host, or that of the link.
+    """
+
+    def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
+        hosts = topology.hosts
+        self.topology, self.num_ranks, self.num_hosts = topology, topology.num_ranks, len(hosts)
+        self.overheads = overheads if overheads is not None else Overheads()
+        self.sizes = np.array([host.num_ranks for host in hosts])  # (num_hosts,)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])  # (num_hosts,) first rank of each
+        self.host_of = np.repeat(np.arange(len(hosts)), self.sizes)  # (num_ranks,)
+        self.out_s = np.array([_per_byte(host.send_bytes_per_s) for host in hosts])  # (num_hosts,) seconds per byte
+        self.in_s = np.array([_per_byte(host.receive_bytes_per_s) for host in hosts])
+        self.delay_s = np.array([host.delay_s for host in hosts])
+        self.rack_of = np.array(topology.rack_of(), dtype=np.int64)  # (num_hosts,)
+        self.up_s = np.array([_per_byte(rack.send_bytes_per_s) for rack in topology.racks])  # (num_racks,)
+        self.down_s = np.array([_per_byte(rack.receive_bytes_per_s) for rack in topology.racks])
+        index = {host.name: k for k, host in enumerate(hosts)}
+        links = sorted(topology.links, key=lambda link: (index[link.source], index[link.target]))
+        self.link_source = np.array([index[link.source] for link in links], dtype=np.int64)  # (num_links,)
+        self.link_target = np.array([index[link.target] for link in links], dtype=np.int64)
+        self.link_s = np.array([_per_byte(link.bytes_per_s) for link in links])
+        self._link_latency_s = np.array([link.latency_s for link in links])
+
+    @cached_property
+    def delays_s(self) -> Floats:
+        """One-way delay from host to host, (num_hosts, num_hosts); 0 to itself."""
+        delays_s = np.tile(self.delay_s, (self.num_hosts, 1)) * (1 - np.eye(self.num_hosts))
+        delays_s[self.link_source, self.link_target] = self._link_latency_s
+        return delays_s
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        hosts = [host.name for host in self.topology.hosts]
+        racks = [rack.name for rack in self.topology.racks]
+        pairs = zip(self.link_source, self.link_target, strict=True)
+        return (
+            *(f"{name} {way}" for way in ("out", "in") for name in hosts),
+            *(f"{name} {way}" for way in ("up", "down") for name in racks),
+            *(f"{hosts[a]} -> {hosts[b]}" for a, b in pairs),
+        )
+
+    def load(self, messages: Messages, repeat: int = 1) -> RoundTime:
+        """Return what messages take that travel at once, `repeat` times one after another.
+
+        Rounds that are repeated wait for one another at every rank, so that all times count `repeat` times; around a
+        ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops.
+        """
+        handled = repeat * _handled(messages, self.num_ranks)
+        if isinstance(messages, PointToPoint):
+            return self._time(self._of_pairs(messages, repeat), repeat, handled)
+        if isinstance(messages, DenseExchange):
+            return self._time(self._of_dense(messages, repeat), repeat, handled)
+        apart = 1 - np.eye(self.num_ranks)
+        num_bytes = self.by_host(messages.num_bytes * apart)
+        flows = self.by_host(np.minimum(messages.num_messages, 1.0) * apart)
+        return self._time(self._of_hosts(num_bytes, flows, repeat), repeat, handled)
+
+    def between_hosts(self, num_bytes: Floats, flows: Floats) -> RoundTime:
+        """Return what a round takes of which only sums over the ranks of hosts are known; no time of messages.
+
+        Args:
+            num_bytes: (num_buckets, num_hosts, num_hosts) from row to column, on the diagonal between a host's ranks.
+            flows: Pairs of ranks that communicate, likewise; expected ones may be fractions.
+
+        """
+        return self._time(self._of_hosts(num_bytes, flows, 1), 1, np.zeros(len(num_bytes)))
+
+    def _time(self, loads: _Loads, repeat: int, handled: Floats) -> RoundTime:
+        shared = self.overheads.sharing_factor
+        times = np.concatenate(
+            [
+                loads.out * self.out_s * shared(loads.flows_out),
+                loads.into * self.in_s * shared(loads.flows_into),
+                loads.up * self.up_s,
+                loads.down * self.down_s,
+                loads.links * self.link_s,
+            ],
+            axis=1,
+        )  # (num_buckets, num_interfaces)
+        at = times.argmax(1)
+        return RoundTime(
+            overheads=self.overheads,
+            rate_s=repeat * times[np.arange(len(times)), at],
+            loopback_bytes=repeat * loads.inside,
+            latency_s=loads.latency_s,
+            num_messages=handled,
+            busiest=tuple(self._names[k] for k in at),
+        )
+
+    def _of_pairs(self, messages: PointToPoint, repeat: int) -> _Loads:
+        num_hosts, num_racks = self.num_hosts, len(self.up_s)
+        source, target = self.host_of[messages.source], self.host_of[messages.target]
+        outside = source != target
+        share = messages.share * outside
+        used = self._first_of_pair(messages) * (share > 0)  # messages with the same ends are one flow
+        gives, takes = self.rack_of[source], self.rack_of[target]
+        crossing = messages.share * (gives != takes)
+        size = messages.num_bytes[:, None]
+        delay_s = self.delays_s[source, target] * (share > 0)
+        links = np.zeros(len(self.link_s))
+        if len(self.link_s):
+            pairs = np.bincount(source * num_hosts + target, share, num_hosts * num_hosts)
+            links = pairs[self.link_source * num_hosts + self.link_target]
+        up, down = (np.bincount(racks, crossing, num_racks)[:num_racks] for racks in (gives, takes))
+        latency_s = _path_s(delay_s, repeat) if messages.cyclic else repeat * float(np.max(delay_s, initial=0.0))
+        return _Loads(
+            out=size * np.bincount(source, share, num_hosts),
+            into=size * np.bincount(target, share, num_hosts),
+            flows_out=np.bincount(source, used, num_hosts)[None].astype(np.float64),
+            flows_into=np.bincount(target, used, num_hosts)[None].astype(np.float64),
+            up=size * up if num_racks else np.zeros((len(size), 0)),
+            down=size * down if num_racks else np.zeros((len(size), 0)),
+            links=size * links,
+            inside=messages.num_bytes * np.max(np.bincount(source, messages.share * ~outside, num_hosts)),
+            latency_s=np.where(messages.num_bytes > 0, latency_s, 0.0),
+        )
+
+    def _first_of_pair(self, messages: PointToPoint) -> Floats:
+        first = np.zeros(len(messages.source))
+        first[np.unique(messages.source * self.num_ranks + messages.target, return_index=True)[1]] = 1.0
+        return first
+
+    def _of_dense(self, messages: DenseExchange, repeat: int) -> _Loads:
+        give, take = self._by_host(messages.give), self._by_host(messages.take)  # (num_buckets, num_hosts)
+        givers, takers = self._by_host(messages.give > 0), self._by_host(messages.take > 0)
+        member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)  # (num_hosts, num_racks)
+        gives, takes = give @ member, take @ member  # (num_buckets, num_racks)
+        into = take * _elsewhere(give)
+        own = self._by_host(messages.give * messages.take)  # nobody sends to itself
+        latency_s = ((into > 0) * self.delay_s).max(1)
+        if len(self.link_s):
+            used = (give > 0)[:, :, None] & (take > 0)[:, None, :]  # (num_buckets, num_hosts, num_hosts)
+            latency_s = (used * self.delays_s).max((1, 2))
+        return _Loads(
+            out=give * _elsewhere(take),
+            into=into,
+            flows_out=givers if messages.rotated else givers * _elsewhere(takers),
+            flows_into=takers if messages.rotated else takers * _elsewhere(givers),
+            up=gives * _elsewhere(takes),
+            down=takes * _elsewhere(gives),
+            links=give[:, self.link_source] * take[:, self.link_target],
+            inside=(give * take - own).max(1),
+            latency_s=repeat * latency_s,
+        )
+
+    def _of_hosts(self, hosts: Floats, flows: Floats, repeat: int) -> _Loads:
+        apart = 1 - np.eye(self.num_hosts)
+        inside = np.diagonal(hosts, axis1=-2, axis2=-1)
+        between, flows = hosts * apart, flows * apart  # (num_buckets, num_hosts, num_hosts)
+        member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)
+        racks = member.T @ between @ member
+        racks = racks * (1 - np.eye(len(self.up_s)))
+        return _Loads(
+            out=between.sum(-1),
+            into=between.sum(-2),
+            flows_out=flows.sum(-1),
+            flows_into=flows.sum(-2),
+            up=racks.sum(-1),
+            down=racks.sum(-2),
+            links=between[:, self.link_source, self.link_target],
+            inside=inside.max(-1),
+            latency_s=repeat * (np.minimum(flows, 1.0) * self.delays_s).max((-2, -1)),
+        )
+
+    def _by_host(self, x: "Floats | NDArray[np.bool_]") -> Floats:
+        """Sum (num_buckets, num_ranks) to (num_buckets, num_hosts)."""
+        return np.add.reduceat(x.astype(np.float64), self.starts, axis=1)
+
+    def by_host(self, pairs: Floats) -> Floats:
+        """Sum (..., num_ranks, num_ranks) to (..., num_hosts, num_hosts)."""
+        return np.add.reduceat(np.add.reduceat(pairs, self.starts, axis=-1), self.starts, axis=-2)
+
+
+def _handled(messages: Messages, num_ranks: int) -> Floats:
+    """Return the messages of the rank that handles the most, (num_buckets,)."""
+    if isinstance(messages, RankMatrix):
+        counts = messages.num_messages * (1 - np.eye(num_ranks))
+        return (counts.sum(-1) + counts.sum(-2)).max(-1)
+    return messages.count(num_ranks)
+
+
+def _path_s(delay_s: Floats, num_hops: int) -> float:
+    """Return the delay of the longest path of so many hops around a ring, from the delays of its hops, (num_hops,)."""
+    whole, rest = divmod(num_hops, len(delay_s))
+    windows = np.convolve(np.concatenate([delay_s, delay_s]), np.ones(rest))[rest - 1 :] if rest else np.zeros(1)
+    return whole * float(delay_s.sum()) + float(windows[: len(delay_s)].max())
+
+
+def _elsewhere(x: Floats) -> Floats:
+    """Return the sum over all others, along the last axis."""
+    return x.sum(-1, keepdims=True) - x
+
+
+def _per_byte(bytes_per_s: float) -> float:
+    return 1 / bytes_per_s if bytes_per_s > 0 else 0.0

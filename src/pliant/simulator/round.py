@@ -1,0 +1,47 @@
+"""One round of an exchange: messages that travel at once, and the work before and after them."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pliant.netmodel import DenseExchange, Floats, PointToPoint
+
+__all__ = ["Round"]
+
+_ROUNDING = 1e-6
+"""Of a byte: what remains of fractions that are whole numbers in truth."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """Messages that travel at once, and what the busiest rank computes before and after them.
+
+    Work is counted in elements (of what a codec sees) or bytes, under the names of `netmodel.KEYS`, (num_buckets,)
+    each. Where a message is cut into pieces, neighbouring stages overlap: of the last `after_share` of the messages, in
+    `after_pieces` pieces, each is worked on while the next is on its way.
+    """
+
+    messages: PointToPoint | DenseExchange | None
+    """None where ranks only compute."""
+    repeat: int = 1
+    """How often, one after another, such as 2 (n - 1) times around a ring."""
+    before: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    before_pieces: Floats | None = None
+    """(num_buckets,): how many pieces leave one by one while the next is worked on."""
+    after: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    after_pieces: Floats | None = None
+    after_share: float = 1.0
+    split: Floats | None = None
+    """(num_buckets,): in how many messages each of `messages` really goes."""
+
+    def sent(self, num_ranks: int) -> Floats:
+        """Return whole bytes out of each rank, (num_buckets, num_ranks)."""
+        if self.messages is None:
+            return np.zeros((1, num_ranks))
+        return np.floor(self.messages.sent(num_ranks) * self.repeat + _ROUNDING)
+
+    def received(self, num_ranks: int) -> Floats:
+        """Return whole bytes into each rank, (num_buckets, num_ranks)."""
+        if self.messages is None:
+            return np.zeros((1, num_ranks))
+        return np.floor(self.messages.received(num_ranks) * self.repeat + _ROUNDING)
