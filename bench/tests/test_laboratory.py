@@ -9,6 +9,7 @@ import pytest
 
 import pliant
 import pliant_bench
+from cli import inside
 from pliant.cli.main import COMMANDS
 
 
@@ -25,6 +26,20 @@ def test_its_commands_are_those_of_pliant(command):
         [sys.executable, "-m", "pliant.cli.main", command, "--help"], check=True, capture_output=True, text=True
     )
     assert f"pliant {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--models", "resnet"), "there is no model 'resnet'; there are"),
+        (("--algorithms", "zip"), "there is no algorithm 'zip'; there are"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, sentence):
+    done = inside.run("bench", *arguments)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
 
 
 def test_its_algorithms_are_known_where_pliant_looks_for_names():

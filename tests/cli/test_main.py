@@ -14,7 +14,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_it_lists_its_commands_and_version():
-    assert "bench" in run("--help").stdout
+    assert "simulate" in run("--help").stdout
     assert "emulated hosts" in run("--help").stdout
     assert run("--version").stdout.startswith("pliant, version ")
     assert "--rate" in run("emulate", "--help").stdout
@@ -37,8 +37,7 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("bench", "--models", "resnet"), "there is no model 'resnet'; there are"),
-        (("bench", "--algorithms", "zip"), "there is no algorithm 'zip'; there are"),
+        (("benchmark",), "there is no command 'benchmark'; there are embed"),
         (("emulate", "--rate", "fast", "--", "true"), "'fast' is not a rate"),
         (("emulate", "--rank", "2", "--", "true"), "No such option: --rank"),
         (("emulate", "--", "--ranks", "2", "true"), "begins with '--ranks', which is an option; put it before the --"),

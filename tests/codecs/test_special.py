@@ -92,7 +92,7 @@ def test_topk_ties_go_to_the_lower_index():
     assert TopK().indices(payload).tolist() == [0, 1]
 
 
-def test_unknown_names_and_settings_are_refused():
+def test_unkncustom_names_and_settings_are_refused():
     with pytest.raises(ValueError, match="no codec 'gzip'"):
         codec_from(CodecSpec(name="gzip"))
     with pytest.raises(ValueError, match="no setting 'level'"):

@@ -10,7 +10,7 @@ import torch
 import pliant
 from models import new_ddp, train, weights
 from pliant.algorithms import executor_for, named, node_of
-from pliant.algorithms.registry import own_names
+from pliant.algorithms.registry import custom_names
 from pliant.spec import Custom, SyncPlan, from_json, to_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
@@ -74,7 +74,7 @@ def test_the_plan_names_it_in_every_combination(signum):
         plan = pliant.partition({"head.*": pliant.bytegrad(), "*": whole})
         assert from_json(SyncPlan, to_json(plan)) == plan
         assert executor_for(plan.rules[-1].exchange).node == node_of(whole)
-        assert own_names(plan) == {"signum": True}
+        assert custom_names(plan) == {"signum": True}
         assert "Custom(name='signum', settings={'beta': 0.5})" in str(plan)
     assert named("signum", torch.optim.SGD([torch.zeros(1)], lr=1.0)) == signum().node
 
@@ -136,10 +136,10 @@ def test_a_rank_that_does_not_know_it_is_named_on_all(signum, monkeypatch):
     def on_this_thread(plan):
         return {"signum": threading.current_thread().name != "rank1"}
 
-    monkeypatch.setattr("pliant.engine.choose.own_names", on_this_thread)
+    monkeypatch.setattr("pliant.engine.choose.custom_names", on_this_thread)
 
     def body(place):
-        with pytest.raises(ValueError, match=r"signum.*ranks 1 do not know.*register"):
+        with pytest.raises(ValueError, match=r"the set of known algorithms of ranks 1 .*register.* for signum"):
             relax(place, signum())
         return True
 

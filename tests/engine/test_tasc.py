@@ -13,10 +13,10 @@ from pliant.algorithms.plans import plan_of
 from pliant.buckets import Bucket, spans_of
 from pliant.codecs import tensor_hash
 from pliant.engine.choose import plan_from
+from pliant.engine.comms import Comms
 from pliant.engine.store import Store
 from pliant.layouts.blocks import divided
 from pliant.spec import BetweenHosts, BlockSparse, Host, LocalSteps, Selection
-from pliant_bench.harness.arms import plan_of_arm
 
 SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
 NUMEL = sum(torch.Size(s).numel() for s in SHAPES)
@@ -53,7 +53,7 @@ class Rank:
         algorithm = executor_for(node)
         names = [f"p{k}" for k in range(len(SHAPES))]
         parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in zip(names, SHAPES, strict=True)}
-        store = Store(parameters, dict.fromkeys(names, node), {False: comm})
+        store = Store(parameters, dict.fromkeys(names, node), Comms(comm))
         self.algorithm, self.comm, self.store, self.step_count = algorithm, comm, store, 0
         for name, parameter in parameters.items():
             algorithm.start_from(optimizer([parameter], lr=0.1), parameter, store.tensors[name])
@@ -270,7 +270,7 @@ def test_the_name_means_one_bucket_and_words_are_settings():
     plan = plan_from("tasc", sgd)
     assert plan.bucket_bytes == 1 << 40
     assert len(plan.rules) == 1
-    named = plan_of_arm("tasc(ratio=0.0077,agreement=leader,feedback=difference)")
+    named = plan_from("tasc(ratio=0.0077, agreement=leader, feedback=difference)", sgd)
     node = named.rules[0].exchange
     assert (node.selection.ratio, node.selection.agreement, node.feedback) == (0.0077, "leader", "difference")
     by_hosts = plan_of(pliant.tasc(agreement="host")).rules[0].exchange

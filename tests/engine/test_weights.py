@@ -445,7 +445,7 @@ def test_each_step_of_a_rank_counts_once(monkeypatch):
     told, meet = {0: [], 1: []}, Weights._meet
 
     def noted(self, work, leaving, share):
-        told[self._comms[False].rank].append(work)
+        told[self._comms.all.rank].append(work)
         meet(self, work, leaving, share)
 
     monkeypatch.setattr(Weights, "_meet", noted)

@@ -137,11 +137,15 @@ def raised(place, make, kind, text):
     ("make", "kind", "text"),
     [
         (lambda p: ShardedEmbeddingBag(plan_of(ROWS, 5), p.comm, lr=0.1), ValueError, "plan is for 5 ranks"),
-        (lambda p: bags_of(p, layout=TableLayout(kind="rows", num_hot=p.rank)), ValueError, "disagree on the plan"),
+        (
+            lambda p: bags_of(p, layout=TableLayout(kind="rows", num_hot=p.rank)),
+            ValueError,
+            "plan of ranks 1 differs",
+        ),
         (
             lambda p: bags_of(p, layout=TableLayout(kind="rows", num_hot=2), hot={"a": [p.rank]}),
             ValueError,
-            "disagree on the hot",
+            "the set of hot rows of ranks 1 differs",
         ),
         (
             lambda p: bags_of(p, layout=TableLayout(kind="rows", num_hot=2), hot={"a": [1, 2, 3]}),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pliant.algorithms.executors import executor_for
 from pliant.algorithms.given import AlgorithmLike, node_of
-from pliant.algorithms.registry import own_names
+from pliant.algorithms.registry import custom_names
 from pliant.spec import Match, Rule, SyncPlan
 
 __all__ = ["partition", "plan_of"]
@@ -32,7 +32,7 @@ def plan_of(algorithm: AlgorithmLike, name: str = "") -> SyncPlan:
 def _rule(match: Match, algorithm: AlgorithmLike) -> Rule:
     """Return a rule, if what would carry it out is what was given. Raises ValueError, naming both, if it is not."""
     node = node_of(algorithm)
-    if all(own_names(SyncPlan(rules=(Rule(exchange=node),))).values()):
+    if all(custom_names(SyncPlan(rules=(Rule(exchange=node),))).values()):
         built = executor_for(node)
         if algorithm is not node and built != algorithm:
             raise ValueError(

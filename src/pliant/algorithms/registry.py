@@ -11,7 +11,7 @@ from pliant.algorithms import combining, gradients, weights
 from pliant.algorithms.given import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
-__all__ = ["ALGORITHMS", "Row", "custom", "is_adaptive", "named", "names", "own_names", "register", "row_of"]
+__all__ = ["ALGORITHMS", "Row", "custom", "custom_names", "is_adaptive", "named", "names", "register", "row_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def row_of(name: str) -> Row | None:
     return ALGORITHMS.get(name) or _OWN.get(name)
 
 
-def own_names(plan: SyncPlan) -> dict[str, bool]:
+def custom_names(plan: SyncPlan) -> dict[str, bool]:
     """Return the names in a plan that are not Pliant's, with whether each is registered in this process."""
     nodes = (node for rule in plan.rules for node in rule.exchange.walk())
     return {node.name: row_of(node.name) is not None for node in nodes if isinstance(node, Custom)}

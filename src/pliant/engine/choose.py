@@ -9,11 +9,12 @@ from pliant.algorithms.by_name import recommended
 from pliant.algorithms.given import AlgorithmLike
 from pliant.algorithms.grammar import parse
 from pliant.algorithms.plans import plan_of
-from pliant.algorithms.registry import named, own_names
+from pliant.algorithms.registry import custom_names, named
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.spec import SyncPlan, load
 
-__all__ = ["What", "agree_on", "plan_from"]
+__all__ = ["What", "plan_from", "require_plan"]
 
 What = str | Path | SyncPlan | AlgorithmLike
 
@@ -29,22 +30,11 @@ def plan_from(what: What, optimizer: Optimizer) -> SyncPlan:
     return plan_of(what)
 
 
-def agree_on(plan: SyncPlan, comm: Comm, device: torch.device) -> None:
-    """Raise ValueError on all ranks if they hold different plans, or if some cannot carry it out."""
-    own = own_names(plan)
-    mine = torch.tensor([int(plan.hash, 16) >> 1, int(all(own.values()))], dtype=torch.int64, device=device)  # (2,)
-    table = torch.empty(2 * comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(table, mine).wait()
-    rows: list[list[int]] = table.view(-1, 2).tolist()
-    odd = [rank for rank, (value, _) in enumerate(rows) if value != rows[0][0]]
-    if odd:
-        raise ValueError(
-            f"ranks {', '.join(map(str, odd))} ask for another plan than rank 0 (this rank: {plan.hash}); "
-            "give all ranks the same name, settings or file."
-        )
-    lost = [rank for rank, (_, able) in enumerate(rows) if not able]
-    if lost:
-        raise ValueError(
-            f"the plan has algorithms that are not Pliant's ({', '.join(own)}), and ranks {', '.join(map(str, lost))} "
-            "do not know them all; call pliant.register() with the same builder on every rank before relax()."
-        )
+def require_plan(plan: SyncPlan, comm: Comm, device: torch.device) -> None:
+    """Raise ValueError on all ranks if they hold different plans, or if some cannot carry it out. Collective."""
+    cure = f"give all ranks the same name, settings or file (here: {plan.hash})"
+    require_same(comm, "the plan", plan.hash, device, cure=cure)
+    own = custom_names(plan)
+    known = "all" if all(own.values()) else None
+    cure = f"call pliant.register() for {', '.join(own)} with the same builder on every rank before relax()"
+    require_same(comm, "the set of known algorithms", known, device, cure=cure)

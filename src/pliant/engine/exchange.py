@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import AddsShares, Dial, Moment, Rest
 from pliant.codecs import all_finite, first_nonfinite, scale
-from pliant.comm.base import Comm
-from pliant.comm.hierarchical import levels_of
 from pliant.engine.alike import meanwhile
+from pliant.engine.comms import Comms
 from pliant.engine.layout import LaidOut, Part, lay_out
 from pliant.engine.rows import average_rows, rows_finite
 from pliant.engine.store import Store
@@ -38,7 +37,7 @@ class Exchanger:
 
     Args:
         store: Nodes and state of all parameters.
-        comms: Who talks, for nodes that need hosts (True) and for those that are not (False).
+        comms: Who talks, for nodes that need hosts and for those that do not.
         nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks,
             as DDP does, for GradScaler to find.
         optimizer: Whose learning rates algorithms may want to know.
@@ -49,7 +48,7 @@ class Exchanger:
     def __init__(
         self,
         store: Store,
-        comms: Mapping[bool, Comm],
+        comms: Comms,
         nonfinite: NonFinite,
         optimizer: Optimizer,
         owed: dict[str, Tensor],
@@ -101,7 +100,7 @@ class Exchanger:
         if buffer.is_sparse:
             return -1 if self._nonfinite == "propagate" or rows_finite(buffer) else 0
         if bucket.in_shares:
-            finite = scale(buffer, 1 / self._comms[False].size)
+            finite = scale(buffer, 1 / self._comms.all.size)
         else:
             finite = self._nonfinite == "propagate" or all_finite(buffer)
         return -1 if finite or self._nonfinite == "propagate" else first_nonfinite(buffer)
@@ -130,8 +129,8 @@ class Exchanger:
             if self._undoes:
                 part.undo.begin(step)
             if self.owed:
-                self._pay(part, 1 / self._comms[False].size if bucket.in_shares else 1.0)
-            if self._comms[False].size > 1 or part.acts_alone:
+                self._pay(part, 1 / self._comms.all.size if bucket.in_shares else 1.0)
+            if self._comms.all.size > 1 or part.acts_alone:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
                 moment = Moment(step=step, seed=seed, lr=lr, dial=self.dial if part.node.ratio_target else None)
@@ -196,7 +195,7 @@ class Exchanger:
     def refuse(self, bucket: LaidOut, bad: int) -> None:
         """Note a gradient that stays here and is not finite; bad as `inspect` says."""
         if bad >= 0 and self._nonfinite == "raise":
-            self._refuse(f"rank {self._comms[False].rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
+            self._refuse(f"rank {self._comms.all.rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
 
     def _sound(self, part: Part) -> bool:
         """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
@@ -205,9 +204,9 @@ class Exchanger:
 
     def _run_sparse(self, bucket: LaidOut, gradient: Tensor, bad: int, step: int) -> None:
         """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host."""
-        node, comm = bucket.nodes[0], self._comms[False]
+        node, comm = bucket.nodes[0], self._comms.all
         if node.averages_in_host and step >= node.timing.until_step:
-            comm = levels_of(self._comms[True]).inner
+            comm = self._comms.by_hosts.inner
         with meanwhile(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
             founds = average_rows(gradient, bad, comm)
         if self._undoes:
@@ -226,7 +225,7 @@ class Exchanger:
         """Every rank has seen a poisoned result; tell all which rank began it, and with what."""
         device = self._device
         mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
-        comm = self._comms[False]
+        comm = self._comms.all
         all_bad = torch.empty(comm.size, dtype=torch.int64, device=device)  # (size,)
         comm.all_gather(all_bad, mine).wait()
         culprits = [(rank, index) for rank, index in enumerate(all_bad.tolist()) if index >= 0]

@@ -12,9 +12,8 @@ from torch import Tensor
 from pliant.algorithms.base import Dial
 from pliant.algorithms.control import BudgetControl, EffortControl, Seen
 from pliant.algorithms.linkfit import LinkFit
-from pliant.comm.base import Comm
-from pliant.comm.hierarchical import HierarchicalComm
 from pliant.comm.recorded import RecordedComm
+from pliant.engine.comms import Comms
 from pliant.engine.lane import Lane
 from pliant.engine.tape import Tape
 from pliant.spec import Exchange, Target
@@ -152,7 +151,7 @@ class Governor:
 
 
 def governor_for(
-    nodes: Mapping[str, Exchange], comms: Mapping[bool, Comm], tape: Tape, old: Governor | None, *, begins: bool
+    nodes: Mapping[str, Exchange], comms: Comms, tape: Tape, old: Governor | None, *, begins: bool
 ) -> Governor | None:
     """Return who holds the target of these nodes: the one before, if it held the same; None without a target.
 
@@ -172,6 +171,6 @@ def governor_for(
         return old
     levels: list[RecordedComm | None] = [tape.comm]
     if held.needs_hosts:
-        both = cast(HierarchicalComm, comms[True])
+        both = comms.by_hosts
         levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
     return Governor(target, held.ratio, tape, levels, begins=begins)

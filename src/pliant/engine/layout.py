@@ -1,6 +1,6 @@
 """From DDP's buckets to ours: the parts of a flat buffer that share a node of the plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from pliant.algorithms.base import AddsShares, Algorithm, State
 from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
+from pliant.engine.comms import Comms
 from pliant.engine.store import Store
 from pliant.engine.undo import Undo
 from pliant.spec import Custom, Exchange, Timing
@@ -101,7 +102,7 @@ def lay_out(
     shapes: Sequence[tuple[int, ...]],
     like: Tensor,
     store: Store,
-    comms: Mapping[bool, Comm],
+    comms: Comms,
 ) -> LaidOut:
     """Split a DDP bucket into parts by node, in the order of their first parameter, and prepare each.
 
@@ -125,7 +126,7 @@ def lay_out(
         dtype = torch.float32 if node.works_in_float32 else like.dtype
         direct = len(runs) == 1 and dtype == like.dtype
         staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
-        algorithm, comm = store.algorithms[node], comms[node.needs_hosts]
+        algorithm, comm = store.algorithms[node], comms.of(node)
         bucket = Bucket(
             name=f"bucket {index}" + (f" part {k}" if len(nodes) > 1 else ""),
             spans=spans_of([s.name for s in spans], [s.shape for s in spans]),

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from pliant.algorithms.base import ChecksOptimizer, start_innermost, unwrapped
 from pliant.collectives import place
-from pliant.comm.base import Comm, another
+from pliant.comm.base import another
 from pliant.comm.hierarchical import by_hosts
+from pliant.engine.comms import Comms
 from pliant.engine.exchange import Exchanger, NonFinite
 from pliant.engine.feel import Feeler
 from pliant.engine.felt import Curvature, felt_in
@@ -129,7 +130,7 @@ class Maker:
         self._steppers = held.steppers
         self._parameters: Mapping[str, Tensor] = held.parameters
         self._device = next(iter(self._parameters.values())).device
-        self._comms: dict[bool, Comm] = {False: tape.comm}
+        self._comms = Comms(tape.comm)
         self._hosts = hosts
         self._nonfinite: NonFinite = nonfinite
         self._tape = tape
@@ -154,7 +155,7 @@ class Maker:
         exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
         owned, served = self._make_owners(store)
-        ddp, comm = self._held.ddp, self._comms[False]
+        ddp, comm = self._held.ddp, self._comms.all
         feeler = None if felt is None else Feeler(ddp, self._module, felt, comm, self.curvature, step)
         if old is not None and old.feeler is not None:
             old.feeler.close()
@@ -184,21 +185,21 @@ class Maker:
 
     def _make_owners(self, store: Store) -> tuple[Owners | None, Servers | None]:
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
-        owned = {each: Owned(store, self._comms[False], each) for each in self._held.optimizers if each in theirs}
+        owned = {each: Owned(store, self._comms.all, each) for each in self._held.optimizers if each in theirs}
         if not owned:
             return None, None
         # A plan has one bound for all.
         bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
         if bound is None:
             return Owners(owned), None
-        served = {each: Served(own, self._comms[False], each, bound) for each, own in owned.items()}
+        served = {each: Served(own, self._comms.all, each, bound) for each, own in owned.items()}
         for each in served.values():
             self._tape.ending.add(each)
         return Owners(owned), Servers(served)
 
     def _place(self, store: Store) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""
-        size = self._comms[False].size
+        size = self._comms.all.size
         for node in set(store.nodes.values()):
             if not isinstance(node, (ShardedOptimizer, ParameterServer)):
                 continue
@@ -237,9 +238,9 @@ class Maker:
         if old is not None and old.weights is not None:
             old.weights.finish(step)
             apart = [n for n, node in before.items() if node.exchanges_weights and node != store.nodes[n]]
-            average_weights([self._parameters[n] for n in apart], self._comms[False])
+            average_weights([self._parameters[n] for n in apart], self._comms.all)
             joined = [self._parameters[n] for n in apart if not store.nodes[n].exchanges_weights]
-            average_states(self._optimizer, joined, self._comms[False])
+            average_states(self._optimizer, joined, self._comms.all)
             old.weights.close()
         if not any(node.exchanges_weights for node in store.nodes.values()):
             return None
@@ -247,22 +248,21 @@ class Maker:
         weights.follow(lambda name: before.get(name) != store.nodes[name])
         return weights
 
-    def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Mapping[bool, Comm]:
+    def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Comms:
         """Make comms of their own, since weights travel beside gradients."""
-        ours = another(self._comms[False])
-        comms: dict[bool, Comm] = {False: ours}
+        ours = another(self._comms.all)
         if any(node.needs_hosts and node.exchanges_weights for node in nodes.values()):
-            comms[True] = by_hosts(ours, self._know_hosts())
-        return comms
+            return Comms(ours, by_hosts(ours, self._know_hosts()))
+        return Comms(ours)
 
     def _know_hosts(self) -> Sequence[Sequence[int]]:
         """Make the two-level comm, once, and return the ranks of each host. Collective."""
-        comm = self._comms[False]
+        comm = self._comms.all
         self._hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(comm, self._device)
         if self._hosts is None:
             raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
-        if True not in self._comms:
-            self._comms[True] = by_hosts(comm, self._hosts)
+        if self._comms.hosts is None:
+            self._comms = Comms(comm, by_hosts(comm, self._hosts))
         return self._hosts
 
 

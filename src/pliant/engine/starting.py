@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from pliant.comm.base import Comm
 from pliant.comm.own import own_group
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.choose import agree_on
+from pliant.engine.choose import require_plan
 from pliant.engine.elastic import Elastic, begin
 from pliant.engine.ending import end
 from pliant.engine.exchange import NonFinite
@@ -69,7 +69,7 @@ def start_run(
             held.wrap(group)
         own_comm = own_group(held.group, timeout_s, start_timeout_s)
         comm = RecordedComm(own_comm)
-        agree_on(plan, comm, device)
+        require_plan(plan, comm, device)
         if comm.size > 1:
             broadcast_tensors([*held.module.parameters(), *held.module.buffers()], comm)
             broadcast_optimizer(held.optimizer, comm, device)

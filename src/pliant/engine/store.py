@@ -10,8 +10,7 @@ from pliant.algorithms.base import Algorithm, Slots, State
 from pliant.algorithms.executors import executor_for
 from pliant.buckets import Bucket, real_shape
 from pliant.codecs import all_finite
-from pliant.comm.base import Comm
-from pliant.comm.hierarchical import HierarchicalComm
+from pliant.engine.comms import Comms
 from pliant.spec import Exchange
 
 __all__ = ["CORRECTION", "Store"]
@@ -39,19 +38,17 @@ class Store:
     needs no copy and algorithms work on whole buckets.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Tensor], nodes: Mapping[str, Exchange], comms: Mapping[bool, Comm]
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], nodes: Mapping[str, Exchange], comms: Comms) -> None:
         self.parameters = parameters
         self.algorithms: dict[Exchange, Algorithm] = {node: executor_for(node) for node in set(nodes.values())}
         self.nodes = dict(nodes)
-        levels = comms.get(True)
-        self._ranks_per_host = levels.size / levels.num_hosts if isinstance(levels, HierarchicalComm) else 1.0
+        levels = comms.hosts
+        self._ranks_per_host = 1.0 if levels is None else levels.size / levels.num_hosts
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self._slots: dict[str, Slots] = {}
         for name, parameter in parameters.items():
             node = nodes[name]
-            slots = self.algorithms[node].slots(real_shape(parameter), comms[node.needs_hosts])
+            slots = self.algorithms[node].slots(real_shape(parameter), comms.of(node))
             if node.exchanges_weights and (node.timing.delay_steps or node.timing.pace == "free"):
                 slots = {**slots, CORRECTION: None}
             self._slots[name] = slots

@@ -11,7 +11,7 @@ from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import Agreement
 from pliant.engine.alike import gathered
 from pliant.engine.attached import AttachedRecording
-from pliant.engine.choose import What, agree_on, plan_from
+from pliant.engine.choose import What, plan_from, require_plan
 from pliant.engine.exchange import Exchanger
 from pliant.engine.front import Front
 from pliant.engine.gate import Held
@@ -67,7 +67,7 @@ class SwitchesPlans(CountsSkips):
         plan = plan_from(what, self.optimizer)
         if self._held.group is not None:
             require_carried(plan, self._held.group, self._device)
-        agree_on(plan, self._comm, self._device)
+        require_plan(plan, self._comm, self._device)
         if self._ddp is None and not plan.leaves_gradients:
             raise ValueError(
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "

@@ -1,7 +1,7 @@
 """A bucket of weights: what it holds, when it is due, and where the result goes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from pliant.algorithms.base import MixesWeights, State
 from pliant.buckets import Bucket, as_real, real_shape, spans_of
 from pliant.comm.base import Comm
+from pliant.engine.comms import Comms
 from pliant.engine.lane import Ticket
 from pliant.engine.store import CORRECTION, Store
 from pliant.layouts.division import weight_buckets
@@ -86,7 +87,7 @@ class WeightPart:
                 real.copy_(view)
 
 
-def lay_out_weights(store: Store, comms: Mapping[bool, Comm], step: int) -> list[WeightPart]:
+def lay_out_weights(store: Store, comms: Comms, step: int) -> list[WeightPart]:
     """Group the parameters whose weights are exchanged by node and fragment, in buckets of limited size."""
     return [
         _lay_out(f"weights {k}", fragment, names, store, comms, step)
@@ -103,15 +104,13 @@ def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
     return buckets
 
 
-def _lay_out(
-    name: str, fragment: int, names: Sequence[str], store: Store, comms: Mapping[bool, Comm], step: int
-) -> WeightPart:
+def _lay_out(name: str, fragment: int, names: Sequence[str], store: Store, comms: Comms, step: int) -> WeightPart:
     parameters = tuple(store.parameters[n] for n in names)
     spans = spans_of(names, [real_shape(p) for p in parameters])
     numel = sum(span.numel for span in spans)
     bucket = Bucket(name=name, spans=spans, weights=parameters, flat=torch.empty(numel, device=parameters[0].device))
     node = store.nodes[names[0]]
-    algorithm, comm, timing = store.algorithms[node], comms[node.needs_hosts], node.timing
+    algorithm, comm, timing = store.algorithms[node], comms.of(node), node.timing
     first_due = -(-timing.period * (fragment + 1) // timing.fragments)
     state = replace(store.state_of(bucket, between_steps=True), workspace=algorithm.prepare(bucket, comm))
     return WeightPart(

@@ -3,7 +3,7 @@
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import Moment, Rest
 from pliant.codecs import first_nonfinite
-from pliant.comm.base import Comm
 from pliant.engine.agreement import Agreement
 from pliant.engine.alike import meanwhile
+from pliant.engine.comms import Comms
 from pliant.engine.doing import Doing
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.lane import Lane
@@ -29,7 +29,7 @@ class Weights:
 
     Args:
         store: Nodes and state of all parameters.
-        comms: Who talks, for nodes that need hosts (True) and for those that are not (False); nobody else
+        comms: Who talks, for nodes that need hosts and for those that do not; nobody else
             uses them.
         optimizer: Whose learning rate stretches periods.
         step: Steps made so far.
@@ -37,7 +37,7 @@ class Weights:
 
     """
 
-    def __init__(self, store: Store, comms: Mapping[bool, Comm], optimizer: Optimizer, step: int, tape: Tape) -> None:
+    def __init__(self, store: Store, comms: Comms, optimizer: Optimizer, step: int, tape: Tape) -> None:
         self._comms = comms
         self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
         device = next(iter(store.parameters.values())).device
@@ -86,7 +86,7 @@ class Weights:
 
     def finish(self, step: int) -> None:
         """Take everything that is in flight. Collective, between two steps; waits for ranks at a free pace to come."""
-        if self._free and self._comms[False].size > 1:
+        if self._free and self._comms.all.size > 1:
             self._leaving, self._all_leave = True, False
             while not self._all_leave:
                 self._take_all(self._free)
@@ -111,7 +111,7 @@ class Weights:
     def close(self) -> None:
         """End the lane, and the comm."""
         self._lane.close()
-        self._comms[False].close()
+        self._comms.all.close()
 
     @property
     def busy_s(self) -> float:
@@ -165,7 +165,7 @@ class Weights:
         if not parts:
             return
         share = [1.0]
-        if any(part.timing.weighted or part.timing.pace == "free" for part in parts) and self._comms[False].size > 1:
+        if any(part.timing.weighted or part.timing.pace == "free" for part in parts) and self._comms.all.size > 1:
             work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
             self._lane.submit(lambda: self._meet(work, leaving, share), name="meet", step=step - 1)
         rests: list[tuple[str, Rest]] = []
@@ -184,14 +184,14 @@ class Weights:
                 lambda: Doing(step=0 if free else step, exchanges=self.exchanges, plan=plan),
                 step,
                 self._lane,
-                self._comms[False],
+                self._comms.all,
                 self._device,
                 free=free,
             )
 
     def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
         """Learn which part of all work is this rank's, and whether all ranks are leaving."""
-        comm = self._comms[False]
+        comm = self._comms.all
         table = torch.tensor([work, float(leaving)], dtype=torch.float64, device=self._parts[0].bucket.flat.device)
         comm.all_reduce(table).wait()
         total, leavers = table.tolist()

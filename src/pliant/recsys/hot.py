@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.finite import tensor_hash
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.recsys.exchange import Talk
 from pliant.recsys.groups import Group
@@ -15,7 +16,7 @@ from pliant.recsys.replicas import Replicas
 from pliant.recsys.shard import Shard
 from pliant.spec.embedding import EmbeddingPlan
 
-__all__ = ["HotRows", "agreed", "require_agreement"]
+__all__ = ["HotRows", "agreed"]
 
 
 class HotRows:
@@ -91,10 +92,10 @@ def agreed(
         ids = _checked(plan, hot, device)
     except (ValueError, IndexError):
         with suppress(ValueError):  # that the others do not agree with this rank is what they shall hear
-            require_agreement(comm, "the hot rows", None, device)
+            require_same(comm, "the set of hot rows", None, device)
         raise
     counts = torch.tensor([len(its) for its in ids.values()], dtype=torch.int64, device=device)
-    require_agreement(comm, "the hot rows", torch.cat([counts, *ids.values()]), device)
+    require_same(comm, "the set of hot rows", tensor_hash(torch.cat([counts, *ids.values()])), device)
     return ids
 
 
@@ -114,14 +115,3 @@ def _checked(plan: EmbeddingPlan, hot: Mapping[str, Tensor | Sequence[int]], dev
         if layout.num_hot:
             found[t] = ids
     return found
-
-
-def require_agreement(comm: Comm, what: str, number: Tensor | int | None, device: torch.device) -> None:
-    """Raise ValueError on every rank unless all have the same: a tensor, an integer, or None for one that failed."""
-    own = tensor_hash(number) if isinstance(number, Tensor) else number
-    top = 1 << 62
-    pair = [top, top] if own is None else [own % top, -(own % top)]
-    largest = torch.tensor(pair, dtype=torch.int64, device=device)
-    comm.all_reduce(largest, "max").wait()
-    if int(largest[0]) != -int(largest[1]):
-        raise ValueError(f"ranks disagree on {what}; give every rank the same.")

@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.recsys.ahead import Ahead
 from pliant.recsys.bags import Batch, Inputs, read_batch
 from pliant.recsys.compiled import as_it_is
 from pliant.recsys.forgotten import Forgotten
 from pliant.recsys.holding import hold
-from pliant.recsys.hot import agreed, require_agreement
+from pliant.recsys.hot import agreed
 from pliant.recsys.initial import Source, source_of
-from pliant.recsys.modules import require_same
+from pliant.recsys.modules import require_tables
 from pliant.recsys.optimizers import RowRule
 from pliant.recsys.passes import outputs
 from pliant.recsys.ranks import Ranks, require_ranks
@@ -76,7 +77,7 @@ class ShardedEmbeddingBag(nn.Module):
         self._rule = RowRule(kind=plan.optimizer, eps=eps, betas=betas)
         self._divisor = comm.size if average else 1
         self._ranks = Ranks(comm, hosts if plan.hierarchical else None, self.device)
-        require_agreement(self._ranks.comm, "the plan", int(canonical_hash(plan), 16), self.device)
+        require_same(self._ranks.comm, "the plan", canonical_hash(plan), self.device)
         self._held = hold(plan, comm.rank, source_of(plan.tables, weights, seed), self.device)
         self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
         self._open: list[Turn] = []  # since the last step
@@ -109,7 +110,7 @@ class ShardedEmbeddingBag(nn.Module):
             ValueError: A module differs from its table in the plan, or does what tables cannot do.
 
         """
-        require_same(bags, plan.tables)
+        require_tables(bags, plan.tables)
         made = cls(plan, comm, lr=lr, weights=[bag.weight for bag in bags], hot=hot, hosts=hosts)
         made._last_offsets = [bag.include_last_offset for bag in bags]
         return made

@@ -6,10 +6,10 @@ from torch import nn
 
 from pliant.spec import Table
 
-__all__ = ["require_same"]
+__all__ = ["require_tables"]
 
 
-def require_same(bags: Sequence[nn.EmbeddingBag], tables: Sequence[Table]) -> None:
+def require_tables(bags: Sequence[nn.EmbeddingBag], tables: Sequence[Table]) -> None:
     """Raise ValueError unless each module does what its table says, and nothing that tables cannot do."""
     if len(bags) != len(tables):
         raise ValueError(

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm, require_contiguous
-from pliant.schedules.agreement import require_agreement
 from pliant.schedules.collective import Collective, Grouped
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
@@ -80,7 +80,8 @@ class ScheduledSum:
         self._comm, self._numel, self._dtype = comm, like.numel(), like.dtype
         rounds = [[(m.source, m.target, m.block, m.kind) for m in moves] for moves in schedule.rounds]
         told = f"{schedule.name} {rounds} {grouped.members} {tuple(numels)} {like.dtype}"
-        require_agreement(told, f"other schedules than {schedule.name!r}, or other blocks", comm, like.device)
+        cure = "make it from the same data on all ranks, or broadcast it"
+        require_same(comm, "the schedule, or its blocks,", told, like.device, cure=cure, error=ScheduleError)
         self._unit = math.gcd(*numels) or 1
         me, members, counts = comm.rank, grouped.members, np.array(numels, dtype=np.int64) // self._unit
         rows = _rows_of([b for blocks in members for b in blocks], counts)

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
 from pliant.netmodel import Overheads
-from pliant.schedules.agreement import require_agreement
 from pliant.schedules.beside import Beside, Improving
 from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned
 from pliant.schedules.collective import Collective
 from pliant.schedules.execute import ScheduledSum
+from pliant.schedules.verify import ScheduleError
 from pliant.spec import Topology, from_json, to_json
 
 __all__ = ["SparseSum"]
@@ -79,7 +80,8 @@ class SparseSum:
         self._before: tuple[bytes, _Ready] | None = None
         """What something better has taken the place of, while that is on trial."""
         told = f"{to_json(topology)} {self._numels} {overheads} {choosing} {improving} {like.dtype}"
-        require_agreement(told, "other topologies, blocks or settings for a sparse sum", comm, like.device)
+        what = "the topology, the blocks or the settings of a sparse sum"
+        require_same(comm, what, told, like.device, error=ScheduleError)
         self._improving = improving is not None
         self._beside: Beside | None = None
         if improving is not None:
