@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.codecs import codec_from
-from pliant.planner import BUILDERS, LOW_RANKS, MENUS, Errors, Gene, budgeted, lossy_codecs
+from pliant.planner import BUILDERS, LOW_RANKS, MENUS, CodecErrors, Gene, budgeted, lossy_codecs
 from pliant.simulator import simulate_many
 from pliant.spec import Host
 
@@ -94,7 +94,7 @@ def main() -> None:
     def step_s(work, plans):
         return simulate_many(plans, work, TOPOLOGY)
 
-    errors = Errors(workload)
+    errors = CodecErrors(workload)
     five, one = (replace(BUILDERS["topk"], base=Gene("sparse", {"choice": "topk", "ratio": r})) for r in (0.05, 0.01))
     divided = budgeted(workload, errors.of(five.plan()), MENUS["topk"], step_s).genes
     arms = {"bf16": BUILDERS["ddp-bf16"], "5 % for all": five, "divided": divided, "1 % for all": one}

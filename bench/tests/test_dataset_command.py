@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from pliant.planner import WORKLOADS, Quality, Space, Trial, shrunk
-from pliant.simulator import Overheads, Physics, simulate
+from pliant.simulator import CostFeatures, Overheads, simulate
 from pliant.spec import Host, Topology, to_json
 from pliant_bench.dataset import Network, dataset_of, load, write
 from pliant_bench.dataset.command import dataset
@@ -29,7 +29,7 @@ def cell(family: str, rate: float, spoil=lambda genes, s: s) -> MeasuredCell:
     where = network(rate)
     space, rng = Space(workload, where.topology, Quality(budget=1.3)), random.Random(0)
     genes = list({space.sample(rng) for _ in range(25)})
-    physics = Physics(workload, where.topology)
+    physics = CostFeatures(workload, where.topology)
     times = physics.counts([g.plan() for g in genes], physics.coefficients) @ physics.coefficients
     trials = [Trial(genes=g, steps_s=(spoil(g, s),) * 3) for g, s in zip(genes, times.tolist(), strict=True)]
     return MeasuredCell(model_id=f"{family}-0", topo_id=f"{rate:g}-0", physics=physics, trials=tuple(trials))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import pliant
 from models import new_ddp, train, weights
 from pliant.algorithms import executor_for
-from pliant.algorithms.base import Moment, State
+from pliant.algorithms.base import State, StepContext
 from pliant.buckets import Bucket, spans_of
 from pliant.comm import RecordedComm, run_world
 from pliant.spec import SyncPlan, from_json, to_json
@@ -57,7 +57,7 @@ def exchanged(place, algorithm, steps=STEPS, gradients=gradient):
     outs = []
     for step in range(steps):
         bucket.flat = gradients(place.rank, step).clone()
-        algorithm.on_ready(bucket, state, comm, Moment(step=step, seed=step))
+        algorithm.on_ready(bucket, state, comm, StepContext(step=step, seed=step))
         outs.append(bucket.flat.clone())
     return outs, flat["residual"], comm
 
@@ -107,7 +107,7 @@ def test_the_paper_of_gtopk_loses_what_a_merge_drops_of_a_place_that_arrives():
             bucket = Bucket(name="b", spans=spans_of(["p"], [(4,)]), flat=torch.tensor(rows[place.rank]).float())
             algorithm = GTopK(ratio=ratio, kept=kept)
             state = State(flat={"residual": torch.zeros(4)}, workspace=algorithm.prepare(bucket, place.comm))
-            algorithm.on_ready(bucket, state, place.comm, Moment(step=0, seed=0))
+            algorithm.on_ready(bucket, state, place.comm, StepContext(step=0, seed=0))
             return bucket.flat * 4, state.flat["residual"]
 
         outs, residuals = zip(*run_world(4, body, timeout_s=20), strict=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from pliant.network.hostlink import HostLink
+from pliant.network.hostlink import ShapedLink
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent, require_tools
 from pliant.network.shaping import LEAST_BURST
 
@@ -45,7 +45,7 @@ class Hosts:
                 host = Namespace(f"host{k}", self._switch)
                 self._stack.callback(host.close)
                 self._hosts.append(host)
-                HostLink(host, self._switch, k, self.address(k), switch=_CORE, burst=LEAST_BURST)
+                ShapedLink(host, self._switch, k, self.address(k), switch=_CORE, burst=LEAST_BURST)
             self._restore = self._firewall()
         except BaseException:
             self._stack.close()

@@ -25,7 +25,7 @@ from jobs import HERE, PAIRS, Job, Pair, whole_periods
 from table import markdown
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.network import Cluster, emulated
+from pliant.network import EmulatedCluster, emulated
 from pliant.spec.files import write_atomically
 from pliant_bench.data.fetch import find_images
 from pliant_bench.harness.setup import MARK, MODELS
@@ -72,7 +72,7 @@ def _turns_to_make(arguments: argparse.Namespace, records: list[dict[str, Any]])
     return [turn for turn in turns if turn not in made]
 
 
-def _make(turns: list[Turn], result: dict[str, Any], cluster: Cluster, arguments: argparse.Namespace) -> bool:
+def _make(turns: list[Turn], result: dict[str, Any], cluster: EmulatedCluster, arguments: argparse.Namespace) -> bool:
     """Run all and write after each; return whether the time sufficed. What fails once is left out from there on."""
     end_s = time.monotonic() + 60 * arguments.minutes
     failed: set[tuple[str, str]] = set()
@@ -166,7 +166,7 @@ def _argv(side: str, pair: Pair) -> list[str]:
     return [str(pair.python), str(HERE / f"{pair.package}_worker.py")]
 
 
-def _run(argv: list[str], job: Job, cluster: Cluster, timeout_s: float) -> dict[str, Any]:
+def _run(argv: list[str], job: Job, cluster: EmulatedCluster, timeout_s: float) -> dict[str, Any]:
     """Run a worker on every rank; return rank 0's record. Raises RuntimeError with what the first to fail said."""
     records: list[dict[str, Any]] = []
     words: dict[int, list[str]] = {}

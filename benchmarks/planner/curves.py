@@ -19,7 +19,7 @@ import numpy as np
 import optuna
 from rankers import Ranker
 
-from pliant.planner import BUILDERS, Gene, Genes, Limits, Quality, Space, Trial, searching
+from pliant.planner import BUILDERS, Gene, Genes, Quality, SearchLimits, Space, Trial, searching
 from pliant.planner.predictor import Predictor
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import Dataset, load
@@ -87,7 +87,7 @@ def of_model(model: Callable[[Table, int], object], *, begin: str) -> Arm:
             "builders": {"num_drawn": 0, "num_seeds": 0},
             "best": {},
         }[begin]
-        limits = Limits(seed=seed, max_trials=TRIALS, **first)
+        limits = SearchLimits(seed=seed, max_trials=TRIALS, **first)
         asking = searching(table.space, model(table, seed), limits)
         try:
             genes, _limit = next(asking)

@@ -23,7 +23,7 @@ from rankers import Ranker
 
 from pliant.planner import Trial
 from pliant.planner.judge import judged
-from pliant.planner.predictor import Experience, Predictor
+from pliant.planner.predictor import Predictor, TransferPrior
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
@@ -70,7 +70,7 @@ def across(cell: MeasuredCell, cells: list[MeasuredCell]) -> Iterator[dict]:
         others = [other for other in cells if apart(cell, other, held_out)]
         if not others:
             continue
-        experience = Experience.of([(other.physics, other.trials) for other in others])
+        experience = TransferPrior.of([(other.physics, other.trials) for other in others])
         pooled = pooled_features(others)
         for shots in (k for k in SHOTS if len(cell.trials) - k >= LEAST_TEST):
             for seed in range(SEEDS if shots else 1):
@@ -90,7 +90,7 @@ def judge(k: int, folder: Path) -> list[dict]:
 
 def transferred(
     cell: MeasuredCell,
-    experience: Experience,
+    experience: TransferPrior,
     pooled: tuple[np.ndarray, np.ndarray, np.ndarray],
     train: list[Trial],
     test: list[Trial],

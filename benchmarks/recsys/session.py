@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs import EXAMPLES, HERE, PYTHON, SOURCES, UNLIMITED
 
-from pliant.network import Cluster, emulated
+from pliant.network import EmulatedCluster, emulated
 from pliant.network.linkcheck import judge
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
@@ -80,7 +80,7 @@ def run_ranks(
         raise RuntimeError(f"ranks failed: exit codes {[r.exit_code for r in results]}.")
 
 
-def _shaped(cluster: Cluster, topology: Topology, name: str) -> list[str]:
+def _shaped(cluster: EmulatedCluster, topology: Topology, name: str) -> list[str]:
     """Set the links; return what is wrong with them."""
     cluster.reshape(topology)
     return [] if name == UNLIMITED else judge(cluster.check_links())

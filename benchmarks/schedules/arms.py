@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pliant.collectives import AgreedBlocks, BlockGrid
+from pliant.collectives import BlockGrid, SharedBlockAverage
 from pliant.comm import Comm, share_text
 from pliant.layouts.blocks import divided
 from pliant.netmodel import Links, Overheads
@@ -248,7 +248,7 @@ def _agreed_before(given: Given, bits: ValueBits) -> Arm:
     )
 
 
-def _compact(given: Given, bits: ValueBits) -> tuple[AgreedBlocks, BlockGrid, float]:
+def _compact(given: Given, bits: ValueBits) -> tuple[SharedBlockAverage, BlockGrid, float]:
     """Return what exchanges as many blocks as each rank has chosen, and how far off a sum of codes may be."""
     shape = (given.held.shape[1], given.block)
     selection = Selection(
@@ -260,7 +260,7 @@ def _compact(given: Given, bits: ValueBits) -> tuple[AgreedBlocks, BlockGrid, fl
     largest = given.x.abs().max()
     given.comm.all_reduce(largest, "max").wait()
     steps = 0.0 if bits == 32 else 2 * given.comm.size / 14  # each rank's rounding, and the mean's: half a step of 7
-    return AgreedBlocks(grid, ratio, given.comm), grid, steps * float(largest)
+    return SharedBlockAverage(grid, ratio, given.comm), grid, steps * float(largest)
 
 
 def _all_held_s(given: Given, num_bytes: float) -> float:

@@ -42,7 +42,7 @@ def trained(
     first = task.model()
     start_s = time.perf_counter()
 
-    def body(place: pliant.comm.Place) -> tuple[torch.nn.Module, list[float], float]:
+    def body(place: pliant.comm.RankContext) -> tuple[torch.nn.Module, list[float], float]:
         module = copy.deepcopy(first)
         ddp = DistributedDataParallel(module, process_group=place.process_group)
         ddp.broadcast_buffers = False  # a worker's norms see its own batches; rank 0's are judged

@@ -39,7 +39,7 @@ from .algorithms import (
 )
 from .autotune import (
     Auto as Auto,
-    Bounds as Bounds,
+    QualityBounds as QualityBounds,
 )
 from .comm import (
     CommError as CommError,

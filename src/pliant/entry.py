@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.autotune.options import Auto
 from pliant.comm.base import Comm
-from pliant.engine.choose import What, plan_from
+from pliant.engine.choose import PlanLike, plan_from
 from pliant.engine.elastic import Elastic
 from pliant.engine.exchange import NonFinite
 from pliant.engine.gate import take
@@ -22,7 +22,7 @@ __all__ = ["relax"]
 def relax(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    what: What | Auto,
+    what: PlanLike | Auto,
     *,
     group: ProcessGroup | None = None,
     hosts: Sequence[Sequence[int]] | None = None,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pliant.algorithms.base import Dial
-from pliant.algorithms.control import BudgetControl, EffortControl, Seen
+from pliant.algorithms.base import RatioSetting
+from pliant.algorithms.control import ControlSample, RatioPolicy, SelectionIntervalPolicy
 from pliant.spec import Target
 
 MBIT = 125e3
@@ -55,7 +55,7 @@ class World:
             late_s = max(0.0, true_s * factor + self.codec_s - self.hidden_s)
             rows.append((true_s * factor, late_s, self.compute_s + late_s))
         wire_s, seen_s, step_s = (statistics.median(column) for column in zip(*rows, strict=True))
-        seen = Seen(
+        seen = ControlSample(
             steps=4,
             ratio=control.ratio,
             messages=self.messages,
@@ -71,7 +71,7 @@ class World:
 
 def flown(world, target=EXPOSED, rates=RATES, seed=0, ratio=0.01):
     """Return, for each phase, what was exposed in each window."""
-    control, chance = BudgetControl(target, ratio), random.Random(seed)
+    control, chance = RatioPolicy(target, ratio), random.Random(seed)
     return control, [[world.window(control, rate, chance) for _ in range(PHASE // 4)] for rate in rates]
 
 
@@ -113,7 +113,7 @@ def test_without_noise_it_comes_to_rest():
 
 def test_a_share_of_the_computation_is_held_when_the_computation_changes():
     target = Target(of="exposed_share", value=0.2)
-    control, chance, world = BudgetControl(target, 0.01), random.Random(2), World(noise=0.03)
+    control, chance, world = RatioPolicy(target, 0.01), random.Random(2), World(noise=0.03)
     for compute_s, hidden_s in [(0.1, 0.005), (0.025, 0.001), (0.1, 0.03), (0.05, 0.0)]:
         world.compute_s, world.hidden_s = compute_s, hidden_s
         exposed = [world.window(control, 100 * MBIT, chance) for _ in range(20)]
@@ -127,7 +127,7 @@ def test_a_share_of_the_computation_is_held_when_the_computation_changes():
 )
 def test_it_holds_its_target_when_the_same_network_is_hidden_less_or_more(before, after, rate):
     """Seconds of the codec and seconds behind backward: the bracket that was found is of no use then."""
-    control, chance, world = BudgetControl(EXPOSED, 0.01), random.Random(0), World()
+    control, chance, world = RatioPolicy(EXPOSED, 0.01), random.Random(0), World()
     for world.codec_s, world.hidden_s in (before, after):
         exposed = [world.window(control, rate * MBIT, chance) for _ in range(20)]
         assert exposed[10:] == [pytest.approx(EXPOSED.value, rel=0.1)] * 10
@@ -136,7 +136,7 @@ def test_it_holds_its_target_when_the_same_network_is_hidden_less_or_more(before
 @pytest.mark.parametrize("of", ["bytes_per_step", "bytes_per_s"])
 def test_bytes_are_held_and_fixed_ones_are_counted_in(of):
     target = Target(of=of, value=3e5 if of == "bytes_per_step" else 5e6)
-    control, chance, world = BudgetControl(target, 0.01), random.Random(2), World(fixed_bytes=1e5)
+    control, chance, world = RatioPolicy(target, 0.01), random.Random(2), World(fixed_bytes=1e5)
     for _ in range(12):
         world.window(control, 100 * MBIT, chance)
     num_bytes, _, exposed_s = world.true(100 * MBIT, control.ratio)
@@ -145,7 +145,7 @@ def test_bytes_are_held_and_fixed_ones_are_counted_in(of):
 
 
 def test_it_grows_by_a_quarter_a_step_at_most_and_falls_at_once():
-    control, chance, world = BudgetControl(EXPOSED, 1e-3), random.Random(0), World()
+    control, chance, world = RatioPolicy(EXPOSED, 1e-3), random.Random(0), World()
     ratios = [control.ratio]
     for _ in range(4):
         world.window(control, 1000 * MBIT, chance)
@@ -163,7 +163,7 @@ def test_it_grows_by_a_quarter_a_step_at_most_and_falls_at_once():
 
 def test_floor_and_ceiling_bind_and_nothing_winds_up_there():
     target = Target(of="exposed_s", value=0.02, floor=0.005, ceiling=0.03)
-    control, chance, world = BudgetControl(target, 0.01), random.Random(0), World()
+    control, chance, world = RatioPolicy(target, 0.01), random.Random(0), World()
     for _ in range(200):
         world.window(control, 1000 * MBIT, chance)
     assert (control.ratio, control.bound) == (0.03, "ceiling")
@@ -180,7 +180,7 @@ def test_it_stays_above_the_knee_where_twice_as_much_is_left_behind():
     def left(ratio):
         return 0.1 * (ratio / 0.1) ** -0.5  # doubles at a quarter of the plan's ratio
 
-    control, chance, world = BudgetControl(EXPOSED, 0.1), random.Random(0), World()
+    control, chance, world = RatioPolicy(EXPOSED, 0.1), random.Random(0), World()
     ratios = []
     for _ in range(30):
         world.window(control, 100 * MBIT, chance, left(control.ratio))
@@ -191,19 +191,19 @@ def test_it_stays_above_the_knee_where_twice_as_much_is_left_behind():
 
 
 def test_steps_without_an_exchange_change_nothing():
-    control = BudgetControl(EXPOSED, 0.1)
-    seen = Seen(steps=4, ratio=0.1, messages=0, num_bytes=0, wire_s=0, exposed_s=0, step_s=0.1)
+    control = RatioPolicy(EXPOSED, 0.1)
+    seen = ControlSample(steps=4, ratio=0.1, messages=0, num_bytes=0, wire_s=0, exposed_s=0, step_s=0.1)
     assert control.decide(seen) == 0.1
     assert control.link.alpha == control.link.beta == 0
 
 
 def test_the_same_numbers_give_the_same_decisions_also_after_a_restart():
     world, chances = World(noise=0.1), [random.Random(4) for _ in range(2)]
-    one, other = BudgetControl(EXPOSED, 0.01), BudgetControl(EXPOSED, 0.01)
+    one, other = RatioPolicy(EXPOSED, 0.01), RatioPolicy(EXPOSED, 0.01)
     for _ in range(10):
         world.window(one, 100 * MBIT, chances[0])
         world.window(other, 100 * MBIT, chances[1])
-    fresh = BudgetControl(EXPOSED, 0.01)
+    fresh = RatioPolicy(EXPOSED, 0.01)
     fresh.restore(other.state())
     for _ in range(10):
         world.window(one, 10 * MBIT, chances[0])
@@ -222,10 +222,10 @@ def test_the_same_numbers_give_the_same_decisions_also_after_a_restart():
     st.sampled_from(["exposed_s", "exposed_share", "bytes_per_step", "bytes_per_s"]),
 )
 def test_whatever_is_seen_the_ratio_stays_within_its_limits(rows, of):
-    control = BudgetControl(Target(of=of, value=0.5, floor=0.001, ceiling=0.4), 0.01)
+    control = RatioPolicy(Target(of=of, value=0.5, floor=0.001, ceiling=0.4), 0.01)
     for num_bytes, wire_s, exposed_s, left in rows:
         before = control.ratio
-        seen = Seen(
+        seen = ControlSample(
             steps=4,
             ratio=before,
             messages=3,
@@ -242,7 +242,7 @@ def test_whatever_is_seen_the_ratio_stays_within_its_limits(rows, of):
 
 def reused_after(control, num, select_s):
     for _ in range(num):
-        seen = Seen(
+        seen = ControlSample(
             steps=4,
             ratio=0.1,
             messages=1,
@@ -257,11 +257,11 @@ def reused_after(control, num, select_s):
 
 
 def test_what_takes_too_long_to_choose_serves_longer_and_shorter_again_when_it_is_cheap():
-    control = EffortControl(0.05)
+    control = SelectionIntervalPolicy(0.05)
     assert reused_after(control, 20, 0.004) == 1
     assert reused_after(control, 20, 0.03) == 8
     assert {reused_after(control, 1, 0.03) for _ in range(20)} == {8}, "it goes to and fro"
-    other = EffortControl(0.05)
+    other = SelectionIntervalPolicy(0.05)
     reused_after(other, 1, 0.1)
     other.restore(control.state())
     assert other.state() == control.state()
@@ -270,7 +270,7 @@ def test_what_takes_too_long_to_choose_serves_longer_and_shorter_again_when_it_i
 
 
 def test_what_is_left_behind_is_a_part_of_all_exchanges_since_it_was_asked():
-    dial = Dial()
+    dial = RatioSetting()
     assert dial.take_left() == 0.0
     dial.tell(0.1, torch.tensor(1.0), torch.tensor(2.0))
     dial.tell(0.2, torch.tensor(2.0), torch.tensor(10.0))

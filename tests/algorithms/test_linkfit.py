@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from pliant.algorithms.linkfit import LinkFit
+from pliant.algorithms.linkfit import AlphaBetaFit
 
 alphas = st.floats(1e-6, 1e-2)
 betas = st.floats(1e-10, 1e-6)
@@ -21,7 +21,7 @@ def samples(seed, num, *, most_bytes=1e6):
 
 @given(alphas, betas, seeds)
 def test_without_noise_it_predicts_and_stays_non_negative(alpha, beta, seed):
-    fit = LinkFit()
+    fit = AlphaBetaFit()
     for messages, num_bytes in samples(seed, 60):
         fit.add(messages, num_bytes, alpha * messages + beta * num_bytes)
         assert fit.alpha >= 0
@@ -32,7 +32,7 @@ def test_without_noise_it_predicts_and_stays_non_negative(alpha, beta, seed):
 
 @given(seeds, st.floats(0, 0.08))
 def test_noise_and_outliers_leave_the_rate_within_a_tenth(seed, noise):
-    chance, fit = random.Random(seed), LinkFit()
+    chance, fit = random.Random(seed), AlphaBetaFit()
     for k, (messages, num_bytes) in enumerate(samples(seed, 60)):
         seconds = (2e-4 * messages + 1e-7 * num_bytes) * math.exp(chance.gauss(0, noise))
         fit.add(messages, num_bytes, 8 * seconds if k % 9 == 5 else seconds)
@@ -41,7 +41,7 @@ def test_noise_and_outliers_leave_the_rate_within_a_tenth(seed, noise):
 
 @given(seeds, st.floats(0.02, 50).filter(lambda factor: not 0.6 < factor < 1.7))
 def test_a_change_of_rate_is_known_after_two_samples(seed, factor):
-    fit = LinkFit()
+    fit = AlphaBetaFit()
     for messages, num_bytes in samples(seed, 40):
         fit.add(messages, num_bytes, 1e-4 * messages + 1e-7 * num_bytes)
     changes = fit.changes
@@ -52,7 +52,7 @@ def test_a_change_of_rate_is_known_after_two_samples(seed, factor):
 
 
 def test_one_outlier_moves_it_by_little_and_is_doubted():
-    fit = LinkFit()
+    fit = AlphaBetaFit()
     for messages, num_bytes in samples(3, 40):
         fit.add(messages, num_bytes, 1e-4 * messages + 1e-7 * num_bytes)
     before, usual = fit.state(), fit(4, 5e5)
@@ -65,7 +65,7 @@ def test_one_outlier_moves_it_by_little_and_is_doubted():
 
 
 def test_samples_that_are_all_alike_do_not_undo_how_the_time_is_divided():
-    fit = LinkFit()
+    fit = AlphaBetaFit()
     for messages, num_bytes in samples(1, 40):
         fit.add(messages, num_bytes, 1e-3 * messages + 1e-7 * num_bytes)
     chance = random.Random(1)
@@ -76,7 +76,7 @@ def test_samples_that_are_all_alike_do_not_undo_how_the_time_is_divided():
 
 
 def test_it_goes_on_from_its_state():
-    one, other = LinkFit(), LinkFit()
+    one, other = AlphaBetaFit(), AlphaBetaFit()
     rows = samples(5, 30)
     for messages, num_bytes in rows[:15]:
         one.add(messages, num_bytes, 1e-4 * messages + 1e-7 * num_bytes)
@@ -91,4 +91,4 @@ def test_it_goes_on_from_its_state():
 @pytest.mark.parametrize("sample", [(0, 0, 1.0), (1, 10, 0.0), (1, -1, 1.0), (1, 10, math.nan), (math.inf, 1, 1.0)])
 def test_what_is_no_measurement_is_refused(sample):
     with pytest.raises(ValueError, match="needs something that was sent, in a time above 0"):
-        LinkFit().add(*sample)
+        AlphaBetaFit().add(*sample)

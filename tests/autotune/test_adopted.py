@@ -27,7 +27,7 @@ def adopting(monkeypatch, plan, genes=tuner._EXACT):
         return math.nan
         yield
 
-    monkeypatch.setattr(tuner.Pilot, "_choose", choose)
+    monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
 
@@ -148,7 +148,7 @@ def test_a_plan_that_cannot_begin_or_end_is_left_too(monkeypatch, caplog, where)
     caplog.set_level(logging.WARNING, "pliant")
     adopting(monkeypatch, plan_of(pliant.local_sgd(4)))
     if where == "begin":
-        monkeypatch.setattr("pliant.engine.making.Weights", broken)
+        monkeypatch.setattr("pliant.engine.making.WeightExchange", broken)
 
     def body(place):
         ddp = new_ddp(place)

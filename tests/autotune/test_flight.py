@@ -15,13 +15,13 @@ import torch
 
 import pliant
 from pliant.autotune import monitor, trials, tuner
-from pliant.autotune.tuner import Pilot
+from pliant.autotune.tuner import AutoTuner
 from pliant.comm import run_world
 from pliant.engine.choose import plan_from
 from pliant.engine.trial import Trial
 from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS
-from pliant.simulator import Overheads, Physics, simulate
+from pliant.simulator import CostFeatures, Overheads, simulate
 from pliant.simulator.models import equal_layers
 from pliant.spec import Host, Topology
 
@@ -100,7 +100,7 @@ class Sky:
 
     def fly(self, auto, comm, num_steps):
         observed = SimpleNamespace(done=True, blind=False, workload=lambda: WORKLOAD, close=lambda: None)
-        flight = Pilot(self, auto, observed, comm)
+        flight = AutoTuner(self, auto, observed, comm)
         for _ in range(num_steps):
             self.clock.mine.now_s += self.step_s(self.plan)
             self.steps += 1
@@ -114,7 +114,7 @@ def simulated(plan, topology):
     return simulate(plan, WORKLOAD, topology, overheads=TRUTH).step_s
 
 
-class Remembering(Physics):
+class Remembering(CostFeatures):
     """Searches of all tests ask for much the same."""
 
     kept = {}  # noqa: RUF012
@@ -130,7 +130,7 @@ class Remembering(Physics):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(tuner, "Physics", Remembering)
+    monkeypatch.setattr(tuner, "CostFeatures", Remembering)
     for module in (trials, monitor):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(tuner, "probe", clock.probe)

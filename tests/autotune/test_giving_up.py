@@ -11,13 +11,13 @@ import pliant
 from models import new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
-from pliant.autotune.bounds import Bounds, Judge
-from pliant.autotune.quality_probe import Figures, Lookout
-from pliant.autotune.refused import Wary, as_strong
+from pliant.autotune.bounds import BoundCheck, QualityBounds
+from pliant.autotune.quality_probe import QualityMetrics, QualityProbe
+from pliant.autotune.refused import ExcludingQuality, as_strong
 from pliant.codecs import Qsgd
 from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS, Gene, Genes, Quality, Space
-from pliant.profiling.gradient_statistics import GradientShadow
+from pliant.profiling.gradient_statistics import GradientStatistics
 from pliant.spec import Custom
 
 
@@ -60,7 +60,7 @@ def taking(monkeypatch, plan):
         return math.nan
         yield
 
-    monkeypatch.setattr(tuner.Pilot, "_choose", choose)
+    monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
     return plan
@@ -70,7 +70,7 @@ def flown(place, num_steps=120, bounds=None, lr=0.05, loud_from=10**9):
     """Train with a pilot; return the plan that was in force at last, the explanation, and the weights."""
     ddp = new_ddp(place)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
-    auto = pliant.Auto(quality=2.0, watch=False, bounds=bounds or Bounds())
+    auto = pliant.Auto(quality=2.0, watch=False, bounds=bounds or QualityBounds())
     with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
         train(ddp, optimizer, place.rank, range(min(num_steps, loud_from)))
         if num_steps > loud_from:
@@ -91,7 +91,7 @@ def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, 
     caplog.set_level(logging.WARNING, "pliant")
     taking(monkeypatch, plan_of(Overshoot(endless_after=endless_after)))
     (first, why, chosen), (second, other, also) = pliant.run_world(
-        2, lambda place: flown(place, bounds=Bounds(residual=bound))
+        2, lambda place: flown(place, bounds=QualityBounds(residual=bound))
     )
     assert first.hash == second.hash == tuner._EXACT.plan("auto").hash
     assert why == other
@@ -114,7 +114,7 @@ def test_a_gradient_that_jumps_ends_a_relaxation(monkeypatch):
 
 
 def test_weights_that_drift_apart_end_a_relaxation(monkeypatch):
-    bounds = Bounds(distance=1e-4, gradient_jump=math.inf)
+    bounds = QualityBounds(distance=1e-4, gradient_jump=math.inf)
     taking(monkeypatch, BUILDERS["local_sgd"].plan())
     found = pliant.run_world(2, lambda place: flown(place, 150, bounds=bounds))
     assert all("the bound distance is 0.0001" in why for _, why, _ in found)
@@ -146,13 +146,13 @@ def test_what_is_looked_at_is_what_there_is():
     def body(place):
         ddp = new_ddp(place)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-        shadow = GradientShadow({n: p.numel() for n, p in ddp.module.named_parameters()}, [Qsgd(bits=2)])
+        shadow = GradientStatistics({n: p.numel() for n, p in ddp.module.named_parameters()}, [Qsgd(bits=2)])
         hooks = [
             p.register_post_accumulate_grad_hook(lambda p, n=n: shadow.take(n, p.grad))
             for n, p in ddp.module.named_parameters()
         ]
         with pliant.relax(ddp, optimizer, pliant.qsgd(bits=2)) as run:
-            lookout = Lookout(run)
+            lookout = QualityProbe(run)
             lookout.begin()
             train(ddp, optimizer, place.rank, [0])
             lookout.end()
@@ -190,12 +190,12 @@ def test_the_distance_of_weights_is_from_before_the_exchange_to_after_it():
         assert moved > 0
 
 
-def figures(**settings) -> Figures:
-    return Figures(**({"gradient": 1.0, "residual": 0.0, "error": 0.01, "distance": 0.0} | settings))
+def figures(**settings) -> QualityMetrics:
+    return QualityMetrics(**({"gradient": 1.0, "residual": 0.0, "error": 0.01, "distance": 0.0} | settings))
 
 
 def test_a_bound_is_crossed_in_two_windows_running():
-    judge = Judge(Bounds())
+    judge = BoundCheck(QualityBounds())
     assert judge.verdict(figures()) is None
     assert judge.verdict(figures(error=0.61)) is None
     assert judge.verdict(figures(residual=1000.0)) is None  # another one
@@ -209,9 +209,9 @@ def test_a_bound_is_crossed_in_two_windows_running():
 
 def test_what_is_not_finite_counts_at_once_but_a_gradient_that_a_scaler_skips_does_not():
     for name in ("residual", "error", "distance"):
-        verdict = Judge(Bounds(residual=math.inf)).verdict(figures(**{name: math.inf}))
+        verdict = BoundCheck(QualityBounds(residual=math.inf)).verdict(figures(**{name: math.inf}))
         assert "not finite" in verdict.why
-    judge = Judge(Bounds())
+    judge = BoundCheck(QualityBounds())
     for gradient in (math.inf, 1.0, math.inf, 1.0, 1.1):
         assert judge.verdict(figures(gradient=gradient)) is None
     assert judge.verdict(figures(gradient=math.inf)) is None
@@ -220,21 +220,23 @@ def test_what_is_not_finite_counts_at_once_but_a_gradient_that_a_scaler_skips_do
 
 def test_a_gradient_that_grows_or_falls_slowly_is_no_jump():
     for factor in (1.3, 0.5):
-        judge = Judge(Bounds())
+        judge = BoundCheck(QualityBounds())
         assert all(judge.verdict(figures(gradient=factor**k)) is None for k in range(40))
 
 
 def test_bounds_are_above_0():
     with pytest.raises(ValueError, match="the bound residual is 0, but what it bounds is never negative"):
-        Bounds(residual=0)
+        QualityBounds(residual=0)
     with pytest.raises(ValueError, match="the bound distance is nan"):
-        Bounds(distance=math.nan)
+        QualityBounds(distance=math.nan)
 
 
 def test_what_was_given_up_and_what_is_stronger_is_not_admitted_again():
     from planner.examples import FLAT, WORKLOAD
 
-    quality = Wary(budget=3.0, refused=frozenset(as_strong(Gene("sparse", {"choice": "topk", "ratio": 0.02}))))
+    quality = ExcludingQuality(
+        budget=3.0, refused=frozenset(as_strong(Gene("sparse", {"choice": "topk", "ratio": 0.02})))
+    )
     assert Genes(Gene("sparse", {"choice": "topk", "ratio": 0.05})) in Space(WORKLOAD, FLAT, quality)
     for choice, ratio in (("topk", 0.02), ("topk", 0.01), ("randomk", 0.01)):
         gene = Gene("sparse", {"choice": choice, "ratio": ratio})

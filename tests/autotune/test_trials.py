@@ -12,7 +12,7 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
-from pliant.autotune.trials import TryOut
+from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
 from pliant.netmodel import PRESETS
 from pliant.planner import Gene, Genes, Space
@@ -113,7 +113,7 @@ def trying(monkeypatch, plan, sabotage, seen):
         run.switch(plan_of(Breaks(where=WHERE.index("nowhere"))))  # which owes something when the trial begins
         yield
         first = run.steps
-        self._tryout = TryOut(run, self._comm, 0.0, BASE)
+        self._tryout = TrialRunner(run, self._comm, 0.0, BASE)
         trial = self._tryout.tried(plan)
         next(trial)
         if run.plan.hash == plan.hash:
@@ -126,7 +126,7 @@ def trying(monkeypatch, plan, sabotage, seen):
         assert not run.trial.is_on
         return math.nan
 
-    monkeypatch.setattr(tuner.Pilot, "_choose", choose)
+    monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s: None)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
 
@@ -202,9 +202,9 @@ def asking(monkeypatch):
         for genes in ASKED:
             trials.append((yield genes, math.inf))
             refused.append(genes not in Space(workload, topology, quality))
-        return tuner.Found(best=ASKED[1], trials=tuple(trials), stopped="")
+        return tuner.SearchResult(best=ASKED[1], trials=tuple(trials), stopped="")
 
-    monkeypatch.setattr(tuner.Pilot, "_search", search)
+    monkeypatch.setattr(tuner.AutoTuner, "_search", search)
     return refused
 
 
@@ -322,9 +322,9 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
         genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 8}}
         asked.append([name for name, settings in genes.items() if quality.admits(Gene(name, settings))])
         trial = yield Genes(Gene("exact", {"bits": 32})), math.inf
-        return tuner.Found(best=trial.genes, trials=(trial,), stopped="")
+        return tuner.SearchResult(best=trial.genes, trials=(trial,), stopped="")
 
-    monkeypatch.setattr(tuner.Pilot, "_search", search)
+    monkeypatch.setattr(tuner.AutoTuner, "_search", search)
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
 
     def body(place):

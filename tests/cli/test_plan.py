@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pliant.cli.plan import plan as plan_command
-from pliant.planner import Errors, lossy_codecs
+from pliant.planner import CodecErrors, lossy_codecs
 from pliant.simulator import Overheads, workload_named
 from pliant.spec import SyncPlan, load, save
 
@@ -83,7 +83,7 @@ def test_within_a_budget_of_errors(tmp_path, capsys, measured):
     out, rows = tmp_path / "plan.json", tmp_path / "all.json"
     plan_command(str(file), hosts=4, rate="1gbit", candidates=40, error_budget=0.1, optimizer="AdamW", out=out)
     plan = load(SyncPlan, out)
-    assert 0 < Errors(work).of(plan) <= 0.1
+    assert 0 < CodecErrors(work).of(plan) <= 0.1
     assert "errors 0.1" in plan.provenance
     said = " ".join(capsys.readouterr().out.split())
     assert "within 0.1" in said

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pliant.collectives import Clocks
+from pliant.collectives import StalenessClock
 
 
 class World:
@@ -14,7 +14,7 @@ class World:
     def __init__(self, size, owners, staleness, steps, seed):
         self.random = random.Random(seed)
         self.size, self.staleness, self.steps = size, staleness, steps
-        self.clocks = [Clocks(size, staleness) for _ in range(owners)]
+        self.clocks = [StalenessClock(size, staleness) for _ in range(owners)]
         self.questions = {(r, o): [] for r in range(size) for o in range(owners)}  # on their way
         self.pending = {}  # (rank, owner) -> epoch: asked, not answered
         self.answers = {(r, o): 0 for r in range(size) for o in range(owners)}  # arrived, not taken
@@ -106,7 +106,7 @@ def test_no_order_of_events_breaks_the_bound_or_stops_the_world(size, owners, st
 
 
 def test_staleness_zero_is_lockstep():
-    clocks = Clocks(3, 0)
+    clocks = StalenessClock(3, 0)
     assert [clocks.push(0), clocks.push(2)] == [0, 0]
     assert not clocks.may_read(0, 0)
     assert clocks.push(1) == 3
@@ -114,7 +114,7 @@ def test_staleness_zero_is_lockstep():
 
 
 def test_a_rank_is_answered_up_to_its_bound_and_slow_ones_do_not_hold_up_steps():
-    clocks = Clocks(2, 3)
+    clocks = StalenessClock(2, 3)
     steps = 0
     for clock in range(1, 4):
         steps += clocks.push(0) > 0
@@ -127,4 +127,4 @@ def test_a_rank_is_answered_up_to_its_bound_and_slow_ones_do_not_hold_up_steps()
 
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="staleness of -1"):
-        Clocks(2, -1)
+        StalenessClock(2, -1)

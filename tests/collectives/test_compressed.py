@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pliant.codecs import BlockTopK, MinMax8, RandomK, Sign, TopK
-from pliant.collectives import CompressedAverage, DirectAverage, LowRankAverage, factor_shape
+from pliant.collectives import CompressedAverage, LowRankAverage, ShortVectorAverage, factor_shape
 from pliant.comm import RecordedComm, run_world
 from tables import CODECS
 
@@ -128,7 +128,7 @@ def test_low_rank_equals_the_dense_product(rank):
 def test_vectors_are_averaged_in_few_hops_alike_on_all_ranks(size, numel):
     def body(place):
         comm, x = RecordedComm(place.comm), vector(place.rank, numel)
-        average = DirectAverage(numel, comm, x.device)
+        average = ShortVectorAverage(numel, comm, x.device)
         average(x)
         average(again := vector(place.rank, numel))
         assert torch.equal(x, again)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pliant.codecs import MinMax8, Natural, Qsgd, Sign, Ternary, TopK
-from pliant.collectives import CodedGossip, Gossip
+from pliant.collectives import CodedNeighborAverage, NeighborAverage
 from pliant.comm import RecordedComm, run_world
 from pliant.spec import Graph
 
@@ -30,7 +30,7 @@ def test_gossip_is_the_product_with_the_matrix(kind, size):
 
     def body(place):
         comm, x = RecordedComm(place.comm), vector(place.rank)
-        gossip = Gossip(graph, NUMEL, comm, dtype=x.dtype, device=CPU)
+        gossip = NeighborAverage(graph, NUMEL, comm, dtype=x.dtype, device=CPU)
         for step in range(20):
             gossip(x, step)
         return x, comm.sent_bytes
@@ -50,7 +50,7 @@ def test_gossip_is_the_product_with_the_matrix(kind, size):
 def test_coded_gossip_keeps_the_mean_and_replicas_agree(codec, kind, size):
     def body(place):
         x = vector(place.rank)
-        gossip = CodedGossip(codec, Graph(kind=kind), NUMEL, place.comm, gamma=0.2, device=CPU)
+        gossip = CodedNeighborAverage(codec, Graph(kind=kind), NUMEL, place.comm, gamma=0.2, device=CPU)
         replicas = {r: torch.zeros(NUMEL) for r in (place.rank, *gossip.sources)}
         for step in range(150):
             gossip.encode(x, replicas, 1000 * step)
@@ -75,7 +75,7 @@ def test_ranks_round_their_differences_independently(codec):
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
 
     def body(place):
-        gossip = CodedGossip(codec, Graph(kind="complete"), numel, place.comm, gamma=0.2, device=CPU)
+        gossip = CodedNeighborAverage(codec, Graph(kind="complete"), numel, place.comm, gamma=0.2, device=CPU)
         replicas = {r: torch.zeros(numel) for r in range(size)}
         gossip.encode(x, replicas, 5)
         gossip.exchange(replicas)
@@ -89,6 +89,6 @@ def test_ranks_round_their_differences_independently(codec):
 def test_coded_gossip_refuses_neighbours_that_change():
     def body(place):
         with pytest.raises(ValueError, match="needs the same neighbours in every step"):
-            CodedGossip(Sign(), Graph(kind="hypercube"), NUMEL, place.comm, gamma=1.0, device=CPU)
+            CodedNeighborAverage(Sign(), Graph(kind="hypercube"), NUMEL, place.comm, gamma=1.0, device=CPU)
 
     run_world(4, body)

@@ -5,7 +5,7 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from pliant.comm.liveness import Liveness
+from pliant.comm.liveness import HeartbeatMonitor
 
 
 class Cut:
@@ -25,7 +25,7 @@ def started():
     lives = []
 
     def start(store, rank):
-        lives.append(Liveness(store, rank, 3))
+        lives.append(HeartbeatMonitor(store, rank, 3))
         return lives[-1]
 
     yield start

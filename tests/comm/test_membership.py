@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pliant.comm.membership import Agreement, MembershipError
+from pliant.comm.membership import MembershipError, MembershipProtocol
 
 SIZE = 4
 SILENT_S, REGROUP_S = 3.0, 20.0
@@ -46,7 +46,7 @@ class World:
 
     def start(self, rank, size=SIZE, sound=False, **settings):
         settings = {"regroup_s": REGROUP_S, "start_s": 100.0, "silent_s": SILENT_S, **settings}
-        agreement = Agreement(self, rank=rank, size=size, **settings)
+        agreement = MembershipProtocol(self, rank=rank, size=size, **settings)
         agreement.busy = True  # no round within its own beginning
         agreement.wants = agreement.waits = False
         agreement.entered = set()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pliant.curvature import Refresh, block_means, log_shift, settled, spearman, view_means
+from pliant.curvature import RefreshInterval, block_means, log_shift, settled, spearman, view_means
 
 
 @pytest.mark.parametrize("numels", [(4, 4, 4), (5, 5, 2), (12,), (1, 4, 7), (6, 1, 5), (1,) * 12, (3, 3, 6)])
@@ -56,7 +56,7 @@ def test_ranks_and_shift():
 
 
 def test_the_interval_follows_what_was_seen():
-    refresh = Refresh(interval=20, max_interval=200)
+    refresh = RefreshInterval(interval=20, max_interval=200)
     seen = []
     for ranks, shift in [(0.99, 0.1), (0.99, -0.1), (0.99, 0), (0.99, 0), (0.99, 0), (0.9, 0), (0.99, 0.3)]:
         refresh = refresh.after(ranks, shift)
@@ -65,12 +65,12 @@ def test_the_interval_follows_what_was_seen():
     for _ in range(5):
         refresh = refresh.after(0.5, -1.0)
     assert refresh.interval == 10
-    assert Refresh(interval=4, max_interval=4).after(0.1, 0).interval == 4
+    assert RefreshInterval(interval=4, max_interval=4).after(0.1, 0).interval == 4
 
 
 @pytest.mark.parametrize("share", [0.03, 0.2])
 def test_cost_stays_within_its_share_of_an_artificial_clock(share):
-    refresh, clock_s, felt_s, due, step = Refresh(time_share=share), 0.0, 0.0, 1, 0
+    refresh, clock_s, felt_s, due, step = RefreshInterval(time_share=share), 0.0, 0.0, 1, 0
     g = torch.Generator().manual_seed(1)
     while step < 20_000:
         step += 1
@@ -82,4 +82,4 @@ def test_cost_stays_within_its_share_of_an_artificial_clock(share):
             due = step + refresh.steps(cost_s, 0.5)
     assert felt_s / (clock_s - felt_s) <= share
     assert felt_s / (clock_s - felt_s) >= 0.5 * min(share, 0.6 / 5)  # and it does make use of it
-    assert Refresh().steps(1.0, 0.0) == 20
+    assert RefreshInterval().steps(1.0, 0.0) == 20

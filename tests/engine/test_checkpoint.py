@@ -359,7 +359,7 @@ def test_ranks_that_do_not_do_the_same_find_out_in_the_first_step(what, spoil, s
     def make_spoilt(weights):
         weights._parts[0].round += 7
 
-    monkeypatch.setattr("pliant.engine.weights.Weights.spoil", make_spoilt, raising=False)
+    monkeypatch.setattr("pliant.engine.weights.WeightExchange.spoil", make_spoilt, raising=False)
 
     def body(place):
         ddp = new_ddp(place)

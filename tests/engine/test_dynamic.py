@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant
 from pliant.algorithms import executor_for
 from pliant.engine.governor import governor_for
-from pliant.engine.tape import Tape
+from pliant.engine.tape import Tracer
 from pliant.spec import Match, Rule, SyncPlan
 from waiting import dawdle
 
@@ -176,7 +176,7 @@ def test_a_time_cannot_be_held_on_cuda_yet_and_one_rank_has_nothing_to_hold():
     def body(place):
         from pliant.comm.recorded import RecordedComm
 
-        tape = Tape(torch.device("cpu"), RecordedComm(place.comm))
+        tape = Tracer(torch.device("cpu"), RecordedComm(place.comm))
         if place.size == 1:
             assert governor_for({"w": node}, {}, tape, None, begins=True) is None
             return

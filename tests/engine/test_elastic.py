@@ -11,9 +11,9 @@ from torch.distributed import HashStore
 
 import pliant
 from models import Net, batch, new_ddp, weights
-from pliant.comm.elastic import Party
+from pliant.comm.elastic import ElasticGroup
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.torch_private import Meeting
+from pliant.comm.torch_private import Rendezvous
 from pliant.engine import elastic
 from pliant.engine.meeting import make_alike
 from pliant.network.local import reserve_port
@@ -123,7 +123,7 @@ def test_a_rank_comes_back_and_ends_with_the_same_model(what):
 @pytest.mark.parametrize("what", ["choco", "local_sgd", "streaming_diloco"])
 def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(what, monkeypatch):
     """Rank 1 sees first that the epoch is over, and the others are already in the next exchange."""
-    over, held, said = Party.is_over, [], []
+    over, held, said = ElasticGroup.is_over, [], []
     report, connect = ProcessGroupComm.failure, ProcessGroupComm.__init__
     lone = {1: 6}
 
@@ -138,7 +138,7 @@ def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(w
         said.append(str(error))
         return report(comm, op, error, *more)
 
-    monkeypatch.setattr(Party, "is_over", property(is_over))
+    monkeypatch.setattr(ElasticGroup, "is_over", property(is_over))
     monkeypatch.setattr(ProcessGroupComm, "__init__", hold)
     monkeypatch.setattr(ProcessGroupComm, "failure", failure)
     steps = dict.fromkeys(range(3), 0)
@@ -218,7 +218,7 @@ def test_without_a_loss_an_elastic_run_is_the_plain_one():
 
 def test_ranks_that_cannot_reach_each_other_at_the_end_try_again_together(monkeypatch):
     """All close; the group for it does not come about on one rank, and so on none."""
-    connect, closes, failed = Party.connect, threading.Event(), []
+    connect, closes, failed = ElasticGroup.connect, threading.Event(), []
 
     def fails_once(party):
         if closes.is_set() and party.rank == 1 and not failed:
@@ -226,7 +226,7 @@ def test_ranks_that_cannot_reach_each_other_at_the_end_try_again_together(monkey
             raise pliant.CommError("there is no way", rank=1, op="connect")
         return connect(party)
 
-    monkeypatch.setattr(Party, "connect", fails_once)
+    monkeypatch.setattr(ElasticGroup, "connect", fails_once)
 
     def body(place):
         optimizer, run = new_run(place, WHATS["diloco"], timeout_s=2)
@@ -432,9 +432,9 @@ def test_a_run_with_a_secret_loses_a_rank_and_takes_it_back(secret):
 @pytest.mark.parametrize("part", ["weights and optimizer state", "outer state"])
 def test_weights_that_are_not_those_that_were_signed_are_not_loaded(part, monkeypatch):
     """Rank 0 vouches for what it holds, and something else comes."""
-    vouch = Party.vouch
+    vouch = ElasticGroup.vouch
     monkeypatch.setattr(
-        Party, "vouch", lambda self, said, digest: vouch(self, said, digest if said != part else "0" * 64)
+        ElasticGroup, "vouch", lambda self, said, digest: vouch(self, said, digest if said != part else "0" * 64)
     )
 
     def body(place):
@@ -461,7 +461,7 @@ def test_weights_that_are_not_those_that_were_signed_are_not_loaded(part, monkey
 
 
 def test_without_a_secret_a_run_stays_on_loopback(monkeypatch):
-    elsewhere = Meeting(store=HashStore(), beside=HashStore(), rank=0, size=1, loopback=False, host="10.1.2.3")
+    elsewhere = Rendezvous(store=HashStore(), beside=HashStore(), rank=0, size=1, loopback=False, host="10.1.2.3")
     monkeypatch.setattr("pliant.comm.elastic.meeting_of", lambda *_: elsewhere)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -148,7 +148,7 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
     from torch.profiler import ProfilerActivity, profile
 
     from pliant.algorithms import executor_for
-    from pliant.algorithms.base import Moment, State
+    from pliant.algorithms.base import State, StepContext
     from pliant.buckets import Bucket, spans_of
 
     numel = 1 << 16
@@ -165,15 +165,15 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
                 workspace=algorithm.prepare(bucket, place.comm),
             )
             for step in range(3):
-                algorithm.on_ready(bucket, state, place.comm, Moment(step=step, seed=step))
+                algorithm.on_ready(bucket, state, place.comm, StepContext(step=step, seed=step))
             place.comm.barrier()
             if place.rank == 0:
                 with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
-                    algorithm.on_ready(bucket, state, place.comm, Moment(step=3, seed=3))
+                    algorithm.on_ready(bucket, state, place.comm, StepContext(step=3, seed=3))
                 sizes = [e.self_cpu_memory_usage for e in trace.key_averages()]
                 found[name] = sum(size for size in sizes if size > 0)
             else:
-                algorithm.on_ready(bucket, state, place.comm, Moment(step=3, seed=3))
+                algorithm.on_ready(bucket, state, place.comm, StepContext(step=3, seed=3))
         return found
 
     found = pliant.run_world(2, body)[0]

@@ -11,10 +11,10 @@ from torch.distributed import HashStore
 import pliant
 from models import Net, train, weights
 from pliant.comm import ProcessGroupComm
-from pliant.engine.lane import Ticket
-from pliant.engine.making import Maker
-from pliant.engine.watch import BackwardWatch
-from pliant.engine.weights import Weights
+from pliant.engine.lane import TaskHandle
+from pliant.engine.making import ExecutorBuilder
+from pliant.engine.watch import UnusedParameterCheck
+from pliant.engine.weights import WeightExchange
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def once(monkeypatch, owner, name):
 
 IN_STEPS = {
     "the user's loss": ("onebit", None, None),
-    "waiting in backward": ("onebit", Ticket, "wait"),
-    "an exchange": ("onebit", pliant.engine.exchange.Exchanger, "run"),
-    "a bucket": ("onebit", pliant.engine.exchange.Exchanger, "laid_out"),
-    "before a step": ("onebit", BackwardWatch, "demand_complete"),
-    "after a step": ("local_sgd", Weights, "after_step"),
-    "new weights": ("owner", pliant.engine.owned.Owned, "share"),
+    "waiting in backward": ("onebit", TaskHandle, "wait"),
+    "an exchange": ("onebit", pliant.engine.exchange.GradientExchange, "run"),
+    "a bucket": ("onebit", pliant.engine.exchange.GradientExchange, "laid_out"),
+    "before a step": ("onebit", UnusedParameterCheck, "demand_complete"),
+    "after a step": ("local_sgd", WeightExchange, "after_step"),
+    "new weights": ("owner", pliant.engine.owned.OwnerStep, "share"),
 }
 
 
@@ -89,10 +89,10 @@ def test_an_interrupted_beginning_or_end_leaves_nothing(monkeypatch, where):
     ddp = nn.parallel.DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     owner, name = {
-        "making": (Maker, "make"),
+        "making": (ExecutorBuilder, "make"),
         "attaching": (ProcessGroupComm, "started"),
-        "closing": (Weights, "finish"),
-        "draining": (pliant.engine.lane.Lane, "drain"),
+        "closing": (WeightExchange, "finish"),
+        "draining": (pliant.engine.lane.CommThread, "drain"),
     }[where]
 
     def begin_and_end(patch):

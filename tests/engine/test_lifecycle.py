@@ -18,13 +18,13 @@ from torch.distributed import HashStore
 import pliant
 from models import Net, batch, new_ddp, train, weights
 from pliant.comm import ProcessGroupComm
-from pliant.engine.lane import Lane
+from pliant.engine.lane import CommThread
 from pliant.engine.run import Run
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 from waiting import dawdle, until
 
 ALL = ALGORITHMS | BETWEEN_STEPS
-OURS = (Run, Lane, ProcessGroupComm)
+OURS = (Run, CommThread, ProcessGroupComm)
 EARLIER_THREADS = set()
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_nobody_keeps_trains_and_ends_with_its_model(name):
         pliant.run_world(2, body, timeout_s=30)
         until(lambda: not left((Run,)), lambda: left((Run,)))  # an exchange that is in flight ends first
         assert not threads_left()
-        assert left((Run, Lane)) == []
+        assert left((Run, CommThread)) == []
     assert sum("was never closed" in str(each.message) for each in told) == 2
 
 

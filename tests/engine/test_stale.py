@@ -10,7 +10,7 @@ from torch import nn
 
 import pliant
 from models import Net, batch, new_ddp, train, weights
-from pliant.engine.served import Served
+from pliant.engine.served import ServerThreads
 from waiting import dawdle, until
 
 sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
@@ -248,5 +248,5 @@ def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
         _asks=SimpleNamespace(exchange=breaks),
         _fail=lambda rank, why: found.append(rank),
     )
-    Served._serve(server, 1)
+    ServerThreads._serve(server, 1)
     assert found[0] == named

@@ -8,13 +8,13 @@ from torch import nn
 
 import pliant
 from models import new_ddp, train, weights
-from pliant.algorithms import Moment, executor_for
+from pliant.algorithms import StepContext, executor_for
 from pliant.algorithms.plans import plan_of
 from pliant.buckets import Bucket, spans_of
 from pliant.codecs import tensor_hash
 from pliant.engine.choose import plan_from
 from pliant.engine.comms import Comms
-from pliant.engine.store import Store
+from pliant.engine.store import AlgorithmState
 from pliant.layouts.blocks import divided
 from pliant.spec import BetweenHosts, BlockSparse, Host, LocalSteps, Selection
 
@@ -53,7 +53,7 @@ class Rank:
         algorithm = executor_for(node)
         names = [f"p{k}" for k in range(len(SHAPES))]
         parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in zip(names, SHAPES, strict=True)}
-        store = Store(parameters, dict.fromkeys(names, node), Comms(comm))
+        store = AlgorithmState(parameters, dict.fromkeys(names, node), Comms(comm))
         self.algorithm, self.comm, self.store, self.step_count = algorithm, comm, store, 0
         for name, parameter in parameters.items():
             algorithm.start_from(optimizer([parameter], lr=0.1), parameter, store.tensors[name])
@@ -63,7 +63,7 @@ class Rank:
     def step(self, gradient):
         """Return what the optimizer would get."""
         self.bucket.flat = gradient.clone()
-        self.algorithm.on_ready(self.bucket, self.state, self.comm, Moment(step=self.step_count, seed=0, lr=0.1))
+        self.algorithm.on_ready(self.bucket, self.state, self.comm, StepContext(step=self.step_count, seed=0, lr=0.1))
         self.step_count += 1
         return self.bucket.flat.clone()
 

@@ -17,7 +17,7 @@ from models import batch, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.codecs import MinMax8, Sign
 from pliant.engine.choose import plan_from
-from pliant.engine.weights import Weights
+from pliant.engine.weights import WeightExchange
 from pliant.spec import Graph, LocalSteps, Outer
 
 LR = 0.05
@@ -442,13 +442,13 @@ def test_a_free_pace_waits_for_nobody_and_ends_with_all():
 
 def test_each_step_of_a_rank_counts_once(monkeypatch):
     """At a free pace ranks are weighed by their steps since the last exchange, whatever plan was before."""
-    told, meet = {0: [], 1: []}, Weights._meet
+    told, meet = {0: [], 1: []}, WeightExchange._meet
 
     def noted(self, work, leaving, share):
         told[self._comms.all.rank].append(work)
         meet(self, work, leaving, share)
 
-    monkeypatch.setattr(Weights, "_meet", noted)
+    monkeypatch.setattr(WeightExchange, "_meet", noted)
 
     def body(place):
         ddp = new_ddp(place)

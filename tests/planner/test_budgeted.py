@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from pliant.planner import (
     LOW_RANKS,
     MENUS,
-    Errors,
+    CodecErrors,
     Gene,
     Genes,
     Quality,
@@ -114,11 +114,11 @@ def test_never_slower_than_one_setting_for_all_and_never_above_the_budget(parts,
     work = measured([s / sum(shares) for s in shares], [worst for _, worst in parts], layers=("Linear", "Conv2d"))
     found = budgeted(work, budget, MENUS[menu], step_s)
     assert found.error <= budget
-    assert Errors(work).of(found.genes.plan()) == found.error
+    assert CodecErrors(work).of(found.genes.plan()) == found.error
     assert found.step_s == step_s(work, [found.genes.plan()])[0]
     for gene in MENUS[menu]:
         uniform = Genes(gene, bucket_bytes=25 << 20)
-        if Errors(work).of(uniform.plan()) <= budget:
+        if CodecErrors(work).of(uniform.plan()) <= budget:
             assert found.step_s <= found.uniform_s <= step_s(work, [uniform.plan()])[0]
 
 
@@ -174,7 +174,7 @@ def test_seeds_divide_each_single_settings_error():
 
 def test_errors_of_plans():
     work = measured([0.75, 0.25], [1.0, 0.5])
-    errors = Errors(work)
+    errors = CodecErrors(work)
     assert errors.measured == frozenset(CODECS)
     topk = Gene("sparse", {"choice": "topk", "ratio": 0.01})
     whole = errors.of(Genes(topk).plan())

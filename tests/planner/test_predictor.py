@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, WORKLOAD, true_step_s
-from pliant.planner import Limits, Quality, Space, Trial, search
-from pliant.planner.predictor import Experience, Predictor, calibrated
+from pliant.planner import Quality, SearchLimits, Space, Trial, search
+from pliant.planner.predictor import Predictor, TransferPrior, calibrated
 
 
 @given(st.integers(0, 10**6))
@@ -83,7 +83,7 @@ def test_a_search_with_it_finds_the_best_though_its_physics_is_wrong():
         del give_up_above_s
         return Trial(genes=genes, steps_s=(true_step_s(genes),))
 
-    found = search(space, Predictor(Sizes()), measure, Limits(max_trials=80, num_candidates=100))
+    found = search(space, Predictor(Sizes()), measure, SearchLimits(max_trials=80, num_candidates=100))
     best = min(true_step_s(g) * space.quality.ratio(g) for g in space.enumerate())
     assert true_step_s(found.best) * space.quality.ratio(found.best) <= 1.03 * best
 
@@ -91,7 +91,7 @@ def test_a_search_with_it_finds_the_best_though_its_physics_is_wrong():
 def test_what_was_learned_elsewhere_helps_before_the_first_trial_and_gives_way_to_trials():
     space = Space(WORKLOAD, FLAT, Quality(budget=1.6))
     known = trials(space, 120)
-    experience = Experience.of(
+    experience = TransferPrior.of(
         [(Sizes(), known[:60]), (Sizes(), [*known[60:], Trial(genes=known[0].genes, status="failed")])]
     )
     assert len(experience.error) == len(experience.groups) == len(experience.features) == 120

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pliant.planner.residual import FEW, Residual
+from pliant.planner.residual import FEW, BoostedCorrection
 
 
 def world(num: int, seed: int, low: float = 0.0, high: float = 1.0):
@@ -14,13 +14,13 @@ def world(num: int, seed: int, low: float = 0.0, high: float = 1.0):
     return features, error, rng.integers(0, 10, num)
 
 
-def left(model: Residual, features, error) -> float:
+def left(model: BoostedCorrection, features, error) -> float:
     return float(np.mean((error - model.predict(features)[0]) ** 2) ** 0.5)
 
 
 def test_nothing_is_learned_from_few_runs():
     features, error, groups = world(FEW - 1, 0)
-    model = Residual()
+    model = BoostedCorrection()
     model.fit(features, error, groups)
     correction, deviation = model.predict(features)
     assert model.shrink == 0
@@ -30,7 +30,7 @@ def test_nothing_is_learned_from_few_runs():
 
 @pytest.mark.parametrize(("num", "most"), [(60, 0.5), (200, 1.0)])
 def test_more_runs_are_believed_more_and_leave_less_error(num, most):
-    model = Residual()
+    model = BoostedCorrection()
     model.fit(*world(num, 1))
     assert model.shrink == most
     features, error, _ = world(500, 2)
@@ -38,7 +38,7 @@ def test_more_runs_are_believed_more_and_leave_less_error(num, most):
 
 
 def test_where_nothing_was_seen_the_simulator_stands_alone():
-    model = Residual()
+    model = BoostedCorrection()
     model.fit(*world(200, 1))
     far, _, _ = world(50, 3, low=2.5, high=3.0)
     correction, deviation = model.predict(far)
@@ -49,13 +49,13 @@ def test_where_nothing_was_seen_the_simulator_stands_alone():
 def test_noise_is_not_believed():
     rng = np.random.default_rng(0)
     features = rng.uniform(0, 1, (150, 5))
-    model = Residual()
+    model = BoostedCorrection()
     model.fit(features, rng.normal(0, 0.2, 150), rng.integers(0, 15, 150))
     assert model.shrink <= 0.25
 
 
 def test_intervals_cover():
-    model = Residual()
+    model = BoostedCorrection()
     model.fit(*world(200, 1))
     features, error, _ = world(500, 2)
     correction, deviation = model.predict(features)
@@ -65,7 +65,7 @@ def test_intervals_cover():
 
 def test_the_same_runs_give_the_same_model():
     features, error, groups = world(120, 4)
-    one, other = Residual(seed=3), Residual(seed=3)
+    one, other = BoostedCorrection(seed=3), BoostedCorrection(seed=3)
     one.fit(features, error, groups)
     other.fit(features, error, groups)
     assert np.array_equal(one.predict(features)[0], other.predict(features)[0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
-from pliant.planner import BUILDERS, Genes, Limits, Quality, Space, Trial, search
+from pliant.planner import BUILDERS, Genes, Quality, SearchLimits, Space, Trial, search
 from waiting import made_up_clock
 
 
@@ -25,7 +25,7 @@ def test_it_comes_within_two_percent_of_the_best_of_all_plans_and_beats_random_s
     best = min(cost(where, genes) for genes in where.enumerate())
     regrets, blind = [], []
     for seed in range(5):
-        found = search(where, Rough(), exactly, Limits(max_trials=60, num_candidates=100, seed=seed))
+        found = search(where, Rough(), exactly, SearchLimits(max_trials=60, num_candidates=100, seed=seed))
         regrets.append(cost(where, found.best) / best - 1)
         rng = random.Random(seed)
         blind.append(min(cost(where, where.sample(rng)) for _ in range(60)) / best - 1)
@@ -36,7 +36,7 @@ def test_it_comes_within_two_percent_of_the_best_of_all_plans_and_beats_random_s
 
 def test_the_best_predicted_of_builders_and_samples_are_run_first_and_nothing_twice():
     where, model = space(), Rough()
-    found = search(where, model, exactly, Limits(max_trials=40, num_candidates=60, num_drawn=50, num_seeds=6))
+    found = search(where, model, exactly, SearchLimits(max_trials=40, num_candidates=60, num_drawn=50, num_seeds=6))
     builders = [genes for genes in BUILDERS.values() if genes in where]
     of_builders = model.predict(builders)[0] + np.log([where.quality.ratio(g) for g in builders])
     first = [t.genes for t in found.trials[:6]]
@@ -52,14 +52,14 @@ def test_those_run_first_differ():
                 len(candidates)
             )
 
-    found = search(space(), NearlyEven(), exactly, Limits(max_trials=4, num_seeds=4, num_candidates=60))
+    found = search(space(), NearlyEven(), exactly, SearchLimits(max_trials=4, num_seeds=4, num_candidates=60))
     first, *others = [t.genes.base.family for t in found.trials]
     assert first == "quantized"
     assert set(others) != {"quantized"}
 
 
 def test_all_builders_can_be_run_first():
-    limits = Limits(max_trials=40, num_candidates=60, num_drawn=0, num_seeds=0)
+    limits = SearchLimits(max_trials=40, num_candidates=60, num_drawn=0, num_seeds=0)
     found = search(space(), Rough(), exactly, limits)
     inside = [genes for genes in BUILDERS.values() if genes in space()]
     assert {t.genes for t in found.trials[: len(inside)]} == set(inside)
@@ -77,7 +77,7 @@ def test_what_is_known_is_learned_from_and_not_run_again():
         space(),
         model,
         measure,
-        Limits(max_trials=6, known=[fast], num_seeds=3, batch=3, num_candidates=60, num_drawn=60),
+        SearchLimits(max_trials=6, known=[fast], num_seeds=3, batch=3, num_candidates=60, num_drawn=60),
     )
     assert model.fits[0] == 1
     assert len(asked) == 6
@@ -89,7 +89,7 @@ def test_what_is_known_is_learned_from_and_not_run_again():
 
 def test_the_model_learns_after_each_batch():
     model = Rough()
-    search(space(), model, exactly, Limits(max_trials=30, batch=5, num_candidates=60))
+    search(space(), model, exactly, SearchLimits(max_trials=30, batch=5, num_candidates=60))
     assert model.fits == sorted(model.fits)
     assert all(later - earlier == 5 for earlier, later in zip(model.fits, model.fits[1:], strict=False))
 
@@ -100,7 +100,7 @@ def test_failures_are_not_fast_and_do_not_end_the_search():
             return Trial(genes=genes, status="failed", reason="out of memory")
         return exactly(genes, give_up_above_s=give_up_above_s)
 
-    found = search(space(), Rough(), fragile, Limits(max_trials=40, num_candidates=60))
+    found = search(space(), Rough(), fragile, SearchLimits(max_trials=40, num_candidates=60))
     assert found.best.base.family != "low_rank"
     assert any(t.status == "failed" for t in found.trials)
 
@@ -111,7 +111,7 @@ def test_if_all_fail_the_first_reason_is_told():
         return Trial(genes=genes, status="failed", reason="no route to host")
 
     with pytest.raises(RuntimeError, match="20 trials came to an end; the first because: no route to host"):
-        search(space(), Rough(), broken, Limits(max_trials=20, num_candidates=30))
+        search(space(), Rough(), broken, SearchLimits(max_trials=20, num_candidates=30))
 
 
 def test_a_trial_may_be_given_up_when_it_is_surely_slower():
@@ -122,7 +122,7 @@ def test_a_trial_may_be_given_up_when_it_is_surely_slower():
         status = "aborted" if true_step_s(genes) > give_up_above_s else "ok"
         return Trial(genes=genes, steps_s=(true_step_s(genes),), status=status)
 
-    found = search(space(), Rough(), racing, Limits(max_trials=40, num_candidates=60))
+    found = search(space(), Rough(), racing, SearchLimits(max_trials=40, num_candidates=60))
     assert limits[0] == float("inf")
     assert any(t.status == "aborted" for t in found.trials)
     assert min(cost(space(), t.genes) for t in found.trials) == cost(space(), found.best)
@@ -136,12 +136,12 @@ def test_it_ends_when_time_is_over(monkeypatch):
         clock.sleep(2.0)
         return exactly(genes, give_up_above_s=give_up_above_s)
 
-    found = search(space(), Rough(), slow, Limits(max_seconds=7.0))
+    found = search(space(), Rough(), slow, SearchLimits(max_seconds=7.0))
     assert found.stopped == "7 s were over"
     assert len(found.trials) == 4
 
 
 def test_it_ends_when_nothing_better_is_expected():
     small = Space(WORKLOAD, FLAT, Quality())
-    found = search(small, Rough(), exactly, Limits(max_trials=10**6, num_candidates=400))
+    found = search(small, Rough(), exactly, SearchLimits(max_trials=10**6, num_candidates=400))
     assert found.stopped.startswith(("no plan is expected", "every plan"))

@@ -218,10 +218,10 @@ def test_the_noise_scale_of_known_noise():
 
 
 def test_sketches_of_large_gradients_keep_the_norm():
-    from pliant.profiling.gradient_statistics import GradientShadow
+    from pliant.profiling.gradient_statistics import GradientStatistics
 
     def body(place):
-        shadow = GradientShadow({"a": 100_003, "b": 7}, [])
+        shadow = GradientStatistics({"a": 100_003, "b": 7}, [])
         for k in range(3):
             g = torch.Generator().manual_seed(k)
             common = torch.randn(100_003, generator=g)
@@ -238,10 +238,10 @@ def test_sketches_of_large_gradients_keep_the_norm():
 
 def test_sketches_of_steps_err_independently():
     """A step's norm is right to 1.6 %; that of 64 steps with one gradient to an eighth of it."""
-    from pliant.profiling.gradient_statistics import GradientShadow
+    from pliant.profiling.gradient_statistics import GradientStatistics
 
     def body(place):
-        shadow = GradientShadow({"a": 100_003}, [])
+        shadow = GradientStatistics({"a": 100_003}, [])
         for _ in range(64):
             shadow.take("a", torch.randn(100_003, generator=torch.Generator().manual_seed(0)))
             shadow.end_step()

@@ -13,7 +13,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.codecs.minmax8 import MinMax8
 from pliant.comm import run_world
 from pliant.comm.process_group import _Pending
-from pliant.engine.lane import Ticket
+from pliant.engine.lane import TaskHandle
 from pliant.spec import load
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
@@ -101,7 +101,7 @@ def work_alone_takes_time(monkeypatch):
 
         return call
 
-    for owner, name, took_s in ((_Pending, "wait", 4.0), (Ticket, "wait", 32.0), (MinMax8, "encode", 0.5)):
+    for owner, name, took_s in ((_Pending, "wait", 4.0), (TaskHandle, "wait", 32.0), (MinMax8, "encode", 0.5)):
         monkeypatch.setattr(owner, name, slowed(getattr(owner, name), took_s))
 
 

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant as p
 from pliant.algorithms.plans import plan_of
 from pliant.codecs import BlockTopK, spec_of
-from pliant.codecs.kinds import ChoosingCodec
+from pliant.codecs.kinds import SparsifyingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.simulator import simulate
 from pliant.spec import CodecSpec, Host, TensorSpec, Topology, Workload
@@ -88,7 +88,7 @@ def test_sizes_are_those_of_the_codecs(codec):
     spec = spec_of(codec)
     for numel in [0, *range(1, 300, 7), 1023, 1024, 1025, 4097, 12_345, 1 << 20]:
         assert payload_bytes(spec, numel) == codec.nbytes(numel), numel
-        if isinstance(codec, (ChoosingCodec, BlockTopK)) and numel:
+        if isinstance(codec, (SparsifyingCodec, BlockTopK)) and numel:
             kept = codec.count(numel) * (codec.block if isinstance(codec, BlockTopK) else 1)
             assert num_kept(spec, numel) == kept
     assert granularity(spec) == codec.granularity

@@ -11,7 +11,7 @@ import pliant as p
 from pliant.netmodel import DenseExchange, Links, PointToPoint
 from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
 from pliant.simulator.schedules import average, halving_doubling, ring, tree
-from pliant.simulator.traffic import Batch, inside_hosts, moved
+from pliant.simulator.traffic import BucketBatch, inside_hosts, moved
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 
@@ -100,7 +100,7 @@ def test_every_byte_that_is_sent_is_received(name, topology, turn):
     owners = np.zeros((3, size))
     owners[:, turn % size] = numel
     shapes = (((300, 1000),), ((1234,),), ((7,),))
-    batch = Batch(numel=numel, itemsize=np.full(3, 4.0), shapes=shapes, held=owners, num_held=owners > 0)
+    batch = BucketBatch(numel=numel, itemsize=np.full(3, 4.0), shapes=shapes, held=owners, num_held=owners > 0)
     what = moved(PLANS[name].rules[0].exchange, batch, topology, turn)
     for each in (*what.task, *what.rest, *inside_hosts(numel, topology)):
         assert each.sent(size).sum(1) == pytest.approx(each.received(size).sum(1), abs=size)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Custom
@@ -38,7 +38,7 @@ class GTopK:
         """An algorithm of its own name."""
         return Custom(name="gtopk", settings={"ratio": self.ratio, "kept": self.kept})
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual."""
         return {"residual": None}
 
@@ -46,7 +46,7 @@ class GTopK:
         """Nothing but the count."""
         return count_of(self.ratio, bucket.numel)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Choose, merge up, broadcast, keep the rest."""
         held, finite = gathered(bucket.flat, state.flat["residual"])
         chosen = largest(held, state.workspace)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK
 from pliant.comm.base import Comm
@@ -32,7 +32,7 @@ class UniformBlocks:
         """An algorithm of its own name."""
         return Custom(name="uniform_blocks", settings={"ratio": self.ratio, "block": self.block})
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual."""
         return {"residual": None}
 
@@ -42,7 +42,7 @@ class UniformBlocks:
         num_bytes = sum(codec.nbytes(span.numel) for span in bucket.spans)
         return codec, torch.empty(comm.size, num_bytes, dtype=torch.uint8, device=bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Choose in each layer, exchange, keep the rest."""
         codec, payloads = state.workspace
         held, finite = gathered(bucket.flat, state.flat["residual"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Custom
@@ -68,7 +68,7 @@ class OkTopk:
         every = {"threshold_every": self.threshold_every, "region_every": self.region_every}
         return Custom(name="oktopk", settings={"ratio": self.ratio, **every})
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual."""
         return {"residual": None}
 
@@ -76,7 +76,7 @@ class OkTopk:
         """Return what is reused over steps."""
         return _Known()
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Choose, sum by regions, choose again, gather, keep the rest."""
         known: _Known = state.workspace
         k = count_of(self.ratio, bucket.numel)

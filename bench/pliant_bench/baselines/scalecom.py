@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
@@ -37,7 +37,7 @@ class ScaleCom:
         """An algorithm of its own name."""
         return Custom(name="scalecom", settings={"ratio": self.ratio, "beta": self.beta})
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual m."""
         return {"residual": None}
 
@@ -46,7 +46,7 @@ class ScaleCom:
         k = count_of(self.ratio, bucket.numel)
         return torch.empty(k, dtype=torch.int32, device=bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Follow the leader, sum, filter."""
         g, m, places = bucket.flat, state.flat["residual"], state.workspace
         finite = all_finite(g)

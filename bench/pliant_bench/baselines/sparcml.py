@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Custom
@@ -36,14 +36,14 @@ class SparCml:
         """An algorithm of its own name."""
         return Custom(name="sparcml", settings={"ratio": self.ratio})
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Nothing: streams have other lengths in each step."""
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Choose, exchange, keep the rest."""
         held, finite = gathered(bucket.flat, state.flat["residual"])
         chosen = largest(held, count_of(self.ratio, bucket.numel))

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pliant.network import Cluster, LinkReport, RankResult
+from pliant.network import EmulatedCluster, LinkReport, RankResult
 from pliant.network.linkcheck import judge
 from pliant.network.local import LocalHosts
 from pliant.spec import Topology, save, to_json
@@ -187,7 +187,7 @@ def _opened(topology: Topology) -> Topology:
 
 
 def collect(
-    job: Job, cluster: Cluster | LocalHosts, book: Book, machine: Mapping[str, str], note: Callable[[str], None]
+    job: Job, cluster: EmulatedCluster | LocalHosts, book: Book, machine: Mapping[str, str], note: Callable[[str], None]
 ) -> None:
     """Run what is left of a job; ranks that a plan has ended are started again, and go on behind it.
 
@@ -199,9 +199,9 @@ def collect(
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             save(left, folder / "job.json")
-            if isinstance(cluster, Cluster):  # delays end with the thread that set them, and ranks have to meet
+            if isinstance(cluster, EmulatedCluster):  # delays end with the thread that set them, and ranks have to meet
                 cluster.reshape(_opened(cluster.topology))
-            hosts = cluster if isinstance(cluster, Cluster) else None
+            hosts = cluster if isinstance(cluster, EmulatedCluster) else None
             collector = Collector(left, hosts, folder, book, machine, note)
             argv = [sys.executable, "-m", "pliant_bench.collect.worker", str(folder / "job.json")]
             results = cluster.run(argv, on_line=collector.take)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pliant.planner.predictor import Experience
+from pliant.planner.predictor import TransferPrior
 from pliant.simulator import Overheads
 from pliant.spec import canonical_hash, save
 from pliant.spec.files import write_atomically
@@ -54,7 +54,7 @@ def dataset(
 
 def _fitted(cells: list[MeasuredCell]) -> Overheads:
     known = Overheads()
-    coefficients = Experience.of([(cell.physics, cell.trials) for cell in cells]).coefficients
+    coefficients = TransferPrior.of([(cell.physics, cell.trials) for cell in cells]).coefficients
     return Overheads.from_coefficients(
         coefficients,
         compute_overlap=known.compute_overlap,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.planner.judge import judged
-from pliant.planner.predictor import Experience, Predictor
+from pliant.planner.predictor import Predictor, TransferPrior
 from pliant_bench.dataset.measured import MeasuredCell
 
 __all__ = ["LIMITS", "Gate", "gate"]
@@ -72,7 +72,7 @@ def gate(cells: Sequence[MeasuredCell]) -> Gate:
         others = [(other.physics, other.trials) for other in cells if not cell.shares(other)]
         if not others:
             continue
-        predictor = Predictor(cell.physics, experience=Experience.of(others))
+        predictor = Predictor(cell.physics, experience=TransferPrior.of(others))
         log_s = predictor.simulated([t.genes for t in cell.trials])
         figures[cell.name] = judged(log_s, cell.trials)
         for trial, predicted in zip(cell.trials, log_s.tolist(), strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.planner import Trial
-from pliant.simulator import Overheads, Physics
+from pliant.simulator import CostFeatures, Overheads
 from pliant.spec import Workload
 from pliant_bench.dataset import Dataset, Network
 
@@ -17,7 +17,7 @@ class MeasuredCell:
 
     model_id: str
     topo_id: str
-    physics: Physics
+    physics: CostFeatures
     trials: tuple[Trial, ...]
 
     @property
@@ -60,9 +60,9 @@ def measured_cells(dataset: Dataset) -> list[MeasuredCell]:
     return cells
 
 
-def physics_of(workload: Workload, network: Network, overheads: Overheads | None = None) -> Physics:
+def physics_of(workload: Workload, network: Network, overheads: Overheads | None = None) -> CostFeatures:
     """Return the simulator for a workload on a network, with its slow host."""
-    return Physics(workload, network.topology, overheads, slowdown_of(network))
+    return CostFeatures(workload, network.topology, overheads, slowdown_of(network))
 
 
 def slowdown_of(network: Network) -> Sequence[float]:

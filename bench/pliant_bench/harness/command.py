@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import RacksOption, UplinkOption, in_racks
-from pliant.network import Cluster, emulated
+from pliant.network import EmulatedCluster, emulated
 from pliant.network.local import LocalHosts
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
@@ -236,7 +236,7 @@ def _provenance(network: str) -> dict[str, str]:
 
 
 def _run(
-    setup: Setup, cluster: Cluster | LocalHosts, hosts: int, keep: Callable[[list[dict[str, Any]]], None]
+    setup: Setup, cluster: EmulatedCluster | LocalHosts, hosts: int, keep: Callable[[list[dict[str, Any]]], None]
 ) -> list[dict[str, Any]]:
     """Start a worker per rank; return rank 0's records. Raises RuntimeError with the last words of who failed."""
     console = Console(stderr=True)
@@ -247,7 +247,7 @@ def _run(
         conductor = Conductor(
             setup=setup,
             num_hosts=hosts,
-            cluster=cluster if isinstance(cluster, Cluster) else None,
+            cluster=cluster if isinstance(cluster, EmulatedCluster) else None,
             folder=Path(folder),
             progress=progress,
             keep=keep,

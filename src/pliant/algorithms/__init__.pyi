@@ -3,9 +3,9 @@
 from .base import (
     CURVATURE as CURVATURE,
     Algorithm as Algorithm,
-    FeelsCurvature as FeelsCurvature,
-    Moment as Moment,
     State as State,
+    StepContext as StepContext,
+    UsesCurvature as UsesCurvature,
 )
 from .by_name import (
     plan_of_text as plan_of_text,

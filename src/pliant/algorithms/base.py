@@ -13,30 +13,30 @@ from pliant.spec import CurvatureSpec, Exchange
 
 __all__ = [
     "CURVATURE",
-    "AddsShares",
+    "AcceptsPrescaled",
     "Algorithm",
     "ChecksOptimizer",
-    "Dial",
-    "FeelsCurvature",
+    "Deferred",
+    "ExchangesWeights",
     "FeelsUnder",
-    "MixesWeights",
-    "Moment",
-    "Rest",
-    "Slots",
-    "StartsFromOptimizer",
+    "InitializesFromOptimizer",
+    "RatioSetting",
     "State",
+    "StateSpec",
+    "StepContext",
+    "UsesCurvature",
     "prefixed",
     "start_innermost",
     "unwrapped",
 ]
 
-Slots = Mapping[str, tuple[int, ...] | None]
+StateSpec = Mapping[str, tuple[int, ...] | None]
 """Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
 
 CURVATURE = "curvature"
-"""The slot into which the engine writes what a `FeelsCurvature` asks for."""
+"""The slot into which the engine writes what a `UsesCurvature` asks for."""
 
-Rest = Callable[[], None]
+Deferred = Callable[[], None]
 """What is left to do once the result is handed over: nobody waits for it before the same bucket's next exchange."""
 
 
@@ -61,7 +61,7 @@ class State:
 
 
 @dataclass(kw_only=True)
-class Dial:
+class RatioSetting:
     """Between a controller and the algorithms whose node has a target; read and written in the lane only."""
 
     ratio: float = 0.0
@@ -90,7 +90,7 @@ class Dial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class StepContext:
     """When something happens."""
 
     step: int
@@ -101,7 +101,7 @@ class Moment:
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
     """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
-    dial: Dial | None = None
+    dial: RatioSetting | None = None
     """Where a controller says how much to send, if the node has a target."""
     share: float = 1.0
     """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
@@ -120,7 +120,7 @@ class Algorithm(Protocol):
         """Node of a plan that this carries out: `executor_for(node)` gives an equal value back."""
         ...
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """Return the state tensors that a parameter of this shape needs; comm is who will exchange it."""
         ...
 
@@ -128,7 +128,7 @@ class Algorithm(Protocol):
         """Return the workspace for one bucket: buffers are made here and not while training."""
         ...
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
 
         Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the node
@@ -139,14 +139,14 @@ class Algorithm(Protocol):
 
 
 @runtime_checkable
-class MixesWeights(Protocol):
+class ExchangesWeights(Protocol):
     """An algorithm that exchanges weights between steps. Its `on_ready` leaves gradients with their rank."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Begin from the weights in bucket.flat, which are equal on all ranks. No communication."""
         ...
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Replace the weights in bucket.flat, float32, by those to go on from.
 
         Runs in the lane. Where the node has a delay or a free pace, what has happened to the weights meanwhile is
@@ -156,14 +156,14 @@ class MixesWeights(Protocol):
 
 
 @runtime_checkable
-class AddsShares(Protocol):
+class AcceptsPrescaled(Protocol):
     """An algorithm that can begin with gradients that were divided by the number of ranks already.
 
     The engine divides in the pass that looks for NaN, which saves one. Where a rank's shares are all NaN, so is every
     element of the result.
     """
 
-    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Do what `on_ready` does, except for the division."""
         ...
 
@@ -178,7 +178,7 @@ class ChecksOptimizer(Protocol):
 
 
 @runtime_checkable
-class StartsFromOptimizer(Protocol):
+class InitializesFromOptimizer(Protocol):
     """An algorithm whose state continues what the optimizer has gathered."""
 
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
@@ -187,7 +187,7 @@ class StartsFromOptimizer(Protocol):
 
 
 @runtime_checkable
-class FeelsCurvature(Protocol):
+class UsesCurvature(Protocol):
     """An algorithm that wants to know how the loss curves along its blocks.
 
     Its slots hold ``CURVATURE: (len(blocks(shape)),)`` for each parameter that has blocks. There the engine writes, now
@@ -221,11 +221,11 @@ def start_innermost(algorithm: Algorithm, optimizer: Optimizer, parameter: Tenso
         prefix: str = getattr(algorithm, "prefix", "")
         slots = {name.removeprefix(prefix): slot for name, slot in slots.items() if name.startswith(prefix)}
         algorithm = inner
-    if isinstance(algorithm, StartsFromOptimizer) and slots:
+    if isinstance(algorithm, InitializesFromOptimizer) and slots:
         algorithm.start_from(optimizer, parameter, slots)
 
 
-def prefixed(prefix: str, slots: Slots) -> Slots:
+def prefixed(prefix: str, slots: StateSpec) -> StateSpec:
     """Return the slots of a combinator's member under names of their own."""
     return {f"{prefix}{name}": shape for name, shape in slots.items()}
 

@@ -54,7 +54,7 @@ def dynamic(
 ) -> A:
     """Let a sparsifier's ratio be set, while training goes on, such that a target is held; begin with its own.
 
-    How the ratio is found is said at `pliant.algorithms.control.BudgetControl`.
+    How the ratio is found is said at `pliant.algorithms.control.RatioPolicy`.
 
     Args:
         algorithm: `tasc`, `topk` or `blocktopk`, also between hosts, with the ratio to begin with.

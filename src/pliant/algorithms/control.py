@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.algorithms.linkfit import LinkFit
+from pliant.algorithms.linkfit import AlphaBetaFit
 from pliant.spec.target import Target
 
-__all__ = ["BudgetControl", "EffortControl", "Seen"]
+__all__ = ["ControlSample", "RatioPolicy", "SelectionIntervalPolicy"]
 
 _SLEW = 1.25
 """A ratio grows by at most this factor a step; it falls as fast as it must."""
@@ -30,7 +30,7 @@ _NEAR, _FAR = 0.1, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ControlSample:
     """Medians of the steps since the last decision, the same numbers on all ranks."""
 
     steps: int
@@ -51,7 +51,7 @@ class Seen:
     """Choosing what is sent, encoding and decoding."""
 
 
-class BudgetControl:
+class RatioPolicy:
     """Sets the ratio of a sparsifier such that a target is held.
 
     The link's cost is fitted as it goes, so that the budget of a step, in bytes, follows (TASC's dynamic ratio):
@@ -83,8 +83,8 @@ class BudgetControl:
         """The one to use."""
         self.bound = ""
         """What has kept the last decision from the target: 'floor', 'ceiling', 'knee' or 'slew'; empty if nothing."""
-        self.link = LinkFit()
-        self.load = LinkFit()
+        self.link = AlphaBetaFit()
+        self.load = AlphaBetaFit()
         """Bytes of a step: so many in any case, and so many for a ratio of 1."""
         self._plan_ratio = ratio
         self._offset_s = 0.0
@@ -99,7 +99,7 @@ class BudgetControl:
         """The ratio below which twice as much would be left behind as at the plan's own; 0 as long as none shows."""
         return self._plan_ratio * _KNEE ** (1 / self._slope) if self._slope < 0 else 0.0
 
-    def decide(self, seen: Seen) -> float:
+    def decide(self, seen: ControlSample) -> float:
         """Return the ratio for the next steps. Steps in which nothing was sent change nothing."""
         in_bytes = self.target.of in ("bytes_per_step", "bytes_per_s")
         if seen.num_bytes < 1 or (seen.wire_s < _LEAST_S and not in_bytes):
@@ -113,7 +113,7 @@ class BudgetControl:
             self._set((wanted - self.load.alpha) / self.load.beta if self.load.beta else self.target.ceiling, seen)
         return self.ratio
 
-    def target_s(self, seen: Seen) -> float:
+    def target_s(self, seen: ControlSample) -> float:
         """Return how many seconds of a step may be exposed, where that is what is held."""
         if self.target.of == "exposed_s":
             return self.target.value
@@ -133,12 +133,12 @@ class BudgetControl:
         self.link.load(state[10:middle])
         self.load.load(state[middle:])
 
-    def _wanted_of_bytes(self, seen: Seen) -> float | None:
+    def _wanted_of_bytes(self, seen: ControlSample) -> float | None:
         """Return the budget of a step, or None if what there is comes close enough."""
         wanted = self.target.value * (seen.step_s if self.target.of == "bytes_per_s" else 1.0)
         return wanted if abs(wanted - self.load(1.0, self.ratio)) > _DEAD * wanted else None
 
-    def _wanted_of_time(self, seen: Seen) -> float | None:
+    def _wanted_of_time(self, seen: ControlSample) -> float | None:
         """Return the same where it is a time that is held."""
         target_s = self.target_s(seen)
         error_s = max(-_JUMP * target_s, min(_JUMP * target_s, target_s - seen.exposed_s))
@@ -159,7 +159,7 @@ class BudgetControl:
             wanted = low + (high - low) * (target_s - low_s) / (high_s - low_s)
         return wanted
 
-    def _narrow(self, seen: Seen, target_s: float) -> None:
+    def _narrow(self, seen: ControlSample, target_s: float) -> None:
         """Note between which numbers of bytes the target lies: regula falsi, as in the Illinois algorithm."""
         here, below = (seen.num_bytes, seen.exposed_s), seen.exposed_s <= target_s
         off = abs(seen.exposed_s - target_s) > _SETTLED * target_s
@@ -182,7 +182,7 @@ class BudgetControl:
         """Return the end that stays, which counts for half as far away where the other has moved twice on end."""
         return (end[0], (end[1] + target_s) / 2) if twice and end[0] else end
 
-    def _learn_offset(self, seen: Seen, target_s: float) -> None:
+    def _learn_offset(self, seen: ControlSample, target_s: float) -> None:
         # Where the fit does not believe a sample yet, the offset must not take a slower link for more codec time.
         wire_s = seen.wire_s if self.link.doubts else self.link(seen.messages, seen.num_bytes)
         innovation_s = wire_s - seen.exposed_s - self._offset_s
@@ -190,7 +190,7 @@ class BudgetControl:
         self._innovation_s = innovation_s if abs(innovation_s) > _JUMP * target_s else 0.0
         self._offset_s += innovation_s * (1.0 if jumps else _INTEGRAL)
 
-    def _learn_knee(self, seen: Seen) -> None:
+    def _learn_knee(self, seen: ControlSample) -> None:
         if seen.left <= 0:
             return
         away = math.log(seen.ratio / self._plan_ratio)
@@ -200,7 +200,7 @@ class BudgetControl:
             slope = min(0.0, math.log(seen.left / self._left) / away)
             self._slope += (slope - self._slope) * (_INTEGRAL if self._slope else 1.0)
 
-    def _set(self, ratio: float, seen: Seen) -> None:
+    def _set(self, ratio: float, seen: ControlSample) -> None:
         self.bound = ""
         limits = (
             ("knee", self.knee, max),
@@ -215,7 +215,7 @@ class BudgetControl:
         self.ratio = ratio
 
 
-class EffortControl:
+class SelectionIntervalPolicy:
     """Lets what a selection has found out serve longer where choosing takes too much of a step.
 
     `reuse` is a power of two. Over the limit in two decisions on end it doubles; below a third of it in four it halves,
@@ -232,7 +232,7 @@ class EffortControl:
         self.reuse = 1
         self._over = self._under = 0
 
-    def decide(self, seen: Seen) -> int:
+    def decide(self, seen: ControlSample) -> int:
         """Return how many times longer than planned it serves in the next steps."""
         share = seen.select_s / seen.step_s if seen.step_s > 0 else 0.0
         self._over = self._over + 1 if share > self._limit else 0

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["LinkFit"]
+__all__ = ["AlphaBetaFit"]
 
 _MEMORY = 20
 """Samples after which an old one counts for 1/e."""
@@ -17,7 +17,7 @@ _ODD = 3.0
 """A sample so many times the usual deviation away is odd: one counts for less, and two in succession are a change."""
 
 
-class LinkFit:
+class AlphaBetaFit:
     """Fits seconds = alpha * messages + beta * bytes to samples as they come, in relative error.
 
     Recursive least squares in information form, with forgetting (Plackett, "Some theorems in least squares", 1950):

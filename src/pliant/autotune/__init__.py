@@ -1,6 +1,6 @@
 """Which plan pays is found out while a run trains: trials, bounds on accuracy, monitoring."""
 
-from pliant.autotune.bounds import Bounds
+from pliant.autotune.bounds import QualityBounds
 from pliant.autotune.options import Auto
 
-__all__ = ["Auto", "Bounds"]
+__all__ = ["Auto", "QualityBounds"]

@@ -1,6 +1,6 @@
 """The plan that was adopted: what it raises on any rank is undone on all, and exact training goes on."""
 
-from pliant.autotune.trials import Flown, has_failed
+from pliant.autotune.trials import TunableRun, has_failed
 from pliant.comm.base import Comm
 from pliant.spec import SyncPlan
 
@@ -22,7 +22,7 @@ class Adopted:
 
     """
 
-    def __init__(self, run: Flown, comm: Comm, base: SyncPlan) -> None:
+    def __init__(self, run: TunableRun, comm: Comm, base: SyncPlan) -> None:
         self._run, self._comm, self._base = run, comm, base
 
     def begin(self, plan: SyncPlan) -> str:

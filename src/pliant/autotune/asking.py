@@ -9,7 +9,7 @@ import torch
 from pliant.autotune.finalists import Finalist
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
-from pliant.planner import FAMILIES, Found, Genes, Quality, Trial
+from pliant.planner import FAMILIES, Genes, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 
 __all__ = ["answered", "on_all", "share", "told"]
@@ -52,8 +52,8 @@ def share(comm: Comm, finalists: Sequence[Trial], quality: Quality) -> list[Fina
 
 
 def answered(
-    asking: Generator[tuple[Genes, float], Trial, Found] | None, trial: Trial | None
-) -> tuple[tuple[Genes, float] | None, Found | None]:
+    asking: Generator[tuple[Genes, float], Trial, SearchResult] | None, trial: Trial | None
+) -> tuple[tuple[Genes, float] | None, SearchResult | None]:
     """Tell a search of a trial, or begin it; return what it asks for, or what it has come to."""
     if asking is None:
         return None, None

@@ -5,16 +5,16 @@ from collections import deque
 from dataclasses import dataclass, fields
 from math import inf, isfinite
 
-from pliant.autotune.quality_probe import Figures
+from pliant.autotune.quality_probe import QualityMetrics
 
-__all__ = ["Bounds", "Judge", "Verdict"]
+__all__ = ["BoundCheck", "BoundViolation", "QualityBounds"]
 
 _REMEMBERED = 5
 """Windows whose median gradient is what a gradient usually is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class QualityBounds:
     """Bounds beyond which "auto" gives up a plan: ``pliant.Auto(quality=1.1, bounds=pliant.Bounds(residual=30))``.
 
     Each is a number above 0, and ``math.inf`` where nobody is to look. All are wide of what healthy trainings show
@@ -46,7 +46,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class BoundViolation:
     """Why a plan is given up."""
 
     bound: str
@@ -55,16 +55,16 @@ class Verdict:
     """A clause with the figure and the bound."""
 
 
-class Judge:
+class BoundCheck:
     """Holds what a plan does on one rank, window by window, against bounds."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: QualityBounds) -> None:
         self._bounds = bounds
         self._first_error = 0.0
         self._gradients: deque[float] = deque(maxlen=_REMEMBERED)
         self._crossed: set[str] = set()
 
-    def verdict(self, figures: Figures) -> Verdict | None:
+    def verdict(self, figures: QualityMetrics) -> BoundViolation | None:
         """Return what is beyond its bound in the second window running, or is not finite; None if nothing is."""
         for bound, value, what in (
             ("residual", figures.residual, "what error feedback owes"),
@@ -72,15 +72,15 @@ class Judge:
             ("distance", figures.distance, "what an exchange changed in the weights"),
         ):
             if not isfinite(value):
-                return Verdict(bound=bound, why=f"{what} was not finite, which no bound allows")
+                return BoundViolation(bound=bound, why=f"{what} was not finite, which no bound allows")
         crossed = self._beyond(figures)
         if figures.gradient and "gradient_jump" not in crossed:
             self._gradients.append(figures.gradient)
-        again = [Verdict(bound=name, why=why) for name, why in crossed.items() if name in self._crossed]
+        again = [BoundViolation(bound=name, why=why) for name, why in crossed.items() if name in self._crossed]
         self._crossed = set(crossed)
         return again[0] if again else None
 
-    def _beyond(self, figures: Figures) -> dict[str, str]:
+    def _beyond(self, figures: QualityMetrics) -> dict[str, str]:
         """Return, for each bound that is crossed, a clause that says so."""
         bounds = self._bounds
         self._first_error = self._first_error or figures.error

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from pliant.planner import Found
+from pliant.planner import SearchResult
 from pliant.spec import SyncPlan, Topology, Workload
 
 __all__ = ["explain"]
@@ -18,7 +18,7 @@ def explain(
     gains: Sequence[float],
     *,
     adopted: bool,
-    found: Found | None,
+    found: SearchResult | None,
 ) -> str:
     """Say which plan was kept, in one paragraph, and why.
 

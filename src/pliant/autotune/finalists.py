@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pliant.planner import Found, Quality, Trial
-from pliant.planner.predictor import Experience
-from pliant.simulator import Physics
+from pliant.planner import Quality, SearchResult, Trial
+from pliant.planner.predictor import TransferPrior
+from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan
 
 __all__ = ["Finalist", "finalists", "learned"]
@@ -32,18 +32,18 @@ class Finalist(NamedTuple):
     """What a step took in its trial."""
 
 
-def learned(cells: Sequence[tuple[Physics, Sequence[Trial]]]) -> Experience | None:
+def learned(cells: Sequence[tuple[CostFeatures, Sequence[Trial]]]) -> TransferPrior | None:
     """Return what earlier searches have taught; no coefficient far from what it is elsewhere.
 
     One that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
     """
     if not cells:
         return None
-    given, found = cells[0][0].coefficients, Experience.of(cells)
+    given, found = cells[0][0].coefficients, TransferPrior.of(cells)
     return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))
 
 
-def finalists(found: Found, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
+def finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
     """Return the best of a search, best first, or what is in force if that is about as good."""
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
     cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from pliant.autotune.bounds import Bounds, Judge, Verdict
-from pliant.autotune.quality_probe import Lookout
-from pliant.autotune.trials import UNCOUNTED, Flown, Steps, passed, period_of
+from pliant.autotune.bounds import BoundCheck, BoundViolation, QualityBounds
+from pliant.autotune.quality_probe import QualityProbe
+from pliant.autotune.trials import UNCOUNTED, Steps, TunableRun, passed, period_of
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
 
-__all__ = ["FAILED", "Cruise", "Landed"]
+__all__ = ["FAILED", "MonitorResult", "StepMonitor"]
 
 FAILED = "failed"
 """In place of the name of a bound: the plan has raised something."""
@@ -31,7 +31,7 @@ _LOOK_EVERY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Landed:
+class MonitorResult:
     """Why a cruise came to an end; the same on all ranks."""
 
     steps: int
@@ -42,11 +42,11 @@ class Landed:
     """What it took, or was expected to take, before."""
     at_once: bool
     """Whether steps never took what they did when the plan was chosen: the search was of two networks."""
-    crossed: Verdict | None
+    crossed: BoundViolation | None
     """Which figure was beyond which bound; None if step times have changed."""
 
 
-class Cruise:
+class StepMonitor:
     """Goes on under the plan in force until steps take another time, or the plan does not do what was expected.
 
     Each window of steps is followed by one all-reduce of one number, so that all ranks decide alike; what one rank sees
@@ -60,13 +60,13 @@ class Cruise:
 
     """
 
-    def __init__(self, run: Flown, comm: Comm, *, bounds: Bounds | None, watches_times: bool) -> None:
+    def __init__(self, run: TunableRun, comm: Comm, *, bounds: QualityBounds | None, watches_times: bool) -> None:
         self._run, self._comm, self._watches_times = run, comm, watches_times
-        self._lookout = Lookout(run) if bounds is not None else None
-        self._judge = Judge(bounds) if bounds is not None else None
+        self._lookout = QualityProbe(run) if bounds is not None else None
+        self._judge = BoundCheck(bounds) if bounds is not None else None
         self._period = period_of(run.plan)
 
-    def flown(self, hold_steps: int, expected_s: float = math.nan) -> Steps[Landed]:
+    def flown(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         """Go on; for so many steps, whatever they take.
 
         Args:
@@ -81,7 +81,7 @@ class Cruise:
             if self._lookout is not None:
                 self._lookout.close()
 
-    def _flown(self, hold_steps: int, expected_s: float) -> Steps[Landed]:
+    def _flown(self, hold_steps: int, expected_s: float) -> Steps[MonitorResult]:
         while not self._watches_times and self._judge is None and not self._run.trial.guards:
             yield
         yield from passed(UNCOUNTED)
@@ -100,12 +100,12 @@ class Cruise:
                 at_once = not math.isnan(expected_s) and _apart(usual_s, expected_s)
                 usual_s = expected_s if at_once else usual_s
             odd = odd + 1 if _apart(now_s, usual_s) else 0
-        return Landed(steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, crossed=crossed)
+        return MonitorResult(steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, crossed=crossed)
 
     def _in_periods(self, num_steps: int) -> int:
         return math.ceil(num_steps / self._period) * self._period
 
-    def _window(self, num_steps: int) -> Steps[tuple[float, Verdict | None]]:
+    def _window(self, num_steps: int) -> Steps[tuple[float, BoundViolation | None]]:
         """Return the median time of a step over periods, the slowest rank's, and what was beyond a bound, if any.
 
         What ranks have seen is shared beside one more step, so that those a step apart need not wait for each other.
@@ -128,7 +128,7 @@ class Cruise:
             if self._lookout is not None and self._judge is not None:
                 verdict = self._judge.verdict(self._lookout.figures())
         if self._run.trial.why:
-            verdict = Verdict(bound=FAILED, why=f"rank {self._comm.rank}: {self._run.trial.why}")
+            verdict = BoundViolation(bound=FAILED, why=f"rank {self._comm.rank}: {self._run.trial.why}")
         # One number: of five, each of a ring's parts would have to wait for a core on each rank.
         worst = torch.tensor([statistics.median(took_s) if verdict is None else math.inf], dtype=torch.float64)
         sharing = self._comm.all_reduce(worst, "max")
@@ -137,13 +137,13 @@ class Cruise:
         now_s = float(worst)
         return now_s, self._first_verdict(verdict) if math.isinf(now_s) else None
 
-    def _first_verdict(self, mine: Verdict | None) -> Verdict:
+    def _first_verdict(self, mine: BoundViolation | None) -> BoundViolation:
         """Return that of the first rank that has one. Collective."""
         first = torch.tensor([self._comm.size if mine is None else self._comm.rank])
         self._comm.all_reduce(first, "min").wait()
         text = share_text(json.dumps([] if mine is None else [mine.bound, mine.why]), self._comm, int(first))
         bound, why = json.loads(text)
-        return Verdict(bound=bound, why=why)
+        return BoundViolation(bound=bound, why=why)
 
 
 def _apart(one_s: float, other_s: float) -> bool:

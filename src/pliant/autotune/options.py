@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pliant.autotune.bounds import Bounds
+from pliant.autotune.bounds import QualityBounds
 from pliant.planner.quality import Quality
 
 __all__ = ["Auto"]
@@ -31,7 +31,7 @@ class Auto:
     """Time to measure the links."""
     watch: bool = True
     """Whether to search again when the network or a host has changed."""
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: QualityBounds = field(default_factory=QualityBounds)
     """Where a plan that is not exact is given up for DDP's own exchange, also if `watch` is False."""
     tuned_for_ranks: int = 0
     """Ranks whose batches together the learning rate was tuned for; 0: all. `run.pilot.advice` goes by it."""

@@ -7,21 +7,21 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from pliant.autotune.trials import Flown
+from pliant.autotune.trials import TunableRun
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
 from pliant.engine.gate import module_of, named_tensors
 from pliant.engine.making import owner_classes
 from pliant.spec import Exchange
 
-__all__ = ["Figures", "Lookout"]
+__all__ = ["QualityMetrics", "QualityProbe"]
 
 _SAMPLE = 16384
 """Elements of a parameter's gradient on which its codec is tried: a multiple of every codec's block."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class QualityMetrics:
     """Figures of a window of steps; inf stands for whatever is not finite."""
 
     gradient: float
@@ -34,7 +34,7 @@ class Figures:
     """Norm of what the last exchange has changed in the weights over theirs; 0 where no weights are exchanged."""
 
 
-class Lookout:
+class QualityProbe:
     """Looks at what the plan in force does on this rank.
 
     A look costs one read of the gradient, beside backward, and codecs on at most 16384 elements of each parameter; what
@@ -45,7 +45,7 @@ class Lookout:
 
     """
 
-    def __init__(self, run: Flown) -> None:
+    def __init__(self, run: TunableRun) -> None:
         self._run = run
         module = module_of(run.model)
         self._parameters = {name: p for name, p in named_tensors(module) if p.requires_grad}
@@ -74,7 +74,7 @@ class Lookout:
             self._looks.append((square, sampled, error))
         self._step = {}
 
-    def figures(self) -> Figures:
+    def figures(self) -> QualityMetrics:
         """Return what was seen since the last call; steps whose gradient was not finite are left out if others were."""
         looks, self._looks = self._looks, []
         sound = [look for look in looks if isfinite(look[0])]
@@ -82,7 +82,7 @@ class Lookout:
         sampled, error = sum(look[1] for look in sound), sum(look[2] for look in sound)
         stats, apart = self._run.stats(), self._run.plan.leaves_gradients
         owed = stats["residual_norm"]
-        return Figures(
+        return QualityMetrics(
             gradient=gradient,
             residual=_ratio(owed, gradient) if isfinite(gradient) else 0.0,
             error=_ratio(error, sampled),

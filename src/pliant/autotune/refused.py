@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pliant.planner import FAMILIES, Gene, Genes, Quality
 from pliant.spec import SyncPlan
 
-__all__ = ["Refused", "Wary", "as_strong"]
+__all__ = ["ExcludingQuality", "Refused", "as_strong"]
 
 _log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wary(Quality):
+class ExcludingQuality(Quality):
     """A budget that some ways of exchanging are not within, whatever was measured of them elsewhere."""
 
     refused: Set[Gene] = frozenset()

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
 from pliant.engine.felt import Curvature
-from pliant.engine.stats import Stats
+from pliant.engine.stats import RunStats
 from pliant.engine.trial import Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["UNCOUNTED", "Compared", "Flown", "Steps", "TryOut", "has_failed", "passed", "period_of"]
+__all__ = ["UNCOUNTED", "Comparison", "Steps", "TrialRunner", "TunableRun", "has_failed", "passed", "period_of"]
 
 R = TypeVar("R")
 Steps = Generator[None, None, R]
@@ -32,7 +32,7 @@ _LEAST_TURNS, _SURELY = 2, 1.1
 """A plan drops out whose best turn took so many times what the worst turn of another did."""
 
 
-class Flown(Protocol):
+class TunableRun(Protocol):
     """The part of a run that the tuner uses."""
 
     plan: SyncPlan
@@ -50,7 +50,7 @@ class Flown(Protocol):
         """Optimizer steps made."""
         ...
 
-    def stats(self) -> Stats:
+    def stats(self) -> RunStats:
         """Return what the run has cost. No communication."""
         ...
 
@@ -76,7 +76,7 @@ class Flown(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Comparison:
     """Outcome of plans and exact training, in turns."""
 
     best: int
@@ -99,7 +99,7 @@ class Compared:
         return faster >= _MOST * len(self.gains) and statistics.median(self.gains) > _PAYS_ABOVE
 
 
-class TryOut:
+class TrialRunner:
     """Puts plans in force, and times them alike on all ranks: what is slowest counts.
 
     Each time is a transaction. If a plan raises on any rank, or makes weights NaN or Inf, then on all ranks the base
@@ -116,7 +116,7 @@ class TryOut:
 
     """
 
-    def __init__(self, run: Flown, comm: Comm, enough_s: float, base: SyncPlan) -> None:
+    def __init__(self, run: TunableRun, comm: Comm, enough_s: float, base: SyncPlan) -> None:
         self._run, self._comm, self._enough_s, self._base = run, comm, enough_s, base
 
     def tried(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
@@ -145,7 +145,7 @@ class TryOut:
         trial.end()
         return why
 
-    def compared(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Compared]:
+    def compared(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Comparison]:
         """Hold plans and the base plan against each other, turn about.
 
         Who is surely slower drops out after the second turn, and who fails at once. Turns go on, up to twice as many,
@@ -186,7 +186,7 @@ class TryOut:
             if len(left) == 1 or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):
                 break
         exact_s, *plans_s = (statistics.median(each) if each else math.nan for each in steps_s)
-        return Compared(
+        return Comparison(
             best=max(0, best - 1), gains=tuple(gains), exact_s=exact_s, plans_s=tuple(plans_s), failed=failed
         )
 

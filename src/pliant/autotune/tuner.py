@@ -7,13 +7,13 @@ from collections.abc import Generator, Sequence
 
 from pliant.autotune.adopted import Adopted
 from pliant.autotune.asking import answered, on_all, share, told
-from pliant.autotune.bounds import Verdict
+from pliant.autotune.bounds import BoundViolation
 from pliant.autotune.explain import explain
 from pliant.autotune.finalists import Finalist, finalists, learned
-from pliant.autotune.monitor import FAILED, Cruise, Landed
+from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
-from pliant.autotune.refused import Refused, Wary
-from pliant.autotune.trials import Flown, Steps, TryOut
+from pliant.autotune.refused import ExcludingQuality, Refused
+from pliant.autotune.trials import Steps, TrialRunner, TunableRun
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
 from pliant.engine.gate import module_of, without_wrappers
@@ -26,11 +26,11 @@ from pliant.planner import (
     BUILDERS,
     FAMILIES,
     Advice,
-    Found,
     Gene,
     Genes,
-    Limits,
     Quality,
+    SearchLimits,
+    SearchResult,
     Space,
     Trial,
     advise,
@@ -39,10 +39,10 @@ from pliant.planner import (
 )
 from pliant.planner.predictor import Predictor
 from pliant.profiling.observe import Observation, observe
-from pliant.simulator import Physics
+from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan, Topology, Workload
 
-__all__ = ["Pilot", "take_off"]
+__all__ = ["AutoTuner", "take_off"]
 
 _log = logging.getLogger("pliant")
 
@@ -63,7 +63,7 @@ _HOLD_STEPS = 50
 next change came soon."""
 
 
-class Pilot:
+class AutoTuner:
     """Chooses the plan of a run while it trains. All ranks have one; the first decides, and tells the others.
 
     Args:
@@ -74,7 +74,7 @@ class Pilot:
 
     """
 
-    def __init__(self, run: Flown, auto: Auto, observation: Observation, comm: Comm) -> None:
+    def __init__(self, run: TunableRun, auto: Auto, observation: Observation, comm: Comm) -> None:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
         self.explanation = "auto is still watching the first steps."
         """Which plan was chosen and why, or was given up and why, in one paragraph; the same on all ranks."""
@@ -88,7 +88,7 @@ class Pilot:
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
         self._overheads: Overheads | None = None  # until the machine was measured
-        self._cells: list[tuple[Physics, Sequence[Trial]]] = []
+        self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last searches have tried, on the first rank."""
         self._flight = self._fly()
         next(self._flight)
@@ -150,26 +150,26 @@ class Pilot:
                 took = f"{1e3 * landed.step_s:.4g} ms instead of {1e3 * landed.usual_s:.4g} ms"
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
-    def _cruise(self, hold_steps: int, expected_s: float = math.nan) -> Steps[Landed]:
+    def _cruise(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         bounds = None if self._is_exact else self._auto.bounds
-        cruise = Cruise(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
+        cruise = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
         return (yield from cruise.flown(hold_steps, expected_s))
 
-    def _choose(self, workload: Workload, topology: Topology, landed: Landed | None) -> Steps[float]:
+    def _choose(self, workload: Workload, topology: Topology, landed: MonitorResult | None) -> Steps[float]:
         """Try plans, hold the best against exact training, turn about, and keep the faster.
 
         Returns:
             What a step takes on the network on which the best was tried, which may have changed since; NaN: not known.
 
         """
-        quality = Wary(
+        quality = ExcludingQuality(
             budget=self._auto.quality,
             optimizer=optimizer_name(self._run.optimizer),
             unmeasured=self._auto.unmeasured,
             refused=self._refused.genes,
         )
         anew = landed is None or landed.at_once
-        self._tryout = tryout = TryOut(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
+        self._tryout = tryout = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
         in_force = Trial(genes=self._genes, steps_s=(landed.step_s,)) if landed is not None else None
         found = yield from self._searched(workload, topology, quality, in_force, anew=anew)
         best_found = finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
@@ -201,7 +201,7 @@ class Pilot:
 
     def _searched(
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, *, anew: bool
-    ) -> Steps[Found | None]:
+    ) -> Steps[SearchResult | None]:
         """Try what the first rank asks for; return there what the search has come to, and None elsewhere."""
         num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
         asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
@@ -237,9 +237,9 @@ class Pilot:
 
     def _search(
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, num_trials: int
-    ) -> Generator[tuple[Genes, float], Trial, Found]:
+    ) -> Generator[tuple[Genes, float], Trial, SearchResult]:
         space = Space(workload, topology, quality)
-        limits = Limits(
+        limits = SearchLimits(
             max_trials=num_trials,
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
@@ -250,13 +250,13 @@ class Pilot:
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
-        physics = Physics(workload, topology, self._overheads, workload.rank_factors)
+        physics = CostFeatures(workload, topology, self._overheads, workload.rank_factors)
         asking = searching(space, Predictor(physics, self._auto.seed, learned(self._cells)), limits)
         found = yield from asking
         self._cells = [*self._cells[1 - _CELLS :], (physics, found.trials)]
         return found
 
-    def _give_up(self, verdict: Verdict, workload: Workload) -> None:
+    def _give_up(self, verdict: BoundViolation, workload: Workload) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
         if verdict.bound == FAILED:
             plan = self._run.plan
@@ -286,7 +286,7 @@ class Pilot:
         self.explanation = f"{text}\nBefore: {self.explanation}"
 
 
-def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:
+def take_off(run: TunableRun, auto: Auto, comm: Comm) -> AutoTuner:
     """Let a run's plan be chosen, and watched over, from here on. Collective.
 
     Raises:
@@ -295,4 +295,4 @@ def take_off(run: Flown, auto: Auto, comm: Comm) -> Pilot:
     """
     require_gloo(comm)
     own = another(comm)
-    return Pilot(run, auto, observe(run.model, run.optimizer, steps=_WATCHED, gradient_steps=0), own)
+    return AutoTuner(run, auto, observe(run.model, run.optimizer, steps=_WATCHED, gradient_steps=0), own)

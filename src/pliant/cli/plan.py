@@ -27,7 +27,7 @@ from pliant.cli.given import (
     topology_given,
     workload_given,
 )
-from pliant.planner import BUILDERS, Advice, Errors, Genes, Quality, Space, advise, budgeted_seeds
+from pliant.planner import BUILDERS, Advice, CodecErrors, Genes, Quality, Space, advise, budgeted_seeds
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Workload, save, to_json
 from pliant.spec.files import write_atomically
@@ -99,7 +99,7 @@ def plan(
     predicted = simulate(best, given, network, overheads=known)
     _show(found, space, seeds)
     advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
-    _tell(best, predicted, Errors(given).of(best), advice)
+    _tell(best, predicted, CodecErrors(given).of(best), advice)
     _tell_limits(allowed, overheads_from(overheads, machine))
     if out is not None:
         budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from pliant.codecs.checks import require_range
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import ChoosingCodec
+from pliant.codecs.kinds import SparsifyingCodec
 
 __all__ = ["BlockTopK"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockTopK(ChoosingCodec):
+class BlockTopK(SparsifyingCodec):
     """Keep the k = ceil(ratio num_blocks) blocks of the largest 2-norm: one index pays for a whole block.
 
     Contractive with delta = k / num_blocks. Payload: k int32 block indices, then k blocks of float32; a last block

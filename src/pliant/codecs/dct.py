@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.checks import check_decode, require_range
-from pliant.codecs.kinds import ChoosingCodec
+from pliant.codecs.kinds import SparsifyingCodec
 
 __all__ = ["Dct"]
 
@@ -17,7 +17,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dct(ChoosingCodec):
+class Dct(SparsifyingCodec):
     """Cut x into flat blocks, transform each, keep the k = ceil(ratio block) largest coefficients of each.
 
     The transform is the orthonormal DCT-II (Ahmed, Natarajan, Rao, 1974) by a matrix product: with

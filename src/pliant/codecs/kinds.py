@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pliant.codecs.checks import check_decode, check_encode, require_range
 
-__all__ = ["BlockCodec", "ChoosingCodec"]
+__all__ = ["BlockCodec", "SparsifyingCodec"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class BlockCodec(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoosingCodec(ABC):
+class SparsifyingCodec(ABC):
     """Some elements (or coefficients) as they are, and nothing of the others. NaN and Inf are never left out."""
 
     name: ClassVar[str]

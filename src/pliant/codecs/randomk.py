@@ -8,13 +8,13 @@ from torch import Tensor
 
 from pliant.codecs.checks import fold_seed
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import ChoosingCodec
+from pliant.codecs.kinds import SparsifyingCodec
 
 __all__ = ["RandomK"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK(ChoosingCodec):
+class RandomK(SparsifyingCodec):
     """Keep one element, at random, of each of k = ceil(ratio numel) cells; ranks that share the seed share the places.
 
     So values may be added up on the way. E ||x - C(x)||^2 = (1 - k/d) ||x||^2 for equal cells (Stich et al.,

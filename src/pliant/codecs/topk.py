@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pliant.codecs.checks import require_range
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import ChoosingCodec
+from pliant.codecs.kinds import SparsifyingCodec
 
 __all__ = ["TopK"]
 
@@ -19,7 +19,7 @@ _LEAST_SAMPLE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(ChoosingCodec):
+class TopK(SparsifyingCodec):
     """Keep the k = ceil(ratio numel) elements of the largest |x|; ties go to the lower index.
 
     ||x - C(x)||^2 <= (1 - k/d) ||x||^2 (Stich et al., arXiv:1809.07599). Exact by a radix search over the bits of

@@ -1,32 +1,32 @@
 """Collectives: exact, compressed, sparse and low-rank averages over any Comm."""
 
-from pliant.collectives.averaging import CastSum, DirectAverage, SummedAverage
-from pliant.collectives.blocks import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
-from pliant.collectives.clocks import Clocks
+from pliant.collectives.averaging import CastAllReduce, SharedSparseAverage, ShortVectorAverage
+from pliant.collectives.blocks import BlockAllGather, BlockGrid, BlockResult, LeaderMask, ScoreMean, SharedBlockAverage
+from pliant.collectives.clocks import StalenessClock
 from pliant.collectives.compressed import CompressedAverage
-from pliant.collectives.gossip import CodedGossip, Gossip
+from pliant.collectives.gossip import CodedNeighborAverage, NeighborAverage
 from pliant.collectives.lowrank import LowRankAverage
-from pliant.collectives.owner import OwnerSum
+from pliant.collectives.owner import ReduceToOwners
 from pliant.collectives.sparse import SparseAverage
 from pliant.layouts.division import factor_shape, place
 
 __all__ = [
-    "AgreedBlocks",
+    "BlockAllGather",
     "BlockGrid",
-    "Carried",
-    "CastSum",
-    "Clocks",
-    "CodedGossip",
+    "BlockResult",
+    "CastAllReduce",
+    "CodedNeighborAverage",
     "CompressedAverage",
-    "DirectAverage",
-    "GatheredBlocks",
-    "Gossip",
-    "LedMask",
+    "LeaderMask",
     "LowRankAverage",
-    "OwnerSum",
+    "NeighborAverage",
+    "ReduceToOwners",
     "ScoreMean",
+    "SharedBlockAverage",
+    "SharedSparseAverage",
+    "ShortVectorAverage",
     "SparseAverage",
-    "SummedAverage",
+    "StalenessClock",
     "factor_shape",
     "place",
 ]

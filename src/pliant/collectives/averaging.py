@@ -7,10 +7,10 @@ from pliant.codecs import RandomK, all_finite
 from pliant.comm.base import Comm
 from pliant.layouts.division import num_hops
 
-__all__ = ["CastSum", "DirectAverage", "SummedAverage"]
+__all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
 
 
-class DirectAverage:
+class ShortVectorAverage:
     """The mean of vectors in as few hops as their length allows.
 
     Short: every rank sends its own to all, and adds up what comes: (size - 1) N bytes out and in, one hop.
@@ -65,7 +65,7 @@ class DirectAverage:
             self._comm.exchange([(r, parts[me]) for r in peers], [(r, parts[r]) for r in peers]).wait()
 
 
-class CastSum:
+class CastAllReduce:
     """The sum in a 16-bit format: cast, sum on the wire in that format, cast back.
 
     Args:
@@ -87,7 +87,7 @@ class CastSum:
         x.copy_(self._wire)
 
 
-class SummedAverage:
+class SharedSparseAverage:
     """The mean of the elements that RandomK keeps, with error feedback for the others.
 
     v <- v + g; average v at the shared places; there v <- 0. Bytes: an all-reduce of k float32.

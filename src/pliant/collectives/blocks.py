@@ -9,13 +9,22 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Int4
-from pliant.collectives.averaging import DirectAverage
+from pliant.collectives.averaging import ShortVectorAverage
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
 from pliant.layouts.blocks import Divided, rows_of
 from pliant.spec import ValueBits
 
-__all__ = ["AgreedBlocks", "BlockGrid", "Carried", "GatheredBlocks", "LedMask", "ScoreMean", "packed", "unpacked"]
+__all__ = [
+    "BlockAllGather",
+    "BlockGrid",
+    "BlockResult",
+    "LeaderMask",
+    "ScoreMean",
+    "SharedBlockAverage",
+    "packed",
+    "unpacked",
+]
 
 _CODEC = Int4()
 """Of values of 4 bits."""
@@ -94,7 +103,7 @@ class BlockGrid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
+class BlockResult:
     """Result of an exchange of blocks."""
 
     index: Tensor
@@ -109,7 +118,7 @@ class Carried:
     """Whether all that came is finite, which all ranks see alike."""
 
 
-class AgreedBlocks:
+class SharedBlockAverage:
     """The mean of blocks that all ranks have chosen alike, in one message of a fixed size.
 
     Phases: dense tensors, chosen blocks and scores are packed one after another; an average of the whole; unpacked.
@@ -128,7 +137,7 @@ class AgreedBlocks:
         self._mean = _mean_of(parts.message_numel(ratio), parts.bits(ratio), comm, grid.device)
         self._scores = ScoreMean(parts.told_numel(ratio), comm, grid.device)
 
-    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> Carried:
+    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
         """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,), and scores, which may be none.
 
         A rank that is poisoned sends NaN in all places.
@@ -139,12 +148,12 @@ class AgreedBlocks:
         scores = None
         if len(told):
             scores = self._scores(told) if apart else means[len(index) :]
-        return Carried(
+        return BlockResult(
             index=index, sent=sent[: len(index)], got=((index, means[: len(index)]),), told=scores, sound=sound
         )
 
 
-class GatheredBlocks:
+class BlockAllGather:
     """The mean of blocks that each rank has chosen by itself, gathered and added up in the order of ranks.
 
     Bytes: 2 (n-1)/n of the dense tensors, and (n-1) payloads, each a bit for each block and as many elements as the
@@ -167,8 +176,8 @@ class GatheredBlocks:
         self._own = torch.zeros(size, dtype=torch.uint8, device=grid.device)
         self._all = torch.empty(comm.size * size, dtype=torch.uint8, device=grid.device)
 
-    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> Carried:
-        """Exchange; see `AgreedBlocks`. Scores are not told."""
+    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
+        """Exchange; see `SharedBlockAverage`. Scores are not told."""
         grid, values, mask_bytes = self._grid, self._values, self._grid.parts.mask_bytes
         of_blocks = grid.elements(chosen)
         values.zero_()[: len(of_blocks)] = torch.nan if poisoned else x[of_blocks]
@@ -186,12 +195,12 @@ class GatheredBlocks:
         dense, means, dense_sound = self._dense(x[grid.dense], poisoned=poisoned)
         got.append((grid.dense, means))
         index = torch.cat([grid.dense, of_blocks])
-        return Carried(
+        return BlockResult(
             index=index, sent=torch.cat([dense, sent]), got=tuple(got), told=None, sound=sound and dense_sound
         )
 
 
-class LedMask:
+class LeaderMask:
     """One rank's choice for all. Bytes: (n-1) masks out of the rank that leads, one into each other."""
 
     def __init__(self, grid: BlockGrid, comm: Comm) -> None:
@@ -224,7 +233,7 @@ class _Mean:
 
     def __init__(self, numel: int, dtype: torch.dtype, comm: Comm, device: torch.device) -> None:
         self._message = torch.empty(numel, dtype=dtype, device=device)
-        self._average = DirectAverage(numel, comm, device, dtype=dtype, in_parts=True)
+        self._average = ShortVectorAverage(numel, comm, device, dtype=dtype, in_parts=True)
 
     def __call__(self, values: Tensor, *, poisoned: bool) -> tuple[Tensor, Tensor, bool]:
         """Return what this rank has sent of its values, after rounding; the means; and whether all is finite."""

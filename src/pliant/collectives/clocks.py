@@ -1,9 +1,9 @@
 """Staleness clocks: which rank may go on, when ranks are at steps of their own."""
 
-__all__ = ["Clocks"]
+__all__ = ["StalenessClock"]
 
 
-class Clocks:
+class StalenessClock:
     """The bookkeeping of one owner under stale synchronous parallel. Pure: no tensor, no thread, no network.
 
     A rank's clock is the number of gradients that it has sent. After each, it asks for weights, and is answered when

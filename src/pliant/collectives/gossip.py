@@ -9,10 +9,10 @@ from pliant.codecs import Codec
 from pliant.comm.base import Comm
 from pliant.spec import Graph
 
-__all__ = ["CodedGossip", "Gossip"]
+__all__ = ["CodedNeighborAverage", "NeighborAverage"]
 
 
-class Gossip:
+class NeighborAverage:
     """x_i <- sum_j W_ij x_j, once, over the graph's matrix of the step.
 
     Phases: every rank sends its vector to the ranks whose rows name it, and receives from those that its own row
@@ -49,7 +49,7 @@ class Gossip:
             x.add_(received[j], alpha=row[j])
 
 
-class CodedGossip:
+class CodedNeighborAverage:
     """Neighbours keep replicas of each other's vector, and send coded differences to them.
 
     Every rank i has a replica r_i, and so have all that listen to it, equal to the bit since all decode the same bytes:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pliant.codecs import all_finite
 from pliant.codecs.kernels import kernels_for
-from pliant.collectives.averaging import DirectAverage
+from pliant.collectives.averaging import ShortVectorAverage
 from pliant.comm.base import Comm
 from pliant.layouts.division import factor_shape
 
@@ -49,8 +49,8 @@ class LowRankAverage:
         self._num_whole = sum(stop - start for start, stop in self._whole)
         self._first = torch.empty(self._num_whole + sum(n * r for _, n, r, _ in self._matrices.values()), device=device)
         self._second = torch.empty(sum(r * m for _, _, r, m in self._matrices.values()), device=device)
-        self._mean_first = DirectAverage(self._first.numel(), comm, device)
-        self._mean_second = DirectAverage(self._second.numel(), comm, device)
+        self._mean_first = ShortVectorAverage(self._first.numel(), comm, device)
+        self._mean_second = ShortVectorAverage(self._second.numel(), comm, device)
 
     def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
         """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (r, m), live on.

@@ -9,10 +9,10 @@ from torch import Tensor
 from pliant.codecs import Codec
 from pliant.comm.base import Comm
 
-__all__ = ["OwnerSum"]
+__all__ = ["ReduceToOwners"]
 
 
-class OwnerSum:
+class ReduceToOwners:
     """The sum over ranks of each parameter's gradient, at its owner; everybody else learns its norm.
 
     Phases, all messages pre-posted and pairwise:

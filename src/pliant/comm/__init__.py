@@ -7,15 +7,15 @@ from pliant.comm.own import own_group
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.sharing import share_text
-from pliant.comm.threads import Place, run_world
+from pliant.comm.threads import RankContext, run_world
 
 __all__ = [
     "Comm",
     "CommError",
     "FaultyComm",
     "HierarchicalComm",
-    "Place",
     "ProcessGroupComm",
+    "RankContext",
     "RecordedComm",
     "ReduceOp",
     "Work",

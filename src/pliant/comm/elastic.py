@@ -14,16 +14,16 @@ from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[repor
 
 from pliant.comm.answering import answers_within
 from pliant.comm.base import CommError, Limit
-from pliant.comm.membership import Agreement, MembershipError
+from pliant.comm.membership import MembershipError, MembershipProtocol
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.records import Epoch, Member
+from pliant.comm.records import Epoch, MemberRecord
 from pliant.comm.sealed import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed import Records, Seal
-from pliant.comm.torch_private import Meeting, gloo_group, meeting_of
+from pliant.comm.torch_private import Rendezvous, gloo_group, meeting_of
 from pliant.comm.words import EpochWords
 
-__all__ = ["NotSignedError", "Party"]
+__all__ = ["ElasticGroup", "NotSignedError"]
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class NotSignedError(CommError):
     """A rank was sent something else than the first member of its epoch has signed."""
 
 
-class Party:
+class ElasticGroup:
     """This rank's place among those that go on.
 
     A thread gives a sign of life twice a second and looks whether somebody has called the epoch over, so that looking
@@ -87,7 +87,7 @@ class Party:
             for store in (meeting.store, meeting.beside):
                 store.set_timeout(timedelta(seconds=regroup_s))
         self._agreement = self._asking(
-            lambda: Agreement(
+            lambda: MembershipProtocol(
                 self._store,
                 rank=meeting.rank,
                 size=meeting.size,
@@ -208,7 +208,7 @@ class Party:
                     )
             time.sleep(_POLL_S)
 
-    def _has_given_up(self, words: EpochWords, member: Member) -> bool:
+    def _has_given_up(self, words: EpochWords, member: MemberRecord) -> bool:
         return words.asks_again(member) or self._agreement.has_lost(member, time.monotonic())
 
     def conclude(self) -> None:
@@ -236,7 +236,7 @@ class Party:
         if self._watcher is not threading.current_thread():
             self._watcher.join(timeout_s)
 
-    def _meeting(self, group: ProcessGroup | None, timeout_s: float) -> Meeting:
+    def _meeting(self, group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
         try:
             return meeting_of(group, timeout_s)
         except RuntimeError as error:

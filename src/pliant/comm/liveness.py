@@ -12,14 +12,14 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from pliant.comm.progress import Progress, Told, late_ranks
 from pliant.comm.verdict import Verdict
 
-__all__ = ["Liveness"]
+__all__ = ["HeartbeatMonitor"]
 
 _BEAT_S = 0.5
 _LEAST_PAUSE_S = 0.001
 _LEAST_SILENT_S, _MOST_SILENT_S = 2.0, 30.0
 
 
-class Liveness:
+class HeartbeatMonitor:
     """Signs of life of all ranks, through the store that torch rendezvoused with.
 
     A thread adds 1 to this rank's counter twice a second. A process that is killed or stopped no longer counts; one

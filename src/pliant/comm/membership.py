@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pliant.comm.left import MembershipError, incomplete, too_few
-from pliant.comm.records import Decision, Epoch, Here, Life, Member, Over, Text
+from pliant.comm.records import Decision, Epoch, Here, Life, MemberRecord, Over, Text
 from pliant.comm.signed import Board, Records, Seal, digest_of
 from pliant.comm.words import EpochWords
 
-__all__ = ["Agreement", "Board", "Epoch", "Member", "MembershipError"]
+__all__ = ["Board", "Epoch", "MemberRecord", "MembershipError", "MembershipProtocol"]
 
 
-class Agreement:
+class MembershipProtocol:
     """One rank's part in agreeing. `poll` does one round and waits for nobody.
 
     Epoch e + 1 begins when anybody calls epoch e over: because a communication failed, because it wants to join, or
@@ -83,9 +83,9 @@ class Agreement:
         """Id of the epoch before that one."""
         self._in = Epoch(number=-1, members=())
         """The last epoch that this rank was a member of."""
-        self._before: tuple[Member, ...] = ()
+        self._before: tuple[MemberRecord, ...] = ()
         """Members of the epoch before `number`."""
-        self._mine: Member | None = None
+        self._mine: MemberRecord | None = None
         self._deadline_s = 0.0
         self.beat()
 
@@ -128,7 +128,7 @@ class Agreement:
         """Messages that the members of this rank's epoch send each other."""
         return EpochWords(self.records, self._in, self.life)
 
-    def has_lost(self, member: Member, now_s: float) -> bool:
+    def has_lost(self, member: MemberRecord, now_s: float) -> bool:
         """Say whether a member of this rank's epoch has left, was started again, or gives no sign of life."""
         life = self._own if member.rank == self.rank else self._life_of(member.rank)
         return life is None or life.life != member.life or self._is_lost(life, now_s)
@@ -142,7 +142,7 @@ class Agreement:
         """
         if not sound and self.records.get(Text, "concluded") is not None:
             raise MembershipError(f"rank {self.rank} has come too late: the elastic run has ended.")
-        self._mine = Member(life=self.life, rank=self.rank, step=step, sound=sound, closing=closing)
+        self._mine = MemberRecord(life=self.life, rank=self.rank, step=step, sound=sound, closing=closing)
         self._heard.clear()
         if self._in.number >= 0 and self._in.number == self.number:
             self._call_over(self._in)
@@ -217,7 +217,7 @@ class Agreement:
     def _follows(self, decision: Decision) -> bool:
         return decision.epoch == self.number and (decision.after == self._after or not self._after)
 
-    def _decide(self, members: Sequence[Member]) -> Epoch | None:
+    def _decide(self, members: Sequence[MemberRecord]) -> Epoch | None:
         """Write the list of members, unless one is there; return which it is."""
         own = Decision(epoch=self.number, after=self._after, rank=self.rank, members=tuple(members))
         found = self.records.first(Decision, f"members {self.number}", own, self._follows)
@@ -240,7 +240,7 @@ class Agreement:
         self.records.put(f"over {epoch.number}", Over(epoch=epoch.number, id=epoch.id, rank=self.rank))
         self.number, self._after, self._before = epoch.number + 1, epoch.id, epoch.members
 
-    def _roll(self, now_s: float) -> tuple[list[Member], list[int]]:
+    def _roll(self, now_s: float) -> tuple[list[MemberRecord], list[int]]:
         """Return who has announced itself and is alive, and the ranks that are still waited for."""
         lives = [life for life in map(self._life_of, range(self._size)) if life is not None]
         if self._replaced:
@@ -267,7 +267,7 @@ class Agreement:
         self._lives[rank] = found
         return found
 
-    def _member_of(self, life: Life) -> Member | None:
+    def _member_of(self, life: Life) -> MemberRecord | None:
         key = f"here {self.number} {life.life}"
         said = self.records.get(Here, key)
         if said is None:

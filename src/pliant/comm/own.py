@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit
-from pliant.comm.liveness import Liveness
+from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import gloo_group, liveness_store, maker_of
 from pliant.comm.verdict import Verdict
@@ -50,16 +50,16 @@ def own_group(group: ProcessGroup, timeout_s: float, start_timeout_s: float | No
     return ProcessGroupComm(new, limit=limit, make_group=make_group, owns_group=True, liveness=liveness)
 
 
-def _liveness(group: ProcessGroup, connect_s: float) -> Liveness | None:
+def _liveness(group: ProcessGroup, connect_s: float) -> HeartbeatMonitor | None:
     try:
         store = liveness_store(group, connect_s) if group.size() > 1 else None
-        return None if store is None else Liveness(store, group.rank(), group.size())
+        return None if store is None else HeartbeatMonitor(store, group.rank(), group.size())
     except RuntimeError as error:
         why = Verdict(gone=(0,), by=group.rank()).sentence(group.rank(), connect_s)  # which hosts the store
         raise _start_failed(group, why, error) from error
 
 
-def _why(liveness: Liveness, rank: int, limit_s: float) -> str:
+def _why(liveness: HeartbeatMonitor, rank: int, limit_s: float) -> str:
     """Say why a start has come to nothing, and what to do."""
     verdict = liveness.verdict
     if verdict is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit, ReduceOp, Work, require_contiguous
-from pliant.comm.liveness import Liveness
+from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.progress import Progress
 from pliant.comm.torch_private import GroupMaker, destroy, hang_up, is_destroyed
 
@@ -83,7 +83,7 @@ class ProcessGroupComm:
         limit: Limit,
         make_group: GroupMaker,
         owns_group: bool = False,
-        liveness: Liveness | None = None,
+        liveness: HeartbeatMonitor | None = None,
         owns_liveness: bool = True,
         part_of: Progress | None = None,
         members: Sequence[int] = (),

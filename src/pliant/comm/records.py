@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Epoch", "Here", "Life", "Member", "Over", "State", "Text"]
+__all__ = ["Decision", "Epoch", "Here", "Life", "MemberRecord", "Over", "State", "Text"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class MemberRecord:
     """Announcement of one rank for an epoch."""
 
     life: str
@@ -26,7 +26,7 @@ class Epoch:
     """A list of members, the same on all that read it: sound ones first, and by rank."""
 
     number: int
-    members: tuple[Member, ...]
+    members: tuple[MemberRecord, ...]
     id: str = ""
     """Digest of the decision. It follows from all decisions before, and so from random lives of this run."""
 
@@ -52,7 +52,7 @@ class Here:
     epoch: int
     after: str
     """Id of the epoch before; nothing for the first."""
-    member: Member
+    member: MemberRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Decision:
     """Id of the epoch before; nothing for the first."""
     rank: int
     """Who has written it."""
-    members: tuple[Member, ...]
+    members: tuple[MemberRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,13 @@ from pliant.comm.ddp_private import forget_forward
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import ThreadWorld, maker_of
 
-__all__ = ["Place", "run_world"]
+__all__ = ["RankContext", "run_world"]
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankContext:
     """Rank, size, group and comm of one thread of a world."""
 
     rank: int
@@ -34,7 +34,7 @@ class Place:
     """Over a group of its own."""
 
 
-def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 60.0) -> list[R]:
+def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: float = 60.0) -> list[R]:
     """Run a function on `size` threads, each a rank, and return their results in the order of ranks.
 
     When one raises, the others' communication is aborted, and the error of the rank that began it is raised.
@@ -53,7 +53,7 @@ def run_world(size: int, function: Callable[[Place], R], *, timeout_s: float = 6
             make_group = maker_of(group, limit)
             comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
             all_connected.wait()  # a rank that communicates nothing would hang up on those that still connect
-            results[rank] = function(Place(rank=rank, size=size, process_group=group, comm=comm))
+            results[rank] = function(RankContext(rank=rank, size=size, process_group=group, comm=comm))
         except BaseException as error:  # noqa: BLE001  it is raised below, in the caller's thread
             errors.append((rank, error))
             if comm is None:

@@ -22,7 +22,7 @@ from pliant.comm.base import Limit
 __all__ = [
     "GroupMaker",
     "Meet",
-    "Meeting",
+    "Rendezvous",
     "ThreadWorld",
     "destroy",
     "gloo_group",
@@ -101,7 +101,7 @@ def gloo_group(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Store in which the ranks of a world find each other."""
 
     store: Store
@@ -116,7 +116,7 @@ class Meeting:
     """Where the store of a world of processes is."""
 
 
-def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
+def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
     """Return the store of a world of threads, or, for None, that of torchrun's environment.
 
     torch's default world is not needed, and may be there or not: a process that was started again cannot enter it.
@@ -128,7 +128,7 @@ def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
     """
     if group is not None and group in _thread_groups:
         world, members = _thread_groups[group]
-        return Meeting(
+        return Rendezvous(
             store=world.store, beside=world.store, rank=members[group.rank()], size=world.size, loopback=True
         )
     if group is not None:
@@ -142,7 +142,7 @@ def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Meeting:
     # A world of one, as far as torch knows: else who hosts the store is held up in here until all others have come.
     store, rank, _ = next(iter(rendezvous("env://", world_size=1, timeout=timedelta(seconds=timeout_s))))
     size = int(os.environ["WORLD_SIZE"])
-    return Meeting(store=store, beside=store.clone(), rank=rank, size=size, loopback=False, host=_host_of(store))
+    return Rendezvous(store=store, beside=store.clone(), rank=rank, size=size, loopback=False, host=_host_of(store))
 
 
 def _host_of(store: Any) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pliant.comm.records import Epoch, Here, Member, State, Text
+from pliant.comm.records import Epoch, Here, MemberRecord, State, Text
 from pliant.comm.signed import Records
 
 __all__ = ["EpochWords"]
@@ -37,12 +37,12 @@ class EpochWords:
         """Say that this member has met the others: that it has all that they were to have alike."""
         self.records.put(f"met {self.epoch.number} {self.life}", Text(text=self.epoch.id))
 
-    def not_met(self) -> list[Member]:
+    def not_met(self) -> list[MemberRecord]:
         """Return the members that have not met the others, as far as they have said."""
         said = {m.life: self.records.get(Text, f"met {self.epoch.number} {m.life}") for m in self.epoch.members}
         return [m for m in self.epoch.members if (word := said[m.life]) is None or word.text != self.epoch.id]
 
-    def asks_again(self, member: Member) -> bool:
+    def asks_again(self, member: MemberRecord) -> bool:
         """Say whether a member asks to be in the epoch after this one."""
         asked = self.records.get(Here, f"here {self.epoch.number + 1} {member.life}")
         return asked is not None and asked.after == self.epoch.id

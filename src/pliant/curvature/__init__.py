@@ -3,8 +3,8 @@
 from pliant.curvature.estimators import Estimator, Fisher, GaussNewton
 from pliant.curvature.hessian import Hutchinson, hessian
 from pliant.curvature.losses import LossName, recognized
-from pliant.curvature.refresh import Refresh, log_shift, spearman
-from pliant.curvature.spectrum import Trace, top_eigenvalues, trace
+from pliant.curvature.refresh import RefreshInterval, log_shift, spearman
+from pliant.curvature.spectrum import TraceEstimate, top_eigenvalues, trace
 from pliant.curvature.structure import block_means, settled, view_means
 from pliant.curvature.task import Task, find_logits, untouched
 
@@ -14,9 +14,9 @@ __all__ = [
     "GaussNewton",
     "Hutchinson",
     "LossName",
-    "Refresh",
+    "RefreshInterval",
     "Task",
-    "Trace",
+    "TraceEstimate",
     "block_means",
     "find_logits",
     "hessian",

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-__all__ = ["Refresh", "log_shift", "spearman"]
+__all__ = ["RefreshInterval", "log_shift", "spearman"]
 
 _STABLE_RANKS, _STABLE_SHIFT = 0.95, 0.2
 _LEAST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refresh:
+class RefreshInterval:
     """An interval in steps that follows what was seen. Pure arithmetic.
 
     It doubles while the ranks of the blocks (Spearman's correlation above 0.95) and their size (median logarithm of
@@ -24,7 +24,7 @@ class Refresh:
     max_interval: int = 200
     time_share: float = 0.03
 
-    def after(self, ranks: float, shift: float) -> "Refresh":
+    def after(self, ranks: float, shift: float) -> "RefreshInterval":
         """Return what follows two looks with these `spearman` and `log_shift`."""
         if ranks > _STABLE_RANKS and abs(shift) < _STABLE_SHIFT:
             return replace(self, interval=min(2 * self.interval, max(self.max_interval, self.interval)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from pliant.curvature.hessian import By, hessian, rademacher
 from pliant.curvature.task import Task
 
-__all__ = ["Trace", "top_eigenvalues", "trace"]
+__all__ = ["TraceEstimate", "top_eigenvalues", "trace"]
 
 _FEWEST = 5
 _NOTHING = 1e-7
@@ -19,7 +19,7 @@ _NOTHING = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class TraceEstimate:
     """A trace that was estimated."""
 
     value: float
@@ -32,7 +32,7 @@ class Trace:
 
 def trace(
     task: Task, generator: torch.Generator, *, probes: int = 30, confidence: float = 0.95, by: By = "auto"
-) -> Trace:
+) -> TraceEstimate:
     """Estimate the trace of the Hessian of the mean loss, as the mean of v'Hv over random signs (Hutchinson, 1989).
 
     The interval is Student's t around the mean of the probes.
@@ -63,7 +63,7 @@ def trace(
     half = _student_t(confidence, probes - 1) * stdev(totals) / math.sqrt(probes)
     columns = zip(*seen, strict=True)
     own = {name: mean(column) for name, column in zip(task.parameters, columns, strict=True)}
-    return Trace(value=value, low=value - half, high=value + half, parameters=own)
+    return TraceEstimate(value=value, low=value - half, high=value + half, parameters=own)
 
 
 def top_eigenvalues(

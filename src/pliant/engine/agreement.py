@@ -10,9 +10,9 @@ from pliant.comm.base import Comm
 from pliant.comm.recorded import uncounted
 from pliant.engine.alike import gathered, majority, meanwhile, ranks_named
 from pliant.engine.doing import LEAVING, Doing, difference
-from pliant.engine.lane import Lane
+from pliant.engine.lane import CommThread
 
-__all__ = ["Agreement", "ReplicasDisagreeError", "check_agreement", "fingerprints"]
+__all__ = ["ReplicaCheck", "ReplicasDisagreeError", "check_agreement", "fingerprints"]
 
 _EARLY = (1, 2, 4, 8)
 
@@ -21,7 +21,7 @@ class ReplicasDisagreeError(RuntimeError):
     """Ranks differ in what must be equal; the message names the first parameter, or what was done, and the ranks."""
 
 
-class Agreement:
+class ReplicaCheck:
     """Checks early, at the first, second, fourth and eighth step, and then now and then, in the lane.
 
     Whether it is time is decided by steps counted here, which all ranks count alike even if one believes that it is at
@@ -43,7 +43,7 @@ class Agreement:
         """Count from here: something has changed for all ranks, such as a state that was loaded."""
         self._steps = self._exchanges = self._checked_at = 0
 
-    def after_step(self, equal: Mapping[str, Tensor], doing: Doing, lane: Lane) -> None:
+    def after_step(self, equal: Mapping[str, Tensor], doing: Doing, lane: CommThread) -> None:
         """Compare what must be equal, if it is time. Without weights that must, nothing holds ranks at one step."""
         self._steps += 1
         if not equal or not self._is_on or not (self._steps in _EARLY or self._steps % self._every == 0):
@@ -59,7 +59,7 @@ class Agreement:
             ticket.wait()  # so that all ranks raise in this very step, and none meets the end of another first
 
     def after_exchange(
-        self, doing: Callable[[], Doing], step: int, lane: Lane, comm: Comm, device: torch.device, *, free: bool
+        self, doing: Callable[[], Doing], step: int, lane: CommThread, comm: Comm, device: torch.device, *, free: bool
     ) -> None:
         """Compare what ranks have done that exchange weights, in the lane of that, after an exchange, if it is time.
 

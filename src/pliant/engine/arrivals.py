@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Rest
+from pliant.algorithms.base import Deferred
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
 from pliant.comm.ddp_private import after_backward, in_backward
-from pliant.engine.exchange import Exchanger
-from pliant.engine.front import Arrival, finish
+from pliant.engine.exchange import GradientExchange
+from pliant.engine.front import ReadyBucket, finish
 from pliant.engine.joining import Joining
-from pliant.engine.lane import Lane, Ticket
+from pliant.engine.lane import CommThread, TaskHandle
 from pliant.engine.lossscale import LossScale
-from pliant.engine.resume import LaidOutAsSaved, Resumed
-from pliant.engine.tape import Tape
+from pliant.engine.resume import ResumePoint, SavedLayout
+from pliant.engine.tape import Tracer
 from pliant.engine.trial import Trial
-from pliant.engine.watch import BackwardWatch
+from pliant.engine.watch import UnusedParameterCheck
 
 __all__ = ["Arrivals"]
 
@@ -33,20 +33,20 @@ class Arrivals:
 
     """
 
-    def __init__(self, lane: Lane, tape: Tape, watch: BackwardWatch | None, trial: Trial) -> None:
+    def __init__(self, lane: CommThread, tape: Tracer, watch: UnusedParameterCheck | None, trial: Trial) -> None:
         self._lane, self._tape, self._watch, self._trial = lane, tape, watch, trial
         self.step = 0
         """Optimizer steps made."""
         self.turn = 0
         """Backward passes exchanged so far: what random numbers are drawn from."""
-        self.as_saved: LaidOutAsSaved | None = None
+        self.as_saved: SavedLayout | None = None
         """How passes are laid out as long as a new DDP's buckets are provisional; None: as they come."""
-        self._held: list[Arrival] = []
-        self._rests: list[tuple[str, Rest]] = []
-        self._handed_over: Ticket | None = None
+        self._held: list[ReadyBucket] = []
+        self._rests: list[tuple[str, Deferred]] = []
+        self._handed_over: TaskHandle | None = None
         self.unused: Callable[[], Mapping[str, Tensor]] | None = None
         """Returns what no rank has used in the pass that has just ended, where DDP looks for that."""
-        self._of_pass: list[Arrival] = []
+        self._of_pass: list[ReadyBucket] = []
         self.joining: Joining | None = None
         """Who knows whether ranks may be missing."""
         self.scale = LossScale()
@@ -58,7 +58,7 @@ class Arrivals:
         self._weight = 1.0
         """What to multiply a mean over all ranks by."""
 
-    def put_in_force(self, exchanger: Exchanger, *, as_ready: bool) -> None:
+    def put_in_force(self, exchanger: GradientExchange, *, as_ready: bool) -> None:
         """Let an exchanger do the work from now on; it begins with a bucket as soon as that is ready, or with the last.
 
         Called between two steps, with the lane drained.
@@ -70,11 +70,11 @@ class Arrivals:
         """Forget a pass that was broken off."""
         self._held, self._rests, self._of_pass, self._begun, self.broken_off = [], [], [], False, False
 
-    def resume(self, resumed: Resumed) -> None:
+    def resume(self, resumed: ResumePoint) -> None:
         """Go on where a saved run stood; the next passes are laid out in its buckets."""
         self.step, self.turn, self.as_saved = resumed.step, resumed.turn, resumed.layout
 
-    def receive(self, arrival: Arrival) -> None:
+    def receive(self, arrival: ReadyBucket) -> None:
         """Take a bucket whose gradients are complete. Runs in the autograd thread."""
         if not self._begun:
             self.broken_off = True
@@ -112,13 +112,13 @@ class Arrivals:
             exchanger = self._exchanger
             self._lane.submit(lambda: exchanger.rescale(factor))
 
-    def _submit(self, arrival: Arrival) -> None:
+    def _submit(self, arrival: ReadyBucket) -> None:
         with self._trial.noting():
             self._exchange(arrival)
             return
         arrival.finish()  # so that DDP comes to the end of its pass
 
-    def _exchange(self, arrival: Arrival) -> None:
+    def _exchange(self, arrival: ReadyBucket) -> None:
         if not self._exchanger.knows(arrival.index, arrival.names):
             self._lane.drain()  # what is on its way writes into the state that is about to move
         bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
@@ -137,7 +137,7 @@ class Arrivals:
 
         self._handed_over = self._lane.submit(task, done=arrival.finish, name=bucket.name, step=step)
 
-    def _submit_as_saved(self, arrivals: list[Arrival], as_saved: LaidOutAsSaved) -> None:
+    def _submit_as_saved(self, arrivals: list[ReadyBucket], as_saved: SavedLayout) -> None:
         exchanger, step, turn, rests = self._exchanger, self.step, self.turn, self._rests
 
         def task() -> None:
@@ -159,7 +159,7 @@ class Arrivals:
                 self._take_back(of_pass, self.unused())
         self._raise_refusal()
 
-    def _take_back(self, arrivals: Sequence[Arrival], unused: Mapping[str, Tensor]) -> None:
+    def _take_back(self, arrivals: Sequence[ReadyBucket], unused: Mapping[str, Tensor]) -> None:
         """Keep what was exchanged for parameters that no rank has used, since DDP does not hand it on.
 
         If such a parameter has a gradient of an earlier pass, that was exchanged again, and keeps it.

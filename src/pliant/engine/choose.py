@@ -14,12 +14,12 @@ from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.spec import SyncPlan, load
 
-__all__ = ["What", "plan_from", "require_plan"]
+__all__ = ["PlanLike", "plan_from", "require_plan"]
 
-What = str | Path | SyncPlan | AlgorithmLike
+PlanLike = str | Path | SyncPlan | AlgorithmLike
 
 
-def plan_from(what: What, optimizer: Optimizer) -> SyncPlan:
+def plan_from(what: PlanLike, optimizer: Optimizer) -> SyncPlan:
     """Return the plan that a name, a text of the grammar, a path, a plan or an algorithm value stands for."""
     if isinstance(what, SyncPlan):
         return what

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Clock"]
+__all__ = ["DeviceTimer"]
 
 
-class Clock:
+class DeviceTimer:
     """Takes marks on a device, and says later how far apart they are."""
 
     def __init__(self, device: torch.device) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pliant.comm.base import CommError
-from pliant.comm.elastic import NotSignedError, Party
+from pliant.comm.elastic import ElasticGroup, NotSignedError
 from pliant.comm.own import alone
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.records import Epoch
 from pliant.comm.secret import read_secret
-from pliant.engine.choose import What
+from pliant.engine.choose import PlanLike
 from pliant.engine.exchange import NonFinite
 from pliant.engine.gate import Held
 from pliant.engine.meeting import hand_over, make_alike
@@ -64,7 +64,7 @@ class ElasticRun(Run):
     A rank counts as lost when it says so, or gives no sign of life for 5 s.
     """
 
-    def __init__(self, held: Held, plan: SyncPlan, *, party: Party, nonfinite: NonFinite) -> None:
+    def __init__(self, held: Held, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
         self._party = party
         self._sound = False
         comm = RecordedComm(alone())  # a rank is alone until it has met the others
@@ -109,7 +109,7 @@ class ElasticRun(Run):
             )
         super().load_state_dict(state, scaler=scaler)
 
-    def switch(self, what: What, *, pay: bool = True) -> None:
+    def switch(self, what: PlanLike, *, pay: bool = True) -> None:
         """Refuse: ranks that come later would not know of the new plan.
 
         Raises:
@@ -234,7 +234,7 @@ def begin(
 ) -> ElasticRun:
     """Begin an elastic run, or join one."""
     _require_possible(held, plan)
-    party = Party(
+    party = ElasticGroup(
         group,
         min_ranks=elastic.min_ranks,
         regroup_s=elastic.regroup_s,

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import AddsShares, Dial, Moment, Rest
+from pliant.algorithms.base import AcceptsPrescaled, Deferred, RatioSetting, StepContext
 from pliant.codecs import all_finite, first_nonfinite, scale
 from pliant.engine.alike import meanwhile
 from pliant.engine.comms import Comms
-from pliant.engine.layout import LaidOut, Part, lay_out
+from pliant.engine.layout import BucketLayout, BucketPart, lay_out
 from pliant.engine.rows import average_rows, rows_finite
-from pliant.engine.store import Store
+from pliant.engine.store import AlgorithmState
 from pliant.spec import DecoupledMomentum
 
-__all__ = ["Exchanger", "NonFinite", "NonFiniteGradientError"]
+__all__ = ["GradientExchange", "NonFinite", "NonFiniteGradientError"]
 
 NonFinite = Literal["raise", "propagate"]
 
@@ -32,7 +32,7 @@ class NonFiniteGradientError(FloatingPointError):
     """Whether all ranks' gradients were finite, and what the plan has made of them is not."""
 
 
-class Exchanger:
+class GradientExchange:
     """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `inspect`.
 
     Args:
@@ -47,7 +47,7 @@ class Exchanger:
 
     def __init__(
         self,
-        store: Store,
+        store: AlgorithmState,
         comms: Comms,
         nonfinite: NonFinite,
         optimizer: Optimizer,
@@ -60,8 +60,8 @@ class Exchanger:
         """Parameter -> gradient that an earlier plan has left, until it is paid."""
         self._optimizer = optimizer
         self._device = next(iter(store.parameters.values())).device
-        self._laid_out: dict[int, LaidOut] = {}
-        self.dial: Dial | None = None
+        self._laid_out: dict[int, BucketLayout] = {}
+        self.dial: RatioSetting | None = None
         """Of the controller, where a node has a target."""
         self._bad_before: dict[str, int] = {}
         """Bucket -> what `inspect` has found in gradients that are exchanged later."""
@@ -74,7 +74,9 @@ class Exchanger:
         """Whether the one before was."""
         self._paid: dict[str, Tensor] = {}
 
-    def laid_out(self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor) -> LaidOut:
+    def laid_out(
+        self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor
+    ) -> BucketLayout:
         """Return how a bucket is split, laid out anew when DDP has changed what it holds."""
         if not self.knows(index, names):
             moved = set(names)
@@ -91,7 +93,7 @@ class Exchanger:
         """Which parameters lie in which bucket, in order; empty before the first exchange."""
         return {index: bucket.names for index, bucket in self._laid_out.items()}
 
-    def inspect(self, bucket: LaidOut, buffer: Tensor) -> int:
+    def inspect(self, bucket: BucketLayout, buffer: Tensor) -> int:
         """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or nobody asks.
 
         Where the bucket is exchanged in shares, the buffer is divided by the number of ranks on the way. Of a sparse
@@ -105,13 +107,15 @@ class Exchanger:
             finite = self._nonfinite == "propagate" or all_finite(buffer)
         return -1 if finite or self._nonfinite == "propagate" else first_nonfinite(buffer)
 
-    def run(self, bucket: LaidOut, buffer: Tensor, bad: int, *, step: int, turn: int) -> list[tuple[str, Rest]]:
+    def run(
+        self, bucket: BucketLayout, buffer: Tensor, bad: int, *, step: int, turn: int
+    ) -> list[tuple[str, Deferred]]:
         """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says.
 
         Returns what is left to do when all buckets have been handed over, under the bucket's name. A gradient that is
         not finite stops nothing, so that state stays whole and DDP can go on: `take_refusal` tells of it.
         """
-        rests: list[tuple[str, Rest]] = []
+        rests: list[tuple[str, Deferred]] = []
         if buffer.is_sparse:
             self._run_sparse(bucket, buffer, bad, step)
             return rests
@@ -133,7 +137,7 @@ class Exchanger:
             if self._comms.all.size > 1 or part.acts_alone:
                 seed = turn << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
                 lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
-                moment = Moment(step=step, seed=seed, lr=lr, dial=self.dial if part.node.ratio_target else None)
+                moment = StepContext(step=step, seed=seed, lr=lr, dial=self.dial if part.node.ratio_target else None)
                 rest = self._run_part(part, moment, in_shares=bucket.in_shares)
                 rests += [(bucket.name, rest)] if rest is not None else []
                 if self._nonfinite == "raise" and not self._sound(part):
@@ -192,17 +196,17 @@ class Exchanger:
         refused, self._refused = self._refused, None
         return refused
 
-    def refuse(self, bucket: LaidOut, bad: int) -> None:
+    def refuse(self, bucket: BucketLayout, bad: int) -> None:
         """Note a gradient that stays here and is not finite; bad as `inspect` says."""
         if bad >= 0 and self._nonfinite == "raise":
             self._refuse(f"rank {self._comms.all.rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
 
-    def _sound(self, part: Part) -> bool:
+    def _sound(self, part: BucketPart) -> bool:
         """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
-        exact = isinstance(part.algorithm, AddsShares) and part.node.payload_codec is None
+        exact = isinstance(part.algorithm, AcceptsPrescaled) and part.node.payload_codec is None
         return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
 
-    def _run_sparse(self, bucket: LaidOut, gradient: Tensor, bad: int, step: int) -> None:
+    def _run_sparse(self, bucket: BucketLayout, gradient: Tensor, bad: int, step: int) -> None:
         """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host."""
         node, comm = bucket.nodes[0], self._comms.all
         if node.averages_in_host and step >= node.timing.until_step:
@@ -214,14 +218,14 @@ class Exchanger:
         if self._nonfinite == "raise" and not (max(founds) < 0 and rows_finite(gradient)):
             self._blame(bucket, bad)
 
-    def _run_part(self, part: Part, moment: Moment, *, in_shares: bool) -> Rest | None:
+    def _run_part(self, part: BucketPart, moment: StepContext, *, in_shares: bool) -> Deferred | None:
         algorithm = part.algorithm
-        run = algorithm.on_shares if in_shares and isinstance(algorithm, AddsShares) else algorithm.on_ready
+        run = algorithm.on_shares if in_shares and isinstance(algorithm, AcceptsPrescaled) else algorithm.on_ready
         name, spans = part.bucket.name, part.bucket.spans
         with meanwhile(f"exchanging {name} ({spans[0].name} .. {spans[-1].name}) in step {moment.step}"):
             return run(part.bucket, part.state, part.comm, moment)
 
-    def _blame(self, bucket: LaidOut, bad: int) -> None:
+    def _blame(self, bucket: BucketLayout, bad: int) -> None:
         """Every rank has seen a poisoned result; tell all which rank began it, and with what."""
         device = self._device
         mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
@@ -243,7 +247,7 @@ class Exchanger:
             )
             self._refused.of_plan = of_plan
 
-    def _pay(self, part: Part, weight: float) -> None:
+    def _pay(self, part: BucketPart, weight: float) -> None:
         for span in part.bucket.spans:
             if (debt := self.owed.pop(span.name, None)) is not None:
                 part.bucket.view(span).add_(debt, alpha=weight)

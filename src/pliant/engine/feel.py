@@ -18,7 +18,7 @@ from pliant.curvature import (
     GaussNewton,
     Hutchinson,
     LossName,
-    Refresh,
+    RefreshInterval,
     Task,
     block_means,
     find_logits,
@@ -26,12 +26,12 @@ from pliant.curvature import (
     settled,
     spearman,
 )
-from pliant.engine.felt import Curvature, Felt, Look
+from pliant.engine.felt import Curvature, CurvatureRequest, CurvatureSample
 from pliant.engine.hooks import nothing, watch_forward
-from pliant.engine.lane import Lane
+from pliant.engine.lane import CommThread
 from pliant.engine.outputs import OutputWatch, output_in
 
-__all__ = ["Feeler"]
+__all__ = ["CurvatureMonitor"]
 
 _log = logging.getLogger("pliant")
 
@@ -47,7 +47,7 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-class Feeler:
+class CurvatureMonitor:
     """Looks at the curvature when it is time to, and writes it where algorithms read it.
 
     After a step, so that nothing of DDP is at work, and no hook of it is met: derivatives are taken of the inner
@@ -71,12 +71,14 @@ class Feeler:
     """
 
     def __init__(
-        self, ddp: nn.Module | None, module: nn.Module, felt: Felt, comm: Comm, record: Curvature, step: int
+        self, ddp: nn.Module | None, module: nn.Module, felt: CurvatureRequest, comm: Comm, record: Curvature, step: int
     ) -> None:
         self._module, self._felt, self._comm, self._record = module, felt, comm, record
         self._device = next(module.parameters()).device
         spec = felt.spec
-        self._refresh = Refresh(interval=spec.interval, max_interval=spec.max_interval, time_share=spec.time_share)
+        self._refresh = RefreshInterval(
+            interval=spec.interval, max_interval=spec.max_interval, time_share=spec.time_share
+        )
         self._mean = torch.zeros(sum(map(len, felt.numels.values())), device=self._device)  # (all blocks,)
         self._least_steps = math.ceil(self._mean.numel() / (spec.bytes_share * felt.sent_numel))
         """Between two looks, so that they stay within their share of the bytes."""
@@ -99,12 +101,12 @@ class Feeler:
         self._mean.copy_(saved["mean"])
         self._looks, interval, self._due = saved["counters"].tolist()
         spec = self._felt.spec
-        self._refresh = Refresh(interval=interval, max_interval=spec.max_interval, time_share=spec.time_share)
+        self._refresh = RefreshInterval(interval=interval, max_interval=spec.max_interval, time_share=spec.time_share)
         self._step, self._kept = self._due - 1, None  # so that inputs are kept until after_step knows better
         if self._looks:
             self._write(self._settled(self._averaged()))
 
-    def knows(self, felt: Felt) -> bool:
+    def knows(self, felt: CurvatureRequest) -> bool:
         """Say whether what was felt so far is of use for what another plan asks for."""
         return felt.spec == self._felt.spec and felt.numels == self._felt.numels
 
@@ -113,7 +115,7 @@ class Feeler:
         self._unwatch()
         self._outputs.close()
 
-    def after_step(self, step: int, lane: Lane) -> None:
+    def after_step(self, step: int, lane: CommThread) -> None:
         """Look, if it is time. Collective then."""
         self._step = step
         if self._due == _NEVER and not self._record.unfelt:  # the caller has told how to read the output since
@@ -145,7 +147,7 @@ class Feeler:
         kind = self._device.type
         self._kept = task, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def _look(self, step: int, lane: Lane, start_s: float) -> None:
+    def _look(self, step: int, lane: CommThread, start_s: float) -> None:
         lane.drain()  # differences of gradients move the weights for a moment, which a late exchange may be reading
         size, rank = self._comm.size, self._comm.rank
         found, code, why = None, 0, ""
@@ -219,7 +221,9 @@ class Feeler:
                 self._refresh = self._refresh.after(ranks, shift)
         steps = max(self._least_steps, self._refresh.steps(cost_s, step_s))
         self._due = step + steps
-        look = Look(step=step, means=self._means(), ranks=ranks, shift=shift, cost_s=cost_s, next_steps=steps)
+        look = CurvatureSample(
+            step=step, means=self._means(), ranks=ranks, shift=shift, cost_s=cost_s, next_steps=steps
+        )
         self._record.history.append(look)
 
     def _give_up(self, why: str, step: int, speaker: int) -> None:

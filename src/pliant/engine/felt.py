@@ -7,17 +7,17 @@ from typing import Any, get_args
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import CURVATURE, Algorithm, FeelsCurvature, FeelsUnder, unwrapped
+from pliant.algorithms.base import CURVATURE, Algorithm, FeelsUnder, UsesCurvature, unwrapped
 from pliant.algorithms.executors.timing import AfterExecutor
 from pliant.curvature import LossName, find_logits
-from pliant.engine.store import Store
+from pliant.engine.store import AlgorithmState
 from pliant.spec import CurvatureSpec
 
-__all__ = ["Curvature", "Felt", "Look", "felt_in"]
+__all__ = ["Curvature", "CurvatureRequest", "CurvatureSample", "felt_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class CurvatureSample:
     """Result of one look at the curvature, the same on all ranks."""
 
     step: int
@@ -38,7 +38,7 @@ class Curvature:
     """Curvature of the loss that a run has sampled."""
 
     def __init__(self) -> None:
-        self.history: list[Look] = []
+        self.history: list[CurvatureSample] = []
         """All looks, in order, under whichever plan."""
         self.seconds = 0.0
         """Time that they have taken on this rank, with their sums over ranks."""
@@ -79,7 +79,7 @@ class Curvature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Felt:
+class CurvatureRequest:
     """Curvature that a plan's algorithms ask for."""
 
     spec: CurvatureSpec
@@ -91,7 +91,7 @@ class Felt:
     """Elements of these parameters that exchanges send in a step, by the ratios of the plan."""
 
 
-def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
+def felt_in(store: AlgorithmState, steppers: Mapping[int, Optimizer]) -> CurvatureRequest | None:
     """Return what the algorithms of a store ask for, or None.
 
     Args:
@@ -140,12 +140,12 @@ def felt_in(store: Store, steppers: Mapping[int, Optimizer]) -> Felt | None:
         name: tuple(t for slot, t in store.tensors[name].items() if slot.rpartition("/")[2] == CURVATURE)
         for name in numels
     }
-    return Felt(spec=next(iter(specs)), numels=numels, slots=slots, sent_numel=sent_numel)
+    return CurvatureRequest(spec=next(iter(specs)), numels=numels, slots=slots, sent_numel=sent_numel)
 
 
-def _feeling(algorithm: Algorithm) -> list[FeelsCurvature]:
+def _feeling(algorithm: Algorithm) -> list[UsesCurvature]:
     """Return what feels in an algorithm: itself, or the members of a combinator."""
     own = unwrapped(algorithm)
     if isinstance(own, AfterExecutor):
         return _feeling(own.first) + _feeling(own.then)
-    return [own] if isinstance(own, FeelsCurvature) else []
+    return [own] if isinstance(own, UsesCurvature) else []

@@ -19,11 +19,11 @@ from pliant.comm.process_group import ProcessGroupComm
 from pliant.engine.gate import named_tensors
 from pliant.engine.joining import Joining
 
-__all__ = ["Arrival", "Front", "attach", "finish", "reporter"]
+__all__ = ["DDPHook", "ReadyBucket", "attach", "finish", "reporter"]
 
 
 @dataclass(kw_only=True)
-class Arrival:
+class ReadyBucket:
     """A bucket whose gradients are complete."""
 
     index: int
@@ -36,13 +36,13 @@ class Arrival:
     finish: Callable[[], None]
 
 
-def finish(arrivals: Sequence[Arrival]) -> None:
+def finish(arrivals: Sequence[ReadyBucket]) -> None:
     """Hand buckets back to DDP."""
     for arrival in arrivals:
         arrival.finish()
 
 
-class Front:
+class DDPHook:
     """Hook that DDP calls. It outlives a run, since DDP accepts one for life: between runs it does what DDP does."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -55,13 +55,13 @@ class Front:
         """Whether they stay so; a static graph's do not after its first pass."""
         self._complete = False
         """Whether a pass has come to its end since buckets were last looked at."""
-        self._receive: weakref.WeakMethod[Callable[[Arrival], None]] | None = None
+        self._receive: weakref.WeakMethod[Callable[[ReadyBucket], None]] | None = None
         self._joining: weakref.ref[Joining] | None = None
         self.report: Callable[[RuntimeError], CommError | None] | None = None
         """Who says which rank is lost, when what DDP itself sends before a forward pass fails."""
 
     @property
-    def receive(self) -> Callable[[Arrival], None] | None:
+    def receive(self) -> Callable[[ReadyBucket], None] | None:
         """The method that takes the buckets, or None between runs.
 
         It is held weakly: DDP holds this object where Python's garbage collector cannot see it.
@@ -69,7 +69,7 @@ class Front:
         return None if self._receive is None else self._receive()
 
     @receive.setter
-    def receive(self, method: Callable[[Arrival], None] | None) -> None:
+    def receive(self, method: Callable[[ReadyBucket], None] | None) -> None:
         self._receive = None if method is None else weakref.WeakMethod(method)
 
     @property
@@ -97,7 +97,7 @@ class Front:
         # A CUDA future records the stream that is current in `finish`, which is the lane's.
         future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         receive(
-            Arrival(
+            ReadyBucket(
                 index=index,
                 names=names,
                 shapes=tuple(real_shape(p) for p in parameters),
@@ -167,7 +167,7 @@ class Front:
         return report if report is not None and report.lost else None
 
 
-_fronts: "weakref.WeakKeyDictionary[nn.Module, Front]" = weakref.WeakKeyDictionary()
+_fronts: "weakref.WeakKeyDictionary[nn.Module, DDPHook]" = weakref.WeakKeyDictionary()
 
 
 def reporter(comm: ProcessGroupComm) -> Callable[[RuntimeError], CommError | None]:
@@ -181,11 +181,11 @@ def reporter(comm: ProcessGroupComm) -> Callable[[RuntimeError], CommError | Non
     return report
 
 
-def _hook(state: Front, bucket: GradBucket) -> Future[torch.Tensor]:
+def _hook(state: DDPHook, bucket: GradBucket) -> Future[torch.Tensor]:
     return state.hook(bucket)
 
 
-def attach(ddp: DistributedDataParallel) -> Front:
+def attach(ddp: DistributedDataParallel) -> DDPHook:
     """Return the model's front, registering it with DDP the first time.
 
     Raises:
@@ -194,7 +194,7 @@ def attach(ddp: DistributedDataParallel) -> Front:
     """
     front = _fronts.get(ddp)
     if front is None:
-        front = Front(ddp)
+        front = DDPHook(ddp)
         try:
             ddp.register_comm_hook(front, _hook)
         except RuntimeError as error:

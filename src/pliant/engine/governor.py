@@ -9,22 +9,22 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Dial
-from pliant.algorithms.control import BudgetControl, EffortControl, Seen
-from pliant.algorithms.linkfit import LinkFit
+from pliant.algorithms.base import RatioSetting
+from pliant.algorithms.control import ControlSample, RatioPolicy, SelectionIntervalPolicy
+from pliant.algorithms.linkfit import AlphaBetaFit
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.comms import Comms
-from pliant.engine.lane import Lane
-from pliant.engine.tape import Tape
+from pliant.engine.lane import CommThread
+from pliant.engine.tape import Tracer
 from pliant.spec import Exchange, Target
 
-__all__ = ["Governor", "governor_for"]
+__all__ = ["RatioController", "governor_for"]
 
 _WINDOW = 4
 """Exchanges between two decisions: medians of four forgive a step that had to wait for a core."""
 
 
-class Governor:
+class RatioController:
     """Measures each step's exchange, and after every fourth lets all ranks set the same ratio.
 
     The training thread says after each step what was exposed of it; everything else happens in the lane, in its order,
@@ -47,13 +47,13 @@ class Governor:
     """
 
     def __init__(
-        self, target: Target, ratio: float, tape: Tape, levels: Sequence[RecordedComm | None], *, begins: bool
+        self, target: Target, ratio: float, tape: Tracer, levels: Sequence[RecordedComm | None], *, begins: bool
     ) -> None:
         self.target = target
-        self.dial = Dial()
-        self.control = BudgetControl(target, ratio)
-        self.effort = EffortControl(target.effort)
-        self.inside = LinkFit()
+        self.dial = RatioSetting()
+        self.control = RatioPolicy(target, ratio)
+        self.effort = SelectionIntervalPolicy(target.effort)
+        self.inside = AlphaBetaFit()
         """Of the links inside hosts."""
         self._plan_ratio = ratio
         self._tape, self._levels = tape, levels
@@ -65,7 +65,7 @@ class Governor:
         """Of each exchange since the last decision: its counters, seconds exposed, seconds of the step."""
         self._width = 3 * len(levels) + 4
 
-    def after_step(self, lane: Lane) -> None:
+    def after_step(self, lane: CommThread) -> None:
         """Note what was exposed of the step that has just ended. Runs in the training thread."""
         now_s, exposed_s = time.perf_counter(), self._tape.exposed_s
         step_s, self._step_from_s = now_s - self._step_from_s, now_s
@@ -106,7 +106,7 @@ class Governor:
             numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.calls.total(), comm.wait_s]
         return [*numbers, self._tape.comm.wait_s, busy_s]
 
-    def _note(self, lane: Lane, exposed_s: float, step_s: float) -> None:
+    def _note(self, lane: CommThread, exposed_s: float, step_s: float) -> None:
         now = self._counters(lane.busy_s)
         before, self._before = self._before, now
         if before is None:
@@ -135,7 +135,7 @@ class Governor:
         if len(self._levels) > 1 and levels[2] < 0 and levels[1] > 0:
             self.inside.add(levels[1], levels[0], -levels[2])
         num_bytes, messages, less_wire_s = levels[-3:]
-        seen = Seen(
+        seen = ControlSample(
             steps=_WINDOW,
             ratio=used or self._plan_ratio,
             messages=messages,
@@ -151,8 +151,8 @@ class Governor:
 
 
 def governor_for(
-    nodes: Mapping[str, Exchange], comms: Comms, tape: Tape, old: Governor | None, *, begins: bool
-) -> Governor | None:
+    nodes: Mapping[str, Exchange], comms: Comms, tape: Tracer, old: RatioController | None, *, begins: bool
+) -> RatioController | None:
     """Return who holds the target of these nodes: the one before, if it held the same; None without a target.
 
     Raises:
@@ -173,4 +173,4 @@ def governor_for(
     if held.needs_hosts:
         both = comms.by_hosts
         levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
-    return Governor(target, held.ratio, tape, levels, begins=begins)
+    return RatioController(target, held.ratio, tape, levels, begins=begins)

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
-from pliant.engine.lane import Lane
+from pliant.engine.lane import CommThread
 from pliant.engine.start import broadcast_optimizer
 
 __all__ = ["CountsSteps", "Joining"]
@@ -37,7 +37,12 @@ class Joining:
     """
 
     def __init__(
-        self, comm: Comm, lane: Lane, optimizers: Sequence[Optimizer], counter: CountsSteps, refusal: Callable[[], str]
+        self,
+        comm: Comm,
+        lane: CommThread,
+        optimizers: Sequence[Optimizer],
+        counter: CountsSteps,
+        refusal: Callable[[], str],
     ) -> None:
         self._comm, self._lane, self._optimizers, self._counter = comm, lane, optimizers, counter
         self._refusal = refusal

@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.agreement import Agreement
+from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.alike import raise_together
 from pliant.engine.checkpoint import write_checkpoint
-from pliant.engine.front import Front
+from pliant.engine.front import DDPHook
 from pliant.engine.gate import Held, plain_name
-from pliant.engine.lane import Lane
-from pliant.engine.making import InForce
+from pliant.engine.lane import CommThread
+from pliant.engine.making import PlanExecutor
 from pliant.engine.resume import Saver
 from pliant.engine.skipping import CountsSkips
 from pliant.engine.trial import Trial
@@ -27,12 +27,12 @@ class KeepsState(CountsSkips):
 
     plan: SyncPlan
     trial: Trial
-    _agreement: Agreement
+    _agreement: ReplicaCheck
     _comm: RecordedComm
-    _front: Front | None
+    _front: DDPHook | None
     _held: Held
-    _lane: Lane
-    _made: InForce
+    _lane: CommThread
+    _made: PlanExecutor
     _module: nn.Module
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from pliant.engine.tape import Tape
+from pliant.engine.tape import Tracer
 
-__all__ = ["Lane", "Ticket"]
+__all__ = ["CommThread", "TaskHandle"]
 
 Task = Callable[[], None]
 
 
-class Ticket:
+class TaskHandle:
     """A task in a lane."""
 
-    def __init__(self, lane: "Lane") -> None:
+    def __init__(self, lane: "CommThread") -> None:
         self._lane = lane
         self._done = threading.Event()
         self._recorded: Any = None
@@ -43,7 +43,7 @@ class Ticket:
         self._done.set()
 
 
-class Lane:
+class CommThread:
     """Runs tasks in the order of submission, beside the caller.
 
     On CPU a thread of its own does it: waiting for Gloo releases the GIL, so the backward pass goes on. On CUDA
@@ -59,11 +59,11 @@ class Lane:
 
     """
 
-    def __init__(self, device: torch.device, name: str, tape: Tape) -> None:
+    def __init__(self, device: torch.device, name: str, tape: Tracer) -> None:
         self._tape = tape
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._tasks: queue.SimpleQueue[tuple[Task, Task, Ticket, str, int] | None] = queue.SimpleQueue()
-        self._last: Ticket | None = None
+        self._tasks: queue.SimpleQueue[tuple[Task, Task, TaskHandle, str, int] | None] = queue.SimpleQueue()
+        self._last: TaskHandle | None = None
         self._error: BaseException | None = None
         self.busy_s = 0.0
         """Time spent in tasks."""
@@ -74,7 +74,7 @@ class Lane:
             self._thread.start()
             tape.ending.add(self)
 
-    def submit(self, task: Task, done: Task = lambda: None, *, name: str = "", step: int = 0) -> Ticket:
+    def submit(self, task: Task, done: Task = lambda: None, *, name: str = "", step: int = 0) -> TaskHandle:
         """Queue a task; `done` follows it in any case, also when the task failed or was dropped.
 
         Args:
@@ -94,7 +94,7 @@ class Lane:
                 else "this process was forked from one that trains, and cannot take part in its exchanges; let the "
                 "process that called relax() train, or start processes that train with 'spawn'."
             )
-        ticket = self._last = Ticket(self)
+        ticket = self._last = TaskHandle(self)
         if self._stream is not None:
             with self._on_stream(self._stream):
                 self._run(task, done, name, step)
@@ -103,7 +103,7 @@ class Lane:
             self._tasks.put((task, done, ticket, name, step))
         return ticket
 
-    def submit_all(self, tasks: list[tuple[str, Task]], *, step: int) -> Ticket:
+    def submit_all(self, tasks: list[tuple[str, Task]], *, step: int) -> TaskHandle:
         """Queue all tasks, each under its bucket's name, that are in the list when those before have ended."""
 
         def run() -> None:
@@ -151,7 +151,7 @@ class Lane:
             self._take(*item)
             del item  # a thread that waits must not hold what it has done, or the run is never let go of
 
-    def _take(self, task: Task, done: Task, ticket: Ticket, name: str, step: int) -> None:
+    def _take(self, task: Task, done: Task, ticket: TaskHandle, name: str, step: int) -> None:
         self._run(task, done, name, step)
         ticket.punch(None)
 

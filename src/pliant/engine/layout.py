@@ -7,19 +7,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import AddsShares, Algorithm, State
+from pliant.algorithms.base import AcceptsPrescaled, Algorithm, State
 from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.comms import Comms
-from pliant.engine.store import Store
+from pliant.engine.store import AlgorithmState
 from pliant.engine.undo import Undo
 from pliant.spec import Custom, Exchange, Timing
 
-__all__ = ["LaidOut", "Part", "lay_out"]
+__all__ = ["BucketLayout", "BucketPart", "lay_out"]
 
 
 @dataclass(kw_only=True)
-class Part:
+class BucketPart:
     """Parameters of one DDP bucket that are synchronized alike."""
 
     node: Exchange
@@ -69,7 +69,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaidOut:
+class BucketLayout:
     """A DDP bucket, split by node."""
 
     name: str
@@ -77,7 +77,7 @@ class LaidOut:
     """All parameters of the bucket, where they lie in DDP's buffer."""
     nodes: tuple[Exchange, ...]
     """Of its parameters, in the order of the first of each."""
-    parts: tuple[Part, ...]
+    parts: tuple[BucketPart, ...]
     """One for each node; none where the gradient is sparse."""
     in_shares: bool
     """Whether all parts can begin with gradients that were divided by the number of ranks."""
@@ -101,9 +101,9 @@ def lay_out(
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     like: Tensor,
-    store: Store,
+    store: AlgorithmState,
     comms: Comms,
-) -> LaidOut:
+) -> BucketLayout:
     """Split a DDP bucket into parts by node, in the order of their first parameter, and prepare each.
 
     `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. A sparse one is
@@ -112,13 +112,13 @@ def lay_out(
     whole = spans_of(names, shapes)
     nodes = tuple(dict.fromkeys(store.nodes[name] for name in names))
     if like.is_sparse:
-        return LaidOut(name=f"bucket {index}", spans=whole, nodes=nodes, parts=(), in_shares=False)
+        return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=(), in_shares=False)
     if (numel := sum(span.numel for span in whole)) != like.numel():
         raise RuntimeError(
             f"bucket {index} has {like.numel()} elements, but its parameters {names[0]!r} .. {names[-1]!r} have "
             f"{numel}, so that part of it would not be exchanged; please report this to Pliant with these names."
         )
-    parts: list[Part] = []
+    parts: list[BucketPart] = []
     for k, node in enumerate(nodes):
         spans = [span for span in whole if store.nodes[span.name] == node]
         runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
@@ -137,7 +137,7 @@ def lay_out(
         if not node.leaves_gradients(0) or node.timing.until_step:  # otherwise gradients stay where they are
             state = replace(state, workspace=algorithm.prepare(bucket, comm))
         parts.append(
-            Part(
+            BucketPart(
                 node=node,
                 bucket=bucket,
                 algorithm=algorithm,
@@ -148,8 +148,8 @@ def lay_out(
                 staging=staging,
             )
         )
-    in_shares = all(isinstance(p.algorithm, AddsShares) and not p.node.weights_may_diverge for p in parts)
-    return LaidOut(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), in_shares=in_shares)
+    in_shares = all(isinstance(p.algorithm, AcceptsPrescaled) and not p.node.weights_may_diverge for p in parts)
+    return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), in_shares=in_shares)
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,7 @@ import math
 import torch
 
 from pliant.comm.torch_private import scaler_at_work
-from pliant.engine.store import Store
+from pliant.engine.store import AlgorithmState
 from pliant.spec import DecoupledMomentum, Exchange
 
 __all__ = ["LossScale"]
@@ -33,7 +33,7 @@ class LossScale:
         self._loaded = False
         """Whether something is kept in that scale, of a run that was saved, and its scaler has not been found yet."""
 
-    def notice(self, store: Store, passes: int) -> None:
+    def notice(self, store: AlgorithmState, passes: int) -> None:
         """Look who calls the optimizer; to be called in its step.
 
         Args:

@@ -11,41 +11,41 @@ from pliant.collectives import place
 from pliant.comm.base import another
 from pliant.comm.hierarchical import by_hosts
 from pliant.engine.comms import Comms
-from pliant.engine.exchange import Exchanger, NonFinite
-from pliant.engine.feel import Feeler
+from pliant.engine.exchange import GradientExchange, NonFinite
+from pliant.engine.feel import CurvatureMonitor
 from pliant.engine.felt import Curvature, felt_in
 from pliant.engine.gate import Held, plain_name
-from pliant.engine.governor import Governor, governor_for
-from pliant.engine.lane import Lane
+from pliant.engine.governor import RatioController, governor_for
+from pliant.engine.lane import CommThread
 from pliant.engine.means import average_states, average_weights
 from pliant.engine.nodes import nodes_for
-from pliant.engine.owned import Owned
+from pliant.engine.owned import OwnerStep
 from pliant.engine.owners import Owners, Servers
-from pliant.engine.served import Served
-from pliant.engine.store import Store
-from pliant.engine.tape import Tape
+from pliant.engine.served import ServerThreads
+from pliant.engine.store import AlgorithmState
+from pliant.engine.tape import Tracer
 from pliant.engine.torchrun import hosts_from_torchrun
-from pliant.engine.weights import Weights
+from pliant.engine.weights import WeightExchange
 from pliant.spec import Delayed, Exchange, ParameterServer, ShardedOptimizer, SyncPlan
 
-__all__ = ["InForce", "Maker", "owner_classes"]
+__all__ = ["ExecutorBuilder", "PlanExecutor", "owner_classes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InForce:
+class PlanExecutor:
     """Parts that carry out a plan."""
 
-    exchanger: Exchanger
+    exchanger: GradientExchange
     """Of gradients, and of momenta."""
-    weights: Weights | None
+    weights: WeightExchange | None
     """None if gradients are all that is exchanged."""
     owned: Owners | None
     """None if every rank steps every parameter."""
     served: Servers | None
     """None if ranks step together."""
-    feeler: Feeler | None = None
+    feeler: CurvatureMonitor | None = None
     """None if no algorithm asks for the curvature."""
-    governor: Governor | None = None
+    governor: RatioController | None = None
     """None if ratios stay as they are."""
 
     @property
@@ -72,7 +72,7 @@ class InForce:
         """Ratio that a sparsifier was set to; 0 as long as none was."""
         return 0.0 if self.governor is None else self.governor.dial.ratio
 
-    def after_step(self, step: int, lane: Lane) -> None:
+    def after_step(self, step: int, lane: CommThread) -> None:
         """Let who holds a target or looks at the curvature know that a step has ended. Collective."""
         if self.governor is not None:
             self.governor.after_step(lane)
@@ -104,7 +104,7 @@ class InForce:
             self.owned.give_all()
 
 
-class Maker:
+class ExecutorBuilder:
     """Makes what carries out a plan, on all ranks at once.
 
     Args:
@@ -118,7 +118,7 @@ class Maker:
     def __init__(
         self,
         held: Held,
-        tape: Tape,
+        tape: Tracer,
         *,
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
@@ -135,13 +135,13 @@ class Maker:
         self._nonfinite: NonFinite = nonfinite
         self._tape = tape
 
-    def make(self, plan: SyncPlan, old: InForce | None, step: int) -> InForce:
+    def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int) -> PlanExecutor:
         """Put a plan in the place of an old one that is drained, or of none. Collective."""
         self._steppers = self._held.steppers
         nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
         if any(node.needs_hosts for node in nodes.values()):
             self._know_hosts()
-        store = Store(self._parameters, nodes, self._comms)
+        store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         self._place(store)
         felt = felt_in(store, self._steppers)
@@ -152,11 +152,11 @@ class Maker:
             if id(parameter) in self._steppers:
                 algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
                 start_innermost(algorithm, optimizer, parameter, store.tensors[name])
-        exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, owed)
+        exchanger = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
         owned, served = self._make_owners(store)
         ddp, comm = self._held.ddp, self._comms.all
-        feeler = None if felt is None else Feeler(ddp, self._module, felt, comm, self.curvature, step)
+        feeler = None if felt is None else CurvatureMonitor(ddp, self._module, felt, comm, self.curvature, step)
         if old is not None and old.feeler is not None:
             old.feeler.close()
             if felt is not None and feeler is not None and old.feeler.knows(felt):
@@ -164,11 +164,11 @@ class Maker:
         before = None if old is None else old.governor
         governor = governor_for(nodes, self._comms, self._tape, before, begins=old is None)
         exchanger.dial = None if governor is None else governor.dial
-        return InForce(
+        return PlanExecutor(
             exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler, governor=governor
         )
 
-    def _check_optimizers(self, store: Store) -> None:
+    def _check_optimizers(self, store: AlgorithmState) -> None:
         """Raise ValueError for an optimizer that does not fit the algorithm of a parameter that it steps."""
         stepped = [(store.nodes[n], self._steppers.get(id(p))) for n, p in self._parameters.items()]
         for node, optimizer in dict.fromkeys(stepped):
@@ -183,21 +183,21 @@ class Maker:
                     f"under this plan ({node}) each rank steps those that it owns; choose a plan without owners."
                 )
 
-    def _make_owners(self, store: Store) -> tuple[Owners | None, Servers | None]:
+    def _make_owners(self, store: AlgorithmState) -> tuple[Owners | None, Servers | None]:
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
-        owned = {each: Owned(store, self._comms.all, each) for each in self._held.optimizers if each in theirs}
+        owned = {each: OwnerStep(store, self._comms.all, each) for each in self._held.optimizers if each in theirs}
         if not owned:
             return None, None
         # A plan has one bound for all.
         bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
         if bound is None:
             return Owners(owned), None
-        served = {each: Served(own, self._comms.all, each, bound) for each, own in owned.items()}
+        served = {each: ServerThreads(own, self._comms.all, each, bound) for each, own in owned.items()}
         for each in served.values():
             self._tape.ending.add(each)
         return Owners(owned), Servers(served)
 
-    def _place(self, store: Store) -> None:
+    def _place(self, store: AlgorithmState) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""
         size = self._comms.all.size
         for node in set(store.nodes.values()):
@@ -213,7 +213,7 @@ class Maker:
             for name, rank in zip(names, owners, strict=True):
                 store.tensors[name]["owner"].fill_(rank)
 
-    def remake(self, old: InForce, step: int) -> InForce:
+    def remake(self, old: PlanExecutor, step: int) -> PlanExecutor:
         """Put the same plan in force among the ranks that go on, where weights are all that is exchanged. Collective.
 
         The old one is abandoned. What belongs to this rank is kept; the caller makes the ranks alike, and follows.
@@ -223,17 +223,17 @@ class Maker:
                 "this plan has an algorithm that asks for the curvature, which is a mean over all ranks, but an "
                 "elastic run goes on with any of them; leave elastic= out, or choose another algorithm."
             )
-        store = Store(self._parameters, old.exchanger.store.nodes, self._comms)
+        store = AlgorithmState(self._parameters, old.exchanger.store.nodes, self._comms)
         store.keep(old.exchanger.store)
-        weights = Weights(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
+        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
         if old.weights is not None:
             counters = weights.counters
             counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
             weights.counters = counters
-        exchanger = Exchanger(store, self._comms, self._nonfinite, self._optimizer, {})
-        return InForce(exchanger=exchanger, weights=weights, owned=None, served=None)
+        exchanger = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
+        return PlanExecutor(exchanger=exchanger, weights=weights, owned=None, served=None)
 
-    def _make_weights(self, store: Store, old: InForce | None, step: int) -> Weights | None:
+    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> WeightExchange | None:
         before = {} if old is None else old.exchanger.store.nodes
         if old is not None and old.weights is not None:
             old.weights.finish(step)
@@ -244,7 +244,7 @@ class Maker:
             old.weights.close()
         if not any(node.exchanges_weights for node in store.nodes.values()):
             return None
-        weights = Weights(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
+        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
         weights.follow(lambda name: before.get(name) != store.nodes[name])
         return weights
 

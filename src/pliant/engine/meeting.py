@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.comm.base import Comm
-from pliant.comm.elastic import Party
+from pliant.comm.elastic import ElasticGroup
 from pliant.engine.start import broadcast_data, broadcast_tensors
 
 __all__ = ["digest_of", "hand_over", "make_alike"]
 
 
-def make_alike(module: nn.Module, optimizer: Optimizer, comm: Comm, party: Party, device: torch.device) -> None:
+def make_alike(module: nn.Module, optimizer: Optimizer, comm: Comm, party: ElasticGroup, device: torch.device) -> None:
     """Give all members the mean of what those hold that have a state, and those that come the first one's rest.
 
     Weights and floating-point buffers become the mean; frozen and other tensors, and of newcomers the optimizer's
@@ -48,7 +48,7 @@ def make_alike(module: nn.Module, optimizer: Optimizer, comm: Comm, party: Party
         optimizer.load_state_dict(state)
 
 
-def hand_over(tensors: Sequence[Tensor], comm: Comm, party: Party) -> None:
+def hand_over(tensors: Sequence[Tensor], comm: Comm, party: ElasticGroup) -> None:
     """Give all members the first one's values, in place, once those that come have found them signed for."""
     if all(member.sound for member in party.epoch.members):
         broadcast_tensors(tensors, comm)
@@ -73,7 +73,7 @@ def digest_of(tensors: Sequence[Tensor], data: Any = None) -> str:
     return digest.hexdigest()
 
 
-def _require_signed(part: str, tensors: Sequence[Tensor], data: Any, comm: Comm, party: Party) -> None:
+def _require_signed(part: str, tensors: Sequence[Tensor], data: Any, comm: Comm, party: ElasticGroup) -> None:
     digest = digest_of(tensors, data) if comm.rank == 0 or not party.epoch.members[comm.rank].sound else ""
     if comm.rank == 0:
         party.vouch(part, digest)

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 from pliant.buckets import as_real
 from pliant.comm.base import Comm, CommError
 from pliant.engine.start import broadcast_data
-from pliant.engine.store import Store
+from pliant.engine.store import AlgorithmState
 
-__all__ = ["Owned", "pack", "unpack"]
+__all__ = ["OwnerStep", "pack", "unpack"]
 
 
-class Owned:
+class OwnerStep:
     """Parameters of which each has one owner, and the optimizer's state, which only owners hold.
 
     From here on the optimizer's state of others' parameters is dropped; `give_all` brings it back.
@@ -27,7 +27,7 @@ class Owned:
 
     """
 
-    def __init__(self, store: Store, comm: Comm, optimizer: Optimizer) -> None:
+    def __init__(self, store: AlgorithmState, comm: Comm, optimizer: Optimizer) -> None:
         self._comm, self._optimizer = comm, optimizer
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         ours = [n for n, node in store.nodes.items() if node.has_owners and id(store.parameters[n]) in held]

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch.optim import Optimizer
 
-from pliant.engine.owned import Owned
-from pliant.engine.served import Served
+from pliant.engine.owned import OwnerStep
+from pliant.engine.served import ServerThreads
 
 __all__ = ["Owners", "Servers"]
 
@@ -13,7 +13,7 @@ __all__ = ["Owners", "Servers"]
 class Owners:
     """Owners around the step of each optimizer."""
 
-    def __init__(self, owned: Mapping[Optimizer, Owned]) -> None:
+    def __init__(self, owned: Mapping[Optimizer, OwnerStep]) -> None:
         self._owned = owned
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -49,7 +49,7 @@ class Owners:
 class Servers:
     """Owners at a free pace, for each optimizer."""
 
-    def __init__(self, served: Mapping[Optimizer, Served]) -> None:
+    def __init__(self, served: Mapping[Optimizer, ServerThreads]) -> None:
         self._served = served
 
     def step(self, optimizer: Optimizer, step: int) -> None:
@@ -77,5 +77,5 @@ class Servers:
         for served in self._each():
             served.abandon()
 
-    def _each(self) -> Sequence[Served]:
+    def _each(self) -> Sequence[ServerThreads]:
         return list(self._served.values())

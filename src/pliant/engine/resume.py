@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Rest
+from pliant.algorithms.base import Deferred
 from pliant.buckets import real_shape
 from pliant.comm.base import Comm
 from pliant.engine.alike import gathered, raise_together
 from pliant.engine.doing import Doing, difference, goes_free
-from pliant.engine.exchange import Exchanger
-from pliant.engine.front import Arrival
+from pliant.engine.exchange import GradientExchange
+from pliant.engine.front import ReadyBucket
 from pliant.engine.gate import plain_name
 from pliant.engine.generators import generators, load_generators
 from pliant.engine.likeness import require_like
-from pliant.engine.making import InForce
+from pliant.engine.making import PlanExecutor
 from pliant.engine.optstate import (
     check_optimizer_state,
     load_optimizer_state,
@@ -30,11 +30,11 @@ from pliant.engine.optstate import (
 from pliant.engine.savedlayout import check_layout, layout_tensor, read_layout
 from pliant.spec import SyncPlan
 
-__all__ = ["LaidOutAsSaved", "Resumed", "Saver"]
+__all__ = ["ResumePoint", "SavedLayout", "Saver"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaidOutAsSaved:
+class SavedLayout:
     """The first backward passes after a resume, in the buckets of the run that was saved.
 
     A new DDP begins with a provisional bucketing and settles after one pass, or two if its graph is static. Codecs cut
@@ -44,9 +44,11 @@ class LaidOutAsSaved:
 
     buckets: Mapping[int, tuple[str, ...]]
 
-    def run(self, arrivals: Sequence[Arrival], exchanger: Exchanger, *, step: int, turn: int) -> list[tuple[str, Rest]]:
+    def run(
+        self, arrivals: Sequence[ReadyBucket], exchanger: GradientExchange, *, step: int, turn: int
+    ) -> list[tuple[str, Deferred]]:
         """Exchange what arrived, bucket by saved bucket; return what is left to do when it is handed over."""
-        rests: list[tuple[str, Rest]] = []
+        rests: list[tuple[str, Deferred]] = []
         pieces: dict[str, Tensor] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for arrival in arrivals:
@@ -70,12 +72,12 @@ class LaidOutAsSaved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed:
+class ResumePoint:
     """Point from which to go on."""
 
     step: int
     turn: int
-    layout: LaidOutAsSaved | None
+    layout: SavedLayout | None
     unit: float
     """The loss scale of what is kept of gradients; 0 if a GradScaler was not seen."""
 
@@ -94,7 +96,7 @@ class Saver:
 
     """
 
-    made: InForce
+    made: PlanExecutor
     plan: SyncPlan
     comm: Comm
     module: nn.Module
@@ -127,7 +129,7 @@ class Saver:
             own |= {"governor": made.governor.state}
         return {f"rank{self.comm.rank}": own}
 
-    def read(self, state: Mapping[str, Any]) -> Resumed:
+    def read(self, state: Mapping[str, Any]) -> ResumePoint:
         """Put saved tensors where they belong. Collective.
 
         Raises:
@@ -223,7 +225,7 @@ class Saver:
     # - Afterwards
 
     @torch.no_grad()
-    def _put(self, own: Mapping[str, Any]) -> Resumed:
+    def _put(self, own: Mapping[str, Any]) -> ResumePoint:
         made = self.made
         tensors = made.exchanger.store.tensors
         for name, slots in own["slots"].items():
@@ -248,8 +250,8 @@ class Saver:
         load_generators(own["random"], self._device)
         step, turn = own["counters"].tolist()[:2]
         buckets = read_layout(own["layout"], list(tensors))
-        layout = None if buckets is None else LaidOutAsSaved(buckets=buckets)
-        return Resumed(step=step, turn=turn, layout=layout, unit=float(own["scale"]))
+        layout = None if buckets is None else SavedLayout(buckets=buckets)
+        return ResumePoint(step=step, turn=turn, layout=layout, unit=float(own["scale"]))
 
     @property
     def _live(self) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.agreement import Agreement
+from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.arrivals import Arrivals
 from pliant.engine.attached import AttachedRecording, AttachedTuner
 from pliant.engine.doing import LEAVING, Doing, layout_hash
@@ -20,16 +20,16 @@ from pliant.engine.front import attach
 from pliant.engine.gate import Held, release
 from pliant.engine.joining import Joining
 from pliant.engine.keeping import KeepsState
-from pliant.engine.lane import Lane
-from pliant.engine.making import Maker
+from pliant.engine.lane import CommThread
+from pliant.engine.making import ExecutorBuilder
 from pliant.engine.means import join, mean_model
 from pliant.engine.start import steps_taken
-from pliant.engine.stats import Stats
+from pliant.engine.stats import RunStats
 from pliant.engine.stepping import Stepping, refuse_turns
 from pliant.engine.switching import SwitchesPlans
-from pliant.engine.tape import Tape
+from pliant.engine.tape import Tracer
 from pliant.engine.trial import Trial
-from pliant.engine.watch import BackwardWatch
+from pliant.engine.watch import UnusedParameterCheck
 from pliant.spec import SyncPlan
 
 __all__ = ["Run"]
@@ -51,18 +51,18 @@ class Run(KeepsState, SwitchesPlans):
         self._held, self.model, self.optimizer = held, held.called, held.optimizer
         self._ddp, self._module = held.ddp, held.module
         self._front = attach(held.ddp) if held.ddp is not None else None
-        self._comm, self._agreement = comm, Agreement(agreement_every, comm)
+        self._comm, self._agreement = comm, ReplicaCheck(agreement_every, comm)
         self._parameters = held.parameters
         self._device = next(iter(self._parameters.values())).device
-        self.tape = Tape(self._device, comm)
+        self.tape = Tracer(self._device, comm)
         self.tape.ending.watch(self)
         self.recording: AttachedRecording | None = None  # writes down what happens
         self.trial = Trial()  # of a plan that "auto" tries
-        self._maker = Maker(held, self.tape, hosts=hosts, nonfinite=nonfinite)
+        self._maker = ExecutorBuilder(held, self.tape, hosts=hosts, nonfinite=nonfinite)
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
         made = self._maker.make(plan, None, steps_taken(held.optimizer))
-        self._lane = Lane(self._device, "pliant-lane", self.tape)
-        self._watch = BackwardWatch.of(held, self._begin_pass)
+        self._lane = CommThread(self._device, "pliant-lane", self.tape)
+        self._watch = UnusedParameterCheck.of(held, self._begin_pass)
         self._arrivals = Arrivals(self._lane, self.tape, self._watch, self.trial)
         self._arrivals.step = steps_taken(held.optimizer)
         self._put_in_force(plan, made)
@@ -164,10 +164,10 @@ class Run(KeepsState, SwitchesPlans):
         """Curvature of the loss that algorithms have asked for, layer by layer."""
         return self._maker.curvature
 
-    def stats(self) -> Stats:
+    def stats(self) -> RunStats:
         """Return what the run has cost on this rank. No communication."""
         busy_s = self._lane.busy_s + (self._weights.busy_s if self._weights is not None else 0.0)
-        return Stats(
+        return RunStats(
             steps=self._arrivals.step,
             exchanges=self._arrivals.turn,
             sent_bytes=self._comm.sent_bytes,

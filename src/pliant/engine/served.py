@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
-from pliant.collectives import Clocks
+from pliant.collectives import StalenessClock
 from pliant.comm.base import Comm, CommError, Work, another
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.messages import Message, wait_for, waiting
-from pliant.engine.owned import Owned, pack, unpack
-from pliant.engine.shard import Shard
+from pliant.engine.owned import OwnerStep, pack, unpack
+from pliant.engine.shard import ServerShard
 
-__all__ = ["Served"]
+__all__ = ["ServerThreads"]
 
 _PUSH, _LEAVE, _BYE, _FAIL = range(4)
 """What a message to an owner says in its head; at least _FAIL, it is that plus the rank that failed first.
@@ -33,8 +33,8 @@ _HANG_UP_S = 5.0
 """How long a rank that ends with an error waits for its peers to hang up too."""
 
 
-class Served:
-    """Parameters whose owners take gradients as they come (`Clocks` says who may go on).
+class ServerThreads:
+    """Parameters whose owners take gradients as they come (`StalenessClock` says who may go on).
 
     A rank sends its gradients to all owners after each backward pass, one message each, and is answered by each with
     the weights that it owns. One thread for each peer receives, adds up, steps and answers, so that a rank serves
@@ -53,7 +53,7 @@ class Served:
 
     """
 
-    def __init__(self, owned: Owned, comm: Comm, optimizer: Optimizer, staleness: int) -> None:
+    def __init__(self, owned: OwnerStep, comm: Comm, optimizer: Optimizer, staleness: int) -> None:
         self._comm = comm
         self._staleness = staleness if comm.size > 1 else 0  # alone, there is no network to hide
         self._asks, self._answers = another(comm), another(comm)
@@ -67,8 +67,8 @@ class Served:
         numels = {rank: sum(as_real(p).numel() for p in parameters) for rank, parameters in self._held.items()}
         self._out = {rank: Message(numel) for rank, numel in numels.items()}
         self._in = {rank: Message(numel) for rank, numel in numels.items()}
-        self._shard = Shard(held[comm.rank], optimizer)
-        self._clocks = Clocks(comm.size, self._staleness)
+        self._shard = ServerShard(held[comm.rank], optimizer)
+        self._clocks = StalenessClock(comm.size, self._staleness)
         self._in_hand: dict[int, Tensor] = {}
         """At staleness 0, gradients that wait for the others', to be added in the order of ranks: to the bit alike."""
         self._changed = threading.Condition()

@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 from pliant.buckets import as_real
 from pliant.engine.optstate import twin_of
 
-__all__ = ["Shard"]
+__all__ = ["ServerShard"]
 
 
-class Shard:
+class ServerShard:
     """Weights that gradients are applied to as they come, apart from those that this rank computes with.
 
     The copy of the optimizer shares the state of each parameter with the user's optimizer, where it is saved and

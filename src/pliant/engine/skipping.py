@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from pliant.engine.arrivals import Arrivals
-from pliant.engine.weights import Weights
+from pliant.engine.weights import WeightExchange
 
 __all__ = ["CountsSkips"]
 
@@ -21,7 +21,7 @@ class CountsSkips:
     _complete: Callable[[], None]
     """Ends a step."""
     _parameters: Mapping[str, Tensor]
-    _weights: Weights | None
+    _weights: WeightExchange | None
 
     def catch_up(self) -> None:
         """End the steps that the loss scale says were skipped; to be called before a pass, and wherever ranks meet."""

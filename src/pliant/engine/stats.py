@@ -2,10 +2,10 @@
 
 from typing import TypedDict
 
-__all__ = ["Stats"]
+__all__ = ["RunStats"]
 
 
-class Stats(TypedDict):
+class RunStats(TypedDict):
     """Cost of a run on this rank so far."""
 
     steps: int

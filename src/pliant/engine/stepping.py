@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from pliant.engine.exchange import Exchanger, NonFinite
+from pliant.engine.exchange import GradientExchange, NonFinite
 from pliant.engine.start import is_no_step
 from pliant.engine.together import Together
 
@@ -109,7 +109,7 @@ class Stepping:
             self._together.tell(begins=False)
 
 
-def refuse_turns(exchanger: Exchanger, nonfinite: NonFinite) -> None:
+def refuse_turns(exchanger: GradientExchange, nonfinite: NonFinite) -> None:
     """Raise RuntimeError if gradients of one backward pass may come with those of a later one, of another optimizer.
 
     With a GradScaler, which alone wants non-finite gradients, an optimizer that has been skipped looks just the same.

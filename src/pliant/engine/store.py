@@ -6,14 +6,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import Algorithm, Slots, State
+from pliant.algorithms.base import Algorithm, State, StateSpec
 from pliant.algorithms.executors import executor_for
 from pliant.buckets import Bucket, real_shape
 from pliant.codecs import all_finite
 from pliant.engine.comms import Comms
 from pliant.spec import Exchange
 
-__all__ = ["CORRECTION", "Store"]
+__all__ = ["CORRECTION", "AlgorithmState"]
 
 OWED = ("residual", "pending", "on its way")
 """Slots that hold gradients which the optimizer has not seen yet."""
@@ -31,7 +31,7 @@ _FOLLOWED = ("anchor", "replica")
 """Slots that `follow` fills from the weights."""
 
 
-class Store:
+class AlgorithmState:
     """Parameter -> slot -> tensor.
 
     Slots with one element per element of the parameter are views into flat tensors, one per bucket, so that saving
@@ -45,7 +45,7 @@ class Store:
         levels = comms.hosts
         self._ranks_per_host = 1.0 if levels is None else levels.size / levels.num_hosts
         self.tensors: dict[str, dict[str, Tensor]] = {}
-        self._slots: dict[str, Slots] = {}
+        self._slots: dict[str, StateSpec] = {}
         for name, parameter in parameters.items():
             node = nodes[name]
             slots = self.algorithms[node].slots(real_shape(parameter), comms.of(node))
@@ -73,7 +73,7 @@ class Store:
         }
         return State(flat=flat, of=own)
 
-    def _slots_of(self, name: str, *, between_steps: bool) -> Slots:
+    def _slots_of(self, name: str, *, between_steps: bool) -> StateSpec:
         slots = self._slots[name]
         if not self.nodes[name].exchanges_weights:
             return slots
@@ -87,7 +87,7 @@ class Store:
             self.tensors[span.name][slot] = view
         return flat
 
-    def adopt(self, old: "Store", unpaid: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def adopt(self, old: "AlgorithmState", unpaid: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take over what an earlier plan kept; return per parameter what this plan has no slot for.
 
         Equal nodes keep all slots. Otherwise gradients that the old algorithm still owed go into the new residual;
@@ -126,7 +126,7 @@ class Store:
         # What leaders keep counts as a share of the mean over hosts, and all other ranks keep zeros.
         return self.tensors[name][slot] * (self._ranks_per_host if "host" in slot.split("/")[:-1] else 1.0)
 
-    def keep(self, old: "Store") -> None:
+    def keep(self, old: "AlgorithmState") -> None:
         """Take over from a store of the same nodes, made among other ranks, what still means something here."""
         for name, slots in self.tensors.items():
             for slot in (slots.keys() & old.tensors[name].keys()) - {CORRECTION}:

@@ -8,15 +8,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.agreement import Agreement
+from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.alike import gathered
 from pliant.engine.attached import AttachedRecording
-from pliant.engine.choose import What, plan_from, require_plan
-from pliant.engine.exchange import Exchanger
-from pliant.engine.front import Front
+from pliant.engine.choose import PlanLike, plan_from, require_plan
+from pliant.engine.exchange import GradientExchange
+from pliant.engine.front import DDPHook
 from pliant.engine.gate import Held
-from pliant.engine.lane import Lane
-from pliant.engine.making import InForce, Maker
+from pliant.engine.lane import CommThread
+from pliant.engine.making import ExecutorBuilder, PlanExecutor
 from pliant.engine.means import join
 from pliant.engine.owners import Owners, Servers
 from pliant.engine.skipping import CountsSkips
@@ -35,23 +35,23 @@ class SwitchesPlans(CountsSkips):
     plan: SyncPlan
     recording: AttachedRecording | None
     trial: Trial
-    _agreement: Agreement
+    _agreement: ReplicaCheck
     _comm: RecordedComm
     _ddp: DistributedDataParallel | None
     _device: torch.device
-    _exchanger: Exchanger
-    _front: Front | None
+    _exchanger: GradientExchange
+    _front: DDPHook | None
     _held: Held
-    _lane: Lane
-    _made: InForce
-    _maker: Maker
+    _lane: CommThread
+    _made: PlanExecutor
+    _maker: ExecutorBuilder
     _module: nn.Module
     _owned: Owners | None
     _plan_number: int
     _served: Servers | None
     _shares_buffers: bool
 
-    def switch(self, what: What, *, pay: bool = True) -> None:
+    def switch(self, what: PlanLike, *, pay: bool = True) -> None:
         """Put another plan in force, on all ranks between the same two steps.
 
         Gradients that the old plan still owes pass to the new one: into its residual, or, unless they are not to be
@@ -130,7 +130,7 @@ class SwitchesPlans(CountsSkips):
             with contextlib.suppress(TypeError):  # a state that cannot be sent stays
                 broadcast_optimizer(held.optimizer, self._comm, self._device, root=root)
 
-    def _put_in_force(self, plan: SyncPlan, made: InForce) -> None:
+    def _put_in_force(self, plan: SyncPlan, made: PlanExecutor) -> None:
         self._made = made
         self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
         self._owned, self._served, self._plan_number = made.owned, made.served, int(plan.hash, 16) >> 1

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.clock import Clock
+from pliant.engine.clock import DeviceTimer
 from pliant.engine.ending import Ending
 
-__all__ = ["Message", "Note", "Tape", "Task"]
+__all__ = ["TaskRecord", "ThreadEvent", "Tracer", "TransferRecord"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class ThreadEvent:
     """Something that took time in the thread that trains; marks are those of the tape's clock."""
 
     kind: str
@@ -29,7 +29,7 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class TransferRecord:
     """One communication, from its posting until somebody who waited for it had it."""
 
     name: str
@@ -42,17 +42,17 @@ class Message:
 
 
 @dataclass(kw_only=True)
-class Task:
+class TaskRecord:
     """Record of what a lane did for one bucket."""
 
     name: str
     step: int
     start: Any
     end: Any = None
-    messages: list[Message] = field(default_factory=list[Message])
+    messages: list[TransferRecord] = field(default_factory=list[TransferRecord])
 
 
-class Tape:
+class Tracer:
     """Knows how long a run has waited for exchanges; while `on`, also keeps what happened, on marks of its clock.
 
     Lanes, comms and the run write on it from threads of their own; a list's append is atomic.
@@ -68,15 +68,15 @@ class Tape:
         comm.listen(self)
         self.ending = Ending(comm)
         """Of the threads that write here."""
-        self.clock = Clock(device)
+        self.clock = DeviceTimer(device)
         self.on = False
         self.step = 0
         """That the training thread is in, while on."""
         self.exposed_s = 0.0
         """Time in which backward, or the step, was done and the exchange was not."""
-        self.notes: list[Note] = []
-        self.tasks: list[Task] = []
-        self.strays: list[Message] = []
+        self.notes: list[ThreadEvent] = []
+        self.tasks: list[TaskRecord] = []
+        self.strays: list[TransferRecord] = []
         """Of nobody's task: servers of owners talk for themselves."""
         self._at_work = threading.local()
 
@@ -101,7 +101,7 @@ class Tape:
         if not (self.on and name):
             yield
             return
-        task = self._at_work.task = Task(name=name, step=step, start=self.now())
+        task = self._at_work.task = TaskRecord(name=name, step=step, start=self.now())
         try:
             yield
         finally:
@@ -112,7 +112,9 @@ class Tape:
     def note(self, kind: str, name: str, start: Any, end: Any = None) -> None:
         """Keep something of the training thread; its end is now if none is given."""
         if self.on and start is not None:
-            self.notes.append(Note(kind=kind, name=name, step=self.step, start=start, end=end or self.clock.now()))
+            self.notes.append(
+                ThreadEvent(kind=kind, name=name, step=self.step, start=start, end=end or self.clock.now())
+            )
 
     def now(self) -> Any:
         """Return a mark; None while nothing is kept."""
@@ -121,8 +123,8 @@ class Tape:
     def moved(self, name: str, start: Any, wait_from: Any, sent_bytes: int, received_bytes: int) -> None:
         """Keep a communication that has just ended; called by comms, in the thread that waited for it."""
         if self.on and start is not None and wait_from is not None:
-            task: Task | None = getattr(self._at_work, "task", None)
-            message = Message(
+            task: TaskRecord | None = getattr(self._at_work, "task", None)
+            message = TransferRecord(
                 name=name,
                 step=self.step if task is None else task.step,
                 start=start,

@@ -11,14 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 from pliant.engine.gate import Held
 from pliant.engine.hooks import Hook
 
-__all__ = ["BackwardWatch", "IncompleteBackwardError"]
+__all__ = ["IncompleteBackwardError", "UnusedParameterCheck"]
 
 
 class IncompleteBackwardError(RuntimeError):
     """A step was asked for, but gradients came that were not exchanged; the message names why, and what to call."""
 
 
-class BackwardWatch:
+class UnusedParameterCheck:
     """Notes which parameters got a gradient since the last synchronized forward pass, or the last step.
 
     DDP itself notices an unused parameter only in the next forward pass, after the optimizer has taken a step with
@@ -33,7 +33,7 @@ class BackwardWatch:
     """
 
     @classmethod
-    def of(cls, held: Held, begins: Callable[[], None]) -> "BackwardWatch | None":
+    def of(cls, held: Held, begins: Callable[[], None]) -> "UnusedParameterCheck | None":
         """Return a watch over a model, or None where no DDP hands over its gradients."""
         if held.ddp is None:
             return None

@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pliant.algorithms.base import MixesWeights, State
+from pliant.algorithms.base import ExchangesWeights, State
 from pliant.buckets import Bucket, as_real, real_shape, spans_of
 from pliant.comm.base import Comm
 from pliant.engine.comms import Comms
-from pliant.engine.lane import Ticket
-from pliant.engine.store import CORRECTION, Store
+from pliant.engine.lane import TaskHandle
+from pliant.engine.store import CORRECTION, AlgorithmState
 from pliant.layouts.division import weight_buckets
 from pliant.spec import Exchange, LocalSteps, Outer, Timing
 
@@ -27,7 +27,7 @@ class WeightPart:
     node: Exchange
     timing: Timing
     """That of the node, which makes it anew each time it is asked."""
-    algorithm: MixesWeights
+    algorithm: ExchangesWeights
     bucket: Bucket
     views: list[Tensor]
     """Where each parameter lies in bucket.flat, in its own shape."""
@@ -45,7 +45,7 @@ class WeightPart:
     """Euclidean norm of what the last exchange has changed."""
     changed: list[Tensor] = field(default_factory=list[Tensor])
     """The same, parameter by parameter, of an exchange whose result replaces the weights."""
-    ticket: Ticket | None = None
+    ticket: TaskHandle | None = None
     """An exchange whose result has not been taken."""
 
     @property
@@ -87,7 +87,7 @@ class WeightPart:
                 real.copy_(view)
 
 
-def lay_out_weights(store: Store, comms: Comms, step: int) -> list[WeightPart]:
+def lay_out_weights(store: AlgorithmState, comms: Comms, step: int) -> list[WeightPart]:
     """Group the parameters whose weights are exchanged by node and fragment, in buckets of limited size."""
     return [
         _lay_out(f"weights {k}", fragment, names, store, comms, step)
@@ -95,7 +95,7 @@ def lay_out_weights(store: Store, comms: Comms, step: int) -> list[WeightPart]:
     ]
 
 
-def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
+def _buckets_of(store: AlgorithmState) -> list[tuple[int, list[str]]]:
     buckets: list[tuple[int, list[str]]] = []
     for node in dict.fromkeys(node for node in store.nodes.values() if node.exchanges_weights):
         names = [name for name, own in store.nodes.items() if own == node]
@@ -104,7 +104,9 @@ def _buckets_of(store: Store) -> list[tuple[int, list[str]]]:
     return buckets
 
 
-def _lay_out(name: str, fragment: int, names: Sequence[str], store: Store, comms: Comms, step: int) -> WeightPart:
+def _lay_out(
+    name: str, fragment: int, names: Sequence[str], store: AlgorithmState, comms: Comms, step: int
+) -> WeightPart:
     parameters = tuple(store.parameters[n] for n in names)
     spans = spans_of(names, [real_shape(p) for p in parameters])
     numel = sum(span.numel for span in spans)
@@ -116,7 +118,7 @@ def _lay_out(name: str, fragment: int, names: Sequence[str], store: Store, comms
     return WeightPart(
         node=node,
         timing=timing,
-        algorithm=cast(MixesWeights, algorithm),
+        algorithm=cast(ExchangesWeights, algorithm),
         bucket=bucket,
         views=[bucket.view(span) for span in spans],
         comm=comm,

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Moment, Rest
+from pliant.algorithms.base import Deferred, StepContext
 from pliant.codecs import first_nonfinite
-from pliant.engine.agreement import Agreement
+from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.alike import meanwhile
 from pliant.engine.comms import Comms
 from pliant.engine.doing import Doing
 from pliant.engine.exchange import NonFiniteGradientError
-from pliant.engine.lane import Lane
-from pliant.engine.store import CORRECTION, Store
-from pliant.engine.tape import Tape
+from pliant.engine.lane import CommThread
+from pliant.engine.store import CORRECTION, AlgorithmState
+from pliant.engine.tape import Tracer
 from pliant.engine.weightparts import WeightPart, lay_out_weights
 
-__all__ = ["Weights"]
+__all__ = ["WeightExchange"]
 
 
-class Weights:
+class WeightExchange:
     """Carries out what a plan says about weights, after each of this rank's steps.
 
     Args:
@@ -37,15 +37,15 @@ class Weights:
 
     """
 
-    def __init__(self, store: Store, comms: Comms, optimizer: Optimizer, step: int, tape: Tape) -> None:
+    def __init__(self, store: AlgorithmState, comms: Comms, optimizer: Optimizer, step: int, tape: Tracer) -> None:
         self._comms = comms
         self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
         device = next(iter(store.parameters.values())).device
-        self._lane = Lane(device, "pliant-weights", tape)
+        self._lane = CommThread(device, "pliant-weights", tape)
         self._device = device
         self._parts = lay_out_weights(store, comms, step)
         self._paces = {part.timing.pace for part in self._parts}
-        self._agreement: tuple[Agreement, int] | None = None
+        self._agreement: tuple[ReplicaCheck, int] | None = None
         self._begun = step
         self._counted = 0.0
         """Work that the caller has told of; if none, steps are what counts."""
@@ -58,7 +58,7 @@ class Weights:
                 part.load()
                 part.algorithm.follow(part.bucket, part.state)
 
-    def agree(self, agreement: Agreement, plan: int) -> None:
+    def agree(self, agreement: ReplicaCheck, plan: int) -> None:
         """Let ranks compare now and then what they have done, under a plan with this hash, after an exchange."""
         self._agreement = agreement, plan
 
@@ -168,7 +168,7 @@ class Weights:
         if any(part.timing.weighted or part.timing.pace == "free" for part in parts) and self._comms.all.size > 1:
             work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
             self._lane.submit(lambda: self._meet(work, leaving, share), name="meet", step=step - 1)
-        rests: list[tuple[str, Rest]] = []
+        rests: list[tuple[str, Deferred]] = []
         for part in parts:
             part.load()
             if part.late:
@@ -198,7 +198,7 @@ class Weights:
         share[0] = work * comm.size / total if total > 0 else 1.0
         self._all_leave = leavers == comm.size
 
-    def _mix(self, part: WeightPart, step: int, share: list[float], rests: list[tuple[str, Rest]]) -> None:
+    def _mix(self, part: WeightPart, step: int, share: list[float], rests: list[tuple[str, Deferred]]) -> None:
         bucket, names = part.bucket, [span.name for span in part.bucket.spans]
         if (bad := first_nonfinite(bucket.flat)) >= 0:
             name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
@@ -207,7 +207,7 @@ class Weights:
                 "them. Lower the learning rate or clip."
             )
         seed = part.round << 32 | zlib.crc32(bucket.name.encode())
-        moment = Moment(step=step, seed=seed, round=part.round, share=share[0] if part.timing.weighted else 1.0)
+        moment = StepContext(step=step, seed=seed, round=part.round, share=share[0] if part.timing.weighted else 1.0)
         part.round += 1
         alone = part.comm.size == 1 and not part.acts_alone
         with meanwhile(f"exchanging {bucket.name} ({names[0]} .. {names[-1]}) after step {step}"):

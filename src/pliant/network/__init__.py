@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pliant.network.emulate import Cluster, RankResult, emulated
+from pliant.network.emulate import EmulatedCluster, RankResult, emulated
 from pliant.network.linkcheck import LinkReport
 from pliant.network.namespaces import CannotEmulateError
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pliant.network.machine import measure_machine
     from pliant.network.probing import probe
 
-__all__ = ["CannotEmulateError", "Cluster", "LinkReport", "RankResult", "emulated", "measure_machine", "probe"]
+__all__ = ["CannotEmulateError", "EmulatedCluster", "LinkReport", "RankResult", "emulated", "measure_machine", "probe"]
 
 # What measures needs torch, and whoever only emulates must not wait for it.
 _LATE = {"measure_machine": "pliant.network.machine", "probe": "pliant.network.probing"}

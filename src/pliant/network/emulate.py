@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pliant.network.cpus import CpuLimit
-from pliant.network.hostlink import HostLink
+from pliant.network.hostlink import ShapedLink
 from pliant.network.linkcheck import LinkReport, judge, measure, refuse_wrong
 from pliant.network.namespaces import Namespace, require_tools
-from pliant.network.ranks import Again, RankResult, run_ranks
+from pliant.network.ranks import RankResult, Restart, run_ranks
 from pliant.network.shaping import LEAST_BURST
 from pliant.network.store import StoreHost
-from pliant.network.uplink import CORE, Uplink
+from pliant.network.uplink import CORE, RackSwitch
 from pliant.spec import Topology
 
-__all__ = ["Cluster", "RankResult", "emulated", "run_ranks"]
+__all__ = ["EmulatedCluster", "RankResult", "emulated", "run_ranks"]
 
 _NETWORK = "10.77.0"  # exists inside the namespaces only
 _MAX_HOSTS = 250
@@ -37,14 +37,14 @@ class _Made:
     """Parts of an emulated network that were brought up."""
 
     hosts: list[Namespace] = field(default_factory=list[Namespace])
-    links: list[HostLink] = field(default_factory=list[HostLink])
-    uplinks: list[Uplink] = field(default_factory=list[Uplink])
+    links: list[ShapedLink] = field(default_factory=list[ShapedLink])
+    uplinks: list[RackSwitch] = field(default_factory=list[RackSwitch])
     limits: dict[int, CpuLimit] = field(default_factory=dict[int, CpuLimit])
     secret_file: Path | None = None
     """Of elastic runs."""
 
 
-class Cluster:
+class EmulatedCluster:
     """Emulated hosts that are up. Made by `emulated`."""
 
     def __init__(self, topology: Topology, made: _Made, *, burst: int) -> None:
@@ -134,7 +134,7 @@ class Cluster:
 
         names = [self.topology.hosts[self.place(rank)[0]].name for rank in range(self.topology.num_ranks)]
         processes = [start(rank) for rank in range(self.topology.num_ranks)]
-        again = Again(start=start, restarts=restarts) if self._elastic else None
+        again = Restart(start=start, restarts=restarts) if self._elastic else None
         return run_ranks(processes, names, on_line, timeout_s, again)
 
     def reshape(self, topology: Topology) -> None:
@@ -182,7 +182,7 @@ class Cluster:
 @contextmanager
 def emulated(
     topology: Topology, *, check: bool = True, elastic: bool = False, burst: int = LEAST_BURST
-) -> Generator[Cluster]:
+) -> Generator[EmulatedCluster]:
     """Bring hosts up, and take everything down again on every way out, a crash of this process included.
 
     For elastic runs a store is hosted on the switch, which is no rank's host, and a failed rank does not end others.
@@ -208,7 +208,7 @@ def emulated(
         bridge.run("ip", "link", "add", CORE, "type", "bridge")
         bridge.run("ip", "link", "set", CORE, "up")
         made = _bring_up(topology, bridge, burst, stack, elastic=elastic)
-        cluster = Cluster(topology, made, burst=burst)
+        cluster = EmulatedCluster(topology, made, burst=burst)
         if check:
             refuse_wrong(cluster.check_links())
         if elastic:
@@ -225,7 +225,7 @@ def _bring_up(topology: Topology, bridge: Namespace, burst: int, stack: ExitStac
     names = folder / "hosts"
     names.write_text(_names(topology), encoding="utf-8")
     for k, rack in enumerate(topology.racks):
-        made.uplinks.append(Uplink(bridge, k, burst))
+        made.uplinks.append(RackSwitch(bridge, k, burst))
         made.uplinks[k].shape(rack)
     for k, (host, rack) in enumerate(zip(topology.hosts, topology.rack_of(), strict=True)):
         if host.cpu_share:
@@ -235,7 +235,7 @@ def _bring_up(topology: Topology, bridge: Namespace, burst: int, stack: ExitStac
         stack.callback(made.hosts[k].close)
         made.hosts[k].show(names, Path("/etc/hosts"))
         switch = made.uplinks[rack].switch if made.uplinks else CORE
-        made.links.append(HostLink(made.hosts[k], bridge, k, _address(k), switch=switch, burst=burst))
+        made.links.append(ShapedLink(made.hosts[k], bridge, k, _address(k), switch=switch, burst=burst))
         stack.callback(made.links[k].close)
         made.links[k].shape(host)
     return made

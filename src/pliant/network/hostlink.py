@@ -5,10 +5,10 @@ from pliant.network.namespaces import Namespace
 from pliant.network.shaping import shape
 from pliant.spec import Host
 
-__all__ = ["HostLink"]
+__all__ = ["ShapedLink"]
 
 
-class HostLink:
+class ShapedLink:
     """A host's interface and its port of a switch. Both go with their namespaces; `close` ends the delay relay."""
 
     def __init__(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Again", "RankResult", "run_ranks"]
+__all__ = ["RankResult", "Restart", "run_ranks"]
 
 _GRACE_S = 5.0
 _DRAIN_S = 2.0  # for last words; not for ever, since a process that left its group may still hold the pipe
@@ -30,7 +30,7 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class Restart:
     """Order that a failed rank does not end the others, and is started again."""
 
     start: Callable[[int], "subprocess.Popen[str]"]
@@ -43,7 +43,7 @@ def run_ranks(
     hosts: Sequence[str],
     on_line: Callable[[int, str], None],
     timeout_s: float,
-    again: Again | None = None,
+    again: Restart | None = None,
 ) -> list[RankResult]:
     """Wait for started ranks. When one fails (unless `again`), or after timeout_s (0: never), the others are ended.
 

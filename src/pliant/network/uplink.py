@@ -4,13 +4,13 @@ from pliant.network.namespaces import Namespace
 from pliant.network.shaping import shape
 from pliant.spec import Rack
 
-__all__ = ["CORE", "Uplink"]
+__all__ = ["CORE", "RackSwitch"]
 
 CORE = "br0"
 """The switch that joins racks, or, where there are none, hosts."""
 
 
-class Uplink:
+class RackSwitch:
     """A switch in the bridges' namespace, and a pair of ports between it and the core: what leaves by one is shaped."""
 
     def __init__(self, bridge: Namespace, number: int, burst: int) -> None:

@@ -1,14 +1,14 @@
 """Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
 
-from pliant.planner.advice import Advice, Applied, advise, apply
+from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
 from pliant.planner.allot import allot
-from pliant.planner.budgeted import MENUS, Budgeted, budgeted, budgeted_seeds
+from pliant.planner.budgeted import MENUS, ErrorBudgetResult, budgeted, budgeted_seeds
 from pliant.planner.builders import BUILDERS
-from pliant.planner.errors import LOW_RANKS, Errors, lossy_codecs
+from pliant.planner.errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.families import FAMILIES, Family
 from pliant.planner.genes import Gene, Genes, all_of
 from pliant.planner.quality import Quality
-from pliant.planner.search import Found, Limits, Model, search, searching
+from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, searching
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
 from pliant.planner.workloads import WORKLOADS, shrunk
@@ -20,18 +20,18 @@ __all__ = [
     "MENUS",
     "WORKLOADS",
     "Advice",
-    "Applied",
-    "Budgeted",
-    "Errors",
+    "AppliedAdvice",
+    "CodecErrors",
+    "ErrorBudgetResult",
     "Family",
-    "Found",
     "Gene",
     "Genes",
-    "Limits",
     "Measure",
-    "Model",
     "Quality",
+    "SearchLimits",
+    "SearchResult",
     "Space",
+    "StepTimeModel",
     "Trial",
     "advise",
     "all_of",

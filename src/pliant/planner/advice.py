@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pliant.spec import Exchange, LocalSteps, SyncPlan, Workload
 
-__all__ = ["Advice", "Applied", "HasGroups", "advise", "apply"]
+__all__ = ["Advice", "AppliedAdvice", "HasGroups", "advise", "apply"]
 
 Rule = Literal["linear", "root", "none"]
 
@@ -105,7 +105,7 @@ class HasGroups(Protocol):
     """A list of dicts, each with an 'lr'."""
 
 
-class Applied:
+class AppliedAdvice:
     """Result of `apply`: `undo` takes the factor back, whatever schedules have made of the rate since."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], scale: float) -> None:
@@ -117,7 +117,7 @@ class Applied:
         self._scale = 1.0
 
 
-def apply(advice: Advice, optimizer: HasGroups) -> Applied:
+def apply(advice: Advice, optimizer: HasGroups) -> AppliedAdvice:
     """Multiply the learning rate of all groups by the advice's factor, at once: a warm-up is a schedule of torch's.
 
     With ``warm_up``, follow it by ``torch.optim.lr_scheduler.LinearLR(optimizer, 1 / advice.lr_scale, 1.0, steps)``.
@@ -136,7 +136,7 @@ def apply(advice: Advice, optimizer: HasGroups) -> Applied:
             "then make the schedule."
         )
     _multiply(optimizer.param_groups, advice.lr_scale)
-    return Applied(optimizer.param_groups, advice.lr_scale)
+    return AppliedAdvice(optimizer.param_groups, advice.lr_scale)
 
 
 def _multiply(groups: Sequence[Mapping[str, Any]], factor: float) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.planner.allot import allot
-from pliant.planner.errors import Errors
+from pliant.planner.errors import CodecErrors
 from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
 from pliant.planner.quality import Quality
 from pliant.spec import SyncPlan, Workload
 
-__all__ = ["MENUS", "Budgeted", "StepTimes", "budgeted", "budgeted_seeds"]
+__all__ = ["MENUS", "ErrorBudgetResult", "StepTimes", "budgeted", "budgeted_seeds"]
 
 Floats = NDArray[np.float64]
 StepTimes = Callable[[Workload, Sequence[SyncPlan]], Sequence[float] | Floats]
@@ -44,7 +44,7 @@ MENUS: Mapping[str, tuple[Gene, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budgeted:
+class ErrorBudgetResult:
     """Best use of a budget of errors, by simulation."""
 
     genes: Genes
@@ -65,7 +65,7 @@ def budgeted(
     step_s: StepTimes,
     *,
     like: Genes = _DDP,
-) -> Budgeted:
+) -> ErrorBudgetResult:
     """Find the fastest plan whose gradient errs by at most the budget: one setting for all, or one for each part.
 
     Parts are classes of layers, buckets, or tensors; each division is tried. A part costs what it adds to an exchange:
@@ -101,7 +101,7 @@ def budgeted_seeds(
     With a budget, one of each menu. Without, L-GreCo's own question: each single setting's error is a budget, which the
     plan that divides it keeps, in less time. Only what the quality admits is chosen from.
     """
-    errors = Errors(workload)
+    errors = CodecErrors(workload)
     found: dict[str, Genes] = {}
     for name, menu in MENUS.items():
         admitted = [gene for gene in menu if quality.admits(gene)]
@@ -122,7 +122,7 @@ class _Divider:
 
     def __init__(self, workload: Workload, menu: Sequence[Gene], step_s: StepTimes, like: Genes) -> None:
         self._workload, self._step_s, self._like = workload, step_s, like
-        self._errors = Errors(workload)
+        self._errors = CodecErrors(workload)
         self._errors.require_some()
         self._offered = [gene for gene in menu if self._errors.of(_all(gene, like).plan()) is not None]
         if not self._offered:
@@ -140,7 +140,7 @@ class _Divider:
             if groups
         ]
 
-    def best(self, budget: float) -> Budgeted:
+    def best(self, budget: float) -> ErrorBudgetResult:
         found: dict[Genes, float] = {}
         for genes in (_all(gene, self._like) for gene in self._offered):
             if (error := self._error(genes)) <= budget:
@@ -154,7 +154,7 @@ class _Divider:
         ranked = list(zip(found, times_s, strict=True))
         best, best_s = min(ranked, key=lambda item: item[1])  # the first of equal ones: one setting for all
         uniform, uniform_s = min(ranked[:num_uniform], key=lambda item: item[1], default=(None, float("inf")))
-        return Budgeted(genes=best, error=found[best], step_s=best_s, uniform=uniform, uniform_s=uniform_s)
+        return ErrorBudgetResult(genes=best, error=found[best], step_s=best_s, uniform=uniform, uniform_s=uniform_s)
 
     def _error(self, genes: Genes) -> float:
         error = self._errors.of(genes.plan())

@@ -6,7 +6,7 @@ from pliant.planner.families import FAMILIES
 from pliant.planner.genes import all_of
 from pliant.spec import CODECS, BlockSparse, CodecSpec, Exchange, SyncPlan, TensorSpec, Workload
 
-__all__ = ["LOW_RANKS", "Errors", "lossy_codecs"]
+__all__ = ["LOW_RANKS", "CodecErrors", "lossy_codecs"]
 
 
 LOW_RANKS = tuple(int(rank) for rank in FAMILIES["low_rank"].grids["rank"])
@@ -19,7 +19,7 @@ def lossy_codecs() -> tuple[CodecSpec, ...]:
     return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.facts.kind != "cast"))
 
 
-class Errors:
+class CodecErrors:
     """Errors of each codec on each tensor of a workload: |C(g) - g|^2 over the squared norm of the whole gradient.
 
     The sum over tensors is the relative squared error of the whole gradient, and so what a budget bounds: for an

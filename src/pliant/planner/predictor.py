@@ -11,11 +11,11 @@ from scipy.optimize import nnls
 
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import Genes
-from pliant.planner.residual import Residual
+from pliant.planner.residual import BoostedCorrection
 from pliant.planner.trials import Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Experience", "Physics", "Predictor", "calibrated"]
+__all__ = ["FeatureModel", "Predictor", "TransferPrior", "calibrated"]
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ _ROUNDS = 3
 _FAMILIES = tuple(FAMILIES)
 
 
-class Physics(Protocol):
+class FeatureModel(Protocol):
     """Simulated times of plans, for one workload on one topology."""
 
     @property
@@ -61,12 +61,12 @@ def calibrated(counts: Floats, measured_s: Floats, prior: Floats) -> Floats:
     return nnls(stacked, wanted)[0] * prior
 
 
-Cells = Sequence[tuple[Physics, Sequence[Trial]]]
+Cells = Sequence[tuple[FeatureModel, Sequence[Trial]]]
 """Workloads on topologies, each with the trials that were run there; only those that came to an end count."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experience:
+class TransferPrior:
     """Trials of other workloads, or on other topologies, and what they have taught.
 
     Coefficients are the prior of the next fit, and what they left unexplained is learned from beside its own trials.
@@ -113,17 +113,17 @@ class Predictor:
 
     """
 
-    def __init__(self, physics: Physics, seed: int = 0, experience: Experience | None = None) -> None:
+    def __init__(self, physics: FeatureModel, seed: int = 0, experience: TransferPrior | None = None) -> None:
         self._physics, self._experience = physics, experience
         self._prior = physics.coefficients if experience is None else experience.coefficients
         self.coefficients = self._prior
-        self._residual = Residual(seed)
+        self._residual = BoostedCorrection(seed)
         self._unlearned = None if experience is None else (experience.features, experience.error, experience.groups)
         self._counted: dict[Genes, Floats] = {}
         """What the physics says at these coefficients, so that nothing is simulated twice."""
 
     @property
-    def residual(self) -> Residual:
+    def residual(self) -> BoostedCorrection:
         """Learned remainder that the physics leaves; made when asked for, since that takes longer than the rest."""
         if self._unlearned is not None:
             self._residual.fit(*self._unlearned)

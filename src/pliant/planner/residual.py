@@ -6,7 +6,7 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FEW", "MANY", "Residual"]
+__all__ = ["FEW", "MANY", "BoostedCorrection"]
 
 FEW, MANY = 25, 100
 """Below FEW runs nothing is learned; up to MANY at most half of what was learned is believed."""
@@ -27,7 +27,7 @@ _SETTINGS = {
 _SHRINKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-class Residual:
+class BoostedCorrection:
     """An ensemble of boosted trees, shrunken by how much it has proved to help, and silent where it has seen nothing.
 
     The share of the correction that is applied is the one with the least error on groups left out of the fit, at most

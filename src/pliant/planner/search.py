@@ -14,7 +14,7 @@ from pliant.planner.genes import Genes
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
 
-__all__ = ["Found", "Limits", "Model", "search", "searching"]
+__all__ = ["SearchLimits", "SearchResult", "StepTimeModel", "search", "searching"]
 
 _RANDOM_SHARE = 0.2
 """Of a later batch that is drawn without asking the model, so that it is proved wrong where it is."""
@@ -29,7 +29,7 @@ _LEAST_GAIN = 0.005
 _PATIENCE = 3
 
 
-class Model(Protocol):
+class StepTimeModel(Protocol):
     """Predicts step times, and learns from trials."""
 
     def fit(self, trials: Sequence[Trial]) -> None:
@@ -46,7 +46,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SearchLimits:
     """When a search ends, and how wide it looks."""
 
     max_trials: int = 200
@@ -70,7 +70,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """Outcome of a search."""
 
     best: Genes
@@ -82,12 +82,12 @@ class Found:
 
 def search(
     space: Space,
-    model: Model,
+    model: StepTimeModel,
     measure: Measure,
-    limits: Limits = Limits(),
+    limits: SearchLimits = SearchLimits(),
     *,
     tell: Callable[[Trial], None] = lambda _: None,
-) -> Found:
+) -> SearchResult:
     """Find the plan with the least time to accuracy: measured step time times the known ratio of steps.
 
     Args:
@@ -112,7 +112,9 @@ def search(
         return end.value
 
 
-def searching(space: Space, model: Model, limits: Limits) -> Generator[tuple[Genes, float], Trial, Found]:
+def searching(
+    space: Space, model: StepTimeModel, limits: SearchLimits
+) -> Generator[tuple[Genes, float], Trial, SearchResult]:
     """Search for whoever runs the trials: yield plans, each with the step time above which it may be given up.
 
     First come the best predicted of builders and samples. Then, batch after batch: candidates come from the best so far
@@ -177,17 +179,19 @@ class _Book:
     def limit_s(self, genes: Genes) -> float:
         return _RACE * self.least / self._space.quality.factor(genes)
 
-    def close(self, stopped: str) -> Found:
+    def close(self, stopped: str) -> SearchResult:
         if not self.sound:
             why = f"; the first because: {self.trials[0].reason}" if self.trials else ""
             raise RuntimeError(f"none of {len(self.trials)} trials came to an end{why}")
-        return Found(best=self.sound[0].genes, trials=tuple(self.trials), stopped=stopped)
+        return SearchResult(best=self.sound[0].genes, trials=tuple(self.trials), stopped=stopped)
 
     def _cost(self, trial: Trial) -> float:
         return trial.step_s * self._space.quality.factor(trial.genes)
 
 
-def _costs(model: Model, space: Space, plans: Sequence[Genes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _costs(
+    model: StepTimeModel, space: Space, plans: Sequence[Genes]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the logarithm of predicted time per step of exact training, and its standard deviation."""
     mean, deviation = model.predict(plans)
     return mean + np.log([space.quality.factor(genes) for genes in plans]), deviation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pliant.planner.builders import BUILDERS
-from pliant.planner.errors import Errors
+from pliant.planner.errors import CodecErrors
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
 from pliant.planner.quality import Quality
@@ -31,8 +31,8 @@ class Space:
         workload: The classes of its layers are told apart.
         topology: Hierarchy is offered where a host has several ranks and there are several hosts.
         quality: What a plan may cost in steps.
-        error_budget: How much of the gradient a plan may lose, as `Errors.of` says; None for no such bound. With one,
-            only what the workload was measured under is inside.
+        error_budget: How much of the gradient a plan may lose, as `CodecErrors.of` says; None for no such bound. With
+            one, only what the workload was measured under is inside.
 
     Raises:
         ValueError: There is a budget of errors, but no codec was measured on the workload.
@@ -43,7 +43,7 @@ class Space:
         self, workload: Workload, topology: Topology, quality: Quality, error_budget: float | None = None
     ) -> None:
         self.quality = quality
-        self._error_budget, self._errors = error_budget, Errors(workload)
+        self._error_budget, self._errors = error_budget, CodecErrors(workload)
         if error_budget is not None:
             self._errors.require_some()
         total = workload.numel

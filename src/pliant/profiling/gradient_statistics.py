@@ -13,14 +13,14 @@ from pliant.comm import Comm
 from pliant.layouts.division import factor_shape
 from pliant.spec import LowRank
 
-__all__ = ["GradientShadow", "Seen", "noise_scale"]
+__all__ = ["GradientSample", "GradientStatistics", "noise_scale"]
 
 _SKETCH = 8192
 """Numbers that stand for a gradient when ranks compare theirs: norms of larger ones are right to 1.6 % a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class GradientSample:
     """Statistics of some steps, over all ranks."""
 
     steps: int
@@ -34,7 +34,7 @@ class Seen:
     """Squared norm of the mean gradient, summed over steps."""
 
 
-class GradientShadow:
+class GradientStatistics:
     """Takes each rank's own gradients, and keeps squared norms, squared errors of codecs, and a sketch of each step.
 
     A sketch adds up the elements of a gradient, with random signs that all ranks share, at place i mod 8192 (Alon,
@@ -79,7 +79,7 @@ class GradientShadow:
         self._sketches.append(sum(self._sketch_of.values(), torch.zeros(_SKETCH, dtype=torch.float64)))
         self._step, self._sketch_of = {}, {}
 
-    def shared(self, comm: Comm, device: torch.device) -> "Seen":
+    def shared(self, comm: Comm, device: torch.device) -> "GradientSample":
         """Return what all ranks saw together. Collective; all have counted the same number of steps.
 
         A step in which any rank had a NaN or Inf, as those that a GradScaler skips, counts for nothing.
@@ -89,14 +89,14 @@ class GradientShadow:
             comm.all_reduce(finite, "min").wait()
         kept = [k for k, sound in enumerate(finite.tolist()) if sound]
         if not kept:
-            return Seen(steps=0, shares={}, errors={}, own=0.0, together=0.0)
+            return GradientSample(steps=0, shares={}, errors={}, own=0.0, together=0.0)
         sums = torch.stack([self._rows[k] for k in kept]).sum(0).to(device)  # (tensors, 1 + codecs + ranks)
         comm.all_reduce(sums).wait()
         sketches = torch.stack([self._sketches[k] for k in kept]).to(device)  # (steps, _SKETCH)
         comm.all_reduce(sketches).wait()
         total = float(sums[:, 0].sum())
         rows = dict(zip(self._names, sums.tolist(), strict=True))
-        return Seen(
+        return GradientSample(
             steps=len(kept),
             shares={name: row[0] / total if total else 0.0 for name, row in rows.items()},
             errors={

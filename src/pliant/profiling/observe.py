@@ -20,8 +20,8 @@ from pliant.comm import Comm, own_group, share_text
 from pliant.comm.own import alone
 from pliant.engine.gate import innermost, module_of, named_tensors, without_wrappers
 from pliant.engine.making import owner_classes
-from pliant.profiling.gradient_statistics import GradientShadow, noise_scale
-from pliant.profiling.step_timer import StepTimes
+from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
+from pliant.profiling.step_timer import StepTimer
 from pliant.spec import TensorSpec, Workload
 
 __all__ = ["Observation", "observe"]
@@ -53,9 +53,11 @@ class Observation:
         self._device = next(iter(self._parameters.values())).device
         self._timed_until, self._warmup_steps = warmup_steps + steps, warmup_steps
         self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
-        self._shadow = GradientShadow({name: as_real(p).numel() for name, p in self._parameters.items()}, codecs, ranks)
+        self._shadow = GradientStatistics(
+            {name: as_real(p).numel() for name, p in self._parameters.items()}, codecs, ranks
+        )
         self._taken = 0
-        self._times = StepTimes(self._parameters, self._device)
+        self._times = StepTimer(self._parameters, self._device)
         self._hooks = [
             model.register_forward_pre_hook(lambda *_: self._before_forward()),
             model.register_forward_hook(lambda _, __, output: self._after_forward(output)),

@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pliant.engine.clock import Clock
+from pliant.engine.clock import DeviceTimer
 from pliant.engine.run import Run
-from pliant.engine.tape import Message, Tape, Task
+from pliant.engine.tape import TaskRecord, Tracer, TransferRecord
 from pliant.profiling.step_timer import tensors_in
 from pliant.spec import Event, Timeline, save
 
@@ -217,7 +217,7 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
     return run.recording
 
 
-def _events(tape: Tape, origin: Any) -> Iterator[Event]:
+def _events(tape: Tracer, origin: Any) -> Iterator[Event]:
     """Turn marks into times, and what the lane did between its messages into events of coding."""
     event = functools.partial(_event, tape, origin)
     for note in tape.notes:
@@ -235,7 +235,14 @@ def _events(tape: Tape, origin: Any) -> Iterator[Event]:
 
 
 def _event(
-    tape: Tape, origin: Any, kind: str, name: str, step: int, start: Any, end: Any, message: Message | None = None
+    tape: Tracer,
+    origin: Any,
+    kind: str,
+    name: str,
+    step: int,
+    start: Any,
+    end: Any,
+    message: TransferRecord | None = None,
 ) -> Event:
     return Event(
         rank=tape.comm.rank,
@@ -249,7 +256,7 @@ def _event(
     )
 
 
-def _coding(task: Task, clock: Clock) -> Iterator[tuple[str, Any, Any]]:
+def _coding(task: TaskRecord, clock: DeviceTimer) -> Iterator[tuple[str, Any, Any]]:
     """Return (kind, start, end) of what is left of a task when its waits for messages are taken out."""
     last_posting = max((clock.seconds(task.start, m.start) for m in task.messages), default=0.0)
     now = task.start

@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pliant.engine.clock import Clock
+from pliant.engine.clock import DeviceTimer
 
-__all__ = ["StepTimes", "tensors_in"]
+__all__ = ["StepTimer", "tensors_in"]
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Step:
     optimizer_from: Any = None
 
 
-class StepTimes:
+class StepTimer:
     """Takes the marks of steps. On CUDA they are events in the stream, so that nothing waits before the step is over.
 
     Backward begins when a gradient reaches the model's output: the loss is no part of it.
@@ -36,7 +36,7 @@ class StepTimes:
     """
 
     def __init__(self, names: Iterable[str], device: torch.device) -> None:
-        self._clock = Clock(device)
+        self._clock = DeviceTimer(device)
         self._now = _Step()
         self.steps: list[tuple[float, float, float]] = []
         """Seconds of forward (with earlier backward passes of the step), last backward, and optimizer."""

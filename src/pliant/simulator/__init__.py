@@ -2,7 +2,7 @@
 
 from pliant.netmodel import IDEAL, KEYS, Overheads
 from pliant.simulator.models import MODELS, bert_large, equal_layers, vgg16, workload_named
-from pliant.simulator.physics import Physics
+from pliant.simulator.physics import CostFeatures
 from pliant.simulator.simulate import BUCKET_BYTES, Simulated, simulate, simulate_many
 from pliant.simulator.trace import to_trace, write_trace
 
@@ -11,8 +11,8 @@ __all__ = [
     "IDEAL",
     "KEYS",
     "MODELS",
+    "CostFeatures",
     "Overheads",
-    "Physics",
     "Simulated",
     "bert_large",
     "equal_layers",

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pliant.simulator.lanes import Item, Segment
-from pliant.simulator.prepared import Exchanged, Prepared
+from pliant.simulator.lanes import QueuedExchange, RankActivity
+from pliant.simulator.prepared import PreparedPlan, TimedExchange
 from pliant.simulator.stepping import Stepper
 from pliant.spec import Event, Timeline
 
@@ -13,7 +13,7 @@ _MOST_RANKS = 8
 """In a timeline: the others look alike."""
 
 
-def timeline_of(stepper: Stepper, prepared: Prepared) -> Timeline:
+def timeline_of(stepper: Stepper, prepared: PreparedPlan) -> Timeline:
     """Return the events of the first ranks, in the order in which they ended."""
     ground = prepared.ground
     events: list[Event] = []
@@ -26,7 +26,7 @@ def timeline_of(stepper: Stepper, prepared: Prepared) -> Timeline:
     return Timeline(events=tuple(events), provenance="simulated")
 
 
-def _computing(rank: int, segments: list[Segment], pace: float) -> list[Event]:
+def _computing(rank: int, segments: list[RankActivity], pace: float) -> list[Event]:
     """Return what one rank computes, and how long it then waits for exchanges or for the slowest."""
     events: list[Event] = []
     ahead_s = 0.0
@@ -43,7 +43,7 @@ def _computing(rank: int, segments: list[Segment], pace: float) -> list[Event]:
     return events
 
 
-def _exchanging(rank: int, item: Item, exchanged: Exchanged) -> list[Event]:
+def _exchanging(rank: int, item: QueuedExchange, exchanged: TimedExchange) -> list[Event]:
     index = exchanged.index
     sent, received = int(exchanged.of.sent[index, rank]), int(exchanged.of.received[index, rank])
     stretched = (item.end_s - item.start_s) / exchanged.seconds if exchanged.seconds else 1.0

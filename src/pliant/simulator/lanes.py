@@ -3,13 +3,13 @@
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Clock", "Item", "Segment"]
+__all__ = ["QueuedExchange", "RankActivity", "RankClock"]
 
 _EPS = 1e-15
 
 
 @dataclass(kw_only=True, eq=False)
-class Item:
+class QueuedExchange:
     """An exchange in a lane."""
 
     label: str
@@ -19,7 +19,7 @@ class Item:
     """Which exchange of the simulation it is."""
     step: int
     remaining: float = 0.0
-    before: "Item | None" = None
+    before: "QueuedExchange | None" = None
     """What was in front of it when it came."""
     arrival_s: float = 0.0
     start_s: float = -1.0
@@ -32,17 +32,17 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class RankActivity:
     """Time of the rank itself: compute, or wait for an item."""
 
     kind: str
     step: int
     start_s: float
     end_s: float
-    item: Item | None = None
+    item: QueuedExchange | None = None
 
 
-class Clock:
+class RankClock:
     """Simulated time of a rank and its lanes.
 
     While the rank computes and a lane is busy, computing is slower by one factor and the exchange by another: two
@@ -57,18 +57,18 @@ class Clock:
 
     def __init__(self, num_lanes: int, compute_overlap: float, exchange_overlap: float) -> None:
         self.now_s = 0.0
-        self._lanes: list[deque[Item]] = [deque() for _ in range(num_lanes)]
-        self._last: list[Item | None] = [None] * num_lanes
+        self._lanes: list[deque[QueuedExchange]] = [deque() for _ in range(num_lanes)]
+        self._last: list[QueuedExchange | None] = [None] * num_lanes
         self._compute_overlap, self._exchange_overlap = compute_overlap, exchange_overlap
-        self.segments: list[Segment] = []
-        self.items: list[Item] = []
+        self.segments: list[RankActivity] = []
+        self.items: list[QueuedExchange] = []
 
     @property
     def idle(self) -> bool:
         """Whether nothing is in any lane."""
         return not any(self._lanes)
 
-    def submit(self, lane: int, item: Item) -> Item:
+    def submit(self, lane: int, item: QueuedExchange) -> QueuedExchange:
         """Put an item at the end of a lane, now."""
         item.arrival_s, item.remaining = self.now_s, item.seconds
         item.before, self._last[lane] = self._last[lane], item
@@ -80,7 +80,7 @@ class Clock:
         return item
 
     def compute(
-        self, seconds: float, kind: str, step: int, arrivals: list[tuple[float, int, Item]] | None = None
+        self, seconds: float, kind: str, step: int, arrivals: list[tuple[float, int, QueuedExchange]] | None = None
     ) -> None:
         """Compute for so long, and submit items to lanes at offsets of it, in order: (offset_s, lane, item)."""
         from_s, progress = self.now_s, 0.0
@@ -88,16 +88,16 @@ class Clock:
             progress = self._compute_until(progress, offset)
             self.submit(lane, item)
         self._compute_until(progress, seconds)
-        self.segments.append(Segment(kind=kind, step=step, start_s=from_s, end_s=self.now_s))
+        self.segments.append(RankActivity(kind=kind, step=step, start_s=from_s, end_s=self.now_s))
 
-    def wait(self, item: Item, step: int) -> None:
+    def wait(self, item: QueuedExchange, step: int) -> None:
         """Do nothing until an item has ended."""
         if item.done:
             return
         from_s = self.now_s
         while not item.done:
             self._pass(min(queue[0].remaining for queue in self._lanes if queue), 1.0)
-        self.segments.append(Segment(kind="wait", step=step, start_s=from_s, end_s=self.now_s, item=item))
+        self.segments.append(RankActivity(kind="wait", step=step, start_s=from_s, end_s=self.now_s, item=item))
 
     def _compute_until(self, progress: float, target: float) -> float:
         while progress < target:
@@ -122,12 +122,12 @@ class Clock:
                 if queue[0].remaining <= _EPS * (1 + self.now_s):
                     self._end(queue)
 
-    def _end(self, queue: deque[Item]) -> None:
+    def _end(self, queue: deque[QueuedExchange]) -> None:
         queue.popleft().end_s = self.now_s
         if queue:
             self._begin(queue)
 
-    def _begin(self, queue: deque[Item]) -> None:
+    def _begin(self, queue: deque[QueuedExchange]) -> None:
         queue[0].start_s = self.now_s
         if queue[0].remaining <= 0:
             self._end(queue)

@@ -8,11 +8,11 @@ import numpy as np
 
 from pliant.layouts.division import place, weight_buckets
 from pliant.netmodel import Floats
-from pliant.simulator.rounds import Batch
+from pliant.simulator.rounds import BucketBatch
 from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, TensorSpec, Timing, Workload
 
 __all__ = [
-    "Part",
+    "GradientPart",
     "WeightPart",
     "batch_of",
     "buckets_of",
@@ -31,7 +31,7 @@ _ITEMSIZES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class GradientPart:
     """Tensors of one bucket of gradients that are synchronized alike."""
 
     node: Exchange
@@ -73,9 +73,11 @@ def buckets_of(plan: SyncPlan, workload: Workload, bucket_bytes: int) -> tuple[t
     return tuple(map(tuple, _ddp_buckets(workload.tensors, first_bytes, plan.bucket_bytes or bucket_bytes)))
 
 
-def gradient_parts(buckets: Sequence[Sequence[int]], nodes: Sequence[Exchange], workload: Workload) -> list[Part]:
+def gradient_parts(
+    buckets: Sequence[Sequence[int]], nodes: Sequence[Exchange], workload: Workload
+) -> list[GradientPart]:
     """Return the parts of all buckets, in the order in which they are exchanged."""
-    parts: list[Part] = []
+    parts: list[GradientPart] = []
     ready_s = 0.0
     for number, bucket in enumerate(buckets):
         ready_s = max(ready_s, max(workload.tensors[k].ready_s for k in bucket))  # buckets leave in their order
@@ -83,7 +85,8 @@ def gradient_parts(buckets: Sequence[Sequence[int]], nodes: Sequence[Exchange], 
         for k in bucket:
             alike.setdefault(id(nodes[k]), []).append(k)
         parts += [
-            Part(node=nodes[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s) for held in alike.values()
+            GradientPart(node=nodes[held[0]], bucket=number, tensors=tuple(held), ready_s=ready_s)
+            for held in alike.values()
         ]
     return parts
 
@@ -103,7 +106,7 @@ def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[WeightPa
     return parts
 
 
-def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequence[int], num_ranks: int) -> Batch:
+def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequence[int], num_ranks: int) -> BucketBatch:
     """Return what several parts hold, so that they are counted together.
 
     Args:
@@ -118,13 +121,13 @@ def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequen
     size = np.array([itemsize(tensors[group[0]]) for group in groups], dtype=np.float64)
     shapes = tuple(tuple(tensors[k].shape for k in group) for group in groups)
     if not owners:
-        return Batch(numel=numel, itemsize=size, shapes=shapes)
+        return BucketBatch(numel=numel, itemsize=size, shapes=shapes)
     held, num_held = np.zeros((len(groups), num_ranks)), np.zeros((len(groups), num_ranks))
     for b, group in enumerate(groups):
         for k in group:
             held[b, owners[k]] += tensors[k].numel
             num_held[b, owners[k]] += 1
-    return Batch(numel=numel, itemsize=size, shapes=shapes, held=held, num_held=num_held)
+    return BucketBatch(numel=numel, itemsize=size, shapes=shapes, held=held, num_held=num_held)
 
 
 def owners_of(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> tuple[int, ...]:

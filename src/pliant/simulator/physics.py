@@ -10,10 +10,10 @@ from pliant.simulator.prepared import prepare
 from pliant.simulator.simulate import BUCKET_BYTES, ground_of, run
 from pliant.spec import SyncPlan, Topology, Workload
 
-__all__ = ["Physics"]
+__all__ = ["CostFeatures"]
 
 
-class Physics:
+class CostFeatures:
     """Simulated times of plans on one workload and topology, for whoever fits coefficients to measured steps.
 
     Args:

@@ -29,13 +29,13 @@ from pliant.spec import (
     Workload,
 )
 
-__all__ = ["Exchanged", "Ground", "Mixed", "Prepared", "prepare"]
+__all__ = ["PreparedPlan", "SimulationContext", "TimedExchange", "TimedWeightExchange", "prepare"]
 
 _CPU_KEYS = slice(KEYS.index("messages"), None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Exchanged:
+class TimedExchange:
     """One exchange, with what it takes by itself."""
 
     label: str
@@ -46,7 +46,7 @@ class Exchanged:
 
 
 @dataclass(kw_only=True, eq=False)
-class Ground:
+class SimulationContext:
     """Parts that plans on one workload and topology share, and what has been found out about it."""
 
     workload: Workload
@@ -94,12 +94,12 @@ class Ground:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixed:
+class TimedWeightExchange:
     """A bucket of weights that is exchanged between steps, with what its exchanges take, turn by turn."""
 
     part: WeightPart
-    tasks: tuple[Exchanged, ...]
-    rests: tuple[Exchanged | None, ...]
+    tasks: tuple[TimedExchange, ...]
+    rests: tuple[TimedExchange | None, ...]
 
     @property
     def late(self) -> bool:
@@ -113,20 +113,20 @@ class Mixed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedPlan:
     """A plan, ready to be run."""
 
-    ground: Ground
-    gradients: tuple[tuple[float, int, Exchanged], ...]
+    ground: SimulationContext
+    gradients: tuple[tuple[float, int, TimedExchange], ...]
     """(seconds after the start of backward, exchanged every so many steps, what it takes), in the lane's order."""
-    rests: tuple[tuple[int, Exchanged], ...]
+    rests: tuple[tuple[int, TimedExchange], ...]
     """What follows in the lane when all buckets have been handed over."""
-    weights: tuple[Mixed, ...]
-    meet: Exchanged | None
+    weights: tuple[TimedWeightExchange, ...]
+    meet: TimedExchange | None
     """What ranks tell each other before weights at a free pace, or weighted ones, are exchanged."""
-    share: Exchanged | None
+    share: TimedExchange | None
     """New weights from owners to all, after a step."""
-    served: Exchanged | None
+    served: TimedExchange | None
     """Gradients to owners at a free pace, and weights back."""
     staleness: int
     step_share: float
@@ -146,7 +146,7 @@ class Prepared:
         return bool(self.weights) and not self.gradients and all(mixed.free for mixed in self.weights)
 
 
-def prepare(plan: SyncPlan, ground: Ground, bucket_bytes: int) -> Prepared:
+def prepare(plan: SyncPlan, ground: SimulationContext, bucket_bytes: int) -> PreparedPlan:
     """Measure every exchange that a plan makes."""
     workload, num_ranks = ground.workload, ground.num_ranks
     nodes = _nodes(plan, workload)
@@ -161,7 +161,7 @@ def prepare(plan: SyncPlan, ground: Ground, bucket_bytes: int) -> Prepared:
     busiest = float(held.max() / held.sum()) if owners else 1.0
     lockstep_owners = bool(owners) and not served
     periods = [node.timing.period * num_turns(node, ground.topology, num_ranks) for node in distinct(nodes)]
-    return Prepared(
+    return PreparedPlan(
         ground=ground,
         gradients=gradients,
         rests=rests,
@@ -188,8 +188,8 @@ def _nodes(plan: SyncPlan, workload: Workload) -> list[Exchange]:
 
 
 def _gradients(
-    plan: SyncPlan, nodes: Sequence[Exchange], owners: Sequence[int], ground: Ground, bucket_bytes: int
-) -> tuple[tuple[tuple[float, int, Exchanged], ...], tuple[tuple[int, Exchanged], ...]]:
+    plan: SyncPlan, nodes: Sequence[Exchange], owners: Sequence[int], ground: SimulationContext, bucket_bytes: int
+) -> tuple[tuple[tuple[float, int, TimedExchange], ...], tuple[tuple[int, TimedExchange], ...]]:
     key = plan.bucket_bytes, bucket_bytes
     if key not in ground.buckets:
         ground.buckets[key] = buckets_of(plan, ground.workload, bucket_bytes)
@@ -197,8 +197,8 @@ def _gradients(
     if not parts:
         return (), ()
     last_s = max(part.ready_s for part in parts)
-    tasks: dict[int, tuple[float, int, Exchanged]] = {}
-    rests: dict[int, tuple[int, Exchanged]] = {}
+    tasks: dict[int, tuple[float, int, TimedExchange]] = {}
+    rests: dict[int, tuple[int, TimedExchange]] = {}
     for node in distinct(part.node for part in parts):
         if node.weights_may_diverge and not node.averages_in_host:
             continue  # gradients stay with their rank
@@ -216,16 +216,16 @@ def _gradients(
     return tuple(tasks[k] for k in sorted(tasks)), tuple(rests[k] for k in sorted(rests))
 
 
-def _weights(nodes: Sequence[Exchange], ground: Ground) -> tuple[Mixed, ...]:
+def _weights(nodes: Sequence[Exchange], ground: SimulationContext) -> tuple[TimedWeightExchange, ...]:
     parts = weight_parts(nodes, ground.workload)
-    found: dict[int, Mixed] = {}
+    found: dict[int, TimedWeightExchange] = {}
     for node in distinct(part.node for part in parts):
         mine = [k for k, part in enumerate(parts) if part.node is node]
         turns = range(num_turns(node, ground.topology, ground.num_ranks))
         groups = [parts[k].tensors for k in mine]
         measured = [_measured(node, groups, (), ground, turn, stay=False) for turn in turns]
         for index, k in enumerate(mine):
-            found[k] = Mixed(
+            found[k] = TimedWeightExchange(
                 part=parts[k],
                 tasks=tuple(_exchanged(f"weights {k}", task, index) for task, _ in measured),
                 rests=tuple(
@@ -236,7 +236,13 @@ def _weights(nodes: Sequence[Exchange], ground: Ground) -> tuple[Mixed, ...]:
 
 
 def _measured(
-    node: Exchange, groups: list[tuple[int, ...]], owners: Sequence[int], ground: Ground, turn: int, *, stay: bool
+    node: Exchange,
+    groups: list[tuple[int, ...]],
+    owners: Sequence[int],
+    ground: SimulationContext,
+    turn: int,
+    *,
+    stay: bool,
 ) -> tuple[Exchanges, Exchanges]:
     """Return what the exchanges of a node take, found once for each node and grouping."""
     key = node, tuple(groups), turn, stay
@@ -256,11 +262,11 @@ def _measured(
     return found
 
 
-def _exchanged(label: str, of: Exchanges, index: int) -> Exchanged:
-    return Exchanged(label=label, seconds=float(of.seconds[index]), of=of, index=index)
+def _exchanged(label: str, of: Exchanges, index: int) -> TimedExchange:
+    return TimedExchange(label=label, seconds=float(of.seconds[index]), of=of, index=index)
 
 
-def _one(label: str, rounds: Sequence[Round], ground: Ground) -> Exchanged | None:
+def _one(label: str, rounds: Sequence[Round], ground: SimulationContext) -> TimedExchange | None:
     return _exchanged(label, ground.measure(rounds, (), 1)[0], 0) if rounds else None
 
 
@@ -269,7 +275,7 @@ def _from_owners(held: Floats) -> tuple[Round, ...]:
     return (Round(messages=DenseExchange(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
 
 
-def _served(owners: Sequence[int], ground: Ground, busiest: float) -> tuple[Round, ...]:
+def _served(owners: Sequence[int], ground: SimulationContext, busiest: float) -> tuple[Round, ...]:
     """One message of a head and float32 to each owner, its step, and as much back."""
     tensors, num_ranks = ground.workload.tensors, ground.num_ranks
     numel = np.zeros(num_ranks)

@@ -27,7 +27,7 @@ from pliant.spec import (
 )
 
 __all__ = [
-    "Batch",
+    "BucketBatch",
     "all_gather_rounds",
     "all_reduce_rounds",
     "block_rounds",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
+class BucketBatch:
     """Parts of buckets that are exchanged alike; each by itself, but counted together."""
 
     numel: Floats
@@ -62,7 +62,7 @@ def work(before: dict[str, Floats]) -> Round:
     return Round(messages=None, before=before)
 
 
-def passes(batch: Batch, count: float) -> dict[str, Floats]:
+def passes(batch: BucketBatch, count: float) -> dict[str, Floats]:
     """Return so many passes over a batch in float32."""
     return {"reduce_bytes": 4 * count * batch.numel}
 
@@ -77,7 +77,7 @@ def _payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
     return np.array([payload_bytes(codec, int(k)) for k in different], dtype=np.float64)[where].reshape(numel.shape)
 
 
-def all_reduce_rounds(node: AllReduce, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def all_reduce_rounds(node: AllReduce, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return the ring, and what a cast or shared elements cost before and after it."""
     codec, numel = node.codec, batch.numel
     if codec is None:
@@ -89,7 +89,7 @@ def all_reduce_rounds(node: AllReduce, batch: Batch, num_ranks: int, turn: int) 
     return [replace(around, before=before, after={**around.after, f"decode {codec.name}": numel})]
 
 
-def scatter_gather_rounds(node: ScatterGather, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def scatter_gather_rounds(node: ScatterGather, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Encode for each owner, send; owners add up, encode the mean and send it to all; decode. In pieces."""
     codec, numel = node.codec, batch.numel
     block = granularity(codec)
@@ -125,7 +125,9 @@ def scatter_gather_rounds(node: ScatterGather, batch: Batch, num_ranks: int, tur
     return [up, down]
 
 
-def all_gather_rounds(node: AllGather | DecoupledMomentum, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def all_gather_rounds(
+    node: AllGather | DecoupledMomentum, batch: BucketBatch, num_ranks: int, turn: int
+) -> list[Round]:
     """Return the gather of every rank's chosen elements or coefficients."""
     codec = node.codec
     # A transform's sums are restored once; chosen elements are added one payload after another, over zeros.
@@ -137,7 +139,7 @@ def all_gather_rounds(node: AllGather | DecoupledMomentum, batch: Batch, num_ran
     return [replace(around, before=before, after={**restore, **passes(batch, 3)})]
 
 
-def low_rank_rounds(node: LowRank, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def low_rank_rounds(node: LowRank, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Two averages: of P = M Q behind what stays whole, and of Q = M^T P."""
     first, second = np.zeros(len(batch.shapes)), np.zeros(len(batch.shapes))
     for b, shapes in enumerate(batch.shapes):
@@ -149,7 +151,7 @@ def low_rank_rounds(node: LowRank, batch: Batch, num_ranks: int, turn: int) -> l
     return [work(passes(batch, 1.5)), *left, work(passes(batch, 1)), *right, work(passes(batch, 2))]
 
 
-def block_rounds(node: BlockSparse, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def block_rounds(node: BlockSparse, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return what choosing, sending and adding up blocks takes."""
     by_owners = ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
 
@@ -160,7 +162,9 @@ def block_rounds(node: BlockSparse, batch: Batch, num_ranks: int, turn: int) -> 
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
 
 
-def owner_rounds(node: ShardedOptimizer | ParameterServer, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def owner_rounds(
+    node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int, turn: int
+) -> list[Round]:
     """Gradients to owners, who add up and tell all the norms; weights follow once, after the step."""
     codec, held = node.payload_codec, batch.held
     payload = held * batch.itemsize[:, None] if codec is None else _payloads(codec, held)
@@ -179,7 +183,7 @@ def owner_rounds(node: ShardedOptimizer | ParameterServer, batch: Batch, num_ran
     ]
 
 
-def gossip_rounds(node: Gossip | CodedGossip, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return the messages along a graph, and what averaging takes."""
     graph, codec = node.graph, node.payload_codec
     size = _payloads(codec, batch.numel)
@@ -202,7 +206,7 @@ def gossip_rounds(node: Gossip | CodedGossip, batch: Batch, num_ranks: int, turn
     return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _added(codec, batch)})]
 
 
-def _added(codec: CodecSpec, batch: Batch) -> Floats:
+def _added(codec: CodecSpec, batch: BucketBatch) -> Floats:
     """Return the elements that adding one payload touches, (num_buckets,)."""
     return _num_kept(codec, batch.numel) if codec.facts.kind == "sparsifier" else batch.numel
 
@@ -219,6 +223,6 @@ def _edges(graph: Graph, turn: int, num_ranks: int) -> tuple[Ints, Ints]:
     return edges[:, 0], edges[:, 1]
 
 
-def momentum_rounds(node: CompressedMomentum, batch: Batch, num_ranks: int, turn: int) -> list[Round]:
+def momentum_rounds(node: CompressedMomentum, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return the rounds of the averaging, which come after a warm-up."""
     return scatter_gather_rounds(node.averaging, batch, num_ranks, turn)

@@ -9,9 +9,9 @@ import numpy as np
 
 from pliant.netmodel import KEYS, Floats, Overheads
 from pliant.simulator.events import timeline_of
-from pliant.simulator.lanes import Segment
-from pliant.simulator.path import Leg, critical
-from pliant.simulator.prepared import Ground, Prepared, prepare
+from pliant.simulator.lanes import RankActivity
+from pliant.simulator.path import CriticalSegment, critical
+from pliant.simulator.prepared import PreparedPlan, SimulationContext, prepare
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 
@@ -52,7 +52,7 @@ class Simulated:
 
     step_s is the sum of each times its coefficient in the overheads, to rounding: so coefficients can be fitted to
     measured steps by non-negative least squares, and learners can start from the same numbers."""
-    prepared: Prepared = field(repr=False)
+    prepared: PreparedPlan = field(repr=False)
     stepper: Stepper = field(repr=False)
 
     @cached_property
@@ -117,7 +117,9 @@ def simulate_many(
     return np.array([run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
 
 
-def ground_of(workload: Workload, topology: Topology, overheads: Overheads | None, slowdown: Sequence[float]) -> Ground:
+def ground_of(
+    workload: Workload, topology: Topology, overheads: Overheads | None, slowdown: Sequence[float]
+) -> SimulationContext:
     """Return what all plans on a workload and a topology have in common."""
     num_ranks = topology.num_ranks
     given = tuple(slowdown) or (1.0,) * num_ranks
@@ -132,10 +134,10 @@ def ground_of(workload: Workload, topology: Topology, overheads: Overheads | Non
         for _ in range(host.num_ranks)
     ]
     factors = tuple(a * b for a, b in zip(given, crowded, strict=True))
-    return Ground(workload=workload, topology=topology, overheads=overheads or Overheads(), slowdown=factors)
+    return SimulationContext(workload=workload, topology=topology, overheads=overheads or Overheads(), slowdown=factors)
 
 
-def run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
+def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated:
     """Simulate a plan that is ready; briefly, if nobody asks what is on its critical path."""
     if steps < 0:
         raise ValueError(f"{steps} steps cannot be; use 1 or more, or 0 for one period.")
@@ -171,7 +173,7 @@ def run(prepared: Prepared, steps: int, *, brief: bool = False) -> Simulated:
     )
 
 
-def _run_free(prepared: Prepared, stepper: Stepper, wanted: int) -> Simulated:
+def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulated:
     """Return what ranks do of which none waits: each computes at its own pace, and all meet when the last has come.
 
     An exchange begins with the step of the last rank that is free for it; so from one to the next it is as many whole
@@ -208,11 +210,11 @@ def _run_free(prepared: Prepared, stepper: Stepper, wanted: int) -> Simulated:
     )
 
 
-def _inside(segment: Segment, from_s: float) -> float:
+def _inside(segment: RankActivity, from_s: float) -> float:
     return max(0.0, segment.end_s - max(segment.start_s, from_s))
 
 
-def _counts(legs: Sequence[Leg], stepper: Stepper, ground: Ground) -> Floats:
+def _counts(legs: Sequence[CriticalSegment], stepper: Stepper, ground: SimulationContext) -> Floats:
     counts = np.zeros(len(KEYS))
     for leg in legs:
         if leg.item is None:
@@ -226,7 +228,7 @@ def _counts(legs: Sequence[Leg], stepper: Stepper, ground: Ground) -> Floats:
     return scaled
 
 
-def _totals(stepper: Stepper, first: int, prepared: Prepared) -> Floats:
+def _totals(stepper: Stepper, first: int, prepared: PreparedPlan) -> Floats:
     """Return seconds of exchanges, seconds of coding, and bytes per rank, in the steps from `first` on."""
     totals = np.zeros(2 + prepared.ground.num_ranks)
     uses = Counter(id(stepper.exchanged[item.row]) for item in stepper.clock.items if item.step >= first)
@@ -239,7 +241,7 @@ def _totals(stepper: Stepper, first: int, prepared: Prepared) -> Floats:
     return totals
 
 
-def _merged(legs: Sequence[Leg]) -> tuple[tuple[str, float], ...]:
+def _merged(legs: Sequence[CriticalSegment]) -> tuple[tuple[str, float], ...]:
     merged: list[tuple[str, float]] = []
     for leg in legs:
         if merged and merged[-1][0] == leg.name:

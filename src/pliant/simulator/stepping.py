@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pliant.simulator.lanes import Clock, Item
-from pliant.simulator.prepared import Exchanged, Mixed, Prepared
+from pliant.simulator.lanes import QueuedExchange, RankClock
+from pliant.simulator.prepared import PreparedPlan, TimedExchange, TimedWeightExchange
 
 __all__ = ["Stepper"]
 
@@ -15,30 +15,30 @@ _GRADIENTS, _WEIGHTS = 0, 1
 class _Turn:
     """State of a bucket of weights."""
 
-    mixed: Mixed
+    mixed: TimedWeightExchange
     last: int
     """Step of the last exchange."""
     round: int = 0
-    ticket: Item | None = None
+    ticket: QueuedExchange | None = None
 
 
 @dataclass(kw_only=True, eq=False)
 class Stepper:
     """Makes steps of the slowest rank, for whom all others wait wherever the plan lets ranks wait."""
 
-    prepared: Prepared
-    clock: Clock = field(init=False)
-    exchanged: list[Exchanged] = field(default_factory=list[Exchanged])
+    prepared: PreparedPlan
+    clock: RankClock = field(init=False)
+    exchanged: list[TimedExchange] = field(default_factory=list[TimedExchange])
     """What each item of the clock is, by its row."""
     ends_s: list[float] = field(default_factory=list[float])
     """When each step has ended."""
 
     def __post_init__(self) -> None:
         overheads = self.prepared.ground.overheads
-        self.clock = Clock(2, overheads.compute_overlap, overheads.exchange_overlap)
+        self.clock = RankClock(2, overheads.compute_overlap, overheads.exchange_overlap)
         self._turns = [_Turn(mixed=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
-        self._served: Item | None = None
-        self._handed_over: Item | None = None
+        self._served: QueuedExchange | None = None
+        self._handed_over: QueuedExchange | None = None
 
     def step(self) -> None:
         """Make one step."""
@@ -58,7 +58,7 @@ class Stepper:
 
     def _backward(self, step: int, seconds: float) -> None:
         slow = self.prepared.ground.slowest
-        arrivals: list[tuple[float, int, Item]] = []
+        arrivals: list[tuple[float, int, QueuedExchange]] = []
         last_s = 0.0
         for ready_s, every, exchanged in self.prepared.gradients:
             if (step + 1) % every == 0:
@@ -104,7 +104,7 @@ class Stepper:
             return
         if self.prepared.meet is not None and any(t.mixed.free or t.mixed.part.timing.weighted for t in turns):
             self._submit(_WEIGHTS, self.prepared.meet, step - 1)
-        rests: list[Exchanged] = []
+        rests: list[TimedExchange] = []
         for turn in turns:
             which = turn.round % len(turn.mixed.tasks)
             turn.ticket = self._submit(_WEIGHTS, turn.mixed.tasks[which], step - 1)
@@ -119,11 +119,11 @@ class Stepper:
             self.clock.wait(turn.ticket, step - 1)
             turn.ticket = None
 
-    def _item(self, exchanged: Exchanged, step: int) -> Item:
+    def _item(self, exchanged: TimedExchange, step: int) -> QueuedExchange:
         self.exchanged.append(exchanged)
-        return Item(label=exchanged.label, seconds=exchanged.seconds, row=len(self.exchanged) - 1, step=step)
+        return QueuedExchange(label=exchanged.label, seconds=exchanged.seconds, row=len(self.exchanged) - 1, step=step)
 
-    def _submit(self, lane: int, exchanged: Exchanged, step: int) -> Item:
+    def _submit(self, lane: int, exchanged: TimedExchange, step: int) -> QueuedExchange:
         return self.clock.submit(lane, self._item(exchanged, step))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pliant.netmodel import Floats, PointToPoint
 from pliant.simulator.round import Round
 from pliant.simulator.rounds import (
-    Batch,
+    BucketBatch,
     all_gather_rounds,
     all_reduce_rounds,
     block_rounds,
@@ -45,21 +45,21 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "Moved", "inside_hosts", "moved", "num_turns"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "inside_hosts", "moved", "num_turns"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class ExchangeTraffic:
     """An exchange: rounds that are waited for, and rounds that follow once the result has been handed over."""
 
     task: tuple[Round, ...]
     rest: tuple[Round, ...] = ()
 
 
-def moved(node: Exchange, batch: Batch, topology: Topology, turn: int = 0) -> Moved:
+def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0) -> ExchangeTraffic:
     """Return what an exchange of a node moves, on all ranks of a topology; after its warm-up, if it has one.
 
     Args:
@@ -77,7 +77,7 @@ def moved(node: Exchange, batch: Batch, topology: Topology, turn: int = 0) -> Mo
     return _moved(node, batch, topology, turn)
 
 
-def _moved(node: Exchange, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     return TRAFFIC[type(node)](node, batch, topology, turn)
 
 
@@ -114,33 +114,33 @@ def inside_hosts(num_bytes: Floats, topology: Topology) -> list[Round]:
     return [Round(messages=pairs, repeat=repeat, after={"reduce_bytes": num_bytes})]
 
 
-def _custom(node: Custom, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _custom(node: Custom, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     raise ValueError(
         f"the plan has {node}, an algorithm of your own, and only it knows what it sends and computes; simulate a plan "
         "without it, or measure this one."
     )
 
 
-def _inside(node: Every, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _inside(node: Every, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     return _moved(node.inner, batch, topology, turn)
 
 
-def _after(node: After, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _after(node: After, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     return _moved(node.then, batch, topology, turn)
 
 
-def _delayed(node: Delayed, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _delayed(node: Delayed, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     exchange = _moved(node.inner, batch, topology, turn)
-    return Moved(task=(work(passes(batch, 3)),), rest=exchange.task + exchange.rest)
+    return ExchangeTraffic(task=(work(passes(batch, 3)),), rest=exchange.task + exchange.rest)
 
 
-def _local_steps(node: LocalSteps, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count the difference to where all set out, its average, and the outer step."""
     average = _moved(node.averaging, batch, topology, turn)
-    return Moved(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
+    return ExchangeTraffic(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
 
 
-def _between_hosts(node: BetweenHosts, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _between_hosts(node: BetweenHosts, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Sum to the leader of each host, exchange between leaders, and broadcast; or, of weights, without the sum."""
     sizes = np.array([host.num_ranks for host in topology.hosts])
     leaders = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -151,7 +151,7 @@ def _between_hosts(node: BetweenHosts, batch: Batch, topology: Topology, turn: i
     up = PointToPoint(source=followers, target=theirs, share=ones, num_bytes=num_bytes)
     down = PointToPoint(source=theirs, target=followers, share=ones, num_bytes=num_bytes)
     added = {"reduce_bytes": num_bytes * float(sizes.max() - 1)}
-    between = Moved(task=())
+    between = ExchangeTraffic(task=())
     if len(sizes) > 1:
         flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
         between = _moved(node.inner, batch, flat, turn)
@@ -159,23 +159,27 @@ def _between_hosts(node: BetweenHosts, batch: Batch, topology: Topology, turn: i
     if len(followers):
         first = [] if node.exchanges_weights else [Round(messages=up, after=added)]
         task = [*first, *task, Round(messages=down)]
-    return Moved(task=tuple(task), rest=tuple(rest))
+    return ExchangeTraffic(task=tuple(task), rest=tuple(rest))
 
 
-def _coded_gossip(node: CodedGossip, batch: Batch, topology: Topology, turn: int) -> Moved:
+def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count gossip of differences; at gamma 0 messages follow once the own replica has been handed over."""
     (around,) = gossip_rounds(node, batch, topology.num_ranks, turn)
     if node.gamma:
-        return Moved(task=(around,))
-    return Moved(task=(replace(around, messages=None, after={}),), rest=(replace(around, before={}),))
+        return ExchangeTraffic(task=(around,))
+    return ExchangeTraffic(task=(replace(around, messages=None, after={}),), rest=(replace(around, before={}),))
 
 
-def _among_all(rounds: Callable[[Any, Batch, int, int], list[Round]]) -> Callable[[Any, Batch, Topology, int], Moved]:
+def _among_all(
+    rounds: Callable[[Any, BucketBatch, int, int], list[Round]],
+) -> Callable[[Any, BucketBatch, Topology, int], ExchangeTraffic]:
     """Return what asks only for the number of ranks as what is given a topology."""
-    return lambda node, batch, topology, turn: Moved(task=tuple(rounds(node, batch, topology.num_ranks, turn)))
+    return lambda node, batch, topology, turn: ExchangeTraffic(
+        task=tuple(rounds(node, batch, topology.num_ranks, turn))
+    )
 
 
-TRAFFIC: Mapping[type[Exchange], Callable[[Any, Batch, Topology, int], Moved]] = {
+TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], ExchangeTraffic]] = {
     AllReduce: _among_all(all_reduce_rounds),
     ScatterGather: _among_all(scatter_gather_rounds),
     AllGather: _among_all(all_gather_rounds),

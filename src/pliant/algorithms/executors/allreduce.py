@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
-from pliant.collectives.averaging import CastSum
+from pliant.collectives.averaging import CastAllReduce
 from pliant.comm.base import Comm
 from pliant.spec import AllReduce
 
@@ -25,7 +25,7 @@ class AllReduceExecutor:
 
     node: AllReduce
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """Nothing is kept."""
         return {}
 
@@ -33,14 +33,14 @@ class AllReduceExecutor:
         """Make the 16-bit buffer, if one is needed."""
         if self.node.codec is None:
             return None
-        return CastSum(_WIRE[self.node.codec.name], bucket.numel, comm, bucket.flat.device)
+        return CastAllReduce(_WIRE[self.node.codec.name], bucket.numel, comm, bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Scale first, then add up, as torch DDP does it, to the bit."""
         bucket.flat.mul_(1 / comm.size)
         self.on_shares(bucket, state, comm, moment)
 
-    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Add up."""
         if state.workspace is None:
             comm.all_reduce(bucket.flat).wait()

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import Dct, all_finite, codec_from
 from pliant.collectives.sparse import SparseAverage
@@ -35,7 +35,7 @@ class DecoupledMomentumExecutor:
 
     node: DecoupledMomentum
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The momentum.
 
         It is no residual: gradients in it have decayed, and count up to 1 / (1 - beta) times. So a switch of plan
@@ -49,7 +49,7 @@ class DecoupledMomentumExecutor:
         codec = cast(Dct, codec_from(self.node.codec))
         return SparseAverage(codec, bucket.numel, comm, device), torch.empty(bucket.numel, device=device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Accumulate, exchange, take out."""
         exchange, mean = state.workspace
         g, m = bucket.flat, state.flat["momentum"]

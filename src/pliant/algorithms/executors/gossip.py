@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pliant.algorithms.base import Moment, Rest, Slots, State
+from pliant.algorithms.base import Deferred, State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
-from pliant.collectives.gossip import CodedGossip as CodedNeighborAverage, Gossip as NeighborAverage
+from pliant.collectives.gossip import CodedNeighborAverage as CodedNeighborAverage, NeighborAverage as NeighborAverage
 from pliant.comm.base import Comm
 from pliant.spec import CodedGossip, Gossip
 
@@ -30,7 +30,7 @@ class GossipExecutor:
 
     node: Gossip
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """Nothing is kept."""
         return {}
 
@@ -39,13 +39,13 @@ class GossipExecutor:
         graph = self.node.graph
         return NeighborAverage(graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Gradients stay."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Nothing is kept."""
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Average once."""
         state.workspace(bucket.flat, moment.round)
         return None
@@ -70,7 +70,7 @@ class CodedGossipExecutor:
 
     node: CodedGossip
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """A replica per rank whose messages come here, and one of its own."""
         return {f"replica {rank}": None for rank in self.node.graph.mixing(0, comm.size)[comm.rank] | {comm.rank: 1.0}}
 
@@ -80,7 +80,7 @@ class CodedGossipExecutor:
         gamma, device = node.gamma or 1.0, bucket.flat.device
         return CodedNeighborAverage(codec, node.graph, bucket.numel, comm, gamma=gamma, device=device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Gradients stay."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
@@ -89,7 +89,7 @@ class CodedGossipExecutor:
             if slot.startswith("replica"):
                 replica.copy_(bucket.flat)
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Average once: by way of the own replica, or towards all."""
         x, coded, replicas = bucket.flat, state.workspace, _replicas(state)
         if self.node.gamma:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from pliant.algorithms.base import Algorithm, MixesWeights, Moment, Rest, Slots, State, prefixed
+from pliant.algorithms.base import Algorithm, Deferred, ExchangesWeights, State, StateSpec, StepContext, prefixed
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import levels_of
@@ -28,7 +28,7 @@ class BetweenHostsExecutor:
     node: BetweenHosts
     inner: Algorithm
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The inner algorithm's slots on the rank that leads its host, under a prefix."""
         outer = levels_of(comm).outer
         return {} if outer is None else prefixed(self.prefix, self.inner.slots(shape, outer))
@@ -38,13 +38,13 @@ class BetweenHostsExecutor:
         outer = levels_of(comm).outer
         return None if outer is None else (self.inner.prepare(bucket, outer),)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Go up, across and down; or, where weights are exchanged, stay in the host."""
         levels = levels_of(comm)
         if self.node.exchanges_weights and moment.step >= self.node.timing.until_step:
             levels.inner.all_reduce(bucket.flat.mul_(1 / levels.inner.size)).wait()
             return None
-        rests: list[Rest | None] = []
+        rests: list[Deferred | None] = []
 
         def between(x: Tensor, outer: Comm) -> None:
             del x  # it is bucket.flat, which the inner algorithm works on
@@ -56,13 +56,13 @@ class BetweenHostsExecutor:
     def follow(self, bucket: Bucket, state: State) -> None:
         """Let the leader begin from these weights."""
         if state.workspace is not None:
-            cast(MixesWeights, self.inner).follow(bucket, _leaders(state))
+            cast(ExchangesWeights, self.inner).follow(bucket, _leaders(state))
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Let leaders mix, and give the result to the host."""
         levels, rest = levels_of(comm), None
         if levels.outer is not None:
-            rest = cast(MixesWeights, self.inner).mix(bucket, _leaders(state), levels.outer, moment)
+            rest = cast(ExchangesWeights, self.inner).mix(bucket, _leaders(state), levels.outer, moment)
         levels.inner.broadcast(bucket.flat, 0).wait()
         return rest
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pliant.algorithms.base import Algorithm, Moment, Rest, Slots, State, prefixed
+from pliant.algorithms.base import Algorithm, Deferred, State, StateSpec, StepContext, prefixed
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import LocalSteps
@@ -34,23 +34,23 @@ class LocalStepsExecutor:
     inner: Algorithm
     """Carries out the averaging."""
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The starting point of all ranks, the outer momentum, and the inner slots."""
-        slots: Slots = {"anchor": None, **prefixed(self.prefix, self.inner.slots(shape, comm))}
+        slots: StateSpec = {"anchor": None, **prefixed(self.prefix, self.inner.slots(shape, comm))}
         return {**slots, "momentum": None} if self.node.outer.momentum else slots
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare the averaging."""
         return self.inner.prepare(bucket, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Gradients stay."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Set out from here."""
         state.flat["anchor"].copy_(bucket.flat)
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Exchange how far this rank has come, and set out anew."""
         change, anchor = bucket.flat, state.flat["anchor"]
         torch.sub(anchor, change, out=change)

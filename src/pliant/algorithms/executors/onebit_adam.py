@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite, codec_from
 from pliant.collectives.compressed import CompressedAverage
@@ -121,7 +121,7 @@ class CompressedMomentumExecutor:
 
     node: CompressedMomentum
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The momentum and the residual."""
         return {"momentum": None, "residual": None}
 
@@ -136,7 +136,7 @@ class CompressedMomentumExecutor:
             device=bucket.flat.device,
         )
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Average the gradient (warm-up) or the momentum."""
         g, m = bucket.flat, state.flat["momentum"]
         if moment.step < self.node.warmup_steps:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
-from pliant.collectives.owner import OwnerSum
+from pliant.collectives.owner import ReduceToOwners
 from pliant.comm.base import Comm
 from pliant.spec import ParameterServer, ShardedOptimizer
 
@@ -23,7 +23,8 @@ class OwnerExecutor:
         at o(p):  g <- (1/n) sum_i g_i;  x_p <- optimizer(x_p, g);  everywhere:  x_p <- x_p of o(p)
 
     which is an all-reduce and the plain optimizer, up to rounding; bytes are the same too, 2 (n-1)/n N out and in, but
-    the optimizer's state and work are divided by n. Elsewhere p.grad is a stand-in with the norm of g (`OwnerSum`).
+    the optimizer's state and work are divided by n. Elsewhere p.grad is a stand-in with the norm of g
+    (`ReduceToOwners`).
 
     With a staleness s, stale synchronous parallel (Ho et al., NeurIPS 2013): owners make one step with the mean of
     every n gradients, from whomever and in the order in which they come; a rank that has made c steps goes on when
@@ -32,27 +33,27 @@ class OwnerExecutor:
 
     node: ShardedOptimizer | ParameterServer
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The owner's rank: the engine places all parameters when a plan begins."""
         return {"owner": ()}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make room for the collective, which is made once owners are known."""
-        return list[OwnerSum]()
+        return list[ReduceToOwners]()
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Scale first, then add up; at a free pace gradients stay, and go to owners when all are there."""
         if isinstance(self.node, ShardedOptimizer):
             bucket.flat.mul_(1 / comm.size)
             self.on_shares(bucket, state, comm, moment)
 
-    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Add up at the owners."""
-        made: list[OwnerSum] = state.workspace
+        made: list[ReduceToOwners] = state.workspace
         if not made:
             given = self.node.codec if isinstance(self.node, ShardedOptimizer) else None
             codec = None if given is None else codec_from(given)
             owners = [int(state.of["owner"][span.name]) for span in bucket.spans]
             numels = [span.numel for span in bucket.spans]
-            made.append(OwnerSum(numels, owners, comm, like=bucket.flat, codec=codec))
+            made.append(ReduceToOwners(numels, owners, comm, like=bucket.flat, codec=codec))
         made[0](bucket.flat, moment.seed)

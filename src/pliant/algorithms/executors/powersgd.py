@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
@@ -27,7 +27,7 @@ class LowRankExecutor:
 
     node: LowRank
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """A residual, and the right factor Q where the parameter is worth compressing."""
         factor = factor_shape(shape, self.node.rank)
         return {"residual": None} if factor is None else {"residual": None, "q": factor}
@@ -37,6 +37,6 @@ class LowRankExecutor:
         shapes = {span.name: span.shape for span in bucket.spans}
         return LowRankAverage(shapes, self.node.rank, comm, bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Exchange."""
         state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))

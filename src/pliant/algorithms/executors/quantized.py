@@ -7,7 +7,7 @@ DoubleSqueeze / 1-bit SGD = sign with feedback on worker and owner; TernGrad = t
 from dataclasses import dataclass
 from typing import Any
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
 from pliant.collectives.compressed import CompressedAverage
@@ -29,7 +29,7 @@ class ScatterGatherExecutor:
 
     node: ScatterGather
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """A residual, if there is feedback."""
         return {} if self.node.feedback == "none" else {"residual": None}
 
@@ -44,6 +44,6 @@ class ScatterGatherExecutor:
             device=bucket.flat.device,
         )
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Exchange."""
         state.workspace(bucket.flat, moment.seed, state.flat.get("residual"))

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import RandomK, codec_from
-from pliant.collectives.averaging import SummedAverage
+from pliant.collectives.averaging import SharedSparseAverage
 from pliant.comm.base import Comm
 from pliant.spec import AllReduce, CodecSpec
 
@@ -22,15 +22,15 @@ class RandomKExecutor:
 
     node: AllReduce
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the buffer of chosen values."""
         codec = codec_from(cast(CodecSpec, self.node.codec))
-        return SummedAverage(cast(RandomK, codec), bucket.numel, comm, bucket.flat.device)
+        return SharedSparseAverage(cast(RandomK, codec), bucket.numel, comm, bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Exchange."""
         state.workspace(bucket.flat, moment.seed, state.flat["residual"])

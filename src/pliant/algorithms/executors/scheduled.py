@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pliant.collectives import BlockGrid, Carried
+from pliant.collectives import BlockGrid, BlockResult
 from pliant.comm.base import Comm
 from pliant.schedules import SparseSum
 from pliant.spec import Topology
@@ -39,7 +39,7 @@ class ScheduledBlocks:
         dense = [len(grid.dense)] if len(grid.dense) else []
         self._sum = SparseSum([*grid.numels.tolist(), *dense], topology, comm, like=self._x)
 
-    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> Carried:
+    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
         """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,); scores are not told."""
         held = [*chosen.tolist(), *([True] if len(self._grid.dense) else [])]
         whole = torch.cat([self._blocks, self._grid.dense])
@@ -50,4 +50,4 @@ class ScheduledBlocks:
             self._x.fill_(torch.nan)
         self._sum(self._x, held)
         means = self._x.to(torch.float32, copy=True).div_(self._size)
-        return Carried(index=index, sent=sent, got=((whole, means),), told=None, sound=bool(means.isfinite().all()))
+        return BlockResult(index=index, sent=sent, got=((whole, means),), told=None, sound=bool(means.isfinite().all()))

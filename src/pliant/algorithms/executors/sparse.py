@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Moment, Slots, State
+from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.course import ramped, refuse_second_momentum
 from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK, TopK, all_finite, codec_from
@@ -35,7 +35,7 @@ class AllGatherExecutor:
 
     node: AllGather
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The residual v and, with momentum correction, the velocity u."""
         return {"residual": None, "velocity": None} if self.node.momentum else {"residual": None}
 
@@ -48,7 +48,7 @@ class AllGatherExecutor:
         exchanges: dict[float, SparseAverage] = {}
         return exchanges
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Accumulate, choose, exchange, mask."""
         ratio, dial = moment.ratio(self.ratio_at(moment.step), self.node.ramp_steps), moment.dial
         exchange = state.workspace.get(ratio)

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import CURVATURE, Moment, Slots, State
+from pliant.algorithms.base import CURVATURE, State, StateSpec, StepContext
 from pliant.algorithms.executors.budgets import chosen_blocks, floor_counts
 from pliant.algorithms.executors.course import COURSE_NUMEL, Course, ramped, refuse_second_momentum
 from pliant.algorithms.executors.scheduled import ScheduledBlocks
 from pliant.algorithms.registry import is_adaptive
 from pliant.buckets import Bucket
 from pliant.codecs import all_finite
-from pliant.collectives import AgreedBlocks, BlockGrid, Carried, GatheredBlocks, LedMask, ScoreMean
+from pliant.collectives import BlockAllGather, BlockGrid, BlockResult, LeaderMask, ScoreMean, SharedBlockAverage
 from pliant.comm.base import Comm
 from pliant.layouts.blocks import divided, rows_of
 from pliant.spec import BlockSparse, CurvatureSpec, Selection
@@ -30,22 +30,22 @@ class _Workspace:
         self.grid = BlockGrid(shapes, divided(shapes, selection, comm.size), bucket.flat.device)
         self.names = tuple(bucket.spans[place].name for place in self.grid.places)
         """Of the parameters that have blocks."""
-        self.mask = LedMask(self.grid, comm)
+        self.mask = LeaderMask(self.grid, comm)
         self.scores = ScoreMean(len(self.grid.starts), comm, bucket.flat.device)
         self.comm, self._ratio = comm, 0.0
-        self._carry: Callable[..., Carried] | None = None
+        self._carry: Callable[..., BlockResult] | None = None
 
-    def carrier(self, ratio: float) -> Callable[..., Carried]:
+    def carrier(self, ratio: float) -> Callable[..., BlockResult]:
         """Return what moves values, made when a ratio is first asked for."""
         if self._carry is None or ratio != self._ratio:
             selection, whole = self.grid.parts.selection, self.grid.parts.is_whole(ratio)
             self._ratio = ratio
             if selection.agreement != "local" or whole:
-                self._carry = AgreedBlocks(self.grid, ratio, self.comm)
+                self._carry = SharedBlockAverage(self.grid, ratio, self.comm)
             elif selection.topology is not None:
                 self._carry = ScheduledBlocks(self.grid, selection.topology, self.comm)
             else:
-                self._carry = GatheredBlocks(self.grid, ratio, self.comm)
+                self._carry = BlockAllGather(self.grid, ratio, self.comm)
         return self._carry
 
     def gathered(self, slots: Mapping[str, Tensor]) -> Tensor:
@@ -90,9 +90,9 @@ class BlockSparseExecutor:
         rows = rows_of(shape, self.node.selection.block)
         return () if rows is None else rows.numels
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """Residuals or estimates; momentum; and of each block its age, last score and curvature."""
-        kept: Slots = {"residual": None} if self.node.feedback == "worker" else {"estimate": None, "mean": None}
+        kept: StateSpec = {"residual": None} if self.node.feedback == "worker" else {"estimate": None, "mean": None}
         slots: dict[str, tuple[int, ...] | None] = {**kept, "course": (COURSE_NUMEL,), "power": (1,)}
         if self.node.momentum:
             slots["velocity"] = None
@@ -120,7 +120,7 @@ class BlockSparseExecutor:
         """Refuse a second momentum in the optimizer."""
         refuse_second_momentum(self.node.momentum, optimizer)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Accumulate, choose, exchange, mask. What a poisoned exchange has sent stays here."""
         g, work = bucket.flat, state.workspace
         course = Course.read(state.of["course"])
@@ -135,7 +135,7 @@ class BlockSparseExecutor:
         if not whole:
             scores, told = self._scores(x, waited, state, course)
             chosen = self._chosen(scores, waited, state, course, ratio, 1 if dial is None else dial.reuse)
-        carried: Carried = work.carrier(ratio)(x, chosen, told, poisoned=not finite)
+        carried: BlockResult = work.carrier(ratio)(x, chosen, told, poisoned=not finite)
         if not carried.sound:
             g.fill_(torch.nan)
             return
@@ -208,7 +208,7 @@ class BlockSparseExecutor:
                 density = density * (h / h.mean()).clamp_min(1e-6).pow(power)
         return _finite(density)
 
-    def _take(self, carried: Carried, g: Tensor, state: State) -> None:
+    def _take(self, carried: BlockResult, g: Tensor, state: State) -> None:
         """Replace g by what the optimizer uses, and keep what was not sent."""
         if self.node.feedback == "worker":
             state.flat["residual"].index_add_(0, carried.index, carried.sent, alpha=-1)

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from pliant.algorithms.base import (
     Algorithm,
     ChecksOptimizer,
-    MixesWeights,
-    Moment,
-    Rest,
-    Slots,
+    Deferred,
+    ExchangesWeights,
     State,
+    StateSpec,
+    StepContext,
     prefixed,
     start_innermost,
     unwrapped,
@@ -40,7 +40,7 @@ class EveryExecutor:
     node: Every
     inner: Algorithm
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The pending gradient, and the inner algorithm's slots."""
         return {"pending": None, **self.inner.slots(shape, comm)}
 
@@ -48,7 +48,7 @@ class EveryExecutor:
         """Prepare the inner algorithm."""
         return self.inner.prepare(bucket, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Gather, or add what was gathered and exchange."""
         g, pending = bucket.flat, state.flat["pending"]
         if (moment.step + 1) % self.node.steps:
@@ -82,9 +82,9 @@ class DelayedExecutor:
     node: Delayed
     inner: Algorithm
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The gradient on its way, the one before, the weights at which it was taken, and the inner slots."""
-        slots: Slots = {"on its way": None, **self.inner.slots(shape, comm)}
+        slots: StateSpec = {"on its way": None, **self.inner.slots(shape, comm)}
         slots = {**slots, "before": None} if self.node.lookahead else slots
         return {**slots, "taken at": None} if self.node.compensation else slots
 
@@ -93,7 +93,7 @@ class DelayedExecutor:
         own = replace(bucket, flat=torch.empty(bucket.numel, device=bucket.flat.device))
         return own, torch.empty_like(own.flat), self.inner.prepare(own, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Hand over what has arrived since the step before, and let this step's gradients follow."""
         g, arrived = bucket.flat, state.flat["on its way"]
         own, scratch, workspace = state.workspace
@@ -136,7 +136,7 @@ class AfterExecutor:
     first: Algorithm
     then: Algorithm
 
-    def slots(self, shape: tuple[int, ...], comm: Comm) -> Slots:
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """Both sets of slots, those of the first under ``first/``."""
         first = self.first.slots(shape, _among(comm, self.node.first))
         return {**prefixed("first/", first), **self.then.slots(shape, _among(comm, self.node.then))}
@@ -159,7 +159,7 @@ class AfterExecutor:
         first = self.first.prepare(bucket, _among(comm, self.node.first))
         return first, self.then.prepare(bucket, _among(comm, self.node.then))
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Hand over to the one whose time it is."""
         if moment.step < self.node.steps:
             early = state.part("first/", state.workspace[0])
@@ -168,13 +168,13 @@ class AfterExecutor:
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Let the later one begin from these weights."""
-        cast(MixesWeights, self.then).follow(bucket, self._later(state))
+        cast(ExchangesWeights, self.then).follow(bucket, self._later(state))
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: Moment) -> Rest | None:
+    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
         """Begin from the weights that the warm-up has made, then hand over to the later one."""
         if moment.step <= self.node.steps:
             return self.follow(bucket, state)
-        return cast(MixesWeights, self.then).mix(bucket, self._later(state), _among(comm, self.node.then), moment)
+        return cast(ExchangesWeights, self.then).mix(bucket, self._later(state), _among(comm, self.node.then), moment)
 
     def _later(self, state: State) -> State:
         return replace(state, workspace=state.workspace[1])
