@@ -29,7 +29,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import pliant
 from pliant.comm import Comm, own_group
 from pliant.network import probe
-from pliant.recsys import ClickBatch, FrequencyCounter, Limits, Placement, ShardedEmbeddingBag, auc, gathered, place
+from pliant.recsys import (
+    ClickBatch,
+    EmbeddingPlacement,
+    FrequencyCounter,
+    Limits,
+    ShardedEmbeddingBag,
+    auc,
+    gathered,
+    place,
+)
 from pliant.spec import Table, Topology, load
 from pliant.spec.units import format_bytes, parse_bytes
 
@@ -67,7 +76,7 @@ class Trainer:
     """Both parts of the model on this rank, and how many steps they have made."""
 
     def __init__(
-        self, source: Source, placement: Placement, hot: dict[str, Tensor], comm: Comm, o: argparse.Namespace
+        self, source: Source, placement: EmbeddingPlacement, hot: dict[str, Tensor], comm: Comm, o: argparse.Namespace
     ) -> None:
         torch.manual_seed(o.seed)
         self.bags = ShardedEmbeddingBag(
@@ -114,7 +123,7 @@ class Trainer:
         self.bags.close()
 
 
-def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[Placement, dict[str, Tensor]]:
+def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[EmbeddingPlacement, dict[str, Tensor]]:
     """Choose, all ranks alike, where tables go; also the ids of rows that are on all ranks. Collective."""
     counter = FrequencyCounter(source.num_rows, names=source.names)
     for step in range(o.observe):

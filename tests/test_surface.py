@@ -70,8 +70,10 @@ def test_files_and_functions_stay_small(path):
 def test_a_docstring_begins_with_a_noun_or_a_verb(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
-            first = (ast.get_docstring(node) or "").partition(" ")[0]
-            assert first not in ("What", "Of", "How", "Where", "Who", "That", "So"), ast.get_docstring(node)
+            text = ast.get_docstring(node) or "A module or a function without one"
+            first = text.partition(" ")[0]
+            assert first not in ("What", "Of", "How", "Where", "Who", "That", "So"), text
+            assert len(text.split()) > 3, f"{text!r} says too little"
 
 
 @files
@@ -113,6 +115,38 @@ def test_they_start_without_torch_and_change_nothing():
         "    print(name, 'torch' in sys.modules, dict(os.environ) == before, threading.active_count())"
     )
     assert in_fresh_python(code).splitlines() == [f"{name} False True 1" for name in WITHOUT_TORCH]
+
+
+def public_classes():
+    """Return class -> modules of Pliant that define it."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        module = ".".join(below(path).with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module)
+    return found
+
+
+def test_a_class_name_means_one_thing():
+    assert {name: modules for name, modules in public_classes().items() if len(modules) > 1} == {}
+
+
+def test_what_was_renamed_is_where_the_table_says():
+    """Modules and classes of `docs/renamed.md` exist by their new names, and no class by an old one."""
+    page, classes = (DOCS / "renamed.md").read_text(), public_classes()
+    rows = [re.findall(r"`([\w.]+)`", line) for line in page.splitlines() if line.startswith("| `")]
+    moved, renamed = [row for row in rows if len(row) == 2], [row for row in rows if len(row) == 3]
+    assert len(moved) > 20
+    assert len(renamed) > 100
+    for _, new in moved:
+        path = (SOURCE.parent if new.startswith("pliant.") else LABORATORY.parent) / Path(*new.split("."))
+        assert path.with_suffix(".py").exists() or path.is_dir(), new
+    for old, new, module in renamed:
+        path = SOURCE.parent / Path(*module.split("."))
+        text = path.with_suffix(".py").read_text()
+        assert re.search(rf"^(class {new}\b|{new}(:| =))", text, re.MULTILINE), (old, new)
+        assert f"pliant.{old.rpartition('.')[0]}" not in classes.get(old.rpartition(".")[2], []), old
 
 
 def test_the_face_is_complete_sorted_and_described():

@@ -18,7 +18,7 @@ from pliant.autotune import monitor, trials, tuner
 from pliant.autotune.tuner import AutoTuner
 from pliant.comm import run_world
 from pliant.engine.choose import plan_from
-from pliant.engine.trial import Trial
+from pliant.engine.trial import PlanOnTrial
 from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS
 from pliant.simulator import CostFeatures, Overheads, simulate
@@ -67,7 +67,7 @@ class Sky:
         self.model = torch.nn.Linear(2, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.steps = 0
-        self.trial = Trial()
+        self.trial = PlanOnTrial()
         self.curvature = SimpleNamespace(is_told=True)
         self.clock, self.network_at = clock, network_at
         self.log = []

@@ -18,7 +18,7 @@ from pliant.engine import elastic
 from pliant.engine.meeting import make_alike
 from pliant.network.local import reserve_port
 
-WHATS = {
+PLANS = {
     "gossip": pliant.gossip(),
     "gossip-free": pliant.gossip(free=True),
     "choco": pliant.choco(gamma=0.3),
@@ -77,13 +77,13 @@ def survive(what, victims, until=20):
 
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2))])
-@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("what", PLANS)
 def test_a_rank_is_lost_at_any_step(what, seed):
     chance = random.Random(f"{what} {seed}")
     victims = {chance.randrange(SIZE): chance.randrange(20)}
     if seed == 2:
         victims[chance.randrange(SIZE)] = chance.randrange(20)
-    found = survive(WHATS[what], victims)
+    found = survive(PLANS[what], victims)
     assert set(found) == set(range(SIZE)) - set(victims)
     first = next(iter(found.values()))[0]
     assert first.isfinite().all()
@@ -92,16 +92,16 @@ def test_a_rank_is_lost_at_any_step(what, seed):
         assert steps >= 20
 
 
-@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("what", PLANS)
 def test_a_rank_comes_back_and_ends_with_the_same_model(what):
     back = threading.Event()
 
     def body(place):
-        optimizer, run = new_run(place, WHATS[what])
+        optimizer, run = new_run(place, PLANS[what])
         if place.rank == 2:
             with pytest.raises(LostError), run:
                 train(place, optimizer, run, 40, lost_at=7)
-            optimizer, run = new_run(place, WHATS[what], seed=1)
+            optimizer, run = new_run(place, PLANS[what], seed=1)
             joined_at = run.steps
             back.set()
         with run:
@@ -144,7 +144,7 @@ def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(w
     steps = dict.fromkeys(range(3), 0)
 
     def body(place):
-        optimizer, run = new_run(place, WHATS[what])
+        optimizer, run = new_run(place, PLANS[what])
         with run:
             while run.steps < 20:
                 steps[place.rank] = run.steps + 1
@@ -165,11 +165,11 @@ def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
         return {name: {slot: t.clone() for slot, t in own.items()} for name, own in kept.items()}
 
     def body(place):
-        optimizer, run = new_run(place, WHATS[what])
+        optimizer, run = new_run(place, PLANS[what])
         if place.rank == 0:
             with pytest.raises(LostError), run:
                 train(place, optimizer, run, 99, lost_at=8)
-            optimizer, run = new_run(place, WHATS[what], seed=1)
+            optimizer, run = new_run(place, PLANS[what], seed=1)
             joined.set()
         else:
             while run.members != (1, 2, 3, 0):  # those that hold a state come first
@@ -192,7 +192,7 @@ def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
 
 def test_ranks_that_make_fewer_steps_leave_and_the_others_go_on():
     def body(place):
-        optimizer, run = new_run(place, WHATS["local_sgd"])
+        optimizer, run = new_run(place, PLANS["local_sgd"])
         with run:
             train(place, optimizer, run, 5 * (place.rank + 1))
             return run.members
@@ -204,7 +204,7 @@ def test_ranks_that_make_fewer_steps_leave_and_the_others_go_on():
 def test_without_a_loss_an_elastic_run_is_the_plain_one():
     def body(place, elastic):
         settings = {"elastic": pliant.Elastic()} if elastic else {"elastic": None}
-        optimizer, run = new_run(place, WHATS["diloco"], **settings)
+        optimizer, run = new_run(place, PLANS["diloco"], **settings)
         with run:
             train(place, optimizer, run, 12)
             mean = run.consolidate()
@@ -229,7 +229,7 @@ def test_ranks_that_cannot_reach_each_other_at_the_end_try_again_together(monkey
     monkeypatch.setattr(ElasticGroup, "connect", fails_once)
 
     def body(place):
-        optimizer, run = new_run(place, WHATS["diloco"], timeout_s=2)
+        optimizer, run = new_run(place, PLANS["diloco"], timeout_s=2)
         train(place, optimizer, run, 10)
         place.comm.barrier()
         closes.set()
@@ -259,7 +259,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
 
     def body(place):
         # The others are in an exchange for so long: longer than they are waited for in training.
-        optimizer, run = new_run(place, WHATS["diloco"], timeout_s=3, elastic=pliant.Elastic(regroup_s=1))
+        optimizer, run = new_run(place, PLANS["diloco"], timeout_s=3, elastic=pliant.Elastic(regroup_s=1))
         train(place, optimizer, run, 10)
         place.comm.barrier()
         closes.set()
@@ -273,7 +273,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
 
 def test_consolidating_outlives_a_loss():
     def body(place):
-        optimizer, run = new_run(place, WHATS["local_sgd"])
+        optimizer, run = new_run(place, PLANS["local_sgd"])
         try:
             with run:
                 train(place, optimizer, run, 10)
@@ -295,11 +295,11 @@ def test_who_has_given_up_a_start_calls_relax_again():
         if place.rank == 1:
             message = r"after 0\.5s ranks? (0, )?2 had not come .*may call relax\(\) again"
             with pytest.raises(pliant.CommError, match=message):
-                new_run(place, WHATS["local_sgd"], start_timeout_s=0.5)
+                new_run(place, PLANS["local_sgd"], start_timeout_s=0.5)
             given_up.set()
         elif place.rank == 2:
             assert given_up.wait(20)
-        optimizer, run = new_run(place, WHATS["local_sgd"])
+        optimizer, run = new_run(place, PLANS["local_sgd"])
         with run:
             train(place, optimizer, run, 10)
             return run.members
@@ -329,7 +329,7 @@ def test_a_process_that_is_alone_at_the_start_says_who_is_missing(rank, message,
 def test_too_few_end_with_a_sentence():
     def body(place):
         elastic = pliant.Elastic(min_ranks=3, regroup_s=1)
-        optimizer, run = new_run(place, WHATS["gossip"], elastic=elastic)
+        optimizer, run = new_run(place, PLANS["gossip"], elastic=elastic)
         with run:
             train(place, optimizer, run, 30, lost_at={0: 5, 1: 9}.get(place.rank, -1))
 
@@ -413,11 +413,11 @@ def test_a_run_with_a_secret_loses_a_rank_and_takes_it_back(secret):
 
     def body(place):
         settings = {"elastic": pliant.Elastic(regroup_s=10, secret_file=secret)}
-        optimizer, run = new_run(place, WHATS["diloco"], **settings)
+        optimizer, run = new_run(place, PLANS["diloco"], **settings)
         if place.rank == 1:
             with pytest.raises(LostError), run:
                 train(place, optimizer, run, 40, lost_at=5)
-            optimizer, run = new_run(place, WHATS["diloco"], seed=1, **settings)
+            optimizer, run = new_run(place, PLANS["diloco"], seed=1, **settings)
             assert run.steps > 0
             last.append(run.steps + 20)
         with run:

@@ -100,13 +100,13 @@ def settled(count, most):
 
 def test_cycles_of_open_train_switch_and_close_leave_nothing():
     """Threads, open files, objects and tensors after six cycles are those after two."""
-    whats = ["allreduce", "onebit", pliant.stale(1), pliant.local_sgd(2), pliant.between_hosts(pliant.gossip())]
+    plans = ["allreduce", "onebit", pliant.stale(1), pliant.local_sgd(2), pliant.between_hosts(pliant.gossip())]
 
     def cycle(place):
         ddp = new_ddp(place)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-        with pliant.relax(ddp, optimizer, whats[0], timeout_s=20, hosts=[[0], [1]]) as run:
-            for what in whats[1:]:
+        with pliant.relax(ddp, optimizer, plans[0], timeout_s=20, hosts=[[0], [1]]) as run:
+            for what in plans[1:]:
                 train(ddp, optimizer, place.rank, range(2))
                 run.switch(what)
             train(ddp, optimizer, place.rank, range(2))

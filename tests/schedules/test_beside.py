@@ -8,7 +8,7 @@ import torch
 from pliant.comm import run_world
 from pliant.netmodel import Overheads
 from pliant.schedules import Collective, Improving, SparseSum, beside, candidates, group
-from pliant.schedules.beside import Beside, Search, Task
+from pliant.schedules.beside import Beside, ScheduleSearch, SearchTask
 from schedules.cases import hosts, random_collective
 from schedules.test_execute import bitmap, inputs, true_sum
 from waiting import dawdle
@@ -44,7 +44,7 @@ class Found:
 
 def calls(num_ranks, held_by_call, slow, monkeypatch, gain=0.5):
     """Return for each rank the name of the schedule in use in each call; `slow` ones take longer."""
-    monkeypatch.setattr(beside, "Search", Found)
+    monkeypatch.setattr(beside, "ScheduleSearch", Found)
     monkeypatch.setattr(Found, "gain", gain)
     Found.made = 0
     timed = SparseSum._timed
@@ -131,10 +131,10 @@ def test_a_real_process_finds_better_owners():
 
 def test_a_search_that_fails_says_why(monkeypatch):
     collective = random_collective(3, 5, 0.5, 1)
-    task = Task(collective=collective, topology=hosts([1, 1]), overheads=Overheads(), limit_s=1.0)
+    task = SearchTask(collective=collective, topology=hosts([1, 1]), overheads=Overheads(), limit_s=1.0)
     with pytest.raises(RuntimeError, match=r"ended with 1: ValueError: the collective is over 3 ranks, but"):
-        Search(task).result()
-    running = Search(task)
+        ScheduleSearch(task).result()
+    running = ScheduleSearch(task)
     running.close()
     seen = Beside(Improving(after=1, trials=1), hosts([1, 1]), Overheads())
     with pytest.raises(RuntimeError, match="nothing was found"):

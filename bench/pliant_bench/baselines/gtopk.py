@@ -39,7 +39,7 @@ class GTopK:
         return Custom(name="gtopk", settings={"ratio": self.ratio, "kept": self.kept})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The residual."""
+        """Return the slot of the residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

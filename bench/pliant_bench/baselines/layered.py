@@ -33,7 +33,7 @@ class UniformBlocks:
         return Custom(name="uniform_blocks", settings={"ratio": self.ratio, "block": self.block})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The residual."""
+        """Return the slot of the residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

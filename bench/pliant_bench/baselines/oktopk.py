@@ -69,7 +69,7 @@ class OkTopk:
         return Custom(name="oktopk", settings={"ratio": self.ratio, **every})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The residual."""
+        """Return the slot of the residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

@@ -38,7 +38,7 @@ class ScaleCom:
         return Custom(name="scalecom", settings={"ratio": self.ratio, "beta": self.beta})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The residual m."""
+        """Return the slot of the residual m."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

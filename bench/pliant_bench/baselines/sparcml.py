@@ -37,7 +37,7 @@ class SparCml:
         return Custom(name="sparcml", settings={"ratio": self.ratio})
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The residual."""
+        """Return the slot of the residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

@@ -44,7 +44,7 @@ class Images:
 
     @property
     def num_held_out(self) -> int:
-        """Test images."""
+        """Number of images held out."""
         return self.test_y.numel()
 
     def model(self) -> nn.Module:

@@ -29,7 +29,7 @@ class Gate:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Means over cells."""
+        """Return means over all cells."""
         return {key: statistics.mean(found[key] for found in self.cells.values()) for key in LIMITS}
 
     @property

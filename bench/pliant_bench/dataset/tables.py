@@ -25,17 +25,17 @@ class Dataset:
 
     @cached_property
     def models(self) -> dict[str, Model]:
-        """By model_id."""
+        """Models by their model_id."""
         return {row["model_id"]: Model.from_row(row) for row in self.rows("models")}
 
     @cached_property
     def topologies(self) -> dict[str, Network]:
-        """By topo_id."""
+        """Networks by their topo_id."""
         return {row["topo_id"]: Network.from_row(row) for row in self.rows("topologies")}
 
     @cached_property
     def plans(self) -> dict[str, Planned]:
-        """By plan_id."""
+        """Plans by their plan_id."""
         return {row["plan_id"]: Planned.from_row(row) for row in self.rows("plans")}
 
     @cached_property

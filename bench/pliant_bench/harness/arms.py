@@ -100,7 +100,7 @@ class Arm:
             self.run.state_dict()
 
     def close(self) -> None:
-        """Remove hooks."""
+        """Remove the hooks of its run."""
         if self.run is not None:
             self.run.close()
 

@@ -28,7 +28,7 @@ class Reshaped(Protocol):
         ...
 
     def check_links(self) -> list[LinkReport]:
-        """Measure the links."""
+        """Measure the links between hosts."""
         ...
 
 

@@ -37,7 +37,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class CellRow:
-    """One cell."""
+    """One cell of a grid."""
 
     model: str
     rate: str

@@ -91,7 +91,7 @@ class RatioSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """When something happens."""
+    """Step, seed and rate of one exchange."""
 
     step: int
     """Optimizer steps completed before this one."""

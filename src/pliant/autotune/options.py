@@ -1,4 +1,4 @@
-"""Options of "auto"."""
+"""Options of the tuner, "auto"."""
 
 from dataclasses import dataclass, field
 

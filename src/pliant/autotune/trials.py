@@ -15,7 +15,7 @@ from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
 from pliant.engine.felt import Curvature
 from pliant.engine.stats import RunStats
-from pliant.engine.trial import Trial
+from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
 __all__ = ["UNCOUNTED", "Comparison", "Steps", "TrialRunner", "TunableRun", "has_failed", "passed", "period_of"]
@@ -38,7 +38,7 @@ class TunableRun(Protocol):
     plan: SyncPlan
     model: nn.Module
     optimizer: Optimizer
-    trial: Trial
+    trial: PlanOnTrial
 
     @property
     def curvature(self) -> Curvature:
@@ -47,7 +47,7 @@ class TunableRun(Protocol):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps made."""
+        """Optimizer steps made so far."""
         ...
 
     def stats(self) -> RunStats:
@@ -220,7 +220,7 @@ class TrialRunner:
         return has_failed(self._run.trial, self._comm)
 
 
-def has_failed(trial: Trial, comm: Comm) -> bool:
+def has_failed(trial: PlanOnTrial, comm: Comm) -> bool:
     """Say whether a trial has failed on any rank, and note on all why it did on the first of them. Collective."""
     if trial.is_agreed:
         return True

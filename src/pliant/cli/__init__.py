@@ -1,3 +1,3 @@
-"""Commands."""
+"""Commands of the binary `pliant`."""
 
 __all__: list[str] = []

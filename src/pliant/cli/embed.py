@@ -23,7 +23,7 @@ from pliant.cli.given import (
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.recsys.criteo_tables import CRITEO_BAGS, criteo_tables
 from pliant.recsys.menu import Bits
-from pliant.recsys.place import Placement, place
+from pliant.recsys.place import EmbeddingPlacement, place
 from pliant.recsys.problem import Limits
 from pliant.recsys.rates import Rates
 from pliant.recsys.rows import Frequencies
@@ -189,7 +189,7 @@ def _numbers(text: str, option: str) -> list[int]:
     return found
 
 
-def _show(placement: Placement) -> None:
+def _show(placement: EmbeddingPlacement) -> None:
     console = Console()
     reasons = placement.reasons()
     table = Shown("table", "rows", "dim", "layout", "homes", "hot rows", "moved", "next best", box=None)
@@ -215,7 +215,7 @@ def _show(placement: Placement) -> None:
         console.print(f"Samples per second by batch of a rank: {tried}", highlight=False)
 
 
-def _drawn(plot: Path, placement: Placement, limits: Limits) -> list[tuple[float, float | None]]:
+def _drawn(plot: Path, placement: EmbeddingPlacement, limits: Limits) -> list[tuple[float, float | None]]:
     points = placement.curve([limits.memory_bytes * share for share in _SHARES])
     plan = placement.plan
     title = f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"
@@ -223,7 +223,7 @@ def _drawn(plot: Path, placement: Placement, limits: Limits) -> list[tuple[float
     return points
 
 
-def _plain(placement: Placement, points: list[tuple[float, float | None]]) -> dict[str, Any]:
+def _plain(placement: EmbeddingPlacement, points: list[tuple[float, float | None]]) -> dict[str, Any]:
     return {
         "samples_per_s": placement.samples_per_s,
         "step_s": placement.cost.total_s,

@@ -1,4 +1,4 @@
-"""Shorter floating-point formats."""
+"""Codecs of shorter floating-point formats."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Deterministic 4-bit blocks."""
+"""Deterministic rounding to 4-bit blocks."""
 
 from dataclasses import dataclass
 from typing import ClassVar

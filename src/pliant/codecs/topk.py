@@ -1,4 +1,4 @@
-"""The largest elements."""
+"""Codec of the largest elements."""
 
 from dataclasses import dataclass
 from typing import ClassVar

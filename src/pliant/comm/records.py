@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Epoch", "Here", "Life", "MemberRecord", "Over", "State", "Text"]
+__all__ = ["Decision", "Epoch", "EpochState", "Here", "Life", "MemberRecord", "Over", "Text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class EpochState:
     """State that the first member of an epoch hands to those that come."""
 
     epoch: int

@@ -32,7 +32,7 @@ class SealedStore(Store):
         self._store, self._seal, self._name, self._timeout_s = store, seal, name, timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Write a value."""
+        """Write a value under a key."""
         body = value.encode() if isinstance(value, str) else bytes(value)
         place = self._place(key)
         self._store.set(place, self._seal.sign(place, body))  # pyright: ignore[reportArgumentType]  bytes are taken

@@ -21,7 +21,7 @@ class Board(Protocol):
     """The part of a torch store that is used; every call is atomic."""
 
     def set(self, key: str, value: str) -> None:
-        """Write."""
+        """Write a value, signed, under a key."""
         ...
 
     def get(self, key: str) -> bytes:

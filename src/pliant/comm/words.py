@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pliant.comm.records import Epoch, Here, MemberRecord, State, Text
+from pliant.comm.records import Epoch, EpochState, Here, MemberRecord, Text
 from pliant.comm.signed import Records
 
 __all__ = ["EpochWords"]
@@ -19,13 +19,13 @@ class EpochWords:
 
     def vouch(self, part: str, digest: str) -> None:
         """Say what the first member of this epoch hands to those that come."""
-        said = State(epoch=self.epoch.number, id=self.epoch.id, rank=self._first, part=part, digest=digest)
+        said = EpochState(epoch=self.epoch.number, id=self.epoch.id, rank=self._first, part=part, digest=digest)
         self.records.put(f"state {self.epoch.number} {part}", said)
 
     def vouched(self, part: str) -> str | None:
         """Return what the first member has vouched for, or None as long as it has not."""
         key = f"state {self.epoch.number} {part}"
-        said = self.records.get(State, key)
+        said = self.records.get(EpochState, key)
         if said is None:
             return None
         if (said.epoch, said.id, said.rank, said.part) != (self.epoch.number, self.epoch.id, self._first, part):

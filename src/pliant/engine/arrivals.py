@@ -16,7 +16,7 @@ from pliant.engine.lane import CommThread, TaskHandle
 from pliant.engine.lossscale import LossScale
 from pliant.engine.resume import ResumePoint, SavedLayout
 from pliant.engine.tape import Tracer
-from pliant.engine.trial import Trial
+from pliant.engine.trial import PlanOnTrial
 from pliant.engine.watch import UnusedParameterCheck
 
 __all__ = ["Arrivals"]
@@ -33,7 +33,7 @@ class Arrivals:
 
     """
 
-    def __init__(self, lane: CommThread, tape: Tracer, watch: UnusedParameterCheck | None, trial: Trial) -> None:
+    def __init__(self, lane: CommThread, tape: Tracer, watch: UnusedParameterCheck | None, trial: PlanOnTrial) -> None:
         self._lane, self._tape, self._watch, self._trial = lane, tape, watch, trial
         self.step = 0
         """Optimizer steps made."""

@@ -26,7 +26,7 @@ class AttachedTuner(Protocol):
         ...
 
     def close(self) -> None:
-        """Remove hooks."""
+        """Remove all hooks that it has."""
         ...
 
 

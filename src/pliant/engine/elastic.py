@@ -19,7 +19,7 @@ from pliant.comm.records import Epoch
 from pliant.comm.secret import read_secret
 from pliant.engine.choose import PlanLike
 from pliant.engine.exchange import NonFinite
-from pliant.engine.gate import Held
+from pliant.engine.gate import RelaxedModel
 from pliant.engine.meeting import hand_over, make_alike
 from pliant.engine.run import Run
 from pliant.engine.torchrun import run_from_torchrun
@@ -64,7 +64,7 @@ class ElasticRun(Run):
     A rank counts as lost when it says so, or gives no sign of life for 5 s.
     """
 
-    def __init__(self, held: Held, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
+    def __init__(self, held: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
         self._party = party
         self._sound = False
         comm = RecordedComm(alone())  # a rank is alone until it has met the others
@@ -223,7 +223,7 @@ class ElasticRun(Run):
 
 
 def begin(
-    held: Held,
+    held: RelaxedModel,
     plan: SyncPlan,
     elastic: Elastic,
     *,
@@ -251,7 +251,7 @@ def begin(
         raise
 
 
-def _require_possible(held: Held, plan: SyncPlan) -> None:
+def _require_possible(held: RelaxedModel, plan: SyncPlan) -> None:
     if held.ddp is not None:
         raise ValueError(
             "an elastic run needs a plain module, but got a DistributedDataParallel: DDP talks to all ranks of its "

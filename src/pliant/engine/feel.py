@@ -111,7 +111,7 @@ class CurvatureMonitor:
         return felt.spec == self._felt.spec and felt.numels == self._felt.numels
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking, and remove hooks."""
         self._unwatch()
         self._outputs.close()
 

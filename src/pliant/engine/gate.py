@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from pliant.engine.together import Together, as_one
 
 __all__ = [
-    "Held",
+    "RelaxedModel",
     "claim",
     "innermost",
     "module_of",
@@ -34,7 +34,7 @@ _AROUND_OPTIMIZERS = ("optimizer", "_optimizer")
 
 
 @dataclass(eq=False, kw_only=True)
-class Held:
+class RelaxedModel:
     """A model and its optimizers, found inside of what relax() was given."""
 
     called: nn.Module
@@ -71,7 +71,7 @@ class Held:
         return {name: p for name, p in named_tensors(self.module) if p.requires_grad}
 
 
-def take(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Held:
+def take(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> RelaxedModel:
     """Return what is inside of a model and one or several optimizers. No communication.
 
     Raises:
@@ -87,17 +87,17 @@ def take(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Held:
     optimizers = [innermost(each) for each in given]
     outer = without_wrappers(model)
     ddp = outer if isinstance(outer, DistributedDataParallel) else None
-    held = Held(called=model, ddp=ddp, module=module_of(model), optimizer=as_one(optimizers))
+    held = RelaxedModel(called=model, ddp=ddp, module=module_of(model), optimizer=as_one(optimizers))
     _refuse_models(held)
     _refuse_optimizers(held)
     return held
 
 
-_open: "weakref.WeakSet[Held]" = weakref.WeakSet()
+_open: "weakref.WeakSet[RelaxedModel]" = weakref.WeakSet()
 _opening = threading.Lock()
 
 
-def claim(held: Held) -> None:
+def claim(held: RelaxedModel) -> None:
     """Note that a run is open on a model and its optimizers, until `release`.
 
     Raises:
@@ -120,7 +120,7 @@ def claim(held: Held) -> None:
         _open.add(held)
 
 
-def release(held: Held) -> None:
+def release(held: RelaxedModel) -> None:
     """Note that a run has ended."""
     with _opening:
         _open.discard(held)
@@ -164,7 +164,7 @@ def innermost(held: Any) -> Optimizer:
     return inner
 
 
-def _refuse_models(held: Held) -> None:
+def _refuse_models(held: RelaxedModel) -> None:
     parameters = held.parameters
     _refuse_sharded(held.module)
     if not parameters:
@@ -213,7 +213,7 @@ def _refuse_sharded(module: nn.Module) -> None:
             )
 
 
-def _refuse_optimizers(held: Held) -> None:
+def _refuse_optimizers(held: RelaxedModel) -> None:
     zero: Any = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     ours, owners = {id(p) for p in held.module.parameters()}, dict[int, int]()
     for k, optimizer in enumerate(held.optimizers):

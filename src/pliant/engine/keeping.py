@@ -11,12 +11,12 @@ from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.alike import raise_together
 from pliant.engine.checkpoint import write_checkpoint
 from pliant.engine.front import DDPHook
-from pliant.engine.gate import Held, plain_name
+from pliant.engine.gate import RelaxedModel, plain_name
 from pliant.engine.lane import CommThread
 from pliant.engine.making import PlanExecutor
 from pliant.engine.resume import Saver
 from pliant.engine.skipping import CountsSkips
-from pliant.engine.trial import Trial
+from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
 __all__ = ["KeepsState"]
@@ -26,11 +26,11 @@ class KeepsState(CountsSkips):
     """The part of a run that saves and loads."""
 
     plan: SyncPlan
-    trial: Trial
+    trial: PlanOnTrial
     _agreement: ReplicaCheck
     _comm: RecordedComm
     _front: DDPHook | None
-    _held: Held
+    _held: RelaxedModel
     _lane: CommThread
     _made: PlanExecutor
     _module: nn.Module

@@ -14,7 +14,7 @@ from pliant.engine.comms import Comms
 from pliant.engine.exchange import GradientExchange, NonFinite
 from pliant.engine.feel import CurvatureMonitor
 from pliant.engine.felt import Curvature, felt_in
-from pliant.engine.gate import Held, plain_name
+from pliant.engine.gate import RelaxedModel, plain_name
 from pliant.engine.governor import RatioController, governor_for
 from pliant.engine.lane import CommThread
 from pliant.engine.means import average_states, average_weights
@@ -117,7 +117,7 @@ class ExecutorBuilder:
 
     def __init__(
         self,
-        held: Held,
+        held: RelaxedModel,
         tape: Tracer,
         *,
         hosts: Sequence[Sequence[int]] | None,

@@ -17,7 +17,7 @@ from pliant.engine.ending import tell_destroyed
 from pliant.engine.exchange import NonFinite
 from pliant.engine.felt import Curvature
 from pliant.engine.front import attach
-from pliant.engine.gate import Held, release
+from pliant.engine.gate import RelaxedModel, release
 from pliant.engine.joining import Joining
 from pliant.engine.keeping import KeepsState
 from pliant.engine.lane import CommThread
@@ -28,7 +28,7 @@ from pliant.engine.stats import RunStats
 from pliant.engine.stepping import Stepping, refuse_turns
 from pliant.engine.switching import SwitchesPlans
 from pliant.engine.tape import Tracer
-from pliant.engine.trial import Trial
+from pliant.engine.trial import PlanOnTrial
 from pliant.engine.watch import UnusedParameterCheck
 from pliant.spec import SyncPlan
 
@@ -40,7 +40,7 @@ class Run(KeepsState, SwitchesPlans):
 
     def __init__(
         self,
-        held: Held,
+        held: RelaxedModel,
         plan: SyncPlan,
         *,
         comm: RecordedComm,
@@ -57,7 +57,7 @@ class Run(KeepsState, SwitchesPlans):
         self.tape = Tracer(self._device, comm)
         self.tape.ending.watch(self)
         self.recording: AttachedRecording | None = None  # writes down what happens
-        self.trial = Trial()  # of a plan that "auto" tries
+        self.trial = PlanOnTrial()  # of a plan that "auto" tries
         self._maker = ExecutorBuilder(held, self.tape, hosts=hosts, nonfinite=nonfinite)
         self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
         made = self._maker.make(plan, None, steps_taken(held.optimizer))

@@ -14,7 +14,7 @@ from pliant.engine.elastic import Elastic, begin
 from pliant.engine.ending import end
 from pliant.engine.exchange import NonFinite
 from pliant.engine.front import attach, reporter
-from pliant.engine.gate import Held, claim, release
+from pliant.engine.gate import RelaxedModel, claim, release
 from pliant.engine.run import Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
 from pliant.engine.wire import require_carried
@@ -24,7 +24,7 @@ __all__ = ["start_run"]
 
 
 def start_run(
-    held: Held,
+    held: RelaxedModel,
     plan: SyncPlan,
     *,
     group: ProcessGroup | None = None,

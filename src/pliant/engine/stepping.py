@@ -59,7 +59,7 @@ class Stepping:
         ]
 
     def close(self) -> None:
-        """Remove every hook."""
+        """Remove every hook that it has."""
         for hook in self._hooks:
             hook.remove()
 

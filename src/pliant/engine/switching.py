@@ -14,14 +14,14 @@ from pliant.engine.attached import AttachedRecording
 from pliant.engine.choose import PlanLike, plan_from, require_plan
 from pliant.engine.exchange import GradientExchange
 from pliant.engine.front import DDPHook
-from pliant.engine.gate import Held
+from pliant.engine.gate import RelaxedModel
 from pliant.engine.lane import CommThread
 from pliant.engine.making import ExecutorBuilder, PlanExecutor
 from pliant.engine.means import join
 from pliant.engine.owners import Owners, Servers
 from pliant.engine.skipping import CountsSkips
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
-from pliant.engine.trial import Trial
+from pliant.engine.trial import PlanOnTrial
 from pliant.engine.wire import require_carried
 from pliant.spec import SyncPlan
 
@@ -34,14 +34,14 @@ class SwitchesPlans(CountsSkips):
     optimizer: Optimizer
     plan: SyncPlan
     recording: AttachedRecording | None
-    trial: Trial
+    trial: PlanOnTrial
     _agreement: ReplicaCheck
     _comm: RecordedComm
     _ddp: DistributedDataParallel | None
     _device: torch.device
     _exchanger: GradientExchange
     _front: DDPHook | None
-    _held: Held
+    _held: RelaxedModel
     _lane: CommThread
     _made: PlanExecutor
     _maker: ExecutorBuilder

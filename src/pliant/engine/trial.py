@@ -15,7 +15,7 @@ from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.watch import IncompleteBackwardError
 
-__all__ = ["Snapshot", "Trial"]
+__all__ = ["PlanOnTrial", "Snapshot"]
 
 
 class Snapshot:
@@ -59,7 +59,7 @@ class Snapshot:
         return any(not bool(p.isfinite().all()) and bool(before.isfinite().all()) for p, before in self._parameters)
 
 
-class Trial:
+class PlanOnTrial:
     """Notes what a plan raises while it is on trial, so that the training goes on, and undoes its steps.
 
     A run has one of these. Between `begin` and `end` an error of Pliant's own work, in a hook, a step or a switch, is

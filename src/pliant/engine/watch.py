@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.engine.gate import Held
+from pliant.engine.gate import RelaxedModel
 from pliant.engine.hooks import Hook
 
 __all__ = ["IncompleteBackwardError", "UnusedParameterCheck"]
@@ -33,7 +33,7 @@ class UnusedParameterCheck:
     """
 
     @classmethod
-    def of(cls, held: Held, begins: Callable[[], None]) -> "UnusedParameterCheck | None":
+    def of(cls, held: RelaxedModel, begins: Callable[[], None]) -> "UnusedParameterCheck | None":
         """Return a watch over a model, or None where no DDP hands over its gradients."""
         if held.ddp is None:
             return None
@@ -115,7 +115,7 @@ class UnusedParameterCheck:
         self._touched.clear()
 
     def close(self) -> None:
-        """Remove every hook."""
+        """Remove every hook that it has."""
         for hook in self._hooks:
             hook.remove()
 

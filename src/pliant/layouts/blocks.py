@@ -8,11 +8,11 @@ from pliant.layouts.payloads import payload_bytes
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.selection import VALUE_BYTES, Selection, ValueBits
 
-__all__ = ["Divided", "Rows", "divided", "rows_of", "values_bytes"]
+__all__ = ["Divided", "SegmentedRows", "divided", "rows_of", "values_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class SegmentedRows:
     """A tensor as rows of equal length, each cut into segments of equal length and what is left."""
 
     num_rows: int
@@ -38,7 +38,7 @@ class Rows:
         return ((self.segment,) * (self.per_row - 1) + (last,)) * self.num_rows
 
 
-def rows_of(shape: tuple[int, ...], block: int) -> Rows | None:
+def rows_of(shape: tuple[int, ...], block: int) -> SegmentedRows | None:
     """Return the rows of a tensor, which lie along its first dimension; a vector is one row. None if it is empty.
 
     Args:
@@ -51,7 +51,7 @@ def rows_of(shape: tuple[int, ...], block: int) -> Rows | None:
         return None
     num_rows = shape[0] if len(shape) > 1 else 1
     length = numel // num_rows
-    return Rows(num_rows=num_rows, numel=length, segment=min(block or length, length))
+    return SegmentedRows(num_rows=num_rows, numel=length, segment=min(block or length, length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Divided:
 
     @property
     def numel_blocks(self) -> int:
-        """Elements in blocks."""
+        """Number of elements in blocks."""
         return self.numel - self.numel_dense
 
     @property

@@ -38,7 +38,7 @@ class StoreHost:
             raise
 
     def close(self) -> None:
-        """End the store."""
+        """End the process of the store."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pliant.spec import Exchange, LocalSteps, SyncPlan, Workload
 
-__all__ = ["Advice", "AppliedAdvice", "HasGroups", "advise", "apply"]
+__all__ = ["Advice", "AppliedAdvice", "OptimizerLike", "advise", "apply"]
 
 Rule = Literal["linear", "root", "none"]
 
@@ -98,7 +98,7 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
     )
 
 
-class HasGroups(Protocol):
+class OptimizerLike(Protocol):
     """The part of an optimizer that `apply` needs; torch's have it."""
 
     param_groups: Any
@@ -117,7 +117,7 @@ class AppliedAdvice:
         self._scale = 1.0
 
 
-def apply(advice: Advice, optimizer: HasGroups) -> AppliedAdvice:
+def apply(advice: Advice, optimizer: OptimizerLike) -> AppliedAdvice:
     """Multiply the learning rate of all groups by the advice's factor, at once: a warm-up is a schedule of torch's.
 
     With ``warm_up``, follow it by ``torch.optim.lr_scheduler.LinearLR(optimizer, 1 / advice.lr_scale, 1.0, steps)``.

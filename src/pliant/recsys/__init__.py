@@ -11,7 +11,7 @@ from pliant.recsys.drift import Drift, drift
 from pliant.recsys.expected import expected
 from pliant.recsys.explain import Reason
 from pliant.recsys.memory import Memory, held
-from pliant.recsys.place import Placement, place
+from pliant.recsys.place import EmbeddingPlacement, place
 from pliant.recsys.problem import Limits, Problem, Valued
 from pliant.recsys.rates import Rates, fitted
 from pliant.recsys.rows import Frequencies, RowFrequencies
@@ -37,11 +37,11 @@ __all__ = [
     "ClickLog",
     "Clicks",
     "Drift",
+    "EmbeddingPlacement",
     "Frequencies",
     "FrequencyCounter",
     "Limits",
     "Memory",
-    "Placement",
     "Problem",
     "Rates",
     "Reason",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pliant.recsys.bags import Batch, Inputs
 from pliant.recsys.exchange import Talk
-from pliant.recsys.holding import Held
+from pliant.recsys.holding import TableShards
 from pliant.recsys.turn import Chosen, Early, Turn, ask
 from pliant.recsys.wire import mask_bytes
 
@@ -19,7 +19,7 @@ __all__ = ["Ahead", "answered_early"]
 class Ahead:
     """At most one batch that has been asked for before its turn."""
 
-    def __init__(self, held: Held, make_talk: Callable[[], Talk]) -> None:
+    def __init__(self, held: TableShards, make_talk: Callable[[], Talk]) -> None:
         self._held = held
         self._make_talk = make_talk
         self.talks: list[Talk] = []
@@ -115,7 +115,7 @@ def _chosen(masks: list[list[Tensor | None]], which: bool, nothing: Tensor) -> C
     ]
 
 
-def _touched(g: int, turns: Sequence[Turn], held: Held) -> Tensor:
+def _touched(g: int, turns: Sequence[Turn], held: TableShards) -> Tensor:
     slots = [request.slots for turn in turns for request in turn.asked[g]]
     return torch.cat(slots) if slots else torch.empty(0, dtype=torch.int32, device=held.device)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from pliant.recsys.features import Feature, features_of, in_order
 from pliant.spec import Table
 
-__all__ = ["Batch", "Inputs", "Run", "read_batch"]
+__all__ = ["BagRun", "Batch", "Inputs", "read_batch"]
 
 Inputs = Any
 """For each feature, in the order of tables and of features in each, (ids, offsets), (ids, offsets, weights), or ids of
@@ -21,7 +21,7 @@ KeyedJaggedTensor of TorchRec, also in any order: what has `keys()`, `lengths()`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class BagRun:
     """Bags that follow each other and are pooled alike: they, and their ids, are slices of a batch."""
 
     bags: slice
@@ -98,16 +98,16 @@ class Batch:
             of_features=self.of_features,
         )
 
-    def runs(self, tables: Sequence[Table]) -> list[Run]:
+    def runs(self, tables: Sequence[Table]) -> list[BagRun]:
         """Return the runs of bags, given the tables of this batch; those that pool alike should be side by side."""
-        found: list[Run] = []
+        found: list[BagRun] = []
         for t, table in enumerate(tables):
             mean, ids, bags = table.pooling == "mean", self.id_ends[t], self.bag_ends[t]
             if found and (found[-1].mean, found[-1].weighted) == (mean, table.weighted):
                 last = found.pop()
                 ids, bags = last.ids.start, last.bags.start
             bags_to, ids_to = self.bag_ends[t + 1], self.id_ends[t + 1]
-            found.append(Run(bags=slice(bags, bags_to), ids=slice(ids, ids_to), mean=mean, weighted=table.weighted))
+            found.append(BagRun(bags=slice(bags, bags_to), ids=slice(ids, ids_to), mean=mean, weighted=table.weighted))
         return found
 
 

@@ -161,7 +161,7 @@ class TableCounter:
         return counter
 
     def _settle(self) -> None:
-        """Count what waits."""
+        """Count the ids that wait."""
         if not self._num_waiting:
             return
         ids = np.concatenate(self._waiting)

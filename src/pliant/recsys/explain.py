@@ -17,7 +17,7 @@ from pliant.spec import TableLayout
 from pliant.spec.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from pliant.recsys.place import Placement
+    from pliant.recsys.place import EmbeddingPlacement
 
 __all__ = ["Reason", "explained", "reasons"]
 
@@ -44,7 +44,7 @@ class Reason:
     """By how much a step would be longer with it, all else equal"""
 
 
-def reasons(placement: "Placement") -> list[Reason]:
+def reasons(placement: "EmbeddingPlacement") -> list[Reason]:
     """Return a reason for each table of a placement, in its order."""
     from pliant.recsys.place import search_of  # here, since placements explain themselves through this file
 
@@ -79,7 +79,7 @@ def reasons(placement: "Placement") -> list[Reason]:
     return result
 
 
-def _because(placement: "Placement", t: int, whole: Asked, piece: int) -> str:
+def _because(placement: "EmbeddingPlacement", t: int, whole: Asked, piece: int) -> str:
     plan, bins = placement.plan, placement.problem.bins
     table, layout = plan.tables[t], plan.layouts[t]
     lookups = float(whole.lookups[piece])
@@ -107,15 +107,15 @@ def _because(placement: "Placement", t: int, whole: Asked, piece: int) -> str:
     return words
 
 
-def _distinct(placement: "Placement", t: int) -> float:
+def _distinct(placement: "EmbeddingPlacement", t: int) -> float:
     """Return the expected different rows of a rank's batch."""
     here = placement.problem.bins.only(np.array([t]))
     k = placement.plan.num_bags[t] * here.pooling[:, None]
     return float((here.rows * draws(here.p, k)).sum())
 
 
-def explained(placement: "Placement", *, most: int = 12) -> str:
-    """Return the whole explanation; see `Placement.explain`."""
+def explained(placement: "EmbeddingPlacement", *, most: int = 12) -> str:
+    """Return the whole explanation; see `EmbeddingPlacement.explain`."""
     told = reasons(placement)
     lines = [_summary(placement), _times(placement), _alike(placement), ""]
     ranked = sorted(told, key=lambda each: -each.moved_bytes)
@@ -126,7 +126,7 @@ def explained(placement: "Placement", *, most: int = 12) -> str:
     return "\n".join(lines)
 
 
-def _summary(placement: "Placement") -> str:
+def _summary(placement: "EmbeddingPlacement") -> str:
     plan, memory, limits = placement.plan, placement.memory, placement.problem.limits
     rank = int(memory.total.argmax())
     total = sum(whole_bytes(placement.problem, t) for t in range(len(plan.tables)))
@@ -143,7 +143,7 @@ def _summary(placement: "Placement") -> str:
     )
 
 
-def _times(placement: "Placement") -> str:
+def _times(placement: "EmbeddingPlacement") -> str:
     cost = placement.cost
     parts = sorted(((s, name) for name, s in cost.parts_s if s > 0.005 * cost.total_s), reverse=True)
     said = ", ".join(f"{name} {format_time(s)} ({s / cost.total_s:.0%})" for s, name in parts)
@@ -151,7 +151,7 @@ def _times(placement: "Placement") -> str:
     return f"Where the time goes: {said}{hidden}. Links and delays: {cost.wire_s / cost.total_s:.0%}."
 
 
-def _alike(placement: "Placement") -> str:
+def _alike(placement: "EmbeddingPlacement") -> str:
     limits = placement.problem.limits
     said: list[str] = []
     for name, each in placement.alike.items():
@@ -192,7 +192,7 @@ def _groups(rest: Sequence[Reason]) -> list[str]:
     return lines
 
 
-def _bought(placement: "Placement") -> str:
+def _bought(placement: "EmbeddingPlacement") -> str:
     more = placement.given_more(memory_bytes=_GIGABYTE).samples_per_s / placement.samples_per_s - 1
     said = f"One more GB on every rank would buy {more:.2%} of throughput"
     hosts = placement.problem.topology.hosts

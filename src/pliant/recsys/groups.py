@@ -9,11 +9,11 @@ from torch import Tensor
 from pliant.recsys.bags import Batch
 from pliant.spec.embedding import EmbeddingPlan, Piece, Table
 
-__all__ = ["Group", "Local", "Span", "groups_of", "locals_of", "replica_spans"]
+__all__ = ["Group", "Local", "PieceSpan", "groups_of", "locals_of", "replica_spans"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class PieceSpan:
     """Rows of a piece that follow each other in a tensor of a rank."""
 
     piece: Piece
@@ -90,21 +90,21 @@ class Group:
         hot = self.hot_keys[at] == keys
         return (hot, self.hot_slots[at[hot]]) if bool(hot.any()) else None
 
-    def spans(self, rank: int) -> list[Span]:
+    def spans(self, rank: int) -> list[PieceSpan]:
         """Return what lies where in the tensor of a rank."""
         found = []
         for k, piece in enumerate(self.pieces):
             first = 0 if piece.home is not None else (rank - piece.index) % self.num_ranks
             stride = 1 if piece.home is not None else self.num_ranks
             slot, num = self._base[k][rank], self._owned[k][rank]
-            found.append(Span(piece=piece, slot=slot, first=first, stride=stride, num=num))
+            found.append(PieceSpan(piece=piece, slot=slot, first=first, stride=stride, num=num))
         return found
 
 
 class Local:
     """Replicated tables of one dim: nothing is asked for; a row is its slot among the replicas."""
 
-    def __init__(self, plan: EmbeddingPlan, spans: Sequence[Span], device: torch.device) -> None:
+    def __init__(self, plan: EmbeddingPlan, spans: Sequence[PieceSpan], device: torch.device) -> None:
         spans = sorted(spans, key=lambda s: _pooling(plan.tables[s.piece.index]))
         self.pieces = tuple(span.piece for span in spans)
         self.indices = [piece.index for piece in self.pieces]
@@ -131,20 +131,20 @@ def groups_of(plan: EmbeddingPlan, device: torch.device) -> list[Group]:
     return [Group(plan, alike[key], device) for key in sorted(alike)]
 
 
-def replica_spans(plan: EmbeddingPlan) -> dict[int, list[Span]]:
+def replica_spans(plan: EmbeddingPlan) -> dict[int, list[PieceSpan]]:
     """Return for each dim where rows that are on all ranks lie: a whole table, or room for the hot rows of one."""
-    found: dict[int, list[Span]] = {}
+    found: dict[int, list[PieceSpan]] = {}
     for piece in plan.pieces():
         whole = piece.layout.kind == "replicated"
         num = plan.tables[piece.index].num_rows if whole else piece.layout.num_hot
         if num:
             its = found.setdefault(piece.dim, [])
             slot = its[-1].slot + its[-1].num if its else 0
-            its.append(Span(piece=piece, slot=slot, first=0, stride=1, num=num))
+            its.append(PieceSpan(piece=piece, slot=slot, first=0, stride=1, num=num))
     return found
 
 
-def locals_of(plan: EmbeddingPlan, spans: dict[int, list[Span]], device: torch.device) -> list[Local]:
+def locals_of(plan: EmbeddingPlan, spans: dict[int, list[PieceSpan]], device: torch.device) -> list[Local]:
     """Return the replicated tables, grouped by dim."""
     whole = [[s for s in spans[dim] if s.piece.layout.kind == "replicated"] for dim in sorted(spans)]
     return [Local(plan, its, device) for its in whole if its]

@@ -11,11 +11,11 @@ from pliant.recsys.replicas import Replicas
 from pliant.recsys.shard import Shard
 from pliant.spec.embedding import EmbeddingPlan
 
-__all__ = ["Held", "hold"]
+__all__ = ["TableShards", "hold"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Held:
+class TableShards:
     """Parts of the tables that a rank has."""
 
     groups: list[Group]
@@ -47,7 +47,7 @@ class Held:
         }
 
 
-def hold(plan: EmbeddingPlan, rank: int, source: Source, device: torch.device) -> Held:
+def hold(plan: EmbeddingPlan, rank: int, source: Source, device: torch.device) -> TableShards:
     """Return this rank's part of a plan's tables, with their first values; no row is hot yet."""
     groups, spans = groups_of(plan, device), replica_spans(plan)
     shards = [Shard(group, rank, plan.optimizer, device) for group in groups]
@@ -61,6 +61,6 @@ def hold(plan: EmbeddingPlan, rank: int, source: Source, device: torch.device) -
         for group, shard in zip(groups, shards, strict=True)
         if any(piece.layout.num_hot for piece in group.pieces)
     ]
-    return Held(
+    return TableShards(
         groups=groups, shards=shards, locals=locals_of(plan, spans, device), replicas=replicas, hot=hot, device=device
     )

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pliant.recsys.groups import Span
-from pliant.recsys.optimizers import Rows
+from pliant.recsys.groups import PieceSpan
+from pliant.recsys.optimizers import TableRows
 from pliant.spec.embedding import Table
 
 __all__ = ["Source", "drawn", "fill", "parts_of", "source_of"]
@@ -52,7 +52,7 @@ def drawn(table: Table, index: int, rows: Tensor, seed: int) -> Tensor:
     return values
 
 
-def fill(rows: Rows, spans: Sequence[Span], source: Source) -> None:
+def fill(rows: TableRows, spans: Sequence[PieceSpan], source: Source) -> None:
     """Write the first values of all rows of these spans."""
     device = rows.weights.device
     for span in spans:

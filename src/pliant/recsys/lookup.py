@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.kernels import kernels_for
-from pliant.recsys.bags import Batch, Run
+from pliant.recsys.bags import BagRun, Batch
 from pliant.recsys.groups import Group, Local
 from pliant.recsys.replicas import Replicas
 from pliant.recsys.requests import Request
@@ -152,6 +152,6 @@ class LocalLookup:
         self._replicas.add(alike.keys, alike.sum(scaled, self.batch.lengths, _weights_of(self.batch, self._runs)))
 
 
-def _weights_of(batch: Batch, runs: Sequence[Run]) -> Tensor | None:
+def _weights_of(batch: Batch, runs: Sequence[BagRun]) -> Tensor | None:
     """Return the weights of ids, float32 (num_ids,), if any of these tables has some."""
     return batch.weights if any(run.weighted for run in runs) else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from pliant.recsys.optimizers import RowRule, Rows
+from pliant.recsys.optimizers import RowRule, TableRows
 from pliant.recsys.rates import Rates, fitted
 from pliant.recsys.segments import segments, sum_rows
 from pliant.recsys.traffic import COUNTS
@@ -49,7 +49,7 @@ def measured_rates(start: Rates | None = None, *, limit_s: float = 4.0) -> Rates
 
 def _jobs(num: int, dim: int, generator: torch.Generator) -> list[tuple[Mapping[str, float], Callable[[], object]]]:
     """Return what is counted and done, for so many ids and columns."""
-    rows = Rows(_NUM_ROWS, dim, "rowwise_adagrad", torch.device("cpu"))
+    rows = TableRows(_NUM_ROWS, dim, "rowwise_adagrad", torch.device("cpu"))
     rule = RowRule(kind="rowwise_adagrad")
     ids = (torch.rand(num, generator=generator) ** 3 * _NUM_ROWS).long()  # (num,)
     alike = segments(ids)

@@ -23,7 +23,7 @@ _BEYOND = 1e3
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """States (m,), judged."""
+    """Scores and costs of states, (m,) each."""
 
     score: Floats
     """Seconds of a step, and a penalty for what exceeds a limit"""

@@ -8,7 +8,7 @@ from torch import Tensor
 from pliant.codecs.kernels import kernels_for
 from pliant.spec.embedding import STATE_NUMBERS, RowOptimizer
 
-__all__ = ["RowRule", "Rows"]
+__all__ = ["RowRule", "TableRows"]
 
 _BLOCK_NUMBERS = 1 << 18
 """Numbers updated at a time: what is in between stays in the cache, and memory bounded."""
@@ -38,11 +38,11 @@ class RowRule:
 
     @property
     def epsilon(self) -> float:
-        """Smallest divisor."""
+        """Smallest number that is divided by."""
         return self.eps or (1e-8 if self.kind == "adam" else 1e-10)
 
 
-class Rows:
+class TableRows:
     """Rows and what their optimizer keeps: `weights` (num, dim), `elements` (k, num, dim), `numbers` (m, num)."""
 
     def __init__(self, num: int, dim: int, kind: RowOptimizer, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of all tensors together."""
         return self.weights.nbytes + self.state_nbytes
 
     @property

@@ -12,14 +12,14 @@ from pliant.recsys.problem import Limits, Problem, Valued, refusal
 from pliant.recsys.program import best_of_all
 from pliant.recsys.rates import Rates
 from pliant.recsys.rows import Frequencies
-from pliant.recsys.search import Found, Search
+from pliant.recsys.search import Found, PlacementSearch
 from pliant.spec import EmbeddingPlan, Table, TableLayout, Topology
 from pliant.spec.embedding import RowOptimizer
 
 if TYPE_CHECKING:
     from pliant.recsys.explain import Reason
 
-__all__ = ["Placement", "place", "search_of", "solve"]
+__all__ = ["EmbeddingPlacement", "place", "search_of", "solve"]
 
 _FEW = 40
 """Tables up to which every batch size and staleness gets a local search of its own."""
@@ -28,7 +28,7 @@ _SAME = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Placement(Valued):
+class EmbeddingPlacement(Valued):
     """The best plan that was found. `explain()` says why."""
 
     problem: Problem = field(repr=False)
@@ -54,7 +54,7 @@ class Placement(Valued):
 
         return explained(self, most=most)
 
-    def given_more(self, *, memory_bytes: float = 0.0, bytes_per_s: float = 0.0) -> "Placement":
+    def given_more(self, *, memory_bytes: float = 0.0, bytes_per_s: float = 0.0) -> "EmbeddingPlacement":
         """Return the placement with so much more memory on every rank, and rate of every host, both ways."""
         problem = self.problem
         hosts = tuple(
@@ -97,7 +97,7 @@ def place(
     dense_sample_s: float = 0.0,
     overlap: bool = False,
     exact: bool = False,
-) -> Placement:
+) -> EmbeddingPlacement:
     """Choose the layout of each table, rows on all ranks, how often those are summed, homes, bits and the batch size.
 
     Args:
@@ -132,7 +132,7 @@ def place(
     return solve(problem, exact=exact)
 
 
-def solve(problem: Problem, *, known: Sequence[EmbeddingPlan] = (), exact: bool = False) -> Placement:
+def solve(problem: Problem, *, known: Sequence[EmbeddingPlan] = (), exact: bool = False) -> EmbeddingPlacement:
     """Choose a placement; `known` plans of the same tables are begun with as well, so the result is never worse."""
     limits = problem.limits
     searched = [
@@ -143,7 +143,7 @@ def solve(problem: Problem, *, known: Sequence[EmbeddingPlan] = (), exact: bool 
         for search in [search_of(problem, batch, every, by_host=by_host)]
     ]
 
-    def speed(item: tuple[Search, list[Found]]) -> float:
+    def speed(item: tuple[PlacementSearch, list[Found]]) -> float:
         return item[0].frame.batch_size / item[1][0].score
 
     searched.sort(key=speed, reverse=True)
@@ -169,7 +169,7 @@ def solve(problem: Problem, *, known: Sequence[EmbeddingPlan] = (), exact: bool 
     return _placement(best, problem, fits)
 
 
-def _placement(best: Valued, problem: Problem, fits: Sequence[Valued]) -> Placement:
+def _placement(best: Valued, problem: Problem, fits: Sequence[Valued]) -> EmbeddingPlacement:
     search = search_of(problem, best.plan.batch_size, 1)
     menu = search.menu(Weights())
     alike = {
@@ -180,7 +180,9 @@ def _placement(best: Valued, problem: Problem, fits: Sequence[Valued]) -> Placem
         (batch, max((each.samples_per_s for each in fits if each.plan.batch_size == batch), default=0.0))
         for batch in problem.batch_sizes
     ]
-    return Placement(best.plan, best.traffic, best.cost, best.memory, best.sent_bytes, problem, alike, tuple(speeds))
+    return EmbeddingPlacement(
+        best.plan, best.traffic, best.cost, best.memory, best.sent_bytes, problem, alike, tuple(speeds)
+    )
 
 
 def _settled(best: Valued, problem: Problem) -> Valued:
@@ -206,7 +208,7 @@ def _is_shared(problem: Problem) -> bool:
     return len(hosts) > 1 and any(host.num_ranks > 1 for host in hosts)
 
 
-def search_of(problem: Problem, batch: int, every: int, *, by_host: bool = False) -> Search:
+def search_of(problem: Problem, batch: int, every: int, *, by_host: bool = False) -> PlacementSearch:
     """Return a search for one batch size and one `every`."""
     frame = EmbeddingPlan(
         tables=problem.tables,
@@ -230,7 +232,7 @@ def search_of(problem: Problem, batch: int, every: int, *, by_host: bool = False
         sent_bytes=limits.sent_bytes,
         work_s=limits.work_s,
     )
-    return Search(frame, problem.bins, links, problem.rates, model, limits.bits)
+    return PlacementSearch(frame, problem.bins, links, problem.rates, model, limits.bits)
 
 
 def _weights(limits: Limits) -> list[Weights]:

@@ -74,7 +74,7 @@ class Valued:
 
     @classmethod
     def of(cls, plan: EmbeddingPlan, problem: Problem) -> "Valued":
-        """Predict a plan."""
+        """Return a plan with its predicted costs."""
         traffic = expected(plan, problem.bins, ahead=problem.overlap)
         dense_s = problem.dense_sample_s * plan.batch_size
         links = Links(problem.topology, problem.rates.overheads)

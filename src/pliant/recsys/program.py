@@ -13,7 +13,7 @@ from pliant.recsys.traffic import Shared
 from pliant.spec import TableLayout
 
 if TYPE_CHECKING:
-    from pliant.recsys.search import Found, Search
+    from pliant.recsys.search import Found, PlacementSearch
 
 __all__ = ["best_of_all", "choices"]
 
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 _LIMIT_S = 30.0
 
 
-def choices(search: "Search", found: "Found", table: int) -> list[TableLayout]:
+def choices(search: "PlacementSearch", found: "Found", table: int) -> list[TableLayout]:
     """Return the layouts of a table that come into question: every home, and hot rows by powers of two."""
     menu, n = search.menu(Weights()), search.frame.num_ranks
     options = [found.layouts[table]]
@@ -46,7 +46,7 @@ def choices(search: "Search", found: "Found", table: int) -> list[TableLayout]:
     return list(dict.fromkeys(options))
 
 
-def best_of_all(search: "Search", found: "Found") -> list[TableLayout]:
+def best_of_all(search: "PlacementSearch", found: "Found") -> list[TableLayout]:
     """Return the best layouts among those in question, by the model of the search; at least as good as what was found.
 
     Minimize the sum, over stages and phases, of the time of the busiest rank or host; each of them is at least what
@@ -89,7 +89,7 @@ def best_of_all(search: "Search", found: "Found") -> list[TableLayout]:
 class _Program:
     """Columns: a binary for each table and layout; seconds of each stage and phase; a binary for each dim."""
 
-    def __init__(self, search: "Search", options: Sequence[Sequence[TableLayout]]) -> None:
+    def __init__(self, search: "PlacementSearch", options: Sequence[Sequence[TableLayout]]) -> None:
         self.entries: list[tuple[int, int, float]] = []
         self.low: list[float] = []
         self.high: list[float] = []
@@ -143,7 +143,7 @@ class _Program:
             terms = [*enumerate(seconds[:, resource].tolist()), (longest, -1.0)]
             self._constraint(terms, -np.inf, 0.0)
 
-    def _shared(self, search: "Search", options: Sequence[Sequence[TableLayout]]) -> None:
+    def _shared(self, search: "PlacementSearch", options: Sequence[Sequence[TableLayout]]) -> None:
         """Add a column for all that tables can share, which is 1 where an option that has it is chosen."""
         columns: dict[Shared, int] = {}
         for t, those in enumerate(options):

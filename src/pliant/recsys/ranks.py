@@ -42,12 +42,12 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Number of this rank."""
         return self.comm.rank
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks in all."""
         return self.comm.size
 
     def another(self) -> Talk:
@@ -55,7 +55,7 @@ class Ranks:
         return Talk(another(self.comm), self._device)
 
     def close(self) -> None:
-        """Free the groups."""
+        """Free the groups of the hosts."""
         if self._by_hosts is not None:
             self._by_hosts.close()
         self.comm.close()

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pliant.codecs.kernels import kernels_for
 from pliant.comm.base import Comm
-from pliant.recsys.groups import Span
-from pliant.recsys.optimizers import RowRule, Rows
+from pliant.recsys.groups import PieceSpan
+from pliant.recsys.optimizers import RowRule, TableRows
 from pliant.spec.embedding import RowOptimizer
 
 __all__ = ["Replicas"]
@@ -20,11 +20,11 @@ class Replicas:
     Their values change only in `synchronize`, alike on every rank.
     """
 
-    def __init__(self, spans: Sequence[Span], dim: int, kind: RowOptimizer, device: torch.device) -> None:
+    def __init__(self, spans: Sequence[PieceSpan], dim: int, kind: RowOptimizer, device: torch.device) -> None:
         num = spans[-1].slot + spans[-1].num
         self.spans = tuple(spans)
         self.dim = dim
-        self.rows = Rows(num, dim, kind, device)
+        self.rows = TableRows(num, dim, kind, device)
         self.gradients = torch.zeros(num, dim, device=device)
         self.touched = torch.zeros(num, dtype=torch.uint8, device=device)
 

@@ -38,7 +38,7 @@ class Request:
 
     @property
     def parts(self) -> list[Tensor]:
-        """Parts that travel."""
+        """Parts of a request that travel."""
         return [part for part in (self.slots, self.lengths, self.weights) if part is not None]
 
     @property

@@ -18,7 +18,7 @@ from pliant.recsys.traffic import Shared, shared_by
 from pliant.spec import EmbeddingPlan, TableLayout
 from pliant.spec.embedding import Piece
 
-__all__ = ["Found", "Search"]
+__all__ = ["Found", "PlacementSearch"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,7 +36,7 @@ _SWAPPED = 24
 class Found:
     """Layouts of all tables, with the sum of what they make ranks do."""
 
-    def __init__(self, search: "Search", layouts: Sequence[TableLayout]) -> None:
+    def __init__(self, search: "PlacementSearch", layouts: Sequence[TableLayout]) -> None:
         self.layouts = list(layouts)
         search.learn(list(enumerate(layouts)))
         self.rows = [search.row(t, layout) for t, layout in enumerate(layouts)]
@@ -45,7 +45,7 @@ class Found:
         self.score = search.score(self.state, self.shared)
 
 
-class Search:
+class PlacementSearch:
     """One batch size, one `every`, one topology: contributions of tables, and moves between them."""
 
     def __init__(

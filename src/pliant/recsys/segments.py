@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.codecs.kernels import kernels_for
-from pliant.recsys.bags import Batch, Run
+from pliant.recsys.bags import BagRun, Batch
 
 __all__ = ["Room", "Segments", "apart", "mean_divisors", "pool", "segments", "sum_rows"]
 
@@ -91,7 +91,7 @@ def sum_rows(
     )
 
 
-def pool(rows: Tensor, index: Tensor, batch: Batch, runs: list[Run], *, mean: bool = True) -> Tensor:
+def pool(rows: Tensor, index: Tensor, batch: Batch, runs: list[BagRun], *, mean: bool = True) -> Tensor:
     """Pool rows, float32 (num rows, dim), by bags: member k of the batch has row index[k]; returns (num_bags, dim).
 
     With `mean` False, sums are returned also where the mean is wanted.
@@ -110,7 +110,7 @@ def pool(rows: Tensor, index: Tensor, batch: Batch, runs: list[Run], *, mean: bo
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled)
 
 
-def mean_divisors(batch: Batch, runs: list[Run]) -> Tensor | None:
+def mean_divisors(batch: Batch, runs: list[BagRun]) -> Tensor | None:
     """Return what sums of bags are divided by, float32 (num_bags, 1): one, or their length for the mean; None: ones."""
     if not any(run.mean for run in runs):
         return None

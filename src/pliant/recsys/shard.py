@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pliant.recsys.groups import Group
-from pliant.recsys.optimizers import RowRule, Rows
+from pliant.recsys.optimizers import RowRule, TableRows
 from pliant.recsys.requests import Contribution, Request, summed
 from pliant.recsys.segments import Room
 from pliant.spec.embedding import RowOptimizer
@@ -18,7 +18,7 @@ class Shard:
     def __init__(self, group: Group, rank: int, kind: RowOptimizer, device: torch.device) -> None:
         self.group = group
         self.spans = group.spans(rank)
-        self.rows = Rows(group.num_slots[rank], group.dim, kind, device)
+        self.rows = TableRows(group.num_slots[rank], group.dim, kind, device)
         self._came: list[Contribution] = []
         self._rooms = Room(device), Room(device)
 

@@ -7,24 +7,24 @@ import torch
 from torch import Tensor
 
 from pliant.comm.base import Comm
-from pliant.recsys.groups import Span
-from pliant.recsys.holding import Held
+from pliant.recsys.groups import PieceSpan
+from pliant.recsys.holding import TableShards
 from pliant.recsys.initial import parts_of
-from pliant.recsys.optimizers import Rows
+from pliant.recsys.optimizers import TableRows
 from pliant.spec import Table
 from pliant.spec.embedding import EmbeddingPlan
 
 __all__ = ["gathered", "parts_of_ranks", "read_rows", "saved_rows"]
 
 
-def gathered(held: Held, comm: Comm, tables: Sequence[Table], name: str | None) -> list[Tensor]:
+def gathered(held: TableShards, comm: Comm, tables: Sequence[Table], name: str | None) -> list[Tensor]:
     """Return all rows of a table, or of each, float32 (num_rows, dim), on every rank."""
     if name is not None and name not in {table.name for table in tables}:
         raise ValueError(f"there is no table {name!r}; tables are {', '.join(table.name for table in tables)}.")
     return [_gathered(held, comm, t, table) for t, table in enumerate(tables) if name in (None, table.name)]
 
 
-def _gathered(held: Held, comm: Comm, index: int, table: Table) -> Tensor:
+def _gathered(held: TableShards, comm: Comm, index: int, table: Table) -> Tensor:
     full = torch.zeros(table.num_rows, table.dim, device=held.device)
     for rows, span in _places(held):
         if span.piece.index == index and (span.piece.layout.kind != "replicated" or comm.rank == 0):
@@ -36,7 +36,7 @@ def _gathered(held: Held, comm: Comm, index: int, table: Table) -> Tensor:
     return full
 
 
-def _places(held: Held) -> list[tuple[Rows, Span]]:
+def _places(held: TableShards) -> list[tuple[TableRows, PieceSpan]]:
     """Return all that a rank owns or has alike with all others; hot rows are with their owners."""
     found = [(shard.rows, span) for shard in held.shards for span in shard.spans]
     for replicas in held.replicas.values():
@@ -44,7 +44,7 @@ def _places(held: Held) -> list[tuple[Rows, Span]]:
     return found
 
 
-def saved_rows(held: Held, tables: Sequence[Table], rank: int, num_ranks: int) -> dict[str, Any]:
+def saved_rows(held: TableShards, tables: Sequence[Table], rank: int, num_ranks: int) -> dict[str, Any]:
     """Return {table: {first column: {...}}} of tensors: rows that this rank owns, and its part of replicated tables.
 
     'rows' is (first, stride, num, first column), 'weights' (num, dim), 'element0', … (num, dim) and 'number0', … (num,)
@@ -69,7 +69,7 @@ def saved_rows(held: Held, tables: Sequence[Table], rank: int, num_ranks: int) -
     return found
 
 
-def read_rows(held: Held, plan: EmbeddingPlan, parts: Iterable[Mapping[str, Any]]) -> None:
+def read_rows(held: TableShards, plan: EmbeddingPlan, parts: Iterable[Mapping[str, Any]]) -> None:
     """Take this rank's rows out of what all ranks have saved, one part at a time.
 
     Where a table is cut by other columns than before, a number that belongs to a row becomes the mean over its columns.
@@ -79,7 +79,7 @@ def read_rows(held: Held, plan: EmbeddingPlan, parts: Iterable[Mapping[str, Any]
 
     """
     index = {table.name: t for t, table in enumerate(plan.tables)}
-    places: dict[int, list[tuple[Rows, Span]]] = {}
+    places: dict[int, list[tuple[TableRows, PieceSpan]]] = {}
     for rows, span in _places(held):
         rows.numbers[:, span.slot : span.slot + span.num] = 0.0
         places.setdefault(span.piece.index, []).append((rows, span))
@@ -97,7 +97,7 @@ def read_rows(held: Held, plan: EmbeddingPlan, parts: Iterable[Mapping[str, Any]
         raise ValueError(f"the state lacks rows of {', '.join(lacking)}; load the parts of all ranks, each once.")
 
 
-def _copied(saved: Mapping[str, Tensor], rows: Rows, span: Span, name: str) -> int:
+def _copied(saved: Mapping[str, Tensor], rows: TableRows, span: PieceSpan, name: str) -> int:
     """Copy what a saved piece and a span have in common; return how many numbers of weights that were."""
     kept = {f"element{k}" for k in range(len(rows.elements))} | {f"number{m}" for m in range(len(rows.numbers))}
     if set(saved) != {"rows", "weights", *kept}:

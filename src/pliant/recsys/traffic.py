@@ -135,7 +135,7 @@ class Load:
         return cls(np.stack(pairs), np.stack([here, kinds.dim[:, None] * here, warm]), kinds.dim[:, None] * updated)
 
     def total(self) -> "Load":
-        """Sum over pieces."""
+        """Return the sum over all pieces."""
         return Load(self.pairs.sum(axis=1), self.asks.sum(axis=1), self.updated.sum(axis=0))
 
     def work(self, num_pieces: int, synced: Floats | float) -> Floats:

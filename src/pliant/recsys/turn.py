@@ -10,7 +10,7 @@ from pliant.recsys.bags import Batch
 from pliant.recsys.errors import BAD, raise_everywhere
 from pliant.recsys.exchange import Swap, Talk
 from pliant.recsys.groups import Group
-from pliant.recsys.holding import Held
+from pliant.recsys.holding import TableShards
 from pliant.recsys.lookup import LocalLookup, Lookup, look_up
 from pliant.recsys.requests import Request
 from pliant.recsys.vectors import empty_wire, from_wire, to_wire
@@ -52,7 +52,7 @@ class Early:
 class Turn:
     """Requests that have been exchanged."""
 
-    held: Held
+    held: TableShards
     batch: Batch
     lookups: list[Lookup]
     here: list[LocalLookup]
@@ -163,7 +163,7 @@ def _decoded(wire: list[Tensor], group: Group) -> Tensor:
     return out
 
 
-def ask(held: Held, read: Callable[[], Batch], talk: Talk) -> Turn:
+def ask(held: TableShards, read: Callable[[], Batch], talk: Talk) -> Turn:
     """Tell each owner what this rank wants of it, and hear what the others want.
 
     Two exchanges: sizes, then slots, lengths of bags and weights. If some rank's inputs are bad, its error is raised
@@ -202,7 +202,7 @@ def ask(held: Held, read: Callable[[], Batch], talk: Talk) -> Turn:
     return Turn(held=held, batch=batch, lookups=lookups, here=here, asked=asked)
 
 
-def _exchange_sizes(held: Held, lookups: list[Lookup], talk: Talk, *, bad: bool) -> list[list[list[int]]]:
+def _exchange_sizes(held: TableShards, lookups: list[Lookup], talk: Talk, *, bad: bool) -> list[list[list[int]]]:
     """Return for each rank and group how many ids, and bags, it wants of this rank."""
     n, rank = talk.comm.size, talk.comm.rank
     widths = [2 if group.pools else 1 for group in held.groups]

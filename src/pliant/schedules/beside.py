@@ -18,7 +18,7 @@ from pliant.schedules.collective import Collective, group
 from pliant.schedules.improving import better_owners, better_rounds
 from pliant.spec import Topology, from_json, to_json
 
-__all__ = ["Beside", "Improving", "Search", "Task", "main"]
+__all__ = ["Beside", "Improving", "ScheduleSearch", "SearchTask", "main"]
 
 _NUM_WATCHED = 64
 _SLACK_S = 120.0
@@ -50,7 +50,7 @@ class Improving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class SearchTask:
     """Orders that a process is given."""
 
     collective: Collective
@@ -71,10 +71,10 @@ class Task:
         return min(found, key=lambda each: each.cost.total_s)
 
 
-class Search:
+class ScheduleSearch:
     """A process that solves a task with what the training leaves it, and ends in any case."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: SearchTask) -> None:
         # Files, not pipes: nobody has to read while it writes.
         with tempfile.TemporaryFile() as told:
             told.write(to_json(task).encode())
@@ -130,7 +130,7 @@ class Beside:
     def __init__(self, improving: Improving, topology: Topology, overheads: Overheads) -> None:
         self._improving, self._topology, self._overheads = improving, topology, overheads
         self._watched: OrderedDict[bytes, _Watched] = OrderedDict()
-        self._search: Search | None = None
+        self._search: ScheduleSearch | None = None
         self._blocks = b""
         """Those that a search or a trial is about."""
         self._predicted_s = self._before_s = 0.0
@@ -183,8 +183,8 @@ class Beside:
             watched.searched = True
             self._blocks, self._predicted_s = blocks, in_use.cost.total_s
             self._before_s = statistics.median(watched.seconds[-self._improving.trials :])
-            self._search = Search(
-                Task(
+            self._search = ScheduleSearch(
+                SearchTask(
                     collective=collective,
                     topology=self._topology,
                     overheads=self._overheads,
@@ -202,7 +202,7 @@ class Beside:
 def main() -> None:
     """Read a task from standard input, and write the best candidate to standard output."""
     os.nice(10)
-    task = from_json(Task, sys.stdin.read())
+    task = from_json(SearchTask, sys.stdin.read())
     signal.alarm(int(task.limit_s + _SLACK_S))  # whoever waits for us may be gone
     print(to_json(task.solve()))
 

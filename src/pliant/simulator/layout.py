@@ -13,7 +13,7 @@ from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, T
 
 __all__ = [
     "GradientPart",
-    "WeightPart",
+    "SimulatedWeights",
     "batch_of",
     "buckets_of",
     "distinct",
@@ -43,7 +43,7 @@ class GradientPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightPart:
+class SimulatedWeights:
     """Tensors whose weights are exchanged together."""
 
     node: Exchange
@@ -91,17 +91,17 @@ def gradient_parts(
     return parts
 
 
-def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[WeightPart]:
+def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[SimulatedWeights]:
     """Return the buckets of weights that are exchanged between steps, in the order of their exchanges."""
     model_order = range(len(workload.tensors) - 1, -1, -1)  # gradients come from the last layer on
-    parts: list[WeightPart] = []
+    parts: list[SimulatedWeights] = []
     for node in distinct(nodes[k] for k in model_order if nodes[k].exchanges_weights):
         mine, timing = [k for k in model_order if nodes[k] is node], node.timing
         numels = [workload.tensors[k].numel for k in mine]
         for fragment, held in weight_buckets(numels, timing.fragments):
             first_due = -(-timing.period * (fragment + 1) // timing.fragments)
             parts.append(
-                WeightPart(node=node, timing=timing, tensors=tuple(mine[i] for i in held), first_due=first_due)
+                SimulatedWeights(node=node, timing=timing, tensors=tuple(mine[i] for i in held), first_due=first_due)
             )
     return parts
 

@@ -9,7 +9,7 @@ import numpy as np
 from pliant.netmodel import KEYS, DenseExchange, Floats, Links, Overheads
 from pliant.simulator.exchange import Exchanges, take_time
 from pliant.simulator.layout import (
-    WeightPart,
+    SimulatedWeights,
     batch_of,
     buckets_of,
     distinct,
@@ -76,7 +76,7 @@ class SimulationContext:
 
     @property
     def slowest(self) -> float:
-        """The largest factor."""
+        """Largest factor of any rank."""
         return max(self.slowdown)
 
     def at_given_overheads(self, counts: Floats) -> Floats:
@@ -97,7 +97,7 @@ class SimulationContext:
 class TimedWeightExchange:
     """A bucket of weights that is exchanged between steps, with what its exchanges take, turn by turn."""
 
-    part: WeightPart
+    part: SimulatedWeights
     tasks: tuple[TimedExchange, ...]
     rests: tuple[TimedExchange | None, ...]
 

@@ -41,7 +41,7 @@ class Stepper:
         self._handed_over: QueuedExchange | None = None
 
     def step(self) -> None:
-        """Make one step."""
+        """Make one step of all ranks."""
         ground, clock, step = self.prepared.ground, self.clock, len(self.ends_s)
         workload, slow = ground.workload, ground.slowest
         clock.compute(workload.forward_s * slow, "forward", step)

@@ -88,7 +88,7 @@ class Exchange:
 
     @property
     def timing(self) -> Timing:
-        """When it happens."""
+        """Steps at which the exchange happens."""
         return Timing()
 
     @property

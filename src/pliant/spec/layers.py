@@ -64,7 +64,7 @@ def norm(name: str, kind: str, width: int) -> Layer:
 
 
 def table(name: str, rows: int, width: int) -> Layer:
-    """Return an embedding."""
+    """Return the layer of an embedding table."""
     return Layer(name, "Embedding", (("weight", (rows, width)),))
 
 

@@ -26,7 +26,7 @@ class AllReduceExecutor:
     node: AllReduce
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """Nothing is kept."""
+        """Return no slots: nothing is kept."""
         return {}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
@@ -41,7 +41,7 @@ class AllReduceExecutor:
         self.on_shares(bucket, state, comm, moment)
 
     def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
-        """Add up."""
+        """Add up what comes divided."""
         if state.workspace is None:
             comm.all_reduce(bucket.flat).wait()
         else:

@@ -31,7 +31,7 @@ class GossipExecutor:
     node: Gossip
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """Nothing is kept."""
+        """Keep nothing between two exchanges."""
         return {}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
@@ -40,13 +40,13 @@ class GossipExecutor:
         return NeighborAverage(graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
-        """Gradients stay."""
+        """Leave gradients as they are."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
-        """Nothing is kept."""
+        """Keep nothing between two exchanges."""
 
     def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
-        """Average once."""
+        """Average once with the neighbours."""
         state.workspace(bucket.flat, moment.round)
         return None
 
@@ -75,13 +75,13 @@ class CodedGossipExecutor:
         return {f"replica {rank}": None for rank in self.node.graph.mixing(0, comm.size)[comm.rank] | {comm.rank: 1.0}}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Make the payloads."""
+        """Make the buffers of payloads."""
         node, codec = self.node, codec_from(self.node.codec)
         gamma, device = node.gamma or 1.0, bucket.flat.device
         return CodedNeighborAverage(codec, node.graph, bucket.numel, comm, gamma=gamma, device=device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
-        """Gradients stay."""
+        """Leave gradients as they are."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """All ranks are equal: so are all replicas."""

@@ -40,11 +40,11 @@ class LocalStepsExecutor:
         return {**slots, "momentum": None} if self.node.outer.momentum else slots
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Prepare the averaging."""
+        """Prepare what averages the changes."""
         return self.inner.prepare(bucket, comm)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
-        """Gradients stay."""
+        """Leave gradients as they are."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Set out from here."""

@@ -38,5 +38,5 @@ class LowRankExecutor:
         return LowRankAverage(shapes, self.node.rank, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
-        """Exchange."""
+        """Exchange the factors of each matrix."""
         state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))

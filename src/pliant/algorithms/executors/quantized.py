@@ -45,5 +45,5 @@ class ScatterGatherExecutor:
         )
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
-        """Exchange."""
+        """Scatter, reduce and gather the bucket."""
         state.workspace(bucket.flat, moment.seed, state.flat.get("residual"))

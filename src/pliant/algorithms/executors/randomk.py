@@ -23,7 +23,7 @@ class RandomKExecutor:
     node: AllReduce
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The residual."""
+        """Return the slot of the residual."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
@@ -32,5 +32,5 @@ class RandomKExecutor:
         return SharedSparseAverage(cast(RandomK, codec), bucket.numel, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
-        """Exchange."""
+        """Average the elements that all ranks draw."""
         state.workspace(bucket.flat, moment.seed, state.flat["residual"])

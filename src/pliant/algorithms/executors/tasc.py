@@ -53,7 +53,7 @@ class _Workspace:
         return torch.cat([torch.empty(0, device=self.grid.device), *(slots[name] for name in self.names)])
 
     def spread(self, values: Tensor, slots: Mapping[str, Tensor]) -> None:
-        """Write `gathered` back."""
+        """Write what `gathered` returned back."""
         parts = values.split([len(slots[name]) for name in self.names])
         for name, part in zip(self.names, parts, strict=True):
             slots[name].copy_(part)

@@ -155,7 +155,7 @@ class AfterExecutor:
             start_innermost(each, optimizer, parameter, own)
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Prepare both."""
+        """Prepare both of its algorithms."""
         first = self.first.prepare(bucket, _among(comm, self.node.first))
         return first, self.then.prepare(bucket, _among(comm, self.node.then))
 
