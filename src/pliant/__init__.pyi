@@ -45,14 +45,6 @@ from .comm import (
     CommError as CommError,
     run_world as run_world,
 )
-from .curvature import (
-    Fisher as Fisher,
-    GaussNewton as GaussNewton,
-    Hutchinson as Hutchinson,
-    Task as Task,
-    top_eigenvalues as top_eigenvalues,
-    trace as trace,
-)
 from .engine import (
     Elastic as Elastic,
     IncompleteBackwardError as IncompleteBackwardError,
@@ -65,27 +57,14 @@ from .engine import (
 from .entry import (
     relax as relax,
 )
-from .netmodel import Overheads as Overheads
 from .profiling import (
-    Observation as Observation,
-    Recording as Recording,
     observe as observe,
     record as record,
-)
-from .schedules import (
-    ScheduledSum as ScheduledSum,
-    ScheduleError as ScheduleError,
-    SparseSum as SparseSum,
-)
-from .simulator import (
-    simulate as simulate,
 )
 from .spec import (
     CurvatureSpec as CurvatureSpec,
     Graph as Graph,
-    Machine as Machine,
     Match as Match,
-    Schedule as Schedule,
     Selection as Selection,
     SyncPlan as SyncPlan,
     Timeline as Timeline,

@@ -12,7 +12,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.cli.main import main
 from pliant.cli.report.compared import measured_of
 from pliant.cli.report.steps import buckets_of, clipped, events_in, merged, shown, steps_of
-from pliant.simulator import Overheads
+from pliant.simulator import Overheads, simulate
 from pliant.spec import Event, Host, SyncPlan, TensorSpec, Timeline, Topology, Workload, save
 
 PLAN = plan_of(pliant.bytegrad())
@@ -110,7 +110,7 @@ def test_ranks_are_merged_by_their_machines_clocks():
 
 def test_a_simulated_timeline_says_what_its_simulation_says():
     """The same figures, counted from the events, as the simulator counts by itself."""
-    found = pliant.simulate(PLAN, WORK, topology())
+    found = simulate(PLAN, WORK, topology())
     (step,) = steps_of(found.timeline, 0)
     assert step.seconds == pytest.approx(found.step_s)
     assert step.exposed_s == pytest.approx(found.exposed_s)
@@ -121,7 +121,7 @@ def test_a_simulated_timeline_says_what_its_simulation_says():
 @pytest.fixture
 def folder(tmp_path):
     """A predicted timeline, as if two ranks had recorded it, and what it was predicted from."""
-    found = pliant.simulate(PLAN, WORK, topology())
+    found = simulate(PLAN, WORK, topology())
     for rank in (0, 1):
         own = tuple(e for e in found.timeline.events if e.rank == rank)
         line = Timeline(events=own, plan=PLAN.hash, num_ranks=2, began_unix_s=5.0, provenance="made up")

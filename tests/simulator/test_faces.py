@@ -8,7 +8,7 @@ from cases import cluster, even, plan_for
 
 import pliant
 from pliant.cli.main import main
-from pliant.simulator import MODELS, to_trace, workload_named, write_trace
+from pliant.simulator import MODELS, simulate, to_trace, workload_named, write_trace
 from pliant.spec import SyncPlan, save
 
 
@@ -36,7 +36,7 @@ def test_the_command_predicts_and_writes(monkeypatch, capsys, tmp_path):
     assert "bottleneck network" in out
     assert "critical path: compute" in out
     numbers = json.loads(found.read_text())
-    assert numbers["step_s"] == pytest.approx(pliant.simulate(SyncPlan(), even(), cluster(3)).step_s)
+    assert numbers["step_s"] == pytest.approx(simulate(SyncPlan(), even(), cluster(3)).step_s)
     assert len(numbers["sent_bytes"]) == 3
     assert json.loads(trace.read_text())["traceEvents"]
 
@@ -78,7 +78,7 @@ def test_mistakes_are_explained(monkeypatch, capsys, arguments, sentence):
 
 
 def test_a_trace_has_a_process_for_each_rank_and_bytes_once(tmp_path):
-    found = pliant.simulate(plan_for(pliant.bytegrad()), even(), cluster(2, ranks=2))
+    found = simulate(plan_for(pliant.bytegrad()), even(), cluster(2, ranks=2))
     events = to_trace(found.timeline)["traceEvents"]
     assert {e["pid"] for e in events} == {0, 1, 2, 3}
     tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
