@@ -189,13 +189,16 @@ class Links:
         gives, takes = self.rack_of[source], self.rack_of[target]
         crossing = messages.share * (gives != takes)
         size = messages.num_bytes[:, None]
-        delay_s = self.delays_s[source, target] * (share > 0)
+        delay_s = self.delay_s[target]
         links = np.zeros(len(self.link_s))
-        if len(self.link_s):
+        if len(self.link_s):  # else nobody asks for a table of all pairs of hosts
+            delay_s = self.delays_s[source, target]
             pairs = np.bincount(source * num_hosts + target, share, num_hosts * num_hosts)
             links = pairs[self.link_source * num_hosts + self.link_target]
         up, down = (np.bincount(racks, crossing, num_racks)[:num_racks] for racks in (gives, takes))
-        latency_s = _path_s(delay_s, repeat) if messages.cyclic else repeat * float(np.max(delay_s, initial=0.0))
+        latency_s = (
+            _path_s(used * delay_s, repeat) if messages.cyclic else repeat * float(np.max(used * delay_s, initial=0.0))
+        )
         return _Loads(
             out=size * np.bincount(source, share, num_hosts),
             into=size * np.bincount(target, share, num_hosts),
