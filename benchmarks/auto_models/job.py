@@ -105,7 +105,7 @@ def trained(place: Any, case: Case, optimizer: str, arm: str, seed: int, num_ste
             losses.append(one_step(ddp, optimizers, case, seed, place.rank, num_steps - 1 - step))
             for schedule in schedules:
                 schedule.step()
-        found = {} if run.pilot is None else {"plan": str(run.plan), "why": run.pilot.explanation}
+        found = {} if run.tuner is None else {"plan": str(run.plan), "why": run.tuner.explanation}
     compared = round(num_steps / ARMS[arm]) // 10
     return {"loss": statistics.fmean(losses[-compared:]), **found}
 

@@ -67,7 +67,7 @@ def worker(quality: float, changed: str) -> None:
     ddp_s = turn(plain, ALONE)
     with pliant.relax(*ours, pliant.Auto(quality=quality)) as run:
         start_s, made = time.perf_counter(), 0
-        while run.pilot.advice is None:  # which comes with the choice
+        while run.tuner.advice is None:  # which comes with the choice
             step(*ours)
             made += 1
         spent_s = time.perf_counter() - start_s
@@ -77,7 +77,7 @@ def worker(quality: float, changed: str) -> None:
             first, second = (plain, ours) if k % 2 else (ours, plain)
             times_s = {id(arm): turn(arm, TURN) for arm in (first, second)}
             turns.append([times_s[id(plain)], times_s[id(ours)]])
-        say(ddp_s=ddp_s, steps=made, spent_s=spent_s, turns=turns, plan=str(before), explanation=run.pilot.explanation)
+        say(ddp_s=ddp_s, steps=made, spent_s=spent_s, turns=turns, plan=str(before), explanation=run.tuner.explanation)
         if not changed:
             return
         before_s = statistics.median(step(*ours) for _ in range(30))
@@ -90,9 +90,9 @@ def worker(quality: float, changed: str) -> None:
         for _ in range(AFTER):
             times_s.append(step(*ours))
             plans.append(run.plan.hash)
-        after, explanation = run.plan, run.pilot.explanation
-        run.pilot.close()
-        run.pilot = None
+        after, explanation = run.plan, run.tuner.explanation
+        run.tuner.close()
+        run.tuner = None
         held = {"before": [], "after": []}
         for _ in range(LAST_TURNS if before.hash != after.hash else 0):
             for name, plan in (("before", before), ("after", after)):

@@ -47,7 +47,7 @@ def say(**what):
         print(json.dumps(what), flush=True)
 
 with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_seconds=20, probe_s=2.0)) as run:
-    while "auto is still" in run.pilot.explanation:
+    while "auto is still" in run.tuner.explanation:
         step()
     for _ in range(40):
         step()
@@ -62,8 +62,8 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_s
         step()
         plans.append(run.plan)
     settled = plans[-1]
-    run.pilot.close()
-    run.pilot = None
+    run.tuner.close()
+    run.tuner = None
     turns = {"exact": [], "chosen": []}
     for _ in range(3):
         for name, plan in (("exact", BUILDERS["ddp"].plan()), ("chosen", settled)):

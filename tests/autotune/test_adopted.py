@@ -11,6 +11,8 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
+from pliant.engine.feel import CurvatureMonitor
+from pliant.engine.weights import WeightExchange
 from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS, Genes
 
@@ -56,15 +58,16 @@ def poisoned(run):
 
 
 def in_weights(run):
-    run._weights.after_step = broken
+    run._made.of(WeightExchange)[0].after_step = broken
 
 
 def in_share(run):
-    run._owned.share = broken
+    for owned in run._made.owners._owned.values():
+        owned.share = broken
 
 
 def in_look(run):
-    run._made.feeler.after_step = broken
+    run._made.of(CurvatureMonitor)[0].after_step = broken
 
 
 def in_one(run):
@@ -99,7 +102,7 @@ def flown(place, sabotage, num_steps=STEPS):
                 began = run.steps
             if step >= FAILS_AT and left is None and run.plan.hash == BASE.hash:
                 left = run.steps
-        text, still = run.pilot.explanation, run.trial.guards
+        text, still = run.tuner.explanation, run.trial.guards
     return (began, left), text, still, weights(ddp), [optimizer.state[p]["exp_avg"] for p in ddp.parameters()]
 
 
@@ -148,7 +151,7 @@ def test_a_plan_that_cannot_begin_or_end_is_left_too(monkeypatch, caplog, where)
     caplog.set_level(logging.WARNING, "pliant")
     adopting(monkeypatch, plan_of(pliant.local_sgd(4)))
     if where == "begin":
-        monkeypatch.setattr("pliant.engine.making.WeightExchange", broken)
+        monkeypatch.setattr("pliant.engine.weights.lay_out_weights", broken)
 
     def body(place):
         ddp = new_ddp(place)
@@ -156,8 +159,8 @@ def test_a_plan_that_cannot_begin_or_end_is_left_too(monkeypatch, caplog, where)
         with pliant.relax(ddp, optimizer, pliant.Auto(watch=False), timeout_s=20) as run:
             train(ddp, optimizer, place.rank, range(14))
             if where == "finish":
-                run._weights.finish = broken
-        return run.pilot.explanation, weights(ddp)
+                run._made.of(WeightExchange)[0].hand_back = broken
+        return run.tuner.explanation, weights(ddp)
 
     (text, first), (other, second) = pliant.run_world(2, body)
     assert text == other
@@ -178,7 +181,7 @@ def test_what_was_in_it_is_refused(monkeypatch):
             train(ddp, optimizer, place.rank, range(10))
             in_lane(run)
             train(ddp, optimizer, place.rank, range(10, 40))
-            return run.plan.hash == BASE.hash, run.pilot._refused.genes >= set(genes.genes) - {tuner._EXACT.base}
+            return run.plan.hash == BASE.hash, run.tuner._refused.genes >= set(genes.genes) - {tuner._EXACT.base}
 
     assert pliant.run_world(2, body) == [(True, True)] * 2
 

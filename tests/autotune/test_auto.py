@@ -22,9 +22,9 @@ def flown(place, auto, num_steps: int, before_step=lambda rank, step: None, unti
         for step in range(num_steps):
             before_step(place.rank, step)
             losses += train(ddp, optimizer, place.rank, [step % 2])
-            if until_chosen and "auto is still" not in run.pilot.explanation:
+            if until_chosen and "auto is still" not in run.tuner.explanation:
                 break
-        return run.plan, run.pilot.explanation, weights(ddp), losses
+        return run.plan, run.tuner.explanation, weights(ddp), losses
 
 
 @pytest.mark.parametrize("quality", [1.0, 1.3])

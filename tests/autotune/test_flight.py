@@ -104,7 +104,7 @@ class Sky:
         for _ in range(num_steps):
             self.clock.mine.now_s += self.step_s(self.plan)
             self.steps += 1
-            flight.after_step()
+            flight.after_step(self.steps)
         flight.close()
         return self
 

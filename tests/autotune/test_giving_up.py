@@ -15,6 +15,7 @@ from pliant.autotune.bounds import BoundCheck, QualityBounds
 from pliant.autotune.quality_probe import QualityMetrics, QualityProbe
 from pliant.autotune.refused import ExcludingQuality, as_strong
 from pliant.codecs import Qsgd
+from pliant.engine.weights import WeightExchange
 from pliant.netmodel import PRESETS
 from pliant.planner import BUILDERS, Gene, Genes, Quality, Space
 from pliant.profiling.gradient_statistics import GradientStatistics
@@ -76,7 +77,7 @@ def flown(place, num_steps=120, bounds=None, lr=0.05, loud_from=10**9):
         if num_steps > loud_from:
             ddp.module.head.weight.register_hook(lambda g: g * 1000)
             train(ddp, optimizer, place.rank, range(loud_from, num_steps))
-        found = run.plan, run.pilot.explanation
+        found = run.plan, run.tuner.explanation
     return *found, weights(ddp)
 
 
@@ -179,8 +180,9 @@ def test_the_distance_of_weights_is_from_before_the_exchange_to_after_it():
             train(ddp, optimizer, place.rank, range(7))
             assert run.stats()["consensus_distance"] == 0.0
             before = []
-            taken = run._weights._take
-            run._weights._take = lambda part: (before.append(weights(ddp)), taken(part))[1]
+            [exchange] = run._made.of(WeightExchange)
+            taken = exchange._take
+            exchange._take = lambda part: (before.append(weights(ddp)), taken(part))[1]
             train(ddp, optimizer, place.rank, [7])
             moved = float((weights(ddp) - before[0]).norm())
             return run.stats()["consensus_distance"], moved

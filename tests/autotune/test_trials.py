@@ -14,6 +14,8 @@ from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
 from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
+from pliant.engine.feel import CurvatureMonitor
+from pliant.engine.weights import WeightExchange
 from pliant.netmodel import PRESETS
 from pliant.planner import Gene, Genes, Space
 from pliant.spec import Custom
@@ -62,36 +64,40 @@ def broken(*_, **__):
     raise ArithmeticError("broken")
 
 
+def of(run, kind):
+    return run._made.of(kind)[0]
+
+
 def in_inspect(run):
     run._exchanger.inspect = broken
 
 
 def in_weights(run):
-    run._weights.after_step = broken
+    of(run, WeightExchange).after_step = broken
 
 
 def in_close(run):
-    run._weights.finish = broken
+    of(run, WeightExchange).hand_back = broken
 
 
 def in_look(run):
-    run._made.feeler.after_step = broken
+    of(run, CurvatureMonitor).after_step = broken
 
 
 def in_one(run):
     """On one rank alone, when what is collective in the step has been done."""
-    finish = run._finish_step
+    compare = run._compare
 
-    def finish_step():
-        finish()
+    def compare_all():
+        compare()
         if run._comm.rank == 1 and run.plan.hash != BASE.hash:
             broken()
 
-    run._finish_step = finish_step
+    run._compare = compare_all
 
 
 def spoiled(run):
-    run._weights.after_step = lambda _: [p.data.fill_(math.nan) for p in run.model.parameters()]
+    of(run, WeightExchange).after_step = lambda _: [p.data.fill_(math.nan) for p in run.model.parameters()]
 
 
 CASES = {
@@ -219,10 +225,10 @@ def test_it_is_refused_and_said(monkeypatch, caplog):
         with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
             for step in range(300):
                 train(ddp, optimizer, place.rank, [step])
-                said.add(run.pilot.explanation.partition("\n")[0])
-                if not run.pilot.explanation.startswith("auto is still"):
+                said.add(run.tuner.explanation.partition("\n")[0])
+                if not run.tuner.explanation.startswith("auto is still"):
                     break
-            return run.pilot.explanation, weights(ddp)
+            return run.tuner.explanation, weights(ddp)
 
     (text, first), (other, second) = pliant.run_world(2, body)
     assert text == other
@@ -336,7 +342,7 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
                 own.zero_grad()
                 loss_of(kind, ddp(x), y).backward()
                 own.step()
-            return run.pilot.explanation
+            return run.tuner.explanation
 
     first, second = pliant.run_world(2, body)
     assert first == second

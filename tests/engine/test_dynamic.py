@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.algorithms import executor_for
-from pliant.engine.governor import governor_for
+from pliant.engine.governor import RatioController, governor_for
 from pliant.engine.tape import Tracer
 from pliant.spec import Match, Rule, SyncPlan
 from waiting import dawdle
@@ -95,7 +95,7 @@ def test_hosts_have_a_ratio_between_them_and_a_fit_inside():
 
     def body(place):
         def look(run):
-            governor = run._made.governor
+            [governor] = run._made.of(RatioController)
             return run.stats()["ratio"], governor.inside.beta + governor.inside.alpha
 
         return trained(place, what, 16, body=look, hosts=[[0, 1], [2, 3]])
@@ -178,12 +178,12 @@ def test_a_time_cannot_be_held_on_cuda_yet_and_one_rank_has_nothing_to_hold():
 
         tape = Tracer(torch.device("cpu"), RecordedComm(place.comm))
         if place.size == 1:
-            assert governor_for({"w": node}, {}, tape, None, begins=True) is None
+            assert governor_for({"w": node}, {}, tape, None, [], begins=True) == []
             return
-        assert governor_for({"w": node}, {}, tape, None, begins=True) is not None
+        assert governor_for({"w": node}, {}, tape, None, [], begins=True)
         tape.device = torch.device("cuda")
         with pytest.raises(ValueError, match="hold bytes_per_step or bytes_per_s instead"):
-            governor_for({"w": node}, {}, tape, None, begins=True)
+            governor_for({"w": node}, {}, tape, None, [], begins=True)
 
     for size in (1, 2):
         pliant.run_world(size, body)

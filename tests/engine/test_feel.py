@@ -14,8 +14,8 @@ import pliant
 from models import Net, batch, new_ddp, train, weights
 from pliant.algorithms import CURVATURE
 from pliant.curvature import GaussNewton, Task, block_means, settled
-from pliant.engine.feel import _batch_size, _first
 from pliant.engine.felt import Curvature
+from pliant.engine.samples import batch_size, first_samples
 from pliant.spec import CurvatureSpec, Custom
 
 ESTIMATORS = ("gauss_newton", "hutchinson", "fisher")
@@ -459,9 +459,9 @@ def test_inputs_may_be_nested_and_evaluation_is_not_looked_at():
 
 def test_the_first_samples():
     x, y = torch.arange(8.0).view(8, 1).requires_grad_(), torch.arange(8)
-    assert _batch_size(((), {"a": None}, [{"b": torch.tensor(1.0)}, x])) == 8
-    assert _batch_size(("text", {})) == 0
-    first, rest = _first((x, {"y": [y, torch.zeros(3)]}), 8, 2)
+    assert batch_size(((), {"a": None}, [{"b": torch.tensor(1.0)}, x])) == 8
+    assert batch_size(("text", {})) == 0
+    first, rest = first_samples((x, {"y": [y, torch.zeros(3)]}), 8, 2)
     assert first.shape == (2, 1)
     assert not first.requires_grad
     assert first.data_ptr() == x.data_ptr()

@@ -91,7 +91,7 @@ def test_an_interrupted_beginning_or_end_leaves_nothing(monkeypatch, where):
     owner, name = {
         "making": (ExecutorBuilder, "make"),
         "attaching": (ProcessGroupComm, "started"),
-        "closing": (WeightExchange, "finish"),
+        "closing": (WeightExchange, "hand_back"),
         "draining": (pliant.engine.lane.CommThread, "drain"),
     }[where]
 

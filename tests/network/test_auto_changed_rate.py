@@ -54,21 +54,21 @@ def say(**what):
         print(json.dumps(what), flush=True)
 
 with pliant.relax(model, optimizer, pliant.Auto(quality=1.0, max_trials=2, max_seconds=20, probe_s=1.0)) as run:
-    while "auto is still" in run.pilot.explanation:
+    while "auto is still" in run.tuner.explanation:
         step()
     for _ in range(20):
         step()
-    before = run.pilot.explanation
+    before = run.tuner.explanation
     say(change=True)
     if dist.get_rank() == 0:
         until(Path(sys.argv[1]).exists)
     dist.barrier()
     num_steps = 0
-    while (run.pilot.explanation == before or "auto is still" in run.pilot.explanation) and num_steps < 400:
+    while (run.tuner.explanation == before or "auto is still" in run.tuner.explanation) and num_steps < 400:
         step()
         num_steps += 1
     ends = [statistics.mean(losses[:10]), statistics.mean(losses[-10:])]
-    say(chosen_again=run.pilot.explanation != before, rates=rates, losses=ends)
+    say(chosen_again=run.tuner.explanation != before, rates=rates, losses=ends)
 """
 
 

@@ -186,7 +186,7 @@ def test_a_plan_may_be_switched_within_the_optimizers_hooks():
         def end_plan(self):
             pass
 
-        def after_step(self):
+        def after_step(self, step):
             if self.run.steps == 3:
                 self.run.switch("allreduce")
 
@@ -196,7 +196,7 @@ def test_a_plan_may_be_switched_within_the_optimizers_hooks():
     def body(place):
         ddp, optimizer, run = alone(place)
         with run:
-            run.pilot = Chooser(run)
+            run.tuner = Chooser(run)
             recording = pliant.record(run, steps=9, warmup_steps=0)
             train(ddp, optimizer, place.rank, range(4))
             assert not recording.open

@@ -34,7 +34,7 @@ class Auto:
     bounds: QualityBounds = field(default_factory=QualityBounds)
     """Where a plan that is not exact is given up for DDP's own exchange, also if `watch` is False."""
     tuned_for_ranks: int = 0
-    """Ranks whose batches together the learning rate was tuned for; 0: all. `run.pilot.advice` goes by it."""
+    """Ranks whose batches together the learning rate was tuned for; 0: all. `run.tuner.advice` goes by it."""
     seed: int = 0
 
     def __post_init__(self) -> None:

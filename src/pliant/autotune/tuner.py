@@ -16,6 +16,7 @@ from pliant.autotune.refused import ExcludingQuality, Refused
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
+from pliant.engine.attached import AttachedTuner
 from pliant.engine.gate import module_of, without_wrappers
 from pliant.engine.outputs import OutputWatch
 from pliant.engine.together import optimizer_name
@@ -25,7 +26,6 @@ from pliant.network.probing import probe, require_gloo
 from pliant.planner import (
     BUILDERS,
     FAMILIES,
-    Advice,
     Gene,
     Genes,
     Quality,
@@ -42,7 +42,7 @@ from pliant.profiling.observe import Observation, observe
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan, Topology, Workload
 
-__all__ = ["AutoTuner", "take_off"]
+__all__ = ["AutoTuner", "start_tuning"]
 
 _log = logging.getLogger("pliant")
 
@@ -63,7 +63,7 @@ _HOLD_STEPS = 50
 next change came soon."""
 
 
-class AutoTuner:
+class AutoTuner(AttachedTuner):
     """Chooses the plan of a run while it trains. All ranks have one; the first decides, and tells the others.
 
     Args:
@@ -74,11 +74,13 @@ class AutoTuner:
 
     """
 
+    keeps_from_joining = "auto measures all ranks in every step"
+
     def __init__(self, run: TunableRun, auto: Auto, observation: Observation, comm: Comm) -> None:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
         self.explanation = "auto is still watching the first steps."
         """Which plan was chosen and why, or was given up and why, in one paragraph; the same on all ranks."""
-        self.advice: Advice | None = None
+        self.advice = None
         """What the plan in force asks of the optimizer; `pliant.planner.apply` does it. None until one was chosen."""
         self._genes = _EXACT
         """Of the plan in force, on the first rank."""
@@ -90,14 +92,14 @@ class AutoTuner:
         self._overheads: Overheads | None = None  # until the machine was measured
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last searches have tried, on the first rank."""
-        self._flight = self._fly()
-        next(self._flight)
+        self._tuning = self._tune()
+        next(self._tuning)
 
-    def after_step(self) -> None:
+    def after_step(self, step: int) -> None:
         """Go on; a plan may be switched in it. Collective."""
-        next(self._flight)
+        next(self._tuning)
 
-    def land(self) -> None:
+    def end_trial(self) -> None:
         """End the trial that is on, if one is: the run closes under the base plan. Collective."""
         if self._run.trial.is_on:
             self._tryout.end()
@@ -109,11 +111,11 @@ class AutoTuner:
 
     def close(self) -> None:
         """Stop, whatever it was about to do."""
-        self._flight.close()
+        self._tuning.close()
         self._observation.close()
         self._comm.close()
 
-    def _fly(self) -> Steps[None]:
+    def _tune(self) -> Steps[None]:
         ddp, module = without_wrappers(self._run.model), module_of(self._run.model)
         outputs = OutputWatch(None if ddp is module else ddp, module, lambda: not self._observation.done)
         while not self._observation.done:  # its hooks go by themselves
@@ -286,7 +288,7 @@ class AutoTuner:
         self.explanation = f"{text}\nBefore: {self.explanation}"
 
 
-def take_off(run: TunableRun, auto: Auto, comm: Comm) -> AutoTuner:
+def start_tuning(run: TunableRun, auto: Auto, comm: Comm) -> AutoTuner:
     """Let a run's plan be chosen, and watched over, from here on. Collective.
 
     Raises:

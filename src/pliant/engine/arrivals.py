@@ -1,6 +1,6 @@
 """Buckets on their way from DDP through the lane and back, one backward pass after another."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,13 +11,12 @@ from pliant.codecs import all_finite
 from pliant.comm.ddp_private import after_backward, in_backward
 from pliant.engine.exchange import GradientExchange
 from pliant.engine.front import ReadyBucket, finish
-from pliant.engine.joining import Joining
 from pliant.engine.lane import CommThread, TaskHandle
 from pliant.engine.lossscale import LossScale
 from pliant.engine.resume import ResumePoint, SavedLayout
+from pliant.engine.sources import GradientSource
 from pliant.engine.tape import Tracer
 from pliant.engine.trial import PlanOnTrial
-from pliant.engine.watch import UnusedParameterCheck
 
 __all__ = ["Arrivals"]
 
@@ -28,13 +27,14 @@ class Arrivals:
     Args:
         lane: Where exchanges happen.
         tape: Where waiting is noted.
-        watch: Who is told that a backward pass is complete; None where no DDP hands buckets over.
         trial: Who notes errors of a plan that is on trial.
 
     """
 
-    def __init__(self, lane: CommThread, tape: Tracer, watch: UnusedParameterCheck | None, trial: PlanOnTrial) -> None:
-        self._lane, self._tape, self._watch, self._trial = lane, tape, watch, trial
+    def __init__(self, lane: CommThread, tape: Tracer, trial: PlanOnTrial) -> None:
+        self._lane, self._tape, self._trial = lane, tape, trial
+        self.source = GradientSource()
+        """Who hands the buckets over."""
         self.step = 0
         """Optimizer steps made."""
         self.turn = 0
@@ -44,11 +44,7 @@ class Arrivals:
         self._held: list[ReadyBucket] = []
         self._rests: list[tuple[str, Deferred]] = []
         self._handed_over: TaskHandle | None = None
-        self.unused: Callable[[], Mapping[str, Tensor]] | None = None
-        """Returns what no rank has used in the pass that has just ended, where DDP looks for that."""
         self._of_pass: list[ReadyBucket] = []
-        self.joining: Joining | None = None
-        """Who knows whether ranks may be missing."""
         self.scale = LossScale()
         self.overflowed = False
         """Whether gradients that stay with this rank were not finite, before its first step."""
@@ -70,6 +66,10 @@ class Arrivals:
         """Forget a pass that was broken off."""
         self._held, self._rests, self._of_pass, self._begun, self.broken_off = [], [], [], False, False
 
+    def settle(self) -> None:
+        """Take the next passes in the buckets in which they come."""
+        self.as_saved = None
+
     def resume(self, resumed: ResumePoint) -> None:
         """Go on where a saved run stood; the next passes are laid out in its buckets."""
         self.step, self.turn, self.as_saved = resumed.step, resumed.turn, resumed.layout
@@ -78,12 +78,11 @@ class Arrivals:
         """Take a bucket whose gradients are complete. Runs in the autograd thread."""
         if not self._begun:
             self.broken_off = True
-            joining = self.joining
-            self._weight = joining.meet(trains=in_backward()) if joining is not None and joining.on else 1.0
+            self._weight = self.source.meet()
             self.follow_scale()
         self._begun = not arrival.last
         self._held.append(arrival)
-        if self.unused is not None:
+        if self.source.looks_for_unused:
             self._of_pass.append(arrival)
         if arrival.last or (self._as_ready and self.as_saved is None):
             held, self._held = self._held, []
@@ -93,8 +92,7 @@ class Arrivals:
                 for each in held:
                     self._submit(each)
         if arrival.last:
-            if self._watch is not None:
-                self._watch.complete = True
+            self.source.completed()
             self.turn += 1
             rests, self._rests = self._rests, []
             self._lane.submit(self._exchanger.end_pass)
@@ -155,8 +153,8 @@ class Arrivals:
     def _end_pass(self) -> None:
         of_pass, self._of_pass, self.broken_off = self._of_pass, [], False
         with self._trial.noting():
-            if self.unused is not None and self._watch is not None and not self._watch.all_touched:
-                self._take_back(of_pass, self.unused())
+            if of_pass and (unused := self.source.unused()):
+                self._take_back(of_pass, unused)
         self._raise_refusal()
 
     def _take_back(self, arrivals: Sequence[ReadyBucket], unused: Mapping[str, Tensor]) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from pliant.engine.alike import majority, ranks_named
-from pliant.spec import Exchange
+from pliant.spec import Exchange, SyncPlan
 
-__all__ = ["LEAVING", "Doing", "difference", "goes_free", "layout_hash"]
+__all__ = ["LEAVING", "Doing", "difference", "goes_free", "layout_hash", "plan_number"]
 
 _COUNTED = ("at step", "after exchange", "after exchange of weights")
 _HASHED = ("another plan", "other buckets")
@@ -66,6 +66,11 @@ def goes_free(nodes: Sequence[Exchange]) -> bool:
 def layout_hash(layout: Mapping[int, Sequence[str]]) -> int:
     """Return a number that tells one layout of buckets from another."""
     return zlib.crc32(repr(sorted((index, *names) for index, names in layout.items())).encode())
+
+
+def plan_number(plan: SyncPlan) -> int:
+    """Return a plan's hash as a number that fits into an int64."""
+    return int(plan.hash, 16) >> 1
 
 
 def _are(who: str) -> str:

@@ -23,6 +23,7 @@ from pliant.engine.gate import RelaxedModel
 from pliant.engine.meeting import hand_over, make_alike
 from pliant.engine.run import Run
 from pliant.engine.torchrun import run_from_torchrun
+from pliant.engine.weights import WeightExchange
 from pliant.spec import CodedGossip, Gossip, SyncPlan
 
 __all__ = ["Elastic", "ElasticRun", "begin"]
@@ -137,8 +138,7 @@ class ElasticRun(Run):
             self._let_go()
 
     def _finish(self) -> None:
-        if self._weights is not None:
-            self._weights.finish(self._arrivals.step)
+        self._made.hand_back(self._arrivals.step)
 
     def _let_go(self, *, broken: bool = False) -> None:
         super()._let_go(broken=broken)
@@ -171,8 +171,7 @@ class ElasticRun(Run):
         failure, num_refused = "", 0
         for _ in range(_MOST_ATTEMPTS):
             self._comm.hang_up()  # so that nobody waits for this rank, whatever still holds its connections
-            if self._weights is not None:
-                self._weights.abandon()
+            self._made.close()
             self._comm.close()
             before = self._party.epoch
             epoch = self._party.agree(step=self._arrivals.step, sound=self._sound, closing=closing)
@@ -211,14 +210,14 @@ class ElasticRun(Run):
         if lockstep or not self._sound:
             self._arrivals.step = max(member.step for member in epoch.members[: num_sound or 1])
         self._made = made = self._maker.remake(self._made, self._arrivals.step)
-        self._exchanger, self._weights = made.exchanger, made.weights
-        if made.weights is not None:
-            made.weights.follow()
-            counters = made.weights.counters
+        self._exchanger = made.exchanger
+        for weights in made.of(WeightExchange):
+            weights.follow()
+            counters = weights.counters
             rounds = counters[:, 1].contiguous()
             hand_over([*made.exchanger.store.shared(), rounds], self._comm, self._party)
             counters[:, 1] = rounds
-            made.weights.counters = counters
+            weights.counters = counters
         self._sound = True
 
 

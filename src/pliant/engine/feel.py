@@ -30,6 +30,8 @@ from pliant.engine.felt import Curvature, CurvatureRequest, CurvatureSample
 from pliant.engine.hooks import nothing, watch_forward
 from pliant.engine.lane import CommThread
 from pliant.engine.outputs import OutputWatch, output_in
+from pliant.engine.parts import Part
+from pliant.engine.samples import batch_size, first_samples
 
 __all__ = ["CurvatureMonitor"]
 
@@ -47,7 +49,7 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-class CurvatureMonitor:
+class CurvatureMonitor(Part):
     """Looks at the curvature when it is time to, and writes it where algorithms read it.
 
     After a step, so that nothing of DDP is at work, and no hook of it is met: derivatives are taken of the inner
@@ -65,15 +67,26 @@ class CurvatureMonitor:
         module: The model without wrappers.
         felt: What is asked for.
         comm: Of the run.
+        lane: Of the run.
         record: Of what was felt.
         step: Steps completed.
 
     """
 
+    key = "curvature"
+    keeps_from_joining = "this plan lets ranks measure together after steps"
+
     def __init__(
-        self, ddp: nn.Module | None, module: nn.Module, felt: CurvatureRequest, comm: Comm, record: Curvature, step: int
+        self,
+        ddp: nn.Module | None,
+        module: nn.Module,
+        felt: CurvatureRequest,
+        comm: Comm,
+        lane: CommThread,
+        record: Curvature,
+        step: int,
     ) -> None:
-        self._module, self._felt, self._comm, self._record = module, felt, comm, record
+        self._module, self._felt, self._comm, self._lane, self._record = module, felt, comm, lane, record
         self._device = next(module.parameters()).device
         spec = felt.spec
         self._refresh = RefreshInterval(
@@ -115,7 +128,12 @@ class CurvatureMonitor:
         self._unwatch()
         self._outputs.close()
 
-    def after_step(self, step: int, lane: CommThread) -> None:
+    def check_state(self, saved: Mapping[str, Tensor], step: int) -> None:
+        """Raise ValueError for counters that no run can have come to."""
+        if min(saved["counters"].tolist()) < 0:
+            raise ValueError("the state is damaged: looks at the curvature are counted below 0.")
+
+    def after_step(self, step: int) -> None:
         """Look, if it is time. Collective then."""
         self._step = step
         if self._due == _NEVER and not self._record.unfelt:  # the caller has told how to read the output since
@@ -127,7 +145,7 @@ class CurvatureMonitor:
         if self._since_s is not None:
             self._steps_s, self._num_steps = self._steps_s + now_s - self._since_s, self._num_steps + 1
         if due:
-            self._look(step, lane, now_s)
+            self._look(step, now_s)
         self._since_s = time.perf_counter()
 
     # - One look
@@ -135,20 +153,21 @@ class CurvatureMonitor:
     def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._looking or self._step + 1 < self._due or not (self._module.training and torch.is_grad_enabled()):
             return
-        num = _batch_size((args, kwargs))
+        num = batch_size((args, kwargs))
         few = max(round(num * self._felt.spec.batch_share), min(num, 2))  # of one, BatchNorm knows no deviation
         task = Task(
             model=self._module,
-            args=_first(args, num, few),
-            kwargs=_first(kwargs, num, few),
+            args=first_samples(args, num, few),
+            kwargs=first_samples(kwargs, num, few),
             logits=self._record.logits if self._record.logits is not find_logits else _output,
             loss=self._record.loss,
         )
         kind = self._device.type
         self._kept = task, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def _look(self, step: int, lane: CommThread, start_s: float) -> None:
-        lane.drain()  # differences of gradients move the weights for a moment, which a late exchange may be reading
+    def _look(self, step: int, start_s: float) -> None:
+        # Differences of gradients move the weights for a moment, which a late exchange may be reading.
+        self._lane.drain()
         size, rank = self._comm.size, self._comm.rank
         found, code, why = None, 0, ""
         try:
@@ -164,7 +183,7 @@ class CurvatureMonitor:
         told[1 + 2 * size + rank] = self._steps_s / self._num_steps if self._num_steps else 0.0
         own = found if found is not None and sound else torch.zeros(self._mean.numel(), device=self._device)
         shared, shared_from_s = torch.cat([own, told]), time.perf_counter()
-        lane.submit(lambda: self._share(shared, step, why), name="curvature", step=step - 1).wait()
+        self._lane.submit(lambda: self._share(shared, step, why), name="curvature", step=step - 1).wait()
         self._kept = None
         self._outputs.forget()
         self._rest_s = time.perf_counter() - shared_from_s
@@ -272,26 +291,3 @@ def _output(output: Any) -> Tensor:
     if found is None:
         raise ValueError(f"the model returns a {type(output).__name__}, in which nothing to take a loss of was found.")
     return found
-
-
-def _batch_size(inputs: Any) -> int:
-    """Return the length of the first tensor that is found, 0 if there is none: its samples."""
-    if isinstance(inputs, Tensor):
-        return inputs.shape[0] if inputs.dim() else 0
-    if isinstance(inputs, Mapping):
-        inputs = tuple(cast(Mapping[Any, Any], inputs).values())
-    if isinstance(inputs, (tuple, list)):
-        return next((num for each in cast(tuple[Any, ...], inputs) if (num := _batch_size(each))), 0)
-    return 0
-
-
-def _first(inputs: Any, num: int, few: int) -> Any:
-    """Return nested inputs with the first few of `num` samples, without their graph; tensors are views."""
-    if isinstance(inputs, Tensor):
-        return (inputs[:few] if inputs.dim() and inputs.shape[0] == num else inputs).detach()
-    if type(inputs) is dict:
-        return {key: _first(value, num, few) for key, value in cast(dict[Any, Any], inputs).items()}
-    if type(inputs) in (tuple, list):
-        kept = [_first(value, num, few) for value in inputs]
-        return tuple(kept) if type(inputs) is tuple else kept
-    return inputs

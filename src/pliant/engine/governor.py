@@ -15,6 +15,8 @@ from pliant.algorithms.linkfit import AlphaBetaFit
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.comms import Comms
 from pliant.engine.lane import CommThread
+from pliant.engine.likeness import require_like
+from pliant.engine.parts import Part
 from pliant.engine.tape import Tracer
 from pliant.spec import Exchange, Target
 
@@ -24,7 +26,7 @@ _WINDOW = 4
 """Exchanges between two decisions: medians of four forgive a step that had to wait for a core."""
 
 
-class RatioController:
+class RatioController(Part):
     """Measures each step's exchange, and after every fourth lets all ranks set the same ratio.
 
     The training thread says after each step what was exposed of it; everything else happens in the lane, in its order,
@@ -40,14 +42,25 @@ class RatioController:
         target: What to hold.
         ratio: The plan's own.
         tape: Of the run: what it has waited, and who talks.
+        lane: Of the run.
         levels: Who talks at each level, from the inside out; the last is that of the ratio. None where this rank does
             not talk at it.
         begins: Whether the run begins now: what its start has cost is then taken from the counters before it trains.
 
     """
 
+    key = "governor"
+    keeps_from_joining = "this plan lets ranks measure together after steps"
+
     def __init__(
-        self, target: Target, ratio: float, tape: Tracer, levels: Sequence[RecordedComm | None], *, begins: bool
+        self,
+        target: Target,
+        ratio: float,
+        tape: Tracer,
+        lane: CommThread,
+        levels: Sequence[RecordedComm | None],
+        *,
+        begins: bool,
     ) -> None:
         self.target = target
         self.dial = RatioSetting()
@@ -56,7 +69,7 @@ class RatioController:
         self.inside = AlphaBetaFit()
         """Of the links inside hosts."""
         self._plan_ratio = ratio
-        self._tape, self._levels = tape, levels
+        self._tape, self._lane, self._levels = tape, lane, levels
         self._exposed_before_s = tape.exposed_s
         self._step_from_s = time.perf_counter()
         self._before: list[float] | None = [0.0] * (3 * len(levels) + 2) if begins else None
@@ -65,12 +78,20 @@ class RatioController:
         """Of each exchange since the last decision: its counters, seconds exposed, seconds of the step."""
         self._width = 3 * len(levels) + 4
 
-    def after_step(self, lane: CommThread) -> None:
+    def stats(self) -> dict[str, float]:
+        """Return the ratio that its algorithms were last set to."""
+        return {"ratio": self.dial.ratio}
+
+    def check_state(self, saved: Tensor, step: int) -> None:
+        """Raise ValueError for a state of another target."""
+        require_like(saved, self.state, "governor")
+
+    def after_step(self, step: int) -> None:
         """Note what was exposed of the step that has just ended. Runs in the training thread."""
         now_s, exposed_s = time.perf_counter(), self._tape.exposed_s
         step_s, self._step_from_s = now_s - self._step_from_s, now_s
         mine_s, self._exposed_before_s = exposed_s - self._exposed_before_s, exposed_s
-        lane.submit(lambda: self._note(lane, mine_s, step_s))
+        self._lane.submit(lambda: self._note(mine_s, step_s))
 
     def belongs_to(self, target: Target, ratio: float) -> bool:
         """Say whether it may go on under another plan."""
@@ -106,8 +127,8 @@ class RatioController:
             numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.calls.total(), comm.wait_s]
         return [*numbers, self._tape.comm.wait_s, busy_s]
 
-    def _note(self, lane: CommThread, exposed_s: float, step_s: float) -> None:
-        now = self._counters(lane.busy_s)
+    def _note(self, exposed_s: float, step_s: float) -> None:
+        now = self._counters(self._lane.busy_s)
         before, self._before = self._before, now
         if before is None:
             return
@@ -118,7 +139,7 @@ class RatioController:
         self._rows.append([*row, exposed_s, step_s])
         if len(self._rows) == _WINDOW:
             self._decide()
-            self._before = self._counters(lane.busy_s)
+            self._before = self._counters(self._lane.busy_s)
 
     def _decide(self) -> None:
         *levels, waited_s, busy_s, exposed_s, step_s = (statistics.median(c) for c in zip(*self._rows, strict=True))
@@ -151,9 +172,15 @@ class RatioController:
 
 
 def governor_for(
-    nodes: Mapping[str, Exchange], comms: Comms, tape: Tracer, old: RatioController | None, *, begins: bool
-) -> RatioController | None:
-    """Return who holds the target of these nodes: the one before, if it held the same; None without a target.
+    nodes: Mapping[str, Exchange],
+    comms: Comms,
+    tape: Tracer,
+    lane: CommThread,
+    old: Sequence[RatioController],
+    *,
+    begins: bool,
+) -> list[RatioController]:
+    """Return who holds the target of these nodes: the one before, if it held the same; none without a target.
 
     Raises:
         ValueError: The target is a time, and the model is on CUDA, where the host's clock does not see exchanges.
@@ -161,16 +188,16 @@ def governor_for(
     """
     held = next((node for node in nodes.values() if node.ratio_target is not None), None)
     if held is None or (target := held.ratio_target) is None or held.ratio is None or tape.comm.size == 1:
-        return None
+        return []
     if tape.device.type == "cuda" and target.of in ("exposed_s", "exposed_share"):
         raise ValueError(
             f"the plan holds {target.of}, but the model is on CUDA, where the time that streams wait for each "
             "other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
         )
-    if old is not None and old.belongs_to(target, held.ratio):
-        return old
+    if same := [each for each in old if each.belongs_to(target, held.ratio)]:
+        return same
     levels: list[RecordedComm | None] = [tape.comm]
     if held.needs_hosts:
         both = comms.by_hosts
         levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
-    return RatioController(target, held.ratio, tape, levels, begins=begins)
+    return [RatioController(target, held.ratio, tape, lane, levels, begins=begins)]

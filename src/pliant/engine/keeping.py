@@ -10,12 +10,12 @@ from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.alike import raise_together
 from pliant.engine.checkpoint import write_checkpoint
-from pliant.engine.front import DDPHook
 from pliant.engine.gate import RelaxedModel, plain_name
 from pliant.engine.lane import CommThread
 from pliant.engine.making import PlanExecutor
 from pliant.engine.resume import Saver
 from pliant.engine.skipping import CountsSkips
+from pliant.engine.sources import GradientSource
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
@@ -29,11 +29,11 @@ class KeepsState(CountsSkips):
     trial: PlanOnTrial
     _agreement: ReplicaCheck
     _comm: RecordedComm
-    _front: DDPHook | None
     _held: RelaxedModel
     _lane: CommThread
     _made: PlanExecutor
     _module: nn.Module
+    _source: GradientSource
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as tensors under ``rank<i>``, so that ranks do not overwrite each other.
@@ -126,16 +126,14 @@ class KeepsState(CountsSkips):
         """Which parameters the next pass has in which bucket; empty before the first."""
         if self._arrivals.as_saved is not None:
             return self._arrivals.as_saved.buckets
-        if self._front is None:
-            return {}
-        if not self._front.settled and not all(
+        if not self._source.is_settled and not all(
             n.weights_may_diverge for n in self._made.exchanger.store.nodes.values()
         ):
             raise ValueError(
                 "a model with static_graph=True lays out its buckets after its second pass, and only one was made, so "
                 "that a state saved now would not go on to the bit; save after the next step, or before the first."
             )
-        return self._front.layout
+        return self._source.layout
 
     @property
     def _saver(self) -> Saver:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,12 @@ from pliant.algorithms.base import ChecksOptimizer, start_innermost, unwrapped
 from pliant.collectives import place
 from pliant.comm.base import another
 from pliant.comm.hierarchical import by_hosts
+from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.comms import Comms
+from pliant.engine.doing import plan_number
 from pliant.engine.exchange import GradientExchange, NonFinite
 from pliant.engine.feel import CurvatureMonitor
-from pliant.engine.felt import Curvature, felt_in
+from pliant.engine.felt import Curvature, CurvatureRequest, felt_in
 from pliant.engine.gate import RelaxedModel, plain_name
 from pliant.engine.governor import RatioController, governor_for
 from pliant.engine.lane import CommThread
@@ -21,6 +24,7 @@ from pliant.engine.means import average_states, average_weights
 from pliant.engine.nodes import nodes_for
 from pliant.engine.owned import OwnerStep
 from pliant.engine.owners import Owners, Servers
+from pliant.engine.parts import Part
 from pliant.engine.served import ServerThreads
 from pliant.engine.store import AlgorithmState
 from pliant.engine.tape import Tracer
@@ -31,77 +35,64 @@ from pliant.spec import Delayed, Exchange, ParameterServer, ShardedOptimizer, Sy
 __all__ = ["ExecutorBuilder", "PlanExecutor", "owner_classes"]
 
 
+P = TypeVar("P", bound=Part)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanExecutor:
     """Parts that carry out a plan."""
 
     exchanger: GradientExchange
     """Of gradients, and of momenta."""
-    weights: WeightExchange | None
-    """None if gradients are all that is exchanged."""
-    owned: Owners | None
-    """None if every rank steps every parameter."""
-    served: Servers | None
-    """None if ranks step together."""
-    feeler: CurvatureMonitor | None = None
-    """None if no algorithm asks for the curvature."""
-    governor: RatioController | None = None
-    """None if ratios stay as they are."""
+    owners: Owners
+    """Of parameters that have one."""
+    served: tuple[Servers, ...] = ()
+    """Of owners at a free pace."""
+    beside: tuple[Part, ...] = ()
+    """All else that the plan needs: exchanges of weights, a controller of ratios, a look at the curvature."""
 
     @property
-    def apart(self) -> bool:
+    def parts(self) -> tuple[Part, ...]:
+        """All of them, in the order in which their moments are called."""
+        return (*self.served, self.owners, *self.beside)
+
+    def of(self, kind: type[P]) -> list[P]:
+        """Return its parts of a kind."""
+        return [part for part in self.parts if isinstance(part, kind)]
+
+    @property
+    def ranks_differ(self) -> bool:
         """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
-        return self.weights is not None or self.served is not None
+        return any(part.lets_ranks_differ for part in self.parts)
 
     @property
     def keeps_from_joining(self) -> str:
         """Why a rank that makes no steps cannot stand in for one that does, or ""."""
-        if self.weights is not None or self.served is not None:
-            return "this plan exchanges weights between steps"
-        if self.owned is not None:
-            return "this plan lets one rank step each parameter, and it would have to go on"
-        if self.feeler is not None or self.governor is not None:
-            return "this plan lets ranks measure together after steps"
         inside = (inner for node in self.exchanger.store.nodes.values() for inner in node.walk())
         if any(isinstance(node, Delayed) and node.compensation for node in inside):
             return "this plan corrects gradients by what weights have done, and its own would stand still"
-        return ""
-
-    @property
-    def ratio(self) -> float:
-        """Ratio that a sparsifier was set to; 0 as long as none was."""
-        return 0.0 if self.governor is None else self.governor.dial.ratio
-
-    def after_step(self, step: int, lane: CommThread) -> None:
-        """Let who holds a target or looks at the curvature know that a step has ended. Collective."""
-        if self.governor is not None:
-            self.governor.after_step(lane)
-        if self.feeler is not None:
-            self.feeler.after_step(step, lane)
+        return next((part.keeps_from_joining for part in self.parts if part.keeps_from_joining), "")
 
     def settle(self, step: int) -> None:
         """Make what is in flight a state that can be saved; at a free pace this is collective."""
-        if self.weights is not None:
-            self.weights.settle(step)
-        if self.served is not None:
-            self.served.finish()
+        for part in self.parts:
+            part.settle(step)
 
-    def abandon(self) -> None:
-        """Let go of what is in flight, and ask nothing of a plan that has failed."""
-        if self.weights is not None:
-            self.weights.abandon()
-        if self.served is not None:
-            self.served.abandon()
-        if self.feeler is not None:
-            self.feeler.close()
+    def hand_back(self, step: int) -> None:
+        """Finish what is in flight; owners are owners no more. Collective."""
+        for part in self.parts:
+            part.hand_back(step)
 
-    def hand_back(self) -> None:
-        """Let owners be owners no more: all ranks get equal weights, and the whole optimizer state. Collective."""
-        if self.served is not None:
-            self.served.finish()
-            self.served.close()
-        if self.owned is not None:
-            self.owned.give_all()
+    def hand_back_owned(self, step: int) -> None:
+        """Do so for parameters that have owners alone, where weights that ranks exchange have failed. Collective."""
+        for part in (*self.served, self.owners):
+            part.hand_back(step)
+
+    def close(self) -> None:
+        """Let go of what is in flight, and end all parts."""
+        for part in self.parts:
+            part.abandon()
+            part.close()
 
 
 class ExecutorBuilder:
@@ -110,6 +101,8 @@ class ExecutorBuilder:
     Args:
         held: The model and its optimizers.
         tape: Where exchanges of weights are noted, and who talks.
+        lane: Where all else is exchanged.
+        agreement: Who compares what ranks have done.
         hosts: Ranks of each host; torchrun's placement if None.
         nonfinite: What to do about gradients that are not finite.
 
@@ -119,6 +112,8 @@ class ExecutorBuilder:
         self,
         held: RelaxedModel,
         tape: Tracer,
+        lane: CommThread,
+        agreement: ReplicaCheck,
         *,
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
@@ -133,10 +128,18 @@ class ExecutorBuilder:
         self._comms = Comms(tape.comm)
         self._hosts = hosts
         self._nonfinite: NonFinite = nonfinite
-        self._tape = tape
+        self._tape, self._lane, self._agreement = tape, lane, agreement
 
-    def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int) -> PlanExecutor:
-        """Put a plan in the place of an old one that is drained, or of none. Collective."""
+    def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int, *, compares: bool = True) -> PlanExecutor:
+        """Put a plan in the place of an old one that is drained, or of none. Collective.
+
+        Args:
+            plan: The new plan.
+            old: What carries out the old one, which ends here.
+            step: Steps made.
+            compares: Whether ranks that exchange weights compare now and then what they have done.
+
+        """
         self._steppers = self._held.steppers
         nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
         if any(node.needs_hosts for node in nodes.values()):
@@ -146,7 +149,7 @@ class ExecutorBuilder:
         self._place(store)
         felt = felt_in(store, self._steppers)
         if old is not None:
-            old.hand_back()
+            old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store, old.exchanger.owed)
         for name, parameter in self._parameters.items():
             if id(parameter) in self._steppers:
@@ -154,19 +157,30 @@ class ExecutorBuilder:
                 start_innermost(algorithm, optimizer, parameter, store.tensors[name])
         exchanger = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
-        owned, served = self._make_owners(store)
-        ddp, comm = self._held.ddp, self._comms.all
-        feeler = None if felt is None else CurvatureMonitor(ddp, self._module, felt, comm, self.curvature, step)
-        if old is not None and old.feeler is not None:
-            old.feeler.close()
-            if felt is not None and feeler is not None and old.feeler.knows(felt):
-                feeler.state = old.feeler.state
-        before = None if old is None else old.governor
-        governor = governor_for(nodes, self._comms, self._tape, before, begins=old is None)
-        exchanger.dial = None if governor is None else governor.dial
-        return PlanExecutor(
-            exchanger=exchanger, weights=weights, owned=owned, served=served, feeler=feeler, governor=governor
-        )
+        for each in weights if compares else []:
+            each.agree(self._agreement, plan_number(plan))
+        served, owners = self._make_owners(store)
+        looks = self._make_monitor(felt, old, step)
+        before = [] if old is None else old.of(RatioController)
+        controllers = governor_for(nodes, self._comms, self._tape, self._lane, before, begins=old is None)
+        for controller in controllers:
+            exchanger.dial = controller.dial
+        if old is not None:
+            old.close()
+        return PlanExecutor(exchanger=exchanger, owners=owners, served=served, beside=(*weights, *controllers, *looks))
+
+    def _make_monitor(
+        self, felt: CurvatureRequest | None, old: PlanExecutor | None, step: int
+    ) -> list[CurvatureMonitor]:
+        """Return who looks at the curvature, if anybody asks for it, with what the one before has seen."""
+        if felt is None:
+            return []
+        comm, lane = self._comms.all, self._lane
+        monitor = CurvatureMonitor(self._held.ddp, self._module, felt, comm, lane, self.curvature, step)
+        for before in [] if old is None else old.of(CurvatureMonitor):
+            if before.knows(felt):
+                monitor.state = before.state
+        return [monitor]
 
     def _check_optimizers(self, store: AlgorithmState) -> None:
         """Raise ValueError for an optimizer that does not fit the algorithm of a parameter that it steps."""
@@ -183,19 +197,19 @@ class ExecutorBuilder:
                     f"under this plan ({node}) each rank steps those that it owns; choose a plan without owners."
                 )
 
-    def _make_owners(self, store: AlgorithmState) -> tuple[Owners | None, Servers | None]:
+    def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Servers, ...], Owners]:
+        """Return who serves parameters at a free pace, if the plan has it so, and who owns any."""
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
         owned = {each: OwnerStep(store, self._comms.all, each) for each in self._held.optimizers if each in theirs}
-        if not owned:
-            return None, None
         # A plan has one bound for all.
         bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
-        if bound is None:
-            return Owners(owned), None
+        owners = Owners(owned, self._lane, self._tape, sends=bound is None)
+        if not owned or bound is None:
+            return (), owners
         served = {each: ServerThreads(own, self._comms.all, each, bound) for each, own in owned.items()}
         for each in served.values():
             self._tape.ending.add(each)
-        return Owners(owned), Servers(served)
+        return (Servers(served, self._tape),), owners
 
     def _place(self, store: AlgorithmState) -> None:
         """Give each parameter of owners an owner, the same on all ranks."""
@@ -218,7 +232,7 @@ class ExecutorBuilder:
 
         The old one is abandoned. What belongs to this rank is kept; the caller makes the ranks alike, and follows.
         """
-        if old.feeler is not None:
+        if old.of(CurvatureMonitor):
             raise ValueError(
                 "this plan has an algorithm that asks for the curvature, which is a mean over all ranks, but an "
                 "elastic run goes on with any of them; leave elastic= out, or choose another algorithm."
@@ -226,27 +240,25 @@ class ExecutorBuilder:
         store = AlgorithmState(self._parameters, old.exchanger.store.nodes, self._comms)
         store.keep(old.exchanger.store)
         weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
-        if old.weights is not None:
+        for before in old.of(WeightExchange):
             counters = weights.counters
-            counters[:, 1] = old.weights.counters[:, 1]  # exchanges so far; none is in flight
+            counters[:, 1] = before.counters[:, 1]  # exchanges so far; none is in flight
             weights.counters = counters
         exchanger = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
-        return PlanExecutor(exchanger=exchanger, weights=weights, owned=None, served=None)
+        return PlanExecutor(exchanger=exchanger, owners=Owners({}, self._lane, self._tape), beside=(weights,))
 
-    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> WeightExchange | None:
+    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[WeightExchange]:
         before = {} if old is None else old.exchanger.store.nodes
-        if old is not None and old.weights is not None:
-            old.weights.finish(step)
+        if old is not None and old.of(WeightExchange):
             apart = [n for n, node in before.items() if node.exchanges_weights and node != store.nodes[n]]
             average_weights([self._parameters[n] for n in apart], self._comms.all)
             joined = [self._parameters[n] for n in apart if not store.nodes[n].exchanges_weights]
             average_states(self._optimizer, joined, self._comms.all)
-            old.weights.close()
         if not any(node.exchanges_weights for node in store.nodes.values()):
-            return None
+            return []
         weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tape)
         weights.follow(lambda name: before.get(name) != store.nodes[name])
-        return weights
+        return [weights]
 
     def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Comms:
         """Make comms of their own, since weights travel beside gradients."""

@@ -1,35 +1,57 @@
 """Owners of parameters where several optimizers step: each optimizer's parameters are owned by themselves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
+from pliant.engine.lane import CommThread
 from pliant.engine.owned import OwnerStep
+from pliant.engine.parts import Part
 from pliant.engine.served import ServerThreads
+from pliant.engine.tape import Tracer
 
 __all__ = ["Owners", "Servers"]
 
 
-class Owners:
-    """Owners around the step of each optimizer."""
+class Owners(Part):
+    """Owners around the step of each optimizer.
 
-    def __init__(self, owned: Mapping[Optimizer, OwnerStep]) -> None:
-        self._owned = owned
+    Args:
+        owned: The owners of each optimizer's parameters; empty if every rank steps every parameter.
+        lane: Where new weights are sent.
+        tape: Where waiting for them is noted.
+        sends: Whether new weights are sent after a step; owners at a free pace answer from threads instead.
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    """
+
+    def __init__(
+        self, owned: Mapping[Optimizer, OwnerStep], lane: CommThread, tape: Tracer, *, sends: bool = True
+    ) -> None:
+        self._owned, self._lane, self._tape, self._sends = owned, lane, tape, sends
+        if owned:
+            self.keeps_from_joining = "this plan lets one rank step each parameter, and it would have to go on"
+
+    def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Take from an optimizer what others own."""
         if optimizer in self._owned:
             self._owned[optimizer].before_step()
 
-    def share(self, optimizer: Optimizer, step: int) -> None:
-        """Send the new weights of what an optimizer has stepped to all, and take theirs. Collective; in the lane."""
-        if optimizer in self._owned:
-            self._owned[optimizer].share(step)
+    def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
+        """Send the new weights of what an optimizer has stepped to all, and take theirs. Collective."""
+        if self._sends and optimizer in self._owned:
+            share = self._owned[optimizer].share
+            with self._tape.waiting():
+                self._lane.submit(lambda: share(step + 1), name="new weights", step=step).wait()
 
-    def give_all(self) -> None:
+    def hand_back(self, step: int) -> None:
         """Give every rank the whole state of all optimizers. Collective."""
         for owned in self._owned.values():
             owned.give_all()
+
+    def loaded(self) -> None:
+        """Let all optimizers hold nothing of what others own."""
+        for owned in self._owned.values():
+            owned.drop_others()
 
     @property
     def names(self) -> set[str]:
@@ -40,42 +62,45 @@ class Owners:
         """Return the parameters that a rank owns."""
         return [name for owned in self._owned.values() for name in owned.names_of(rank)]
 
-    def drop_others(self) -> None:
-        """Let all optimizers hold nothing of what others own."""
-        for owned in self._owned.values():
-            owned.drop_others()
 
+class Servers(Part):
+    """Owners at a free pace, for each optimizer.
 
-class Servers:
-    """Owners at a free pace, for each optimizer."""
+    Args:
+        served: The servers of each optimizer's parameters.
+        tape: Where waiting for weights is noted.
 
-    def __init__(self, served: Mapping[Optimizer, ServerThreads]) -> None:
-        self._served = served
+    """
 
-    def step(self, optimizer: Optimizer, step: int) -> None:
+    keeps_from_joining = "this plan exchanges weights between steps"
+    lets_ranks_differ = True
+
+    def __init__(self, served: Mapping[Optimizer, ServerThreads], tape: Tracer) -> None:
+        self._served, self._tape = served, tape
+
+    def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Send an optimizer's gradients to the owners, and take weights from them."""
         if optimizer in self._served:
-            self._served[optimizer].step(step)
+            with self._tape.waiting():
+                self._served[optimizer].step(step)
 
-    def finish(self) -> None:
+    def settle(self, step: int) -> None:
         """Wait until all gradients are used. Collective."""
-        for served in self._each():
+        for served in self._served.values():
             served.finish()
 
-    def begin(self) -> None:
-        """Go on from the model's weights and the optimizers' states as they are."""
-        for served in self._each():
-            served.begin()
-
-    def close(self) -> None:
-        """End the threads, after `finish`. Collective."""
-        for served in self._each():
+    def hand_back(self, step: int) -> None:
+        """Wait until all gradients are used, and end the threads. Collective."""
+        self.settle(step)
+        for served in self._served.values():
             served.close()
 
     def abandon(self) -> None:
-        """Tell all peers that this rank is lost to them; nothing after `close`."""
-        for served in self._each():
+        """Tell all peers that this rank is lost to them; nothing after `hand_back`."""
+        for served in self._served.values():
             served.abandon()
 
-    def _each(self) -> Sequence[ServerThreads]:
-        return list(self._served.values())
+    def loaded(self) -> None:
+        """Go on from the model's weights and the optimizers' states as they are."""
+        for served in self._served.values():
+            served.begin()

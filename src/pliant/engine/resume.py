@@ -14,7 +14,7 @@ from pliant.algorithms.base import Deferred
 from pliant.buckets import real_shape
 from pliant.comm.base import Comm
 from pliant.engine.alike import gathered, raise_together
-from pliant.engine.doing import Doing, difference, goes_free
+from pliant.engine.doing import Doing, difference, goes_free, plan_number
 from pliant.engine.exchange import GradientExchange
 from pliant.engine.front import ReadyBucket
 from pliant.engine.gate import plain_name
@@ -108,8 +108,10 @@ class Saver:
         made, owed = self.made, self.made.exchanger.owed
         trained = {plain_name(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
         # Copies, since a loader may fill a checkpoint's own entry for the model, of one rank only, in place.
-        model = {name: tensor.clone() for name, tensor in self._live.items() if made.apart or name not in trained}
-        numbers = [step, turn, self.comm.size, int(self.plan.hash, 16) >> 1, len(owed)]
+        model = {
+            name: tensor.clone() for name, tensor in self._live.items() if made.ranks_differ or name not in trained
+        }
+        numbers = [step, turn, self.comm.size, plan_number(self.plan), len(owed)]
         own: dict[str, Any] = {
             "counters": torch.tensor(numbers, dtype=torch.int64),
             "layout": layout_tensor(layout, list(made.exchanger.store.tensors)),
@@ -121,12 +123,7 @@ class Saver:
         }
         if owed:
             own |= {"owed": dict(owed)}
-        if made.weights is not None:
-            own |= {"weights": {"counters": made.weights.counters, "work": made.weights.work}}
-        if made.feeler is not None:
-            own |= {"curvature": made.feeler.state}
-        if made.governor is not None:
-            own |= {"governor": made.governor.state}
+        own |= {part.key: part.state for part in made.parts if part.key}
         return {f"rank{self.comm.rank}": own}
 
     def read(self, state: Mapping[str, Any]) -> ResumePoint:
@@ -163,7 +160,7 @@ class Saver:
         wanted.pop("governor", None)  # a state made for more ranks from that of one has none
         wanted.pop("owed", None)
         if missing := [key for key in wanted if key not in own]:
-            raise ValueError(_what_is_missing(missing, apart=self.made.apart))
+            raise ValueError(_what_is_missing(missing, apart=self.made.ranks_differ))
         require_like(own["counters"], wanted["counters"], "counters")
         step, turn, size, plan_hash, num_owed = own["counters"].tolist()
         if size != self.comm.size:
@@ -171,7 +168,7 @@ class Saver:
                 f"the state was saved by {size} ranks, this run has {self.comm.size}; residuals belong to ranks. "
                 "Resume with as many, or let pliant.resize() make states for this number from those of all ranks."
             )
-        if plan_hash != int(self.plan.hash, 16) >> 1:
+        if plan_hash != plan_number(self.plan):
             raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")
         if min(step, turn, num_owed) < 0:
             raise ValueError(f"the state is damaged: it counts {step} steps, {turn} exchanges, {num_owed} debts.")
@@ -185,7 +182,9 @@ class Saver:
         check_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
         check_layout(own["layout"])
         self._check_debts(own.get("owed", {}), num_owed)
-        self._check_numbers(own, step)
+        for part in self.made.parts:
+            if part.key in own:
+                part.check_state(own[part.key], step)
         return own
 
     def _check_debts(self, owed: Mapping[str, Tensor], count: int) -> None:
@@ -198,18 +197,6 @@ class Saver:
             if name not in self.parameters:
                 raise ValueError(f"the state holds a debt for {name}, which is no parameter of the model.")
             require_like(tensor, torch.empty(real_shape(self.parameters[name])), f"owed {name}")
-
-    def _check_numbers(self, own: Mapping[str, Any], step: int) -> None:
-        if self.made.weights is not None:
-            rows, work = own["weights"]["counters"].tolist(), own["weights"]["work"]
-            if any(last > step or round_ < 0 or in_flight not in (0, 1) for last, round_, in_flight in rows):
-                raise ValueError(f"the state is damaged: exchanges of weights are counted {rows} in step {step}.")
-            if not bool(work.isfinite().all()):
-                raise ValueError(f"the state is damaged: work is counted {work.tolist()}.")
-        if self.made.feeler is not None and min(own["curvature"]["counters"].tolist()) < 0:
-            raise ValueError("the state is damaged: looks at the curvature are counted below 0.")
-        if self.made.governor is not None and "governor" in own:
-            require_like(own["governor"], self.made.governor.state, "governor")
 
     def _doing(self, own: Mapping[str, Any]) -> Doing:
         """Say what this rank had done when it saved, as far as all ranks must have done the same."""
@@ -233,20 +220,14 @@ class Saver:
                 tensors[name][slot].copy_(saved)
         made.exchanger.owed.clear()
         made.exchanger.owed.update({n: t.clone().to(self._device) for n, t in own.get("owed", {}).items()})
-        if made.weights is not None:
-            made.weights.counters, made.weights.work = own["weights"]["counters"], own["weights"]["work"]
         live = self._live
         for name, saved in own["model"].items():
             live[name].copy_(saved)
         load_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
-        if made.owned is not None:
-            made.owned.drop_others()
-        if made.feeler is not None:
-            made.feeler.state = own["curvature"]
-        if made.governor is not None and "governor" in own:
-            made.governor.state = own["governor"]
-        if made.served is not None:
-            made.served.begin()
+        for part in made.parts:
+            part.loaded()
+            if part.key in own:
+                part.state = own[part.key]
         load_generators(own["random"], self._device)
         step, turn = own["counters"].tolist()[:2]
         buckets = read_layout(own["layout"], list(tensors))
@@ -265,17 +246,17 @@ class Saver:
     @property
     def _named(self) -> dict[str, Tensor]:
         """Return what the optimizer holds, without what others own, of which it has nothing."""
-        others = set() if self.made.owned is None else self.made.owned.names - self._mine
+        others = self.made.owners.names - self._mine
         return {n: p for n, p in parameter_names(self.optimizer, self.parameters).items() if n not in others}
 
     @property
     def _mine(self) -> set[str]:
-        return set() if self.made.owned is None else set(self.made.owned.names_of(self.comm.rank))
+        return set(self.made.owners.names_of(self.comm.rank))
 
     @property
     def _kept(self) -> set[str]:
         """Return the parameters of which this rank's optimizer holds something that others do not."""
-        return set(self._named) if self.made.apart else self._mine
+        return set(self._named) if self.made.ranks_differ else self._mine
 
 
 def _what_is_missing(missing: Sequence[str], *, apart: bool) -> str:

@@ -1,6 +1,5 @@
 """A run: one model, one optimizer, one plan in force."""
 
-import functools
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -16,20 +15,20 @@ from pliant.engine.doing import LEAVING, Doing, layout_hash
 from pliant.engine.ending import tell_destroyed
 from pliant.engine.exchange import NonFinite
 from pliant.engine.felt import Curvature
-from pliant.engine.front import attach
 from pliant.engine.gate import RelaxedModel, release
 from pliant.engine.joining import Joining
 from pliant.engine.keeping import KeepsState
 from pliant.engine.lane import CommThread
 from pliant.engine.making import ExecutorBuilder
 from pliant.engine.means import join, mean_model
+from pliant.engine.parts import Part
+from pliant.engine.sources import gradient_source
 from pliant.engine.start import steps_taken
 from pliant.engine.stats import RunStats
 from pliant.engine.stepping import Stepping, refuse_turns
 from pliant.engine.switching import SwitchesPlans
 from pliant.engine.tape import Tracer
 from pliant.engine.trial import PlanOnTrial
-from pliant.engine.watch import UnusedParameterCheck
 from pliant.spec import SyncPlan
 
 __all__ = ["Run"]
@@ -49,93 +48,71 @@ class Run(KeepsState, SwitchesPlans):
         nonfinite: NonFinite,
     ) -> None:
         self._held, self.model, self.optimizer = held, held.called, held.optimizer
-        self._ddp, self._module = held.ddp, held.module
-        self._front = attach(held.ddp) if held.ddp is not None else None
-        self._comm, self._agreement = comm, ReplicaCheck(agreement_every, comm)
-        self._parameters = held.parameters
+        self._module, self._parameters, self._comm = held.module, held.parameters, comm
+        self._agreement = ReplicaCheck(agreement_every, comm)
         self._device = next(iter(self._parameters.values())).device
         self.tape = Tracer(self._device, comm)
         self.tape.ending.watch(self)
-        self.recording: AttachedRecording | None = None  # writes down what happens
+        self.recording = AttachedRecording()
+        """Who writes down what happens, once `pliant.record` was called."""
+        self.tuner = AttachedTuner()
+        """Who chooses the plan, with "auto"."""
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
-        self._maker = ExecutorBuilder(held, self.tape, hosts=hosts, nonfinite=nonfinite)
-        self._shares_buffers = self._ddp is not None and bool(self._ddp.broadcast_buffers)
-        made = self._maker.make(plan, None, steps_taken(held.optimizer))
         self._lane = CommThread(self._device, "pliant-lane", self.tape)
-        self._watch = UnusedParameterCheck.of(held, self._begin_pass)
-        self._arrivals = Arrivals(self._lane, self.tape, self._watch, self.trial)
+        self._maker = ExecutorBuilder(held, self.tape, self._lane, self._agreement, hosts=hosts, nonfinite=nonfinite)
+        made = self._maker.make(plan, None, steps_taken(held.optimizer))
+        self._arrivals = Arrivals(self._lane, self.tape, self.trial)
         self._arrivals.step = steps_taken(held.optimizer)
+        joining = Joining(comm, self._lane, held.optimizers, self._arrivals, self._keeps_from_joining)
+        self._source = self._arrivals.source = gradient_source(held, self._arrivals, self._begin_pass, joining)
         self._put_in_force(plan, made)
-        if self._front is not None and held.ddp is not None:
-            if held.ddp.find_unused_parameters and not held.ddp.static_graph:
-                self._arrivals.unused = functools.partial(self._front.unused, held.ddp)
-            self._arrivals.joining = Joining(
-                comm, self._lane, held.optimizers, self._arrivals, self._keeps_from_joining
-            )
-            self._front.receive, self._front.joining = self._arrivals.receive, self._arrivals.joining
         self._stepping = Stepping(
             held.optimizer,
             before=self.trial.noted(self._before_step),
-            after=self.trial.noted(self._share),
+            after=self.trial.noted(self._optimizer_stepped),
             complete=lambda: self._after_step(),
             passes=lambda: self._arrivals.turn,
             in_turns=lambda: refuse_turns(self._exchanger, nonfinite),
         )
         self._complete = lambda: self._after_step()
         self._open = True
-        self.pilot: AttachedTuner | None = None  # chooses the plan, with "auto"
 
     # - The moments
 
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return (self._source, *self._made.parts)
+
     def _begin_pass(self) -> None:
-        if self._arrivals.broken_off and self._front is not None and self._ddp is not None:
-            self._lane.drain()
-            self._arrivals.forget()
-            self._front.renew(self._ddp)
+        self._source.begin_pass(self._lane.drain)
         self.catch_up()
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._lane.raise_error()
         self._arrivals.scale.notice(self._exchanger.store, self._arrivals.turn)
         self.catch_up()
-        if self._watch is not None:
-            nodes, step = self._exchanger.store.nodes, self._arrivals.step
-            self._watch.demand_complete(lambda name: not nodes[name].leaves_gradients(step))
-        if self._served is not None:
-            with self.tape.waiting():
-                self._served.step(optimizer, self._arrivals.step)
-        elif self._owned is not None:
-            self._owned.before_step(optimizer)
+        for part in self._parts:
+            part.before_step(optimizer, self._arrivals.step)
 
-    def _share(self, optimizer: Optimizer) -> None:
-        """Follow an optimizer that has stepped what this rank owns."""
-        if self._watch is not None:
-            self._watch.end_step()
-        if self._owned is not None and self._served is None:
-            share, made = self._owned.share, self._arrivals.step + 1
-            with self.tape.waiting():
-                self._lane.submit(lambda: share(optimizer, made), name="new weights", step=made - 1).wait()
+    def _optimizer_stepped(self, optimizer: Optimizer) -> None:
+        for part in self._parts:
+            part.optimizer_stepped(optimizer, self._arrivals.step)
 
     def _after_step(self) -> None:
         self._arrivals.step += 1
         with self.trial.noting():
-            self._finish_step()
+            self._compare()
+            for part in self._parts:
+                part.after_step(self._arrivals.step)
         self.trial.restore()
-        if self.pilot is not None:
-            self.pilot.after_step()
+        self.tuner.after_step(self._arrivals.step)
 
-    def _finish_step(self) -> None:
-        joins = self._arrivals.joining is not None and self._arrivals.joining.on
-        if self._front is not None and self._ddp is not None and not joins and self._front.settle(self._ddp):
-            self._arrivals.as_saved = None
-        if self._weights is not None:
-            with self.tape.waiting():
-                self._weights.after_step(self._arrivals.step)
-        if not joins and not self.trial.is_on:  # else ranks need not come to it together
-            nodes = self._exchanger.store.nodes
-            equal = {n: p for n, p in self._parameters.items() if not nodes[n].weights_may_diverge}
-            self._agreement.after_step(equal, self._doing, self._lane)
-        self._made.after_step(self._arrivals.step, self._lane)
+    def _compare(self) -> None:
+        if self._source.joins or self.trial.is_on:
+            return  # ranks need not come to it together
+        nodes = self._exchanger.store.nodes
+        equal = {n: p for n, p in self._parameters.items() if not nodes[n].weights_may_diverge}
+        self._agreement.after_step(equal, self._doing, self._lane)
 
     @property
     def _doing(self) -> Doing:
@@ -145,7 +122,7 @@ class Run(KeepsState, SwitchesPlans):
         return Doing(step=step, turn=turn, plan=self._plan_number, layout=layout)
 
     def _keeps_from_joining(self) -> str:
-        return self._made.keeps_from_joining if self.pilot is None else "auto measures all ranks in every step"
+        return self.tuner.keeps_from_joining or self._made.keeps_from_joining
 
     # - The face
 
@@ -166,7 +143,10 @@ class Run(KeepsState, SwitchesPlans):
 
     def stats(self) -> RunStats:
         """Return what the run has cost on this rank. No communication."""
-        busy_s = self._lane.busy_s + (self._weights.busy_s if self._weights is not None else 0.0)
+        of_parts: dict[str, float] = {}
+        for part in self._parts:
+            of_parts |= part.stats()
+        busy_s = self._lane.busy_s + of_parts.get("exchange_s", 0.0)
         return RunStats(
             steps=self._arrivals.step,
             exchanges=self._arrivals.turn,
@@ -175,11 +155,11 @@ class Run(KeepsState, SwitchesPlans):
             exposed_s=self.tape.exposed_s,
             exchange_s=busy_s,
             codec_s=max(0.0, busy_s - self._comm.wait_s),
-            consensus_distance=self._weights.distance if self._weights is not None else 0.0,
+            consensus_distance=of_parts.get("consensus_distance", 0.0),
             residual_norm=self._exchanger.store.norm("residual"),
             last_agreement_step=self._agreement.last_step,
             curvature_s=self.curvature.seconds,
-            ratio=self._made.ratio,
+            ratio=of_parts.get("ratio", 0.0),
         )
 
     def consolidate(self) -> dict[str, Tensor]:
@@ -189,14 +169,14 @@ class Run(KeepsState, SwitchesPlans):
         """
         self.catch_up()
         self._lane.drain()
-        if self._served is not None:
-            self._served.finish()
-        return mean_model(self._module, self._comm, differ=self._made.apart)
+        for served in self._made.served:
+            served.settle(self._arrivals.step)
+        return mean_model(self._module, self._comm, differ=self._made.ranks_differ)
 
     def count(self, work: float) -> None:
         """Say how much this rank has done since it last said so, such as samples: for plans that weigh ranks by it."""
-        if self._weights is not None:
-            self._weights.count(work)
+        for part in self._parts:
+            part.report_work(work)
 
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
@@ -213,16 +193,14 @@ class Run(KeepsState, SwitchesPlans):
             return
         if self._comm.is_destroyed:
             self._let_go(broken=True)
-            tell_destroyed(left_apart=self._weights is not None or self._owned is not None)
+            tell_destroyed(left_apart=self._made.ranks_differ or bool(self._made.owners.names))
             return
         try:
             self.catch_up()
-            if self.pilot is not None:
-                self.pilot.land()
+            self.tuner.end_trial()
             with self.trial.noting():
                 self._end_plan()
-            if self.pilot is not None:
-                self.pilot.end_plan()
+            self.tuner.end_plan()
             self._agreement.at_end(self._parameters, self._arrivals.step)
         except BaseException:
             self._let_go(broken=True)
@@ -231,11 +209,9 @@ class Run(KeepsState, SwitchesPlans):
 
     def _end_plan(self) -> None:
         self._lane.drain()
-        if self._weights is not None:
-            self._weights.finish(self._arrivals.step)
-            nodes = self._exchanger.store.nodes.items()
-            join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
-        self._made.hand_back()
+        self._made.hand_back(self._arrivals.step)
+        nodes = self._exchanger.store.nodes.items()
+        join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
 
     def _let_go(self, *, broken: bool = False) -> None:
         """End what is local; a run that is broken off hangs up first, so that nobody waits, here or elsewhere."""
@@ -244,17 +220,14 @@ class Run(KeepsState, SwitchesPlans):
         self._open = False
         self._stepping.close()
         release(self._held)
-        if self._ddp is not None and self._front is not None:
-            self._front.receive, self._ddp.broadcast_buffers = None, self._shares_buffers
-            if self._arrivals.broken_off:
-                self._front.renew(self._ddp)
-        if self._served is not None:
-            self._served.abandon()
+        self._source.close()
+        for part in self._made.parts:
+            part.abandon()
         if broken:
             self.tape.ending.break_off()
-        for each in (self.pilot, self.recording, self._watch, self._weights, self._made.feeler):
-            if each is not None:
-                each.close()
+        self.tuner.close()
+        self.recording.close()
+        self._made.close()
         self._lane.close()
         self.tape.ending.close()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from pliant.engine.arrivals import Arrivals
+from pliant.engine.making import PlanExecutor
 from pliant.engine.weights import WeightExchange
 
 __all__ = ["CountsSkips"]
@@ -20,8 +21,8 @@ class CountsSkips:
     _arrivals: Arrivals
     _complete: Callable[[], None]
     """Ends a step."""
+    _made: PlanExecutor
     _parameters: Mapping[str, Tensor]
-    _weights: WeightExchange | None
 
     def catch_up(self) -> None:
         """End the steps that the loss scale says were skipped; to be called before a pass, and wherever ranks meet."""
@@ -32,7 +33,7 @@ class CountsSkips:
             if scale.is_sought:
                 scale.skip()
         missed, scale.num_skipped = scale.num_skipped, 0
-        for _ in range(missed if self._weights is not None else 0):
+        for _ in range(missed if self._made.of(WeightExchange) else 0):
             self._complete()
 
     @property

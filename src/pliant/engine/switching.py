@@ -4,7 +4,6 @@ import contextlib
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
@@ -12,14 +11,14 @@ from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.alike import gathered
 from pliant.engine.attached import AttachedRecording
 from pliant.engine.choose import PlanLike, plan_from, require_plan
+from pliant.engine.doing import plan_number
 from pliant.engine.exchange import GradientExchange
-from pliant.engine.front import DDPHook
 from pliant.engine.gate import RelaxedModel
 from pliant.engine.lane import CommThread
 from pliant.engine.making import ExecutorBuilder, PlanExecutor
 from pliant.engine.means import join
-from pliant.engine.owners import Owners, Servers
 from pliant.engine.skipping import CountsSkips
+from pliant.engine.sources import GradientSource
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
 from pliant.engine.trial import PlanOnTrial
 from pliant.engine.wire import require_carried
@@ -33,23 +32,19 @@ class SwitchesPlans(CountsSkips):
 
     optimizer: Optimizer
     plan: SyncPlan
-    recording: AttachedRecording | None
+    recording: AttachedRecording
     trial: PlanOnTrial
     _agreement: ReplicaCheck
     _comm: RecordedComm
-    _ddp: DistributedDataParallel | None
     _device: torch.device
     _exchanger: GradientExchange
-    _front: DDPHook | None
     _held: RelaxedModel
     _lane: CommThread
     _made: PlanExecutor
     _maker: ExecutorBuilder
     _module: nn.Module
-    _owned: Owners | None
     _plan_number: int
-    _served: Servers | None
-    _shares_buffers: bool
+    _source: GradientSource
 
     def switch(self, what: PlanLike, *, pay: bool = True) -> None:
         """Put another plan in force, on all ranks between the same two steps.
@@ -68,14 +63,10 @@ class SwitchesPlans(CountsSkips):
         if self._held.group is not None:
             require_carried(plan, self._held.group, self._device)
         require_plan(plan, self._comm, self._device)
-        if self._ddp is None and not plan.leaves_gradients:
-            raise ValueError(
-                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
-                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
-            )
-        if self.recording is not None:
-            self.recording.end()
-        self._put_in_force(plan, self._maker.make(plan, self._made, self._arrivals.step))
+        self._source.require_carried(plan)
+        self.recording.end()
+        compares = not self.trial.is_on
+        self._put_in_force(plan, self._maker.make(plan, self._made, self._arrivals.step, compares=compares))
         if not pay:
             self._exchanger.forgive()
 
@@ -91,8 +82,8 @@ class SwitchesPlans(CountsSkips):
         with self.trial.noting():
             self._lane.drain()
         with self.trial.noting():
-            self._made.abandon()
-        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step))
+            self._made.close()
+        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step, compares=False))
         self._exchanger.owed.update(self.trial.owed)
         self.trial.restore()
 
@@ -119,9 +110,9 @@ class SwitchesPlans(CountsSkips):
         if len(set(plans)) == 1:  # else some ranks have left it already, and have what others owned
             apart = [held.parameters[name] for name, node in nodes.items() if node.exchanges_weights]
             with self.trial.noting():
-                self._made.hand_back()
+                self._made.hand_back_owned(self._arrivals.step)
         with self.trial.noting():
-            self._made.abandon()
+            self._made.close()
         self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step))
         if apart:
             join(apart, held.optimizer, self._comm)
@@ -132,11 +123,6 @@ class SwitchesPlans(CountsSkips):
 
     def _put_in_force(self, plan: SyncPlan, made: PlanExecutor) -> None:
         self._made = made
-        self.plan, self._exchanger, self._weights = plan, made.exchanger, made.weights
-        self._owned, self._served, self._plan_number = made.owned, made.served, int(plan.hash, 16) >> 1
-        if made.weights is not None and not self.trial.is_on:
-            made.weights.agree(self._agreement, self._plan_number)
+        self.plan, self._exchanger, self._plan_number = plan, made.exchanger, plan_number(plan)
         self._arrivals.put_in_force(made.exchanger, as_ready=plan.order == "ready")
-        if self._ddp is not None and self._front is not None:
-            self._ddp.broadcast_buffers = self._shares_buffers and not made.apart
-            self._front.rebucket(self._ddp, plan.bucket_bytes)
+        self._source.put_in_force(plan, made.exchanger.store.nodes, differ=made.ranks_differ)

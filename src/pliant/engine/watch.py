@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.engine.gate import RelaxedModel
 from pliant.engine.hooks import Hook
 
 __all__ = ["IncompleteBackwardError", "UnusedParameterCheck"]
@@ -31,13 +30,6 @@ class UnusedParameterCheck:
         wrapped_here: Whether relax() has made the DDP, so that a training loop may still call the module.
 
     """
-
-    @classmethod
-    def of(cls, held: RelaxedModel, begins: Callable[[], None]) -> "UnusedParameterCheck | None":
-        """Return a watch over a model, or None where no DDP hands over its gradients."""
-        if held.ddp is None:
-            return None
-        return cls(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from pliant.engine.comms import Comms
 from pliant.engine.doing import Doing
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.lane import CommThread
+from pliant.engine.parts import Part
 from pliant.engine.store import CORRECTION, AlgorithmState
 from pliant.engine.tape import Tracer
 from pliant.engine.weightparts import WeightPart, lay_out_weights
@@ -24,7 +25,7 @@ from pliant.engine.weightparts import WeightPart, lay_out_weights
 __all__ = ["WeightExchange"]
 
 
-class WeightExchange:
+class WeightExchange(Part):
     """Carries out what a plan says about weights, after each of this rank's steps.
 
     Args:
@@ -36,6 +37,10 @@ class WeightExchange:
         tape: Where exchanges are noted.
 
     """
+
+    key = "weights"
+    keeps_from_joining = "this plan exchanges weights between steps"
+    lets_ranks_differ = True
 
     def __init__(self, store: AlgorithmState, comms: Comms, optimizer: Optimizer, step: int, tape: Tracer) -> None:
         self._comms = comms
@@ -62,7 +67,7 @@ class WeightExchange:
         """Let ranks compare now and then what they have done, under a plan with this hash, after an exchange."""
         self._agreement = agreement, plan
 
-    def count(self, work: float) -> None:
+    def report_work(self, work: float) -> None:
         """Add to the work that this rank has done."""
         self._counted += work
 
@@ -84,7 +89,7 @@ class WeightExchange:
         self._start(due, step)
         self._take_all([part for part in due if not part.late])
 
-    def finish(self, step: int) -> None:
+    def hand_back(self, step: int) -> None:
         """Take everything that is in flight. Collective, between two steps; waits for ranks at a free pace to come."""
         if self._free and self._comms.all.size > 1:
             self._leaving, self._all_leave = True, False
@@ -99,24 +104,39 @@ class WeightExchange:
     def settle(self, step: int) -> None:
         """Make what is in flight a state that can be saved; at a free pace by taking it, which is collective."""
         if self._free:
-            self.finish(step)
+            self.hand_back(step)
         self._lane.drain()
 
     def abandon(self) -> None:
-        """Let go of what is in flight, and close. Others may be lost, so an exchange that has begun may fail."""
+        """Let go of what is in flight. Others may be lost, so an exchange that has begun may fail."""
         for part in self._parts:
             part.ticket = None
-        self.close()
 
     def close(self) -> None:
         """End the lane, and the comm."""
         self._lane.close()
         self._comms.all.close()
 
+    def stats(self) -> dict[str, float]:
+        """Return what exchanges of weights have cost, and how far the last ones have moved this rank."""
+        return {"exchange_s": self._lane.busy_s, "consensus_distance": self.distance}
+
     @property
-    def busy_s(self) -> float:
-        """Time that the lane was at work."""
-        return self._lane.busy_s
+    def state(self) -> dict[str, Tensor]:
+        """Counters of each bucket, and the work that shares are weighted by."""
+        return {"counters": self.counters, "work": self.work}
+
+    @state.setter
+    def state(self, saved: Mapping[str, Tensor]) -> None:
+        self.counters, self.work = saved["counters"], saved["work"]
+
+    def check_state(self, saved: Mapping[str, Tensor], step: int) -> None:
+        """Raise ValueError for counters that no run can have come to."""
+        rows, work = saved["counters"].tolist(), saved["work"]
+        if any(last > step or round_ < 0 or in_flight not in (0, 1) for last, round_, in_flight in rows):
+            raise ValueError(f"the state is damaged: exchanges of weights are counted {rows} in step {step}.")
+        if not bool(work.isfinite().all()):
+            raise ValueError(f"the state is damaged: work is counted {work.tolist()}.")
 
     @property
     def counters(self) -> Tensor:

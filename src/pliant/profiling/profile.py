@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from pliant.engine.attached import AttachedRecording
 from pliant.engine.clock import DeviceTimer
 from pliant.engine.run import Run
 from pliant.engine.tape import TaskRecord, Tracer, TransferRecord
@@ -23,7 +24,7 @@ _SHORTEST_WAIT_S = 20e-6
 """What is shorter is the price of asking whether there is anything to wait for."""
 
 
-class Recording:
+class Recording(AttachedRecording):
     """Result of `record`: a context manager around ordinary steps. The hooks go when enough was seen."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
@@ -211,10 +212,11 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
         raise ValueError(
             f"record() got {steps} steps and {warmup_steps} warmup_steps; steps must be at least 1, warmup_steps 0."
         )
-    if run.recording is not None and run.recording.open:
+    if run.recording.open:
         raise RuntimeError("this run is being recorded already; close() that recording, or wait until it is done.")
-    run.recording = Recording(run, None if folder is None else Path(folder), steps=steps, warmup_steps=warmup_steps)
-    return run.recording
+    recording = Recording(run, None if folder is None else Path(folder), steps=steps, warmup_steps=warmup_steps)
+    run.recording = recording
+    return recording
 
 
 def _events(tape: Tracer, origin: Any) -> Iterator[Event]:

@@ -1,0 +1,191 @@
+"""Sources of gradients: who hands a backward pass over to a run, and is told what became of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pliant.comm.ddp_private import in_backward
+from pliant.engine.front import DDPHook, ReadyBucket, attach
+from pliant.engine.gate import RelaxedModel
+from pliant.engine.joining import Joining
+from pliant.engine.parts import Part
+from pliant.engine.watch import UnusedParameterCheck
+from pliant.spec import Exchange, SyncPlan
+
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "gradient_source"]
+
+
+class GradientReceiver(Protocol):
+    """Takes what a source hands over: `Arrivals`."""
+
+    broken_off: bool
+    """Whether a pass has begun that did not come to its end."""
+
+    def receive(self, arrival: ReadyBucket) -> None:
+        """Take a bucket whose gradients are complete."""
+        ...
+
+    def forget(self) -> None:
+        """Forget a pass that was broken off."""
+        ...
+
+    def settle(self) -> None:
+        """Take the next passes in the buckets in which they come."""
+        ...
+
+
+class GradientSource(Part):
+    """A module that hands over no gradients, since nothing around it collects them: weights are what it exchanges."""
+
+    looks_for_unused = False
+    """Whether a pass may leave out parameters."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether ranks may be missing in the pass that has begun."""
+        return False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether buckets stay as they are."""
+        return True
+
+    @property
+    def layout(self) -> Mapping[int, tuple[str, ...]]:
+        """Bucket -> the parameters that the next pass has in it; empty before the first."""
+        return {}
+
+    def begin_pass(self, drain: Callable[[], None]) -> None:
+        """Make ready for a forward pass, after one that was broken off; `drain` waits for what that has queued."""
+
+    def require_carried(self, plan: SyncPlan) -> None:
+        """Raise ValueError for a plan that needs more than is handed over."""
+        if not plan.leaves_gradients:
+            raise ValueError(
+                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
+                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
+            )
+
+    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
+        """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ."""
+
+    def meet(self) -> float:
+        """Agree on who takes part in a pass that begins; return what to multiply a mean over all ranks by."""
+        return 1.0
+
+    def completed(self) -> None:
+        """Note that a pass has handed over its last bucket."""
+
+    def unused(self) -> Mapping[str, Tensor]:
+        """Return the parameters that no rank has used in the pass that has just ended, by name."""
+        return {}
+
+
+class DDPSource(GradientSource):
+    """A model in DistributedDataParallel, which hands over its buckets through its communication hook.
+
+    Args:
+        ddp: The model.
+        receiver: Who takes the buckets.
+        watch: Who knows which parameters got a gradient.
+        joining: State of ranks of which some have no batches left.
+
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        receiver: GradientReceiver,
+        watch: UnusedParameterCheck,
+        joining: Joining,
+    ) -> None:
+        self._ddp, self._receiver, self._watch, self._joining = ddp, receiver, watch, joining
+        self._hook: DDPHook = attach(ddp)
+        self._shares_buffers = bool(ddp.broadcast_buffers)
+        self._nodes: Mapping[str, Exchange] = {}
+        self.looks_for_unused = bool(ddp.find_unused_parameters and not ddp.static_graph)
+        self._hook.receive, self._hook.joining = receiver.receive, joining
+
+    @property
+    def joins(self) -> bool:
+        """Whether ranks may be missing in the pass that has begun."""
+        return self._joining.on
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether buckets stay as they are; a static graph's do not after its first pass."""
+        return self._hook.settled
+
+    @property
+    def layout(self) -> Mapping[int, tuple[str, ...]]:
+        """Bucket -> the parameters that the next pass has in it; empty before the first."""
+        return self._hook.layout
+
+    def begin_pass(self, drain: Callable[[], None]) -> None:
+        """Give DDP another reducer in place of one that waits for the end of a pass that was broken off."""
+        if self._receiver.broken_off:
+            drain()
+            self._receiver.forget()
+            self._hook.renew(self._ddp)
+
+    def require_carried(self, plan: SyncPlan) -> None:
+        """Accept every plan: DDP hands over all gradients."""
+
+    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
+        """Let buckets be as large as the plan says, and buffers be broadcast only where ranks are to have the same."""
+        self._nodes = nodes
+        self._ddp.broadcast_buffers = self._shares_buffers and not differ
+        self._hook.rebucket(self._ddp, plan.bucket_bytes)
+
+    def meet(self) -> float:
+        """Agree on who takes part in a pass of join(); return what to multiply a mean over all ranks by."""
+        return self._joining.meet(trains=in_backward()) if self._joining.on else 1.0
+
+    def completed(self) -> None:
+        """Note that DDP has handed over the last bucket of a pass."""
+        self._watch.complete = True
+
+    def unused(self) -> Mapping[str, Tensor]:
+        """Return the parameters that no rank has used in the pass that has just ended: DDP drops their results."""
+        return {} if self._watch.all_touched else self._hook.unused(self._ddp)
+
+    def before_step(self, optimizer: Optimizer, step: int) -> None:
+        """Raise IncompleteBackwardError if gradients came but were not all exchanged."""
+        self._watch.demand_complete(lambda name: not self._nodes[name].leaves_gradients(step))
+
+    def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
+        """Note that gradients have been used."""
+        self._watch.end_step()
+
+    def after_step(self, step: int) -> None:
+        """Let DDP lay out its buckets for good, if it is about to."""
+        if not self.joins and self._hook.settle(self._ddp):
+            self._receiver.settle()
+
+    def close(self) -> None:
+        """Leave an ordinary DDP model."""
+        self._hook.receive, self._ddp.broadcast_buffers = None, self._shares_buffers
+        if self._receiver.broken_off:
+            self._hook.renew(self._ddp)
+        self._watch.close()
+
+
+def gradient_source(
+    held: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: Joining
+) -> GradientSource:
+    """Return who hands over the gradients of a model.
+
+    Args:
+        held: The model.
+        receiver: Who takes them.
+        begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
+        joining: State of ranks of which some have no batches left.
+
+    """
+    if held.ddp is None:
+        return GradientSource()
+    watch = UnusedParameterCheck(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)
+    return DDPSource(held.ddp, receiver, watch, joining)
