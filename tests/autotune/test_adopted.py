@@ -21,7 +21,7 @@ FAILS_AT, STEPS = 14, 60
 
 
 def adopting(monkeypatch, plan, genes=tuner._EXACT):
-    """Let pilots adopt a plan without a search."""
+    """Let tuners adopt a plan without a search."""
 
     def choose(self, workload, topology, landed):
         self._genes, self._is_exact = genes, True
@@ -88,7 +88,7 @@ CASES = {
 
 
 def flown(place, sabotage, num_steps=STEPS):
-    """Train with a pilot; return after which steps the plan was adopted and left, and what all has become."""
+    """Train with a tuner; return after which steps the plan was adopted and left, and what all has become."""
     ddp = new_ddp(place)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
     began = left = None

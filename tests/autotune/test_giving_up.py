@@ -53,7 +53,7 @@ pliant.register("overshoot", Overshoot)
 
 
 def taking(monkeypatch, plan):
-    """Let pilots take a plan without a search."""
+    """Let tuners take a plan without a search."""
 
     def choose(self, workload, topology, landed):
         self._run.switch(plan)
@@ -68,7 +68,7 @@ def taking(monkeypatch, plan):
 
 
 def flown(place, num_steps=120, bounds=None, lr=0.05, loud_from=10**9):
-    """Train with a pilot; return the plan that was in force at last, the explanation, and the weights."""
+    """Train with a tuner; return the plan that was in force at last, the explanation, and the weights."""
     ddp = new_ddp(place)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
     auto = pliant.Auto(quality=2.0, watch=False, bounds=bounds or QualityBounds())

@@ -112,7 +112,7 @@ CASES = {
 
 
 def trying(monkeypatch, plan, sabotage, seen):
-    """Let pilots try one plan, in which something breaks, and nothing else."""
+    """Let tuners try one plan, in which something breaks, and nothing else."""
 
     def choose(self, workload, topology, landed):
         run = self._run

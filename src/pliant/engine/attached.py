@@ -1,4 +1,4 @@
-"""What is attached to a run from above: a tuner of its plans, and a recording. A run begins with neither."""
+"""Tuner and recording that rooms above attach to a run; those that it begins with do nothing."""
 
 from typing import Any
 
