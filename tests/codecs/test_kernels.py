@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from pliant.codecs import kernels
 from pliant.codecs.kernels import library, native, twins
 from tables import KINDS, SIZES, vector
 
@@ -250,7 +251,28 @@ def test_a_row_that_is_not_there_is_told_and_nothing_changes():
 def test_kernels_that_were_never_built_are_missed_in_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
-    with pytest.raises(RuntimeError, match=r"compiled kernels are missing.*pip install"):
+    with pytest.raises(library.KernelsMissingError, match=r"compiled kernels are missing.*pip install"):
         library._found()
     (tmp_path / "_cpu.so").touch()
     assert library._found() == tmp_path / "_cpu.so"
+
+
+@pytest.mark.parametrize("there", ["nothing", "kernels of another machine"])
+def test_where_kernels_cannot_be_loaded_their_twins_work_and_say_so_once(monkeypatch, tmp_path, there):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    if there != "nothing":
+        (tmp_path / "_cpu.so").write_bytes(b"no library")
+    x, payload = torch.randn(1000), torch.zeros(12 + 1000, dtype=torch.uint8)
+    library.library.cache_clear()
+    kernels._on_cpu.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"install.*torch does their work: the same results to the bit"):
+            kernels.kernels_for(x).minmax8_encode(x, None, payload, 1000)
+        kernels.kernels_for(x).minmax8_encode(x, None, payload, 1000)  # a second warning would be an error
+    finally:
+        library.library.cache_clear()
+        kernels._on_cpu.cache_clear()
+    expected = torch.zeros_like(payload)
+    twins.minmax8_encode(x, None, expected, 1000)
+    assert torch.equal(payload, expected)

@@ -1,10 +1,15 @@
 """Learned error of the simulator: gradient-boosted trees on the logarithm of measured over simulated time."""
 
+import importlib.util
+import logging
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
-import lightgbm
 import numpy as np
 from numpy.typing import NDArray
+
+_log = logging.getLogger("pliant")
 
 __all__ = ["FEW", "MANY", "BoostedCorrection"]
 
@@ -35,11 +40,13 @@ class BoostedCorrection:
     zero with the distance: trees extrapolate by their last leaf, the simulator by physics.
 
     Uncertainty: the spread of the ensemble, and the error that was left on the groups left out.
+
+    Without lightgbm nothing is learned, which is logged once: the simulator's coefficients are fitted all the same.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._trees: list[lightgbm.Booster] = []
+        self._trees: list[Any] = []
         self._low = self._high = np.zeros(0)
         self.shrink = 0.0
         self.floor = 0.3
@@ -52,7 +59,7 @@ class BoostedCorrection:
         """
         self._trees, self.shrink = [], 0.0
         self._low, self._high = features.min(0), features.max(0)
-        if len(error) < FEW or len(set(groups)) < 2:
+        if len(error) < FEW or len(set(groups)) < 2 or not _can_learn():
             self.floor = max(0.02, float(np.std(error))) if len(error) > 2 else 0.3
             return
         held_out = self._held_out(features, error, np.asarray(groups))
@@ -92,6 +99,20 @@ class BoostedCorrection:
         return predicted
 
 
-def _trees(features: NDArray[np.float64], target: NDArray[np.float64], seed: int) -> lightgbm.Booster:
+@cache
+def _can_learn() -> bool:
+    """Whether lightgbm is installed, which is an extra; logs once if it is not."""
+    if importlib.util.find_spec("lightgbm") is not None:
+        return True
+    _log.warning(
+        "lightgbm is not installed, so nothing is learned from trials beyond the simulator's own coefficients; "
+        "install it by: pip install 'pliant[plan]'."
+    )
+    return False
+
+
+def _trees(features: NDArray[np.float64], target: NDArray[np.float64], seed: int) -> Any:
+    import lightgbm  # here, since it is an extra
+
     data = lightgbm.Dataset(features, label=target, params={"verbose": -1, "min_data_in_bin": 1})
     return lightgbm.train({**_SETTINGS, "seed": seed}, data, num_boost_round=_TREES)

@@ -3,12 +3,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#if __GNUC__ >= 12  // knows the levels; v4 has the AVX-512 instructions that work on bytes
-#define DISPATCHED EXPORT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define EXPORT  // all that is not static; clang has no clones of functions with a visibility
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+#if defined(__clang__) || __GNUC__ >= 12  // knows the levels; v4 has the AVX-512 instructions that work on bytes
+#define DISPATCHED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define DISPATCHED EXPORT __attribute__((target_clones("avx512f", "avx2", "default")))
+#define DISPATCHED __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 #else
 #define DISPATCHED EXPORT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-__all__ = ["library", "pointer"]
+__all__ = ["KernelsMissingError", "library", "pointer"]
 
 _P, _N, _I, _U = c_void_p, c_int64, c_int32, c_uint32
 _SIGNATURES = {
@@ -49,15 +49,19 @@ _SIGNATURES = {
 }
 
 
+class KernelsMissingError(RuntimeError):
+    """No compiled kernels are here that this machine can load."""
+
+
 def _found() -> Path:
     """Return the library: built in place beside this file, or installed; the newer one if there are both."""
     spec = importlib.util.find_spec("pliant.codecs.kernels._cpu")
     places = {Path(__file__).with_name("_cpu.so")} | ({Path(spec.origin)} if spec and spec.origin else set())
     built = [place for place in places if place.exists()]
     if not built:
-        raise RuntimeError(
-            "Pliant's compiled kernels are missing: this is a source tree that was never built; "
-            "install the package (pip install .), or build in place as CMakeLists.txt says."
+        raise KernelsMissingError(
+            "Pliant's compiled kernels are missing: it was installed without a C compiler, or never built; install a "
+            "wheel, or a compiler and then the package (pip install .), or build in place as CMakeLists.txt says."
         )
     return max(built, key=lambda place: place.stat().st_mtime)
 
@@ -65,7 +69,13 @@ def _found() -> Path:
 @cache
 def library() -> ctypes.CDLL:
     path = _found()
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsMissingError(
+            f"Pliant's compiled kernels at {path} cannot be loaded here ({error}); install the wheel for this machine, "
+            "or a C compiler and then the package from its sources (pip install .)."
+        ) from error
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(library, name, None)
         if function is None:
