@@ -12,7 +12,7 @@ from pliant.autotune.explain import explain
 from pliant.autotune.finalists import Finalist, finalists, learned
 from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
-from pliant.autotune.refused import ExcludingQuality, Refused
+from pliant.autotune.refused import Refused
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
@@ -164,7 +164,7 @@ class AutoTuner(AttachedTuner):
             What a step takes on the network on which the best was tried, which may have changed since; NaN: not known.
 
         """
-        quality = ExcludingQuality(
+        quality = Quality(
             budget=self._auto.quality,
             optimizer=optimizer_name(self._run.optimizer),
             unmeasured=self._auto.unmeasured,
