@@ -124,7 +124,7 @@ def test_a_rank_comes_back_and_ends_with_the_same_model(what):
 def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(what, monkeypatch):
     """Rank 1 sees first that the epoch is over, and the others are already in the next exchange."""
     over, held, said = ElasticGroup.is_over, [], []
-    report, connect = ProcessGroupComm._failure, ProcessGroupComm.__init__
+    report, connect = ProcessGroupComm.failure, ProcessGroupComm.__init__
     lone = {1: 6}
 
     def is_over(party):
@@ -140,7 +140,7 @@ def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(w
 
     monkeypatch.setattr(ElasticGroup, "is_over", property(is_over))
     monkeypatch.setattr(ProcessGroupComm, "__init__", hold)
-    monkeypatch.setattr(ProcessGroupComm, "_failure", failure)
+    monkeypatch.setattr(ProcessGroupComm, "failure", failure)
     steps = dict.fromkeys(range(3), 0)
 
     def body(place):

@@ -140,7 +140,7 @@ class ProcessGroupComm:
         num_bytes = sum(x.nbytes for _, x in sends)
         size, group = f" of {num_bytes} bytes", self._open_group
         if group is None:
-            raise self._failure("exchange", RuntimeError("this comm is closed"), size, 0.0)
+            raise self.failure("exchange", RuntimeError("this comm is closed"), size, 0.0)
         for peer, _ in sends:
             self.progress.sends(peer)
         for peer, _ in receives:
@@ -234,11 +234,11 @@ class ProcessGroupComm:
 
     def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
         """Make the report of a failed communication, and hang up."""
-        failure = self._failure(op, error, size, waited_s)
+        failure = self.failure(op, error, size, waited_s)
         self.give_up()
         return failure
 
-    def _failure(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
+    def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
         """Make the report of a failed communication: who noticed, what it was, who is gone."""
         me, group, verdict = self.progress.members[self._rank], self._open_group, None
         if group is None or self._hung_up:
@@ -248,11 +248,12 @@ class ProcessGroupComm:
         elif self._liveness is None:
             who = "which rank is lost is not known"
         else:
-            verdict = self._liveness.blame(group.group_name, waited_s, self.timeout_s)
+            verdict = self._liveness.blame(group.group_name, waited_s or 0.0, self.timeout_s)
             who = verdict.sentence(me, self.timeout_s)
-        after, cause = f"after {waited_s:.1f}s (timeout {self.timeout_s:g}s)", str(error).splitlines()[0]
+        after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
+        cause = str(error).splitlines()[0]
         return CommError(
-            f"rank {me} of {self.progress.total}: {op}{size} failed {after}: {who}. Cause: {cause}",
+            f"rank {me} of {self.progress.total}: {op}{size} failed{after}: {who}. Cause: {cause}",
             rank=me,
             op=op,
             lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),

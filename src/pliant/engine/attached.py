@@ -1,4 +1,4 @@
-"""What is attached to a run from above: a tuner of its plans, and a recording. A run begins with neither."""
+"""Attachments of a run from above: a tuner of its plans, and a recording. A run begins with neither."""
 
 from typing import Any
 

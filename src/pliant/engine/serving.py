@@ -13,7 +13,7 @@ __all__ = ["SharedShard"]
 
 
 class SharedShard:
-    """What one owner serves, who may read it, and which rank was the first to fail.
+    """Weights that one owner serves, who may read them, and which rank was the first to fail.
 
     Args:
         shard: The weights.
