@@ -42,4 +42,4 @@ class AttachedRecording:
 
 
 class RecordsNothing(AttachedRecording):
-    """Writes down nothing."""
+    """Writes nothing down, since nobody has asked for it."""
