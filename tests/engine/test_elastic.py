@@ -16,7 +16,7 @@ from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.rendezvous import Rendezvous
 from pliant.engine import elastic
 from pliant.engine.meeting import make_alike
-from pliant.network.local import reserve_port
+from pliant.network.store import reserve_port
 
 PLANS = {
     "gossip": pliant.gossip(),
