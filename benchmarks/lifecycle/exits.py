@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tasc.accuracy_book import Book
 
 from pliant.engine.doing import goes_free
-from pliant.network.local import reserve_port
+from pliant.network.store import reserve_port
 from pliant_bench.harness.names import PLIANT_ARMS
 
 RANKS, LAST = 2, 1

@@ -22,10 +22,10 @@ import numpy as np
 from rankers import Ranker
 
 from pliant.planner import Trial
-from pliant.planner.judge import judged
 from pliant.planner.predictor import Predictor, TransferPrior
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import load
+from pliant_bench.dataset.judge import judged
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
 NUMBERS = (0, 10, 25, 50, 80)

@@ -139,8 +139,8 @@ def test_a_registered_algorithm_is_part_of_the_grammar():
 
 def test_the_command_line_reads_it_without_torch():
     code = (
-        "import sys; from pliant.cli.given import plan_given; "
-        "plan = plan_given('every(2, between_hosts(qsgd(bits=4)))'); "
+        "import sys; from pliant.algorithms.by_name import plan_of_text; "
+        "plan = plan_of_text('every(2, between_hosts(qsgd(bits=4)))'); "
         "print(plan.rules[-1].exchange); assert 'torch' not in sys.modules, 'torch'"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pliant
-from pliant.autotune import monitor, trials, tuner
+from pliant.autotune import monitor, searches, trials, tuner
 from pliant.autotune.tuner import AutoTuner
 from pliant.comm import run_world
 from pliant.engine.choose import plan_from
@@ -200,16 +200,18 @@ def test_after_a_long_calm_a_change_is_answered_at_once_again(clock):
 
 def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock, monkeypatch):
     learned = []
-    predictor = tuner.Predictor
+    predictor = searches.Predictor
 
     def noted(physics, seed, experience):
         learned.append(experience)
         return predictor(physics, seed, experience)
 
-    monkeypatch.setattr(tuner, "Predictor", noted)
+    monkeypatch.setattr(searches, "Predictor", noted)
     limits = []
-    begin = tuner.searching
-    monkeypatch.setattr(tuner, "searching", lambda space, model, its: (limits.append(its), begin(space, model, its))[1])
+    begin = searches.searching
+    monkeypatch.setattr(
+        searches, "searching", lambda space, model, its: (limits.append(its), begin(space, model, its))[1]
+    )
 
     def body(place):
         return Sky(clock, lambda step: FAST if step < 300 else SLOW).fly(AUTO, place.comm, 400)

@@ -13,7 +13,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
 from pliant.autotune.bounds import BoundCheck, QualityBounds
 from pliant.autotune.quality_probe import QualityMetrics, QualityProbe
-from pliant.autotune.refused import ExcludingQuality, as_strong
+from pliant.autotune.refused import as_strong
 from pliant.codecs import Qsgd
 from pliant.engine.weights import WeightExchange
 from pliant.netmodel import PRESETS
@@ -236,9 +236,7 @@ def test_bounds_are_above_0():
 def test_what_was_given_up_and_what_is_stronger_is_not_admitted_again():
     from planner.examples import FLAT, WORKLOAD
 
-    quality = ExcludingQuality(
-        budget=3.0, refused=frozenset(as_strong(Gene("sparse", {"choice": "topk", "ratio": 0.02})))
-    )
+    quality = Quality(budget=3.0, refused=frozenset(as_strong(Gene("sparse", {"choice": "topk", "ratio": 0.02}))))
     assert Genes(Gene("sparse", {"choice": "topk", "ratio": 0.05})) in Space(WORKLOAD, FLAT, quality)
     for choice, ratio in (("topk", 0.02), ("topk", 0.01), ("randomk", 0.01)):
         gene = Gene("sparse", {"choice": choice, "ratio": ratio})

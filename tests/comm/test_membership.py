@@ -71,7 +71,7 @@ class World:
         if it.waits:
             epoch = it.poll(self.now_s)
             if epoch is not None:
-                assert any(m.life == it.life for m in epoch.members)
+                assert any(m.life == it.lives.own.life for m in epoch.members)
                 assert self.found.setdefault(epoch.number, epoch) == epoch, "two ranks have read two decisions"
                 it.waits, it.sound, it.epoch = False, True, epoch
                 it.entered.add(epoch.number)
@@ -123,10 +123,10 @@ def test_all_that_live_end_in_one_epoch(seed):
         world.ask(world.ranks.index(members[0]))
         members = world.settle()
     assert len({it.epoch.number for it in members}) == 1
-    assert {m.life for m in members[0].epoch.members} == {it.life for it in members}
+    assert {m.life for m in members[0].epoch.members} == {it.lives.own.life for it in members}
     assert len({m.rank for m in members[0].epoch.members}) == len(members)
     for it in members:
-        listed = {e.number for e in world.found.values() if it.life in {m.life for m in e.members}}
+        listed = {e.number for e in world.found.values() if it.lives.own.life in {m.life for m in e.members}}
         assert listed == it.entered, "the others wait for a rank that has gone past their epoch"
 
 
@@ -237,7 +237,7 @@ def end_of(world, k):
 
 
 def gone_of(world):
-    return [it for k, it in enumerate(world.ranks) if k in world.dead or it._own.gone]
+    return [it for k, it in enumerate(world.ranks) if k in world.dead or it.lives.own.gone]
 
 
 def test_who_gives_up_a_start_is_not_named_by_those_that_give_up_later():

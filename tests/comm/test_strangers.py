@@ -66,7 +66,7 @@ def reached(world):
     found = ["fingerprint", "concluded", *(f"rank {rank}" for rank in range(SIZE))]
     for epoch in range(number + 3):
         found += [f"over {epoch}", f"members {epoch}", f"state {epoch} weights"]
-        found += [f"{kind} {epoch} {it.life}" for it in world.ranks for kind in ("here", "met")]
+        found += [f"{kind} {epoch} {it.lives.own.life}" for it in world.ranks for kind in ("here", "met")]
     return found
 
 

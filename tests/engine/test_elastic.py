@@ -13,10 +13,10 @@ import pliant
 from models import Net, batch, new_ddp, weights
 from pliant.comm.elastic import ElasticGroup
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.torch_private import Rendezvous
+from pliant.comm.rendezvous import Rendezvous
 from pliant.engine import elastic
 from pliant.engine.meeting import make_alike
-from pliant.network.local import reserve_port
+from pliant.network.store import reserve_port
 
 PLANS = {
     "gossip": pliant.gossip(),

@@ -244,9 +244,9 @@ def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
 
     found = []
     server = SimpleNamespace(
-        _shard=SimpleNamespace(numel=4),
+        _numel=4,
         _asks=SimpleNamespace(exchange=breaks),
-        _fail=lambda rank, why: found.append(rank),
+        _shared=SimpleNamespace(fail=lambda rank, why: found.append(rank)),
     )
     ServerThreads._serve(server, 1)
     assert found[0] == named

@@ -77,7 +77,7 @@ def test_a_bad_schedule_is_improved():
     full = Collective.of([[True] * 4] * 4, 100_000)
     start = build(full, [0] * 4, mixed_radix((4,)))  # all on rank 0
     found = improve(start, full, hosts([1] * 4), limit_s=10)
-    assert found.gain > 0.5
+    assert found.predicted_s < 0.5 * found.before_s
     assert len(found.schedule.rounds) <= 2
     assert 0 <= found.bound_s <= found.predicted_s * 1.001
     assert found.schedule.name == "program from direct"

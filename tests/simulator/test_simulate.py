@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import pliant as p
 from pliant.netmodel import DenseExchange, Links, PointToPoint
 from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
-from pliant.simulator.schedules import average, halving_doubling, ring, tree
+from pliant.simulator.schedules import average, ring, tree
 from pliant.simulator.traffic import BucketBatch, inside_hosts, moved
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
@@ -151,10 +151,7 @@ def test_schedules_are_their_closed_forms():
     whole, topology = np.array([8e6]), cluster(8, 1e6, 0.01)
     assert time_of([ring(whole, 8)], topology) == pytest.approx(14 / 8 * 8 + 14 * 0.01)
     assert time_of(tree(whole, 8), topology) == pytest.approx(6 * 8 + 6 * 0.01)
-    assert time_of(halving_doubling(whole, 8), topology) == pytest.approx(14 / 8 * 8 + 6 * 0.01)
     assert len(tree(whole, 6)) == 6
-    with pytest.raises(ValueError, match="power of two"):
-        halving_doubling(whole, 6)
 
 
 @pytest.mark.parametrize(("numel", "hops", "rounds"), [(1000, 1, 1), (100_000, 2, 2), (2_000_000, 14, 1)])

@@ -15,12 +15,12 @@ from typing import Any
 
 from pliant.network import EmulatedCluster, LinkReport, RankResult
 from pliant.network.linkcheck import judge
-from pliant.network.local import LocalHosts
 from pliant.spec import Topology, save, to_json
 from pliant.spec.files import write_atomically
 from pliant_bench.collect.book import Book
 from pliant_bench.collect.job import CHECK, Entry, Job, Place, left_of, place_of
 from pliant_bench.harness.grid import Reshaped
+from pliant_bench.harness.local import LocalHosts
 from pliant_bench.harness.setup import MARK, OPEN, STOP, stage_file
 
 __all__ = ["Collector", "collect"]

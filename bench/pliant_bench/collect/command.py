@@ -13,7 +13,6 @@ from typing import Any
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import emulated
-from pliant.network.local import LocalHosts
 from pliant.planner import WORKLOADS, shrunk
 from pliant.spec.units import parse_bytes, parse_time
 from pliant_bench.collect import options
@@ -22,6 +21,7 @@ from pliant_bench.collect.collector import collect as run_job
 from pliant_bench.collect.export import export_to
 from pliant_bench.collect.job import Job, Place, entries_of
 from pliant_bench.harness.grid import cells_of
+from pliant_bench.harness.local import LocalHosts
 from pliant_bench.harness.setup import Cell
 
 __all__ = ["collect"]

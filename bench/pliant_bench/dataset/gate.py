@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.planner.judge import judged
 from pliant.planner.predictor import Predictor, TransferPrior
+from pliant_bench.dataset.judge import judged
 from pliant_bench.dataset.measured import MeasuredCell
 
 __all__ = ["LIMITS", "Gate", "gate"]

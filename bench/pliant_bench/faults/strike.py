@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.network.local import reserve_port
+from pliant.network.store import reserve_port
 from pliant_bench.data.images import load_images
 from pliant_bench.faults.points import Point, is_elastic
 from pliant_bench.faults.processes import Processes

@@ -22,7 +22,6 @@ from rich.table import Table
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import RacksOption, UplinkOption, in_racks
 from pliant.network import EmulatedCluster, emulated
-from pliant.network.local import LocalHosts
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_rate
@@ -30,6 +29,7 @@ from pliant_bench.data.fetch import find_images, find_text
 from pliant_bench.faults.points import struck_before
 from pliant_bench.harness import options
 from pliant_bench.harness.grid import Conductor, cells_of, left_to_measure, measured_before
+from pliant_bench.harness.local import LocalHosts
 from pliant_bench.harness.names import DEMO_ARMS, GRID_ARMS, PLIANT_ARMS, known, known_arms
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.setup import MODELS, TRAINED, Setup, check

@@ -11,7 +11,7 @@ from pliant.autotune.trials import TunableRun
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
 from pliant.engine.gate import module_of, named_tensors
-from pliant.engine.making import owner_classes
+from pliant.engine.nodes import owner_classes
 from pliant.spec import Exchange
 
 __all__ = ["QualityMetrics", "QualityProbe"]

@@ -2,26 +2,14 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from pliant.planner import FAMILIES, Gene, Genes, Quality
+from pliant.planner import FAMILIES, Gene, Genes
 from pliant.spec import SyncPlan
 
-__all__ = ["ExcludingQuality", "Refused", "as_strong"]
+__all__ = ["Refused", "as_strong"]
 
 _log = logging.getLogger("pliant")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExcludingQuality(Quality):
-    """A budget that some ways of exchanging are not within, whatever was measured of them elsewhere."""
-
-    refused: Set[Gene] = frozenset()
-    """May grow while a search goes on."""
-
-    def admits(self, gene: Gene) -> bool:
-        return gene not in self.refused and super().admits(gene)
 
 
 def as_strong(gene: Gene) -> Iterable[Gene]:

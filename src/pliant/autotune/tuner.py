@@ -3,16 +3,17 @@
 import logging
 import math
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from pliant.autotune.adopted import Adopted
 from pliant.autotune.asking import answered, on_all, share, told
 from pliant.autotune.bounds import BoundViolation
 from pliant.autotune.explain import explain
-from pliant.autotune.finalists import Finalist, finalists, learned
+from pliant.autotune.finalists import Finalist, finalists
 from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
-from pliant.autotune.refused import ExcludingQuality, Refused
+from pliant.autotune.refused import Refused
+from pliant.autotune.searches import Searches
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
 from pliant.comm.base import Comm, another
 from pliant.comm.sharing import share_text
@@ -23,21 +24,7 @@ from pliant.engine.together import optimizer_name
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe, require_gloo
-from pliant.planner import (
-    BUILDERS,
-    FAMILIES,
-    Gene,
-    Genes,
-    Quality,
-    SearchLimits,
-    SearchResult,
-    Space,
-    Trial,
-    advise,
-    all_of,
-    searching,
-)
-from pliant.planner.predictor import Predictor
+from pliant.planner import FAMILIES, Gene, Genes, Quality, SearchResult, Space, Trial, advise, all_of
 from pliant.profiling.observe import Observation, observe
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan, Topology, Workload
@@ -51,13 +38,12 @@ _EXACT = Genes(Gene("exact", {"bits": 32}))
 _WATCHED = 5
 """Steps at the beginning whose times are taken, after two that are not."""
 _ENOUGH_S, _TURNS = 0.6, 3
-_BATCH, _SAMPLES = 4, 100
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
 change, it is answered within 50 steps."""
 _UNDONE = "A plan failed in its trial, which was undone"
-_FINALISTS, _CELLS = 3, 3
-"""So many of the best are held against exact training, and each other; so many searches teach the next one."""
+_FINALISTS = 3
+"""So many of the best are held against exact training, and each other."""
 _HOLD_STEPS = 50
 """After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
 next change came soon."""
@@ -90,8 +76,7 @@ class AutoTuner(AttachedTuner):
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
         self._overheads: Overheads | None = None  # until the machine was measured
-        self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
-        """What the last searches have tried, on the first rank."""
+        self._searches = Searches(auto)
         self._tuning = self._tune()
         next(self._tuning)
 
@@ -144,7 +129,7 @@ class AutoTuner(AttachedTuner):
                 hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
             landed = yield from self._cruise(hold_steps, expected_s)
             if landed.at_once:
-                self._cells = self._cells[:-1]
+                self._searches.forget_last()
             while landed.crossed is not None:
                 self._give_up(landed.crossed, workload)
                 landed = yield from self._cruise(hold_steps)
@@ -164,7 +149,7 @@ class AutoTuner(AttachedTuner):
             What a step takes on the network on which the best was tried, which may have changed since; NaN: not known.
 
         """
-        quality = ExcludingQuality(
+        quality = Quality(
             budget=self._auto.quality,
             optimizer=optimizer_name(self._run.optimizer),
             unmeasured=self._auto.unmeasured,
@@ -240,23 +225,9 @@ class AutoTuner(AttachedTuner):
     def _search(
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, num_trials: int
     ) -> Generator[tuple[Genes, float], Trial, SearchResult]:
-        space = Space(workload, topology, quality)
-        limits = SearchLimits(
-            max_trials=num_trials,
-            max_seconds=self._auto.max_seconds,
-            batch=_BATCH,
-            num_candidates=_SAMPLES,
-            seeds={"in force": self._genes, "exact": _EXACT, **BUILDERS},
-            num_drawn=_SAMPLES,
-            num_seeds=min(_BATCH, num_trials),
-            known=[in_force] if in_force is not None else [],
-            seed=self._auto.seed,
-        )
-        physics = CostFeatures(workload, topology, self._overheads, workload.rank_factors)
-        asking = searching(space, Predictor(physics, self._auto.seed, learned(self._cells)), limits)
-        found = yield from asking
-        self._cells = [*self._cells[1 - _CELLS :], (physics, found.trials)]
-        return found
+        features = CostFeatures(workload, topology, self._overheads, workload.rank_factors)
+        seeds = {"in force": self._genes, "exact": _EXACT}
+        return self._searches.search(Space(workload, topology, quality), features, seeds, in_force, num_trials)
 
     def _give_up(self, verdict: BoundViolation, workload: Workload) -> None:
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""

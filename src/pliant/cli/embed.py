@@ -9,17 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table as Shown
 
-from pliant.cli.curve import KINDS, draw_curve
-from pliant.cli.given import (
-    DelayOption,
-    HostsOption,
-    MachineOption,
-    RanksOption,
-    RateOption,
-    TopologyOption,
-    overheads_given,
-    topology_given,
-)
+from pliant.cli import given
+from pliant.cli.curve import curve_figure
+from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.recsys.criteo_tables import CRITEO_BAGS, criteo_tables
 from pliant.recsys.menu import Bits
@@ -46,11 +38,11 @@ _COUNTED = 65_536
 
 def embed(
     tables: Annotated[str, typer.Argument(help=f"A JSON list of tables, or one of {', '.join(_BUILT_IN)}.")],
-    topology: TopologyOption = None,
-    hosts: HostsOption = 0,
-    ranks: RanksOption = None,
-    rate: RateOption = "",
-    delay: DelayOption = "",
+    topology: given.TopologyOption = None,
+    hosts: given.HostsOption = 0,
+    ranks: given.RanksOption = None,
+    rate: given.RateOption = "",
+    delay: given.DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     frequencies: Annotated[Path | None, typer.Option(help="Counted rows, as Frequencies.save writes them.")] = None,
@@ -67,15 +59,15 @@ def embed(
     communication: Annotated[str, typer.Option(help="Most bytes that a rank may send in a step: 5MB.")] = "",
     dense: Annotated[str, typer.Option(help="Time of everything else in a step, for each sample: 10us.")] = "0us",
     overlap: Annotated[bool, typer.Option("--overlap", help="The next batch is prefetched.")] = False,
-    machine: MachineOption = "",
+    machine: given.MachineOption = "",
     rates: Annotated[Path | None, typer.Option(help="What work on tables costs on the machine, as measured.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Also solve an integer program; for few tables.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw throughput against memory there: .svg, .html.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw throughput against memory there, as a page.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the layout of embedding tables that trains most samples a second within these limits, and say why."""
-    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    where = given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     _check(plot, optimizer)
     wanted, bags = _tables(tables, dim)
     limits = Limits(
@@ -106,15 +98,17 @@ def embed(
 
 
 def _check(plot: Path | None, optimizer: str) -> None:
-    if plot is not None and plot.suffix not in KINDS:
-        raise ValueError(f"--plot is {plot}, but plots are {', '.join(KINDS)}; name it so.")
+    if plot is not None:
+        require_plotly()
+        if plot.suffix != ".html":
+            raise ValueError(f"--plot is {plot}, but a plot is a page; name it .html.")
     if optimizer not in get_args(RowOptimizer):
         raise ValueError(f"--optimizer is {optimizer}, but rows are updated by {', '.join(get_args(RowOptimizer))}.")
 
 
 def _rates(path: Path | None, machine: str) -> Rates:
     rates = load(Rates, path) if path is not None else Rates()
-    return replace(rates, overheads=overheads_given(None, machine)) if machine else rates
+    return replace(rates, overheads=given.overheads_given(None, machine)) if machine else rates
 
 
 def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
@@ -219,7 +213,7 @@ def _drawn(plot: Path, placement: EmbeddingPlacement, limits: Limits) -> list[tu
     points = placement.curve([limits.memory_bytes * share for share in _SHARES])
     plan = placement.plan
     title = f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"
-    draw_curve(plot, title, points, (limits.memory_bytes, placement.samples_per_s))
+    write_figure(plot, title, curve_figure(title, points, (limits.memory_bytes, placement.samples_per_s)))
     return points
 
 

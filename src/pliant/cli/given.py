@@ -1,4 +1,4 @@
-"""The plan, the workload, the topology and the overheads that a user gives, by files or flags."""
+"""The workload, the topology and the overheads that a user gives, by files or flags."""
 
 import dataclasses
 from pathlib import Path
@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from pliant.algorithms.by_name import plan_of_text
 from pliant.cli.racks import in_racks
 from pliant.netmodel import PRESETS, Overheads
 from pliant.simulator import BUCKET_BYTES, MODELS, workload_named
-from pliant.spec import Host, Machine, SyncPlan, Topology, Workload, load
+from pliant.spec import Host, Machine, Topology, Workload, load
 from pliant.spec.units import parse_rate, parse_time
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "WorkloadOption",
     "overheads_from",
     "overheads_given",
-    "plan_given",
     "topology_given",
     "workload_given",
 ]
@@ -53,11 +51,6 @@ MachineOption = Annotated[
 BucketOption = Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")]
 BUCKET = f"{BUCKET_BYTES}"
 """Default of BucketOption."""
-
-
-def plan_given(text: str) -> SyncPlan:
-    """Return a plan from its file, or that of an algorithm in the grammar, as in 'diloco(period=64)'."""
-    return plan_of_text(text)
 
 
 def overheads_given(path: Path | None, machine: str = "") -> Overheads:

@@ -2,9 +2,13 @@
 
 import html
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-__all__ = ["document", "layout", "plot", "table"]
+from pliant.spec.files import write_atomically
+
+__all__ = ["document", "layout", "plot", "require_plotly", "table", "write_figure"]
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:1080px;margin:2.5rem auto;padding:0 1.2rem;color:#1d2733}
@@ -48,6 +52,17 @@ def plot(figure: Any) -> str:
     """Return a plotly figure as a part of a page."""
     drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})
     return f'<div class="plot">{drawn}</div>'
+
+
+def require_plotly() -> None:
+    """Raise RuntimeError if plotly is missing, before anything is computed for a page."""
+    if find_spec("plotly") is None:
+        raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]'.")
+
+
+def write_figure(path: Path, title: str, figure: Any) -> None:
+    """Write a page with one plot."""
+    write_atomically(path, document(title, {}, [plot(figure)]))
 
 
 def layout(title: str, x_title: str, y_title: str) -> dict[str, Any]:

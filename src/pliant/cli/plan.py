@@ -12,21 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
-    ComputeOption,
-    DelayOption,
-    HostsOption,
-    MachineOption,
-    OverheadsOption,
-    RanksOption,
-    RateOption,
-    TopologyOption,
-    WorkloadOption,
-    overheads_from,
-    overheads_given,
-    topology_given,
-    workload_given,
-)
+from pliant.cli import given
 from pliant.planner import BUILDERS, Advice, CodecErrors, Genes, Quality, Space, advise, budgeted_seeds
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Workload, save, to_json
@@ -50,13 +36,13 @@ _SHOWN = 12
 
 
 def plan(
-    workload: WorkloadOption,
-    topology: TopologyOption = None,
-    hosts: HostsOption = 0,
-    ranks: RanksOption = None,
-    rate: RateOption = "",
-    delay: DelayOption = "",
-    compute: ComputeOption = "",
+    workload: given.WorkloadOption,
+    topology: given.TopologyOption = None,
+    hosts: given.HostsOption = 0,
+    ranks: given.RanksOption = None,
+    rate: given.RateOption = "",
+    delay: given.DelayOption = "",
+    compute: given.ComputeOption = "",
     quality: _QualityOption = None,
     error_budget: Annotated[
         float | None,
@@ -69,8 +55,8 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
-    machine: MachineOption = "",
-    overheads: OverheadsOption = None,
+    machine: given.MachineOption = "",
+    overheads: given.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")
@@ -78,29 +64,29 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
-    given = workload_given(workload, compute)
-    network = topology_given(topology, hosts, ranks, rate, delay, machine=machine)
-    known = overheads_given(overheads, machine)
+    training = given.workload_given(workload, compute)
+    network = given.topology_given(topology, hosts, ranks, rate, delay, machine=machine)
+    known = given.overheads_given(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
-    space = Space(given, network, allowed, error_budget)
+    space = Space(training, network, allowed, error_budget)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
         return simulate_many(plans, workload, network, overheads=known).tolist()
 
     def to_accuracy_s(plans: list[Genes]) -> list[float]:
-        steps_s = step_s(given, [genes.plan() for genes in plans])
+        steps_s = step_s(training, [genes.plan() for genes in plans])
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s, plans, strict=True)]
 
-    seeds = {**BUILDERS, **budgeted_seeds(given, space.quality, step_s, budget=error_budget)}
+    seeds = {**BUILDERS, **budgeted_seeds(training, space.quality, step_s, budget=error_budget)}
     found = _searched(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
-    predicted = simulate(best, given, network, overheads=known)
+    predicted = simulate(best, training, network, overheads=known)
     _show(found, space, seeds)
-    advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
-    _tell(best, predicted, CodecErrors(given).of(best), advice)
-    _tell_limits(allowed, overheads_from(overheads, machine))
+    advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
+    _tell(best, predicted, CodecErrors(training).of(best), advice)
+    _tell_limits(allowed, given.overheads_from(overheads, machine))
     if out is not None:
         budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)

@@ -9,18 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.drawing import drawn
-from pliant.cli.given import (
-    DelayOption,
-    HostsOption,
-    MachineOption,
-    OverheadsOption,
-    RanksOption,
-    RateOption,
-    TopologyOption,
-    overheads_given,
-    topology_given,
-)
+from pliant.cli import given
+from pliant.cli.drawing import schedule_figure
+from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.netmodel import Overheads
 from pliant.schedules import (
@@ -46,11 +37,11 @@ _CLASSIC = ("direct", "ring", "halving", "tree")
 
 
 def schedule(
-    topology: TopologyOption = None,
-    hosts: HostsOption = 0,
-    ranks: RanksOption = None,
-    rate: RateOption = "",
-    delay: DelayOption = "",
+    topology: given.TopologyOption = None,
+    hosts: given.HostsOption = 0,
+    ranks: given.RanksOption = None,
+    rate: given.RateOption = "",
+    delay: given.DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     size: Annotated[str, typer.Option(help="Of the whole vector: 4MiB.")] = "4MiB",
@@ -62,26 +53,30 @@ def schedule(
         Path | None, typer.Option(help="Who holds what: a line of 0 and 1 for each rank; instead of the last four.")
     ] = None,
     improve: Annotated[str, typer.Option(help="How long integer programs may look for something better: 10s.")] = "0s",
-    machine: MachineOption = "",
-    overheads: OverheadsOption = None,
-    draw: Annotated[Path | None, typer.Option(help="Write a picture of the best there, as SVG.")] = None,
+    machine: given.MachineOption = "",
+    overheads: given.OverheadsOption = None,
+    draw: Annotated[Path | None, typer.Option(help="Draw the best there, as a page.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the best schedule there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the fastest schedule for an all-reduce of which every rank holds some blocks, and verify it."""
-    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    if draw is not None:
+        require_plotly()
+        if draw.suffix != ".html":
+            raise ValueError(f"--draw is {draw}, but a drawing is a page; name it .html.")
+    where = given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     if bitmap is not None:
         held = _read(bitmap, where.num_ranks)
     else:
         held = _drawn_by_chance(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
     collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
-    known = overheads_given(overheads, machine)
+    known = given.overheads_given(overheads, machine)
     found, notes = _search(collective, where, known, parse_time(improve))
     bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)
     best = found[0]
     if draw is not None:
-        write_atomically(draw, drawn(best, where, bound_s))
+        write_figure(draw, f"Schedule {best.name}", schedule_figure(best, where, bound_s))
     if out is not None:
         save(best.schedule, out)
     if json_file is not None:

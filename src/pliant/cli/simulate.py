@@ -8,24 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
-    BUCKET,
-    BucketOption,
-    ComputeOption,
-    DelayOption,
-    HostsOption,
-    MachineOption,
-    OverheadsOption,
-    RanksOption,
-    RateOption,
-    TopologyOption,
-    WorkloadOption,
-    overheads_from,
-    overheads_given,
-    plan_given,
-    topology_given,
-    workload_given,
-)
+from pliant.algorithms.by_name import plan_of_text
+from pliant.cli import given
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.simulator import Simulated, simulate as simulate_plan, write_trace
 from pliant.spec.files import write_atomically
@@ -39,33 +23,33 @@ _LEGS = 12
 
 def simulate(
     plan: Annotated[str, typer.Argument(help="A plan's file, or an algorithm with settings: 'diloco(period=64)'.")],
-    workload: WorkloadOption,
-    topology: TopologyOption = None,
-    hosts: HostsOption = 0,
-    ranks: RanksOption = None,
-    rate: RateOption = "",
-    delay: DelayOption = "",
+    workload: given.WorkloadOption,
+    topology: given.TopologyOption = None,
+    hosts: given.HostsOption = 0,
+    ranks: given.RanksOption = None,
+    rate: given.RateOption = "",
+    delay: given.DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
-    compute: ComputeOption = "",
-    machine: MachineOption = "",
-    overheads: OverheadsOption = None,
-    bucket: BucketOption = BUCKET,
+    compute: given.ComputeOption = "",
+    machine: given.MachineOption = "",
+    overheads: given.OverheadsOption = None,
+    bucket: given.BucketOption = given.BUCKET,
     steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Chrome or Perfetto there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Predict the time of a training step, what it waits for and what it sends. Needs no network and no model."""
     found = simulate_plan(
-        plan_given(plan),
-        workload_given(workload, compute),
-        topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine),
-        overheads=overheads_given(overheads, machine),
+        plan_of_text(plan),
+        given.workload_given(workload, compute),
+        given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine),
+        overheads=given.overheads_given(overheads, machine),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
     )
     _show(plan, found)
-    Console().print(overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    Console().print(given.overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(found.timeline, trace)
     if json_file is not None:

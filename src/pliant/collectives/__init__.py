@@ -1,7 +1,8 @@
 """Collectives: exact, compressed, sparse and low-rank averages over any Comm."""
 
 from pliant.collectives.averaging import CastAllReduce, SharedSparseAverage, ShortVectorAverage
-from pliant.collectives.blocks import BlockAllGather, BlockGrid, BlockResult, LeaderMask, ScoreMean, SharedBlockAverage
+from pliant.collectives.blockgrid import BlockGrid
+from pliant.collectives.blocks import BlockAllGather, BlockResult, LeaderMask, ScoreMean, SharedBlockAverage
 from pliant.collectives.clocks import StalenessClock
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.gossip import CodedNeighborAverage, NeighborAverage

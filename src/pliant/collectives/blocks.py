@@ -1,29 +1,25 @@
 """Chosen blocks of a vector, averaged in one message that holds nothing else; or each rank's own, gathered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pliant.codecs import Int4
 from pliant.collectives.averaging import ShortVectorAverage
+from pliant.collectives.blockgrid import BlockGrid, packed, unpacked
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
-from pliant.layouts.blocks import Divided, rows_of
 from pliant.spec import ValueBits
 
 __all__ = [
     "BlockAllGather",
-    "BlockGrid",
     "BlockResult",
     "LeaderMask",
     "ScoreMean",
     "SharedBlockAverage",
-    "packed",
-    "unpacked",
 ]
 
 _CODEC = Int4()
@@ -31,75 +27,6 @@ _CODEC = Int4()
 _DTYPES: Mapping[ValueBits, torch.dtype] = MappingProxyType({32: torch.float32, 16: torch.bfloat16})
 _CHUNK_BYTES = 1 << 20
 """As in other averages by owners, unless a plan says otherwise."""
-
-
-class BlockGrid:
-    """Places of the blocks of several tensors that follow one another in a vector.
-
-    Args:
-        shapes: Of the tensors.
-        parts: Which of them stay dense.
-        device: Of the vectors to come.
-
-    """
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]], parts: Divided, device: torch.device) -> None:
-        self.parts, self.device = parts, device
-        self._tensors = []
-        """(offset, rows, tensor's place) of each tensor that has blocks."""
-        dense = [torch.empty(0, dtype=torch.int64)]
-        starts, numels, layers = list(dense), list(dense), list(dense)
-        offset = 0
-        for place, (shape, whole) in enumerate(zip(shapes, parts.dense, strict=True)):
-            rows = rows_of(shape, parts.selection.block)
-            if rows is None:
-                continue
-            if whole:
-                dense.append(torch.arange(offset, offset + rows.num_rows * rows.numel))
-            else:
-                numel = torch.tensor(rows.numels)
-                starts.append(offset + numel.cumsum(0) - numel)
-                numels.append(numel)
-                layers.append(torch.full_like(numel, len(self._tensors)))
-                self._tensors.append((offset, rows, place))
-            offset += rows.num_rows * rows.numel
-        self.dense = torch.cat(dense).to(device)
-        """(numel_dense,) places of the elements that go in every exchange."""
-        self.starts, self.numels, self.layers = (torch.cat(x).to(device) for x in (starts, numels, layers))
-        """(num_blocks,) each: first element, elements, and which of the tensors with blocks."""
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """Which of the shapes have blocks, in order."""
-        return tuple(place for _, _, place in self._tensors)
-
-    @property
-    def segments(self) -> Tensor:
-        """(num_layers,) elements of a block of each tensor that has blocks."""
-        return torch.tensor([rows.segment for _, rows, _ in self._tensors], device=self.device)
-
-    @property
-    def layer_numels(self) -> Tensor:
-        """(num_layers,) elements of each tensor that has blocks."""
-        return torch.tensor([rows.num_rows * rows.numel for _, rows, _ in self._tensors], device=self.device)
-
-    def squares(self, x: Tensor) -> Tensor:
-        """Return the squared norm of each block of x, float32 (numel,): (num_blocks,)."""
-        found = [torch.empty(0, device=x.device)]
-        for offset, rows, _ in self._tensors:
-            whole = rows.numel // rows.segment * rows.segment
-            of_rows = x[offset : offset + rows.num_rows * rows.numel].view(rows.num_rows, rows.numel)
-            norms = [torch.linalg.vector_norm(of_rows[:, :whole].unflatten(1, (-1, rows.segment)), dim=2)]
-            if whole < rows.numel:
-                norms.append(torch.linalg.vector_norm(of_rows[:, whole:], dim=1, keepdim=True))
-            found.append(torch.cat(norms, 1).flatten())  # (rows * per_row,)
-        return torch.cat(found).square()
-
-    def elements(self, chosen: Tensor) -> Tensor:
-        """Return the places of all elements of chosen blocks, block after block; chosen is bool (num_blocks,)."""
-        numels = self.numels[chosen]
-        shift = self.starts[chosen] - (numels.cumsum(0) - numels)
-        return torch.arange(int(numels.sum()), device=self.device) + shift.repeat_interleave(numels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,17 +211,3 @@ def _read(payload: Tensor, values: Tensor, bits: ValueBits) -> Tensor:
         _CODEC.decode(payload, values)
         return values
     return values.copy_(payload.view(_DTYPES[bits]))
-
-
-def packed(chosen: Tensor, num_bytes: int) -> Tensor:
-    """Return a bit for each of chosen, bool (num_blocks,), in uint8 (num_bytes,)."""
-    bits = np.zeros(num_bytes, np.uint8)
-    found = np.packbits(chosen.cpu().numpy())
-    bits[: len(found)] = found
-    return torch.from_numpy(bits).to(chosen.device)
-
-
-def unpacked(mask: Tensor, num_blocks: int) -> Tensor:
-    """Return what `packed` was given."""
-    bits = np.unpackbits(mask.cpu().numpy(), count=num_blocks).astype(bool)
-    return torch.from_numpy(bits).to(mask.device)

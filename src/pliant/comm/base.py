@@ -6,9 +6,12 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["Comm", "CommError", "Limit", "ReduceOp", "Work", "another", "require_contiguous"]
+__all__ = ["Comm", "CommError", "Limit", "PeerTensors", "ReduceOp", "Work", "another", "require_contiguous"]
 
 ReduceOp = Literal["sum", "min", "max"]
+
+PeerTensors = Sequence[tuple[int, Tensor]]
+"""Tensors, each with the rank that it goes to or comes from."""
 
 
 class CommError(RuntimeError):
@@ -80,13 +83,7 @@ class Comm(Protocol):
         """Send part j of x, (size * numel,), to rank j; part j of out comes from rank j."""
         ...
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Tensor]],
-        receives: Sequence[tuple[int, Tensor]],
-        *,
-        patience_s: float | None = None,
-    ) -> Work:
+    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         """Post all receives, then all sends, each with its peer; messages between two ranks keep their order.
 
         Sizes must agree on both sides: a receive buffer that is too small ends the process inside Gloo. With

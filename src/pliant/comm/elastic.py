@@ -1,7 +1,5 @@
 """A group of ranks that is made anew when one is lost or comes: the agreement, its signs of life, and the comm."""
 
-import queue
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,20 +12,21 @@ from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[repor
 
 from pliant.comm.answering import answers_within
 from pliant.comm.base import CommError, Limit
+from pliant.comm.beats import BEAT_S, Beats
 from pliant.comm.membership import MembershipError, MembershipProtocol
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.records import Epoch, MemberRecord
+from pliant.comm.rendezvous import Rendezvous, meeting_of
 from pliant.comm.sealed import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed import Records, Seal
-from pliant.comm.torch_private import Rendezvous, gloo_group, meeting_of
+from pliant.comm.torch_private import gloo_group
 from pliant.comm.words import EpochWords
 
 __all__ = ["ElasticGroup", "NotSignedError"]
 
 T = TypeVar("T")
 
-_BEAT_S = 0.5
 _POLL_S = 0.02
 _SILENT_S = 5.0
 _PREFIX = "pliant-elastic"
@@ -104,11 +103,9 @@ class ElasticGroup:
         """The one that this rank is in."""
         self._over_number = -1
         """The last of its epochs that the watcher has seen called over."""
-        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put; an Event's lock may be held
         self._left = False
         beside = self._agreement.records.beside(PrefixStore(_PREFIX, meeting.beside))
-        self._watcher = threading.Thread(target=self._watch, args=(beside,), name="pliant-elastic", daemon=True)
-        self._watcher.start()
+        self._watcher = Beats(lambda: self._watch(beside), "pliant-elastic")
 
     @property
     def is_over(self) -> bool:
@@ -221,7 +218,7 @@ class ElasticGroup:
             return
         self._left = True
         self.stop()
-        self.join(2 * _BEAT_S)
+        self.join(2 * BEAT_S)
         if self._store_lost:
             return
         with suppress(RuntimeError):  # without a store nobody can be told, and nobody waits for long either
@@ -229,12 +226,11 @@ class ElasticGroup:
 
     def stop(self) -> None:
         """End the watcher, and say nothing to anybody. Takes no lock and waits for nobody."""
-        self._stop.put(None)
+        self._watcher.stop()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the watcher to end."""
-        if self._watcher is not threading.current_thread():
-            self._watcher.join(timeout_s)
+        self._watcher.join(timeout_s)
 
     def _meeting(self, group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
         try:
@@ -249,20 +245,10 @@ class ElasticGroup:
             ) from error
 
     def _watch(self, beside: Records) -> None:
-        while True:
-            try:
-                self._stop.get(timeout=_BEAT_S)
-            except queue.Empty:
-                pass
-            else:
-                return
-            try:
-                self._agreement.beat(beside)
-                number = self.epoch.number
-                if self._agreement.is_over(beside):
-                    self._over_number = number
-            except RuntimeError:
-                return  # no store: whoever needs it next says so
+        self._agreement.beat(beside)
+        number = self.epoch.number
+        if self._agreement.is_over(beside):
+            self._over_number = number
 
     def _asking(self, call: Callable[[], T]) -> T:
         try:

@@ -1,13 +1,14 @@
 """A comm that fails on purpose: delay, drop or raise at the n-th call."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
-from pliant.comm.base import Comm, CommError, ReduceOp, Work
+from pliant.comm.base import Comm, CommError, PeerTensors, ReduceOp, Work
+from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["FaultyComm"]
 
@@ -27,7 +28,7 @@ class _Never:
         pass
 
 
-class FaultyComm:
+class FaultyComm(WrappedComm):
     """Wraps a comm with faults: ``FaultyComm(comm).delay("all_reduce", 2, delay_s=0.1).drop("broadcast", 1)``.
 
     Calls are counted from 1, per operation; ``"*"`` counts all operations together. A dropped call does nothing on
@@ -35,7 +36,7 @@ class FaultyComm:
     """
 
     def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+        super().__init__(comm)
         self._faults: list[_Fault] = []
         self._counts: dict[str, int] = {}
 
@@ -55,18 +56,6 @@ class FaultyComm:
 
         return self._add(op, call, act)
 
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
-
-    @property
-    def timeout_s(self) -> float:
-        return self._comm.timeout_s
-
-    @property
-    def size(self) -> int:
-        return self._comm.size
-
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         return self._comm.all_reduce(x, op) if self._passes("all_reduce") else _Never()
 
@@ -79,13 +68,7 @@ class FaultyComm:
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         return self._comm.all_to_all(out, x) if self._passes("all_to_all") else _Never()
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Tensor]],
-        receives: Sequence[tuple[int, Tensor]],
-        *,
-        patience_s: float | None = None,
-    ) -> Work:
+    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         if not self._passes("exchange"):
             return _Never()
         return self._comm.exchange(sends, receives, patience_s=patience_s)
@@ -99,19 +82,6 @@ class FaultyComm:
     def barrier(self) -> None:
         if self._passes("barrier"):
             self._comm.barrier()
-
-    def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
-        return self._comm.split(groups)
-
-    @property
-    def is_destroyed(self) -> bool:
-        return self._comm.is_destroyed
-
-    def hang_up(self) -> None:
-        self._comm.hang_up()
-
-    def close(self) -> None:
-        self._comm.close()
 
     def _add(self, op: str, call: int, act: Callable[[], bool]) -> Self:
         self._faults.append(_Fault(op=op, call=call, act=act))

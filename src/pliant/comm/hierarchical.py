@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from pliant.comm.base import Comm, ReduceOp, Work
+from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["HierarchicalComm", "by_hosts", "levels_of"]
 
@@ -14,7 +15,7 @@ class _Done:
         pass
 
 
-class HierarchicalComm:
+class HierarchicalComm(WrappedComm):
     """One comm made of an inner one per host and an outer one among the hosts' leaders (their first ranks).
 
     `average` is what algorithms use. As a Comm, all_reduce, reduce and broadcast go by way of the leaders; what
@@ -22,6 +23,7 @@ class HierarchicalComm:
     """
 
     def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, hosts: Sequence[Sequence[int]]) -> None:
+        super().__init__(flat)
         self.flat = flat
         """All ranks, alike."""
         self._hosts = hosts
@@ -29,18 +31,6 @@ class HierarchicalComm:
         """The ranks of this host; rank 0 of it leads."""
         self.outer = outer
         """One rank per host, in the order of hosts; None on ranks that do not lead."""
-
-    @property
-    def rank(self) -> int:
-        return self.flat.rank
-
-    @property
-    def timeout_s(self) -> float:
-        return self.flat.timeout_s
-
-    @property
-    def size(self) -> int:
-        return self.flat.size
 
     @property
     def num_hosts(self) -> int:
@@ -65,45 +55,11 @@ class HierarchicalComm:
             self.outer.all_reduce(x, op).wait()
         return self.inner.broadcast(x, 0)
 
-    def broadcast(self, x: Tensor, root: int) -> Work:
-        return self.flat.broadcast(x, root)
-
-    def reduce(self, x: Tensor, root: int) -> Work:
-        return self.flat.reduce(x, root)
-
-    def all_gather(self, out: Tensor, x: Tensor) -> Work:
-        return self.flat.all_gather(out, x)
-
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         total = x.clone()
         self.all_reduce(total, op).wait()
         out.copy_(total.view(self.size, -1)[self.rank].view_as(out))
         return _Done()
-
-    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
-        return self.flat.all_to_all(out, x)
-
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Tensor]],
-        receives: Sequence[tuple[int, Tensor]],
-        *,
-        patience_s: float | None = None,
-    ) -> Work:
-        return self.flat.exchange(sends, receives, patience_s=patience_s)
-
-    def barrier(self) -> None:
-        self.flat.barrier()
-
-    def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
-        return self.flat.split(groups)
-
-    @property
-    def is_destroyed(self) -> bool:
-        return self.flat.is_destroyed
-
-    def hang_up(self) -> None:
-        self.flat.hang_up()
 
     def close(self) -> None:
         self.inner.close()

@@ -1,7 +1,6 @@
 """Heartbeats of all ranks, which name the right one when a wait was in vain."""
 
 import json
-import queue
 import threading
 import time
 import weakref
@@ -9,12 +8,12 @@ from collections.abc import Sequence
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from pliant.comm.beats import BEAT_S, Beats
 from pliant.comm.progress import Progress, Told, late_ranks
 from pliant.comm.verdict import Verdict
 
 __all__ = ["HeartbeatMonitor"]
 
-_BEAT_S = 0.5
 _LEAST_PAUSE_S = 0.001
 _LEAST_SILENT_S, _MOST_SILENT_S = 2.0, 30.0
 
@@ -41,7 +40,6 @@ class HeartbeatMonitor:
         self._store = store
         self._rank, self._size = rank, size
         self._lock = threading.Lock()  # one connection, one request at a time
-        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put; an Event's lock may be held
         self._verdict = Verdict()
         self._progress: weakref.WeakValueDictionary[str, Progress] = weakref.WeakValueDictionary()
         # Collective, so that all ranks have the same number: an earlier run's verdict is not this one's.
@@ -49,8 +47,8 @@ class HeartbeatMonitor:
         self._asked = f"asked {self._number}"
         self._answered = 0
         self._beat()  # before anybody can ask
-        self._threads = [threading.Thread(target=self._count, name="pliant-liveness", daemon=True)]
-        self._threads[0].start()
+        self._beats = Beats(self._beat, "pliant-liveness")
+        self._askers: list[threading.Thread] = []
 
     def follow(self, name: str, progress: Progress) -> None:
         """Tell others who ask how far this rank has come in a group, which all its members call by this name."""
@@ -71,7 +69,7 @@ class HeartbeatMonitor:
             name="pliant-liveness-asks",
             daemon=True,
         )
-        self._threads.append(asker)
+        self._askers.append(asker)
         asker.start()
         asker.join(silent_s + 2 * _LEAST_SILENT_S)
         return found[0] if found else self._known or Verdict(gone=(0,), by=self._rank)
@@ -90,10 +88,10 @@ class HeartbeatMonitor:
         with self._lock:
             came = self._store.add(key, 1)
         start_s, pause_s = time.monotonic(), _LEAST_PAUSE_S
-        before, look_s = dict[int, int](), start_s + _BEAT_S  # where all come at once the store is asked nothing else
+        before, look_s = dict[int, int](), start_s + BEAT_S  # where all come at once the store is asked nothing else
         while came < len(ranks):
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _BEAT_S)
+            pause_s = min(2 * pause_s, BEAT_S)
             with self._lock:
                 came = self._store.add(key, 0)
             if self._known is not None:
@@ -122,14 +120,15 @@ class HeartbeatMonitor:
 
     def stop(self) -> None:
         """Count no more. Takes no lock and waits for nobody."""
-        self._stop.put(None)
+        self._beats.stop()
 
     def close(self) -> None:
         """Count no more, and wait for the threads; one that the store holds up is left behind."""
         self.stop()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=2 * _BEAT_S)
+        self._beats.join(2 * BEAT_S)
+        for asker in self._askers:
+            if asker is not threading.current_thread():
+                asker.join(timeout=2 * BEAT_S)
 
     @property
     def _known(self) -> Verdict | None:
@@ -141,7 +140,7 @@ class HeartbeatMonitor:
                 found = self._look(name, silent_s)
                 if found.by >= 0 and self._known is None:
                     self._tell(found)
-                    time.sleep(2 * _BEAT_S)  # until all have read it: the store may end with this rank
+                    time.sleep(2 * BEAT_S)  # until all have read it: the store may end with this rank
         except RuntimeError:  # the connection is gone, and with it the process that hosted the store
             return self._known or Verdict(gone=(0,), by=self._rank)
         return self._verdict
@@ -192,19 +191,6 @@ class HeartbeatMonitor:
                 for question in range(self._answered + 1, asked + 1):
                     self._store.set(f"at {self._number} {question} {self._rank}", told)
                 self._answered = asked
-
-    def _count(self) -> None:
-        while True:
-            try:
-                self._stop.get(timeout=_BEAT_S)
-            except queue.Empty:
-                pass
-            else:
-                return
-            try:
-                self._beat()
-            except RuntimeError:
-                return  # no store, no news; whoever asks finds the same
 
 
 def _silence_s(limit_s: float) -> float:

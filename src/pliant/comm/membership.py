@@ -3,12 +3,10 @@
 No torch and no clock in here, so that a test can be every rank's scheduler.
 """
 
-import secrets
-import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pliant.comm.left import MembershipError, incomplete, too_few
+from pliant.comm.lives import Lives
 from pliant.comm.records import Decision, Epoch, Here, Life, MemberRecord, Over, Text
 from pliant.comm.signed import Board, Records, Seal, digest_of
 from pliant.comm.words import EpochWords
@@ -63,20 +61,9 @@ class MembershipProtocol:
             raise ValueError(f"rank {rank} is none of a world of {size}; its ranks are 0 to {size - 1}.")
         self.records = Records(board, seal or Seal())
         self._size, self._min_ranks = size, min_ranks
-        self._regroup_s, self._exchange_s, self._start_s, self._silent_s = regroup_s, exchange_s, start_s, silent_s
+        self._regroup_s, self._exchange_s, self._start_s = regroup_s, exchange_s, start_s
         self.rank = rank
-        self.life = secrets.token_hex(8)
-        self._lives: dict[int, Life] = {}
-        """Rank -> the newest sign of life that was seen of it."""
-        self._heard: dict[int, tuple[Life, float]] = {}
-        """Rank -> its sign of life, and when that last changed."""
-        self._fresh: set[int] = set()
-        """Ranks whose signs of life have changed while this one looked on, so that they are not from before."""
-        self._replaced = False
-        self._one_at_a_time = threading.Lock()
-        before = self._life_of(rank)
-        start = max(started, 0 if before is None else before.start + 1)
-        self._own = Life(rank=rank, life=self.life, start=start, count=0, gone=False, epoch=-1, id="")
+        self.lives = Lives(self.records, rank, silent_s=silent_s, started=started)
         self.number = -1
         """The epoch that this rank is in or heads for."""
         self._after = ""
@@ -91,15 +78,7 @@ class MembershipProtocol:
 
     def beat(self, records: Records | None = None) -> None:
         """Give a sign of life, through another connection if another thread does."""
-        with self._one_at_a_time:
-            there = (records or self.records).get(Life, f"rank {self.rank}")
-            if there is not None and there.rank == self.rank and there.start > self._own.start:
-                self._replaced = True
-                return
-            now = self._in
-            self._own = replace(self._own, count=self._own.count + 1, epoch=now.number, id=now.id)
-            (records or self.records).put(f"rank {self.rank}", self._own)
-            self._lives[self.rank] = self._own
+        self.lives.beat(records or self.records, self._in)
 
     def agree_on(self, fingerprint: str) -> str:
         """Return the fingerprint of whoever came first."""
@@ -112,11 +91,11 @@ class MembershipProtocol:
         """Say whether somebody has called the epoch that this rank is in over."""
         epoch, key = self._in, f"over {self._in.number}"
         said = (records or self.records).get(Over, key)
-        return said is not None and self._fits(key, (said.epoch, said.id) == (epoch.number, epoch.id))
+        return said is not None and self.records.fits(key, (said.epoch, said.id) == (epoch.number, epoch.id))
 
     def leave(self) -> None:
         """Tell the others not to wait for this rank, now or ever."""
-        self._own = replace(self._own, gone=True)
+        self.lives.end()
         self.beat()
 
     def conclude(self) -> None:
@@ -126,12 +105,12 @@ class MembershipProtocol:
     @property
     def words(self) -> EpochWords:
         """Messages that the members of this rank's epoch send each other."""
-        return EpochWords(self.records, self._in, self.life)
+        return EpochWords(self.records, self._in, self.lives.own.life)
 
     def has_lost(self, member: MemberRecord, now_s: float) -> bool:
         """Say whether a member of this rank's epoch has left, was started again, or gives no sign of life."""
-        life = self._own if member.rank == self.rank else self._life_of(member.rank)
-        return life is None or life.life != member.life or self._is_lost(life, now_s)
+        life = self.lives.own if member.rank == self.rank else self.lives.of(member.rank)
+        return life is None or life.life != member.life or self.lives.is_lost(life, now_s)
 
     def announce(self, *, step: int, sound: bool, closing: bool, now_s: float) -> None:
         """Call the latest epoch over, and ask to be in the next.
@@ -142,8 +121,8 @@ class MembershipProtocol:
         """
         if not sound and self.records.get(Text, "concluded") is not None:
             raise MembershipError(f"rank {self.rank} has come too late: the elastic run has ended.")
-        self._mine = MemberRecord(life=self.life, rank=self.rank, step=step, sound=sound, closing=closing)
-        self._heard.clear()
+        self._mine = MemberRecord(life=self.lives.own.life, rank=self.rank, step=step, sound=sound, closing=closing)
+        self.lives.look_anew()
         if self._in.number >= 0 and self._in.number == self.number:
             self._call_over(self._in)
         self._set_out(now_s)
@@ -173,7 +152,7 @@ class MembershipProtocol:
                 epoch = self._decide(sorted(candidates, key=lambda m: (not m.sound, m.rank)))
         if epoch is None:
             return None
-        if any(member.life == self.life for member in epoch.members):
+        if any(member.life == self.lives.own.life for member in epoch.members):
             self._in = epoch
             self.beat()  # so that who comes knows that it is decided, whatever stands there
             return epoch
@@ -193,15 +172,15 @@ class MembershipProtocol:
         """Say whether a rank that lives is where this one, which has come, does not head for."""
         return any(
             life.epoch >= self.number or (life.epoch == self.number - 1 and life.id != self._after)
-            for life in map(self._life_of, sorted(self._fresh))
+            for life in map(self.lives.of, sorted(self.lives.fresh))
             if life is not None and not life.gone
         )
 
     def _find_latest(self) -> None:
         """Set out from the latest epoch that any rank says it is in."""
         self.number = 0
-        found = [life for life in map(self._life_of, range(self._size)) if life is not None and life.epoch >= 0]
-        lives = [life for life in found if life.rank in self._fresh] or found
+        found = [life for life in map(self.lives.of, range(self._size)) if life is not None and life.epoch >= 0]
+        lives = [life for life in found if life.rank in self.lives.fresh] or found
         self._after, self._before = "", ()
         if lives:
             latest = max(lives, key=lambda life: life.epoch)
@@ -210,7 +189,7 @@ class MembershipProtocol:
     def _decided(self) -> Epoch | None:
         """Return the epoch that this rank heads for, if it is decided."""
         found = self.records.get(Decision, f"members {self.number}")
-        if found is None or not self._fits(f"members {self.number}", self._follows(found)):
+        if found is None or not self.records.fits(f"members {self.number}", self._follows(found)):
             return None
         return Epoch(number=found.epoch, members=found.members, id=digest_of(found))
 
@@ -231,7 +210,7 @@ class MembershipProtocol:
     def _repeat(self) -> None:
         """Say that this rank is here, unless that stands there."""
         if self._mine is not None:
-            key = f"here {self.number} {self.life}"
+            key = f"here {self.number} {self.lives.own.life}"
             said = Here(epoch=self.number, after=self._after, member=self._mine)
             if self.records.get(Here, key) != said:
                 self.records.put(key, said)
@@ -242,10 +221,10 @@ class MembershipProtocol:
 
     def _roll(self, now_s: float) -> tuple[list[MemberRecord], list[int]]:
         """Return who has announced itself and is alive, and the ranks that are still waited for."""
-        lives = [life for life in map(self._life_of, range(self._size)) if life is not None]
-        if self._replaced:
+        lives = [life for life in map(self.lives.of, range(self._size)) if life is not None]
+        if self.lives.replaced:
             raise MembershipError(f"rank {self.rank} was started again, and the later process has its place.")
-        alive = [life for life in lives if not self._is_lost(life, now_s)]
+        alive = [life for life in lives if not self.lives.is_lost(life, now_s)]
         candidates = [member for member in map(self._member_of, alive) if member is not None]
         here = {member.life for member in candidates}
         if self.number == 0:
@@ -256,45 +235,17 @@ class MembershipProtocol:
         missing = (life for life in alive if life.life not in here and (life.life in before or self._in.number < 0))
         return candidates, sorted(life.rank for life in missing)
 
-    def _life_of(self, rank: int) -> Life | None:
-        """Return the newest sign of life of a rank; where junk or an older one stands, the newest that was seen."""
-        found, last = self.records.get(Life, f"rank {rank}"), self._lives.get(rank)
-        if found is None or found.life == self.life:
-            return last
-        newer = last is None or (found.start, found.count) >= (last.start, last.count)
-        if not self._fits(f"rank {rank}", newer and found.rank == rank):
-            return last
-        self._lives[rank] = found
-        return found
-
     def _member_of(self, life: Life) -> MemberRecord | None:
         key = f"here {self.number} {life.life}"
         said = self.records.get(Here, key)
         if said is None:
             return None
         whose = (said.epoch, said.member.life, said.member.rank) == (self.number, life.life, life.rank)
-        return said.member if self._fits(key, whose and said.after == self._after) else None
-
-    def _is_lost(self, life: Life, now_s: float) -> bool:
-        if life.gone or life.rank == self.rank:
-            return life.rank != self.rank
-        before, since_s = self._heard.get(life.rank, (life, now_s))
-        if (before.start, before.count) != (life.start, life.count):
-            since_s = now_s
-            self._fresh.add(life.rank)
-        self._heard[life.rank] = life, since_s
-        return now_s - since_s >= self._silent_s
-
-    def _fits(self, key: str, fits: bool) -> bool:
-        if not fits:
-            self.records.refuse(
-                key, "it was said of another epoch, of another run, or earlier than what was said since"
-            )
-        return fits
+        return said.member if self.records.fits(key, whose and said.after == self._after) else None
 
     def _give_up(self, here: Sequence[int], awaited: Sequence[int]) -> None:
         if self.number > 0:
             raise too_few(self.rank, here, self._min_ranks, self._regroup_s, self.records.refused)
-        lives = [life for rank in awaited if (life := self._lives.get(rank)) and self._member_of(life)]
+        lives = [life for rank in awaited if (life := self.lives.of(rank)) and self._member_of(life)]
         came = {life.rank: life.gone for life in lives}
         raise incomplete(self.rank, self._size, here, awaited, came, self._start_s, self.records.refused)

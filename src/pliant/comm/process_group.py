@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.base import CommError, Limit, ReduceOp, Work, require_contiguous
+from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.progress import Progress
 from pliant.comm.torch_private import GroupMaker, destroy, hang_up, is_destroyed
@@ -51,11 +51,8 @@ class _Pending:
                 work.wait(timedelta(seconds=self._limit_s))
         except RuntimeError as error:
             self._works = ()  # they hold connections, and whoever keeps the error would keep them
-            failure = self._comm.failure(
-                self._op, error, f" of {self._num_bytes} bytes", time.monotonic() - self._start_s
-            )
-            self._comm.give_up()
-            raise failure from error
+            waited_s = time.monotonic() - self._start_s
+            raise self._comm.given_up(self._op, error, f" of {self._num_bytes} bytes", waited_s) from error
         finally:  # only now: who is asked meanwhile has waited, and is not to blame
             waits.discard(id(self))
         self._works = ()  # Gloo would wait for ever for what it has already handed over
@@ -71,8 +68,7 @@ class ProcessGroupComm:
         owns_group: Whether close() destroys the group.
         liveness: Who is alive, to name the rank that is lost.
         owns_liveness: Whether close() ends it.
-        part_of: How far this rank has come in the group that this one was split from.
-        members: Which ranks of that one these are.
+        progress: How far this rank has come in it; None for a group of all ranks.
 
     """
 
@@ -85,8 +81,7 @@ class ProcessGroupComm:
         owns_group: bool = False,
         liveness: HeartbeatMonitor | None = None,
         owns_liveness: bool = True,
-        part_of: Progress | None = None,
-        members: Sequence[int] = (),
+        progress: Progress | None = None,
     ) -> None:
         self.group = group
         self._limit = limit
@@ -95,10 +90,7 @@ class ProcessGroupComm:
         self._liveness = liveness
         self._owns_liveness = owns_liveness
         self._rank, self._size = group.rank(), group.size()
-        if part_of is None:
-            self.progress = Progress(tuple(range(self._size)), self._size)
-        else:
-            self.progress = Progress(tuple(part_of.members[rank] for rank in members), part_of.total)
+        self.progress = progress or Progress(tuple(range(self._size)), self._size)
         self._hung_up = False
         self._parts: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
         if liveness is not None:
@@ -143,31 +135,27 @@ class ProcessGroupComm:
         out, x = _movable(out), _movable(x)
         return self._start("all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True))
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Tensor]],
-        receives: Sequence[tuple[int, Tensor]],
-        *,
-        patience_s: float | None = None,
-    ) -> Work:
+    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))
         num_bytes = sum(x.nbytes for _, x in sends)
-        group: ProcessGroup | None = getattr(self, "group", None)  # another thread may close this comm meanwhile
+        size, group = f" of {num_bytes} bytes", self._open_group
         if group is None:
-            raise self.failure("exchange", RuntimeError("this comm is closed"), f" of {num_bytes} bytes", 0.0)
+            raise self.failure("exchange", RuntimeError("this comm is closed"), size, 0.0)
         for peer, _ in sends:
             self.progress.sends(peer)
         for peer, _ in receives:
             self.progress.awaits(peer)
         try:
             if group.name() == "nccl":
-                works = self._batched(sends, receives)
+                operations = [dist.P2POp(dist.irecv, x, group=group, group_peer=peer) for peer, x in receives]
+                operations += [dist.P2POp(dist.isend, x, group=group, group_peer=peer) for peer, x in sends]
+                works = dist.batch_isend_irecv(operations) if operations else []
             else:
                 # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
                 works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
                 works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
         except RuntimeError as error:
-            raise self._given_up("exchange", error, num_bytes) from error
+            raise self.given_up("exchange", error, size, 0.0) from error
         return _Pending(self, "exchange", works, num_bytes, patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
@@ -195,9 +183,7 @@ class ProcessGroupComm:
                 try:
                     group = self._make_group(list(ranks))
                 except RuntimeError as error:
-                    failure = self.failure("split", error, waited_s=time.monotonic() - start_s)
-                    self.give_up()
-                    raise failure from error
+                    raise self.given_up("split", error, "", time.monotonic() - start_s) from error
                 mine = ProcessGroupComm(
                     group,
                     limit=self._limit,
@@ -207,8 +193,7 @@ class ProcessGroupComm:
                     owns_group=True,
                     liveness=self._liveness,
                     owns_liveness=False,
-                    part_of=self.progress,
-                    members=ranks,
+                    progress=Progress(tuple(self.progress.members[k] for k in ranks), self.progress.total),
                 )
                 self._parts.add(mine)
         # Gloo connects all pairs of a group, and a rank is done when its own are. One that were to hang up now, as a
@@ -218,8 +203,12 @@ class ProcessGroupComm:
 
     @property
     def is_destroyed(self) -> bool:
-        group: ProcessGroup | None = getattr(self, "group", None)  # another thread may close this comm meanwhile
+        group = self._open_group
         return group is not None and is_destroyed(group)
+
+    @property
+    def _open_group(self) -> ProcessGroup | None:
+        return getattr(self, "group", None)  # another thread may close this comm meanwhile
 
     def hang_up(self) -> None:
         self._hung_up = True
@@ -229,8 +218,7 @@ class ProcessGroupComm:
 
     def give_up(self) -> None:
         """Break this group's connections after a failure: who comes late must not go on with half of the others."""
-        group: ProcessGroup | None = getattr(self, "group", None)
-        if group is not None and self._owns_group:
+        if (group := self._open_group) is not None and self._owns_group:
             hang_up(group)
 
     def close(self) -> None:
@@ -244,12 +232,15 @@ class ProcessGroupComm:
         destroy(self.group)
         del self.group  # a group of Gloo hangs up when nobody holds it
 
+    def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
+        """Make the report of a failed communication, and hang up."""
+        failure = self.failure(op, error, size, waited_s)
+        self.give_up()
+        return failure
+
     def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
         """Make the report of a failed communication: who noticed, what it was, who is gone."""
-        me, waited = self.progress.members[self._rank], 0.0 if waited_s is None else waited_s
-        after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
-        group: ProcessGroup | None = getattr(self, "group", None)
-        verdict = None
+        me, group, verdict = self.progress.members[self._rank], self._open_group, None
         if group is None or self._hung_up:
             who = "this rank has hung up meanwhile"
         elif self.is_destroyed:
@@ -257,20 +248,16 @@ class ProcessGroupComm:
         elif self._liveness is None:
             who = "which rank is lost is not known"
         else:
-            verdict = self._liveness.blame(group.group_name, waited, self.timeout_s)
+            verdict = self._liveness.blame(group.group_name, waited_s or 0.0, self.timeout_s)
             who = verdict.sentence(me, self.timeout_s)
+        after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
+        cause = str(error).splitlines()[0]
         return CommError(
-            f"rank {me} of {self.progress.total}: {op}{size} failed{after}: {who}. Cause: {str(error).splitlines()[0]}",
+            f"rank {me} of {self.progress.total}: {op}{size} failed{after}: {who}. Cause: {cause}",
             rank=me,
             op=op,
             lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),
         )
-
-    def _given_up(self, op: str, error: BaseException, num_bytes: int) -> CommError:
-        """Make the report of a communication that could not begin, and hang up as after one that failed."""
-        failure = self.failure(op, error, f" of {num_bytes} bytes", 0.0)
-        self.give_up()
-        return failure
 
     def _start(self, op: str, x: Tensor, call: Callable[[], dist.Work | None]) -> Work:
         self.progress.collective()
@@ -279,15 +266,8 @@ class ProcessGroupComm:
         except (RuntimeError, ValueError, AttributeError) as error:
             if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
                 raise  # not one of a group that was destroyed, or closed by another thread
-            raise self._given_up(op, error, x.nbytes) from error
+            raise self.given_up(op, error, f" of {x.nbytes} bytes", 0.0) from error
         return _Pending(self, op, [work] if work is not None else [], x.nbytes)
-
-    def _batched(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> Sequence[dist.Work]:
-        operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
-        operations += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
-        return dist.batch_isend_irecv(operations) if operations else []
 
 
 def _movable(x: Tensor) -> Tensor:

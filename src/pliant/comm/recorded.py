@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pliant.comm.base import Comm, ReduceOp, Work
+from pliant.comm.base import Comm, PeerTensors, ReduceOp, Work
+from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["Listener", "RecordedComm", "uncounted"]
 
@@ -42,7 +43,7 @@ class _Timed:
         self._noted = True
 
 
-class RecordedComm:
+class RecordedComm(WrappedComm):
     """Counts calls, bytes and waiting time of another comm, and tells a listener of each communication.
 
     Bytes are those that the operation must move for this rank, n ranks and N bytes in the full tensor:
@@ -52,7 +53,7 @@ class RecordedComm:
     """
 
     def __init__(self, comm: Comm, listener: Listener | None = None) -> None:
-        self._comm = comm
+        super().__init__(comm)
         self._listener = listener
         self._parts: list[RecordedComm] = []
         self._lock = threading.Lock()  # servers of shards talk from threads of their own
@@ -85,18 +86,6 @@ class RecordedComm:
     def calls(self) -> Counter[str]:
         """Number of calls by operation."""
         return sum((part.calls for part in self._parts), self._calls.copy())
-
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
-
-    @property
-    def timeout_s(self) -> float:
-        return self._comm.timeout_s
-
-    @property
-    def size(self) -> int:
-        return self._comm.size
 
     @property
     def uncounted(self) -> Comm:
@@ -141,13 +130,7 @@ class RecordedComm:
         moved = (self.size - 1) * x.nbytes // self.size
         return self._count("all_to_all", lambda: self._comm.all_to_all(out, x), moved, moved)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Tensor]],
-        receives: Sequence[tuple[int, Tensor]],
-        *,
-        patience_s: float | None = None,
-    ) -> Work:
+    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         sent, received = sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives)
         start = partial(self._comm.exchange, sends, receives, patience_s=patience_s)
         return self._count("exchange", start, sent, received, idle=patience_s is not None)
@@ -172,13 +155,6 @@ class RecordedComm:
             return None
         self._parts.append(RecordedComm(part, self._listener))
         return self._parts[-1]
-
-    @property
-    def is_destroyed(self) -> bool:
-        return self._comm.is_destroyed
-
-    def hang_up(self) -> None:
-        self._comm.hang_up()
 
     def close(self) -> None:
         for part in self._parts:

@@ -117,6 +117,12 @@ class Records:
             self.refused.add(key)
             _log.warning("what stands at %r in the store of this elastic run is ignored: %s", key, why)
 
+    def fits(self, key: str, fits: bool) -> bool:
+        """Return whether what stands at a key fits this moment, and log if it does not."""
+        if not fits:
+            self.refuse(key, "it was said of another epoch, of another run, or earlier than what was said since")
+        return fits
+
     def _text(self, key: str, record: Any) -> str:
         return self._seal.sign(key, to_json(record).encode()).decode()
 

@@ -8,7 +8,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -22,7 +21,6 @@ from pliant.comm.base import Limit
 __all__ = [
     "GroupMaker",
     "Meet",
-    "Rendezvous",
     "ThreadWorld",
     "destroy",
     "gloo_group",
@@ -30,8 +28,8 @@ __all__ = [
     "is_destroyed",
     "liveness_store",
     "maker_of",
-    "meeting_of",
     "scaler_at_work",
+    "thread_world",
 ]
 
 GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
@@ -78,6 +76,11 @@ class ThreadWorld:
         return group
 
 
+def thread_world(group: ProcessGroup | None) -> tuple[ThreadWorld, tuple[int, ...]] | None:
+    """Return the world of threads that a group is of, and which of its ranks, if it is of one."""
+    return None if group is None else _thread_groups.get(group)
+
+
 def gloo_group(
     store: Store, rank: int, size: int, name: str, timeout_s: float, *, loopback: bool = False
 ) -> ProcessGroup:
@@ -98,57 +101,6 @@ def gloo_group(
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
     group._set_group_name(name)  # pyright: ignore[reportArgumentType]
     return _note(group)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """Store in which the ranks of a world find each other."""
-
-    store: Store
-    """In a world of processes a connection that nobody else uses, which hosts the store if this rank does."""
-    beside: Store
-    """Another, for a second thread, since a call may block; in a world of threads the same."""
-    rank: int
-    size: int
-    loopback: bool
-    """Whether all ranks are threads of this process."""
-    host: str = ""
-    """Where the store of a world of processes is."""
-
-
-def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
-    """Return the store of a world of threads, or, for None, that of torchrun's environment.
-
-    torch's default world is not needed, and may be there or not: a process that was started again cannot enter it.
-
-    Raises:
-        ValueError: The group belongs to torch's default world, or torchrun's environment is not there.
-        RuntimeError: Nobody has hosted the store in time.
-
-    """
-    if group is not None and group in _thread_groups:
-        world, members = _thread_groups[group]
-        return Rendezvous(
-            store=world.store, beside=world.store, rank=members[group.rank()], size=world.size, loopback=True
-        )
-    if group is not None:
-        raise ValueError(
-            "an elastic run makes its own groups, which outlive a rank, but was given a process group of torch's "
-            "default world; leave `group` out: ranks meet in the store of MASTER_ADDR and MASTER_PORT."
-        )
-    rendezvous: Any = dist.rendezvous  # pyright: ignore[reportPrivateImportUsage]
-    if "WORLD_SIZE" not in os.environ:
-        raise ValueError("the environment has no WORLD_SIZE, the number of ranks; start them with torchrun.")
-    # A world of one, as far as torch knows: else who hosts the store is held up in here until all others have come.
-    store, rank, _ = next(iter(rendezvous("env://", world_size=1, timeout=timedelta(seconds=timeout_s))))
-    size = int(os.environ["WORLD_SIZE"])
-    return Rendezvous(store=store, beside=store.clone(), rank=rank, size=size, loopback=False, host=_host_of(store))
-
-
-def _host_of(store: Any) -> str:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return str(getattr(store, "host", ""))
 
 
 def maker_of(group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None) -> GroupMaker:

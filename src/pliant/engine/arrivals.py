@@ -14,7 +14,7 @@ from pliant.engine.front import ReadyBucket, finish
 from pliant.engine.lane import CommThread, TaskHandle
 from pliant.engine.lossscale import LossScale
 from pliant.engine.resume import ResumePoint, SavedLayout
-from pliant.engine.sources import GradientSource
+from pliant.engine.sources import GradientSource, NoGradients
 from pliant.engine.tape import Tracer
 from pliant.engine.trial import PlanOnTrial
 
@@ -33,7 +33,7 @@ class Arrivals:
 
     def __init__(self, lane: CommThread, tape: Tracer, trial: PlanOnTrial) -> None:
         self._lane, self._tape, self._trial = lane, tape, trial
-        self.source = GradientSource()
+        self.source: GradientSource = NoGradients()
         """Who hands the buckets over."""
         self.step = 0
         """Optimizer steps made."""

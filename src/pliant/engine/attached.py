@@ -1,14 +1,14 @@
-"""Tuner and recording that rooms above attach to a run; those that it begins with do nothing."""
+"""Attachments of a run from above: a tuner of its plans, and a recording. A run begins with neither."""
 
 from typing import Any
 
 from pliant.engine.parts import Part
 
-__all__ = ["AttachedRecording", "AttachedTuner"]
+__all__ = ["AttachedRecording", "AttachedTuner", "KeepsPlan", "RecordsNothing"]
 
 
 class AttachedTuner(Part):
-    """Chooses plans while a run trains, as `pliant.autotune` does; this one keeps the plan that was given."""
+    """Chooses plans while a run trains, as `pliant.autotune` does. A moment does nothing unless a tuner fills it."""
 
     explanation = ""
     """What it does, or what it chose and why."""
@@ -22,8 +22,12 @@ class AttachedTuner(Part):
         """End the plan in force, whatever it raises. Collective."""
 
 
+class KeepsPlan(AttachedTuner):
+    """Keeps the plan that was given."""
+
+
 class AttachedRecording:
-    """Writes down what happens in some steps, as `pliant.profiling` does; this one writes nothing."""
+    """Writes down what happens in some steps, as `pliant.profiling` does. A moment does nothing unless it is filled."""
 
     @property
     def open(self) -> bool:
@@ -35,3 +39,7 @@ class AttachedRecording:
 
     def close(self) -> None:
         """End now, and remove hooks."""
+
+
+class RecordsNothing(AttachedRecording):
+    """Writes nothing down, since nobody has asked for it."""

@@ -1,38 +1,21 @@
-"""Runs that go on without a lost rank, and take in one that comes."""
+"""An elastic run begins: its options, and what it needs of a model and a plan."""
 
-import logging
 import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from pliant.comm.base import CommError
-from pliant.comm.elastic import ElasticGroup, NotSignedError
-from pliant.comm.own import alone
-from pliant.comm.recorded import RecordedComm
-from pliant.comm.records import Epoch
+from pliant.comm.elastic import ElasticGroup
 from pliant.comm.secret import read_secret
-from pliant.engine.choose import PlanLike
+from pliant.engine.elastic_run import ElasticRun
 from pliant.engine.exchange import NonFinite
 from pliant.engine.gate import RelaxedModel
-from pliant.engine.meeting import hand_over, make_alike
-from pliant.engine.run import Run
 from pliant.engine.torchrun import run_from_torchrun
-from pliant.engine.weights import WeightExchange
 from pliant.spec import CodedGossip, Gossip, SyncPlan
 
-__all__ = ["Elastic", "ElasticRun", "begin"]
-
-T = TypeVar("T")
-
-_MOST_ATTEMPTS = 20
-_MOST_REFUSALS = 3
-_log = logging.getLogger("pliant")
+__all__ = ["Elastic", "begin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,172 +36,6 @@ class Elastic:
                 f"an elastic run of at least {self.min_ranks} ranks that waits {self.regroup_s:g}s cannot be; "
                 "min_ranks must be 1 or more, and regroup_s more than 0."
             )
-
-
-class ElasticRun(Run):
-    """A run whose ranks may be lost and come, at any moment.
-
-    When an exchange fails, when a rank comes or when one leaves, all that are there agree on who goes on and make a
-    new group. Weights, and floating-point buffers, become their mean over those that hold a state; a newcomer gets
-    that mean, and optimizer state, step and outer state from the first of them. What was in flight is dropped: the
-    steps that ranks have made since the last exchange are in the mean, so none is lost but those of a lost rank.
-    A rank counts as lost when it says so, or gives no sign of life for 5 s.
-    """
-
-    def __init__(self, held: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
-        self._party = party
-        self._sound = False
-        comm = RecordedComm(alone())  # a rank is alone until it has met the others
-        super().__init__(held, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
-        self.tape.ending.add(party)
-        try:
-            self._regroup()
-        except BaseException:
-            self._let_go()
-            raise
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks that train now, by their numbers in the world they were started for."""
-        return tuple(member.rank for member in self._party.epoch.members)
-
-    def consolidate(self) -> dict[str, Tensor]:
-        """Return the model to evaluate or export, of those that are there. Collective, after the same step."""
-        return self._enduring(super().consolidate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state; ``rank<i>`` counts among the members. At a free pace the call is collective."""
-        return self._enduring(super().state_dict)
-
-    def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
-        """Write a checkpoint of the members; after a loss, of those that go on. Collective, after the same step."""
-        save = super().save
-        self._enduring(lambda: save(path, scheduler=scheduler, scaler=scaler))
-
-    def load_state_dict(self, state: Mapping[str, Any], *, scaler: Any = None) -> None:
-        """Continue from a state_dict, before a rank is lost or comes. Collective.
-
-        Raises:
-            ValueError: As for any run; or the run has gone on with other ranks, and a rank that joins loads nothing,
-                since it gets its state from those that train.
-
-        """
-        if self._party.epoch.number > 0:
-            raise ValueError(
-                f"the ranks of this elastic run have changed {self._party.epoch.number} times, and a state is loaded "
-                "by all that saved it, before any is lost or comes; a rank that joins gets its state from the others."
-            )
-        super().load_state_dict(state, scaler=scaler)
-
-    def switch(self, what: PlanLike, *, pay: bool = True) -> None:
-        """Refuse: ranks that come later would not know of the new plan.
-
-        Raises:
-            ValueError: Always.
-
-        """
-        raise ValueError(
-            "an elastic run keeps its plan, because a rank that joins later brings the one it was started with; "
-            "close() it and relax() anew."
-        )
-
-    def close(self) -> None:
-        """Meet the others once more, take the mean, and leave; who still trains goes on without this rank.
-
-        At a free pace it waits for all that train, and averages with them, until they close as well.
-        """
-        if not self._open or self.tape.ending.over:
-            return
-        try:
-            self._enduring(self._finish)
-            self._regroup(closing=True)
-            if all(member.closing for member in self._party.epoch.members):
-                self._party.conclude()
-        finally:
-            self._let_go()
-
-    def _finish(self) -> None:
-        self._made.hand_back(self._arrivals.step)
-
-    def _let_go(self, *, broken: bool = False) -> None:
-        super()._let_go(broken=broken)
-        self._party.leave()
-
-    def _after_step(self) -> None:
-        if self._party.is_over:
-            self._arrivals.step += 1
-            self._regroup()
-            return
-        lost = False
-        try:
-            super()._after_step()
-        except CommError:
-            lost = True  # the error is let go first: it holds on to the connections that are to be hung up
-        if lost:
-            self._regroup()
-
-    def _enduring(self, act: Callable[[], T]) -> T:
-        """Do something collective, again after each loss."""
-        while True:
-            try:
-                return act()
-            except CommError:
-                pass
-            self._regroup()
-
-    def _regroup(self, *, closing: bool = False) -> None:
-        """Agree on who goes on, and go on with them. Raises CommError if that cannot be."""
-        failure, num_refused = "", 0
-        for _ in range(_MOST_ATTEMPTS):
-            self._comm.hang_up()  # so that nobody waits for this rank, whatever still holds its connections
-            self._made.close()
-            self._comm.close()
-            before = self._party.epoch
-            epoch = self._party.agree(step=self._arrivals.step, sound=self._sound, closing=closing)
-            try:
-                self._comm.go_on_with(self._party.connect())
-                self._meet(epoch)
-                # Note: who leaves hangs up. If it did so when it is done itself, a member that is not would fail, and
-                # go on with other weights than those that have left; so all wait for all, or try again together.
-                if any(member.closing for member in epoch.members):
-                    self._party.meet()
-            except NotSignedError as error:
-                num_refused += 1
-                if num_refused == _MOST_REFUSALS:
-                    raise
-                failure = str(error)
-                continue
-            except CommError as error:
-                failure = str(error)
-                continue  # one more is lost, or has come
-            _tell(self._party.rank, before, epoch, self._arrivals.step)
-            if closing or not any(member.closing for member in epoch.members):
-                return
-        raise CommError(
-            f"rank {self._party.rank}: {_MOST_ATTEMPTS} groups in a row came to nothing, though the store answers: "
-            f"ranks can reach it and not each other. Check the network between them. The last failure: {failure}",
-            rank=self._party.rank,
-            op="regroup",
-        )
-
-    @torch.no_grad()
-    def _meet(self, epoch: Epoch) -> None:
-        """Make the members of a new epoch alike."""
-        num_sound = sum(member.sound for member in epoch.members)
-        make_alike(self._module, self.optimizer, self._comm, self._party, self._device)
-        lockstep = any(node.timing.pace == "lockstep" for node in self._exchanger.store.nodes.values())
-        if lockstep or not self._sound:
-            self._arrivals.step = max(member.step for member in epoch.members[: num_sound or 1])
-        self._made = made = self._maker.remake(self._made, self._arrivals.step)
-        self._exchanger = made.exchanger
-        for weights in made.of(WeightExchange):
-            weights.follow()
-            counters = weights.counters
-            rounds = counters[:, 1].contiguous()
-            hand_over([*made.exchanger.store.shared(), rounds], self._comm, self._party)
-            counters[:, 1] = rounds
-            weights.counters = counters
-        self._sound = True
 
 
 def begin(
@@ -281,12 +98,3 @@ def _fingerprint(model: nn.Module, plan: SyncPlan) -> str:
     tensors = {n: v for n, v in model.state_dict().items() if isinstance(v, Tensor)}
     shapes = " ".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items())
     return f"plan {plan.hash}, model {zlib.crc32(shapes.encode()):08x}"
-
-
-def _tell(rank: int, before: Epoch, now: Epoch, step: int) -> None:
-    ranks, here = ", ".join(str(m.rank) for m in now.members), {m.rank for m in now.members}
-    lost = [str(m.rank) for m in before.members if not m.closing and m.rank not in here]
-    if lost:
-        _log.warning("rank %d: lost rank %s; ranks %s go on after step %d", rank, ", ".join(lost), ranks, step)
-    else:
-        _log.info("rank %d: ranks %s go on after step %d", rank, ranks, step)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,10 @@ from pliant.curvature import (
     block_means,
     find_logits,
     log_shift,
-    settled,
     spearman,
 )
 from pliant.engine.felt import Curvature, CurvatureRequest, CurvatureSample
+from pliant.engine.feltmean import CurvatureMean
 from pliant.engine.hooks import nothing, watch_forward
 from pliant.engine.lane import CommThread
 from pliant.engine.outputs import OutputWatch, output_in
@@ -92,10 +92,10 @@ class CurvatureMonitor(Part):
         self._refresh = RefreshInterval(
             interval=spec.interval, max_interval=spec.max_interval, time_share=spec.time_share
         )
-        self._mean = torch.zeros(sum(map(len, felt.numels.values())), device=self._device)  # (all blocks,)
-        self._least_steps = math.ceil(self._mean.numel() / (spec.bytes_share * felt.sent_numel))
+        self._mean = CurvatureMean(felt, self._device)
+        self._least_steps = math.ceil(self._mean.numel / (spec.bytes_share * felt.sent_numel))
         """Between two looks, so that they stay within their share of the bytes."""
-        self._step, self._due, self._looks = step, _NEVER if record.unfelt else step + 1, 0
+        self._step, self._due = step, _NEVER if record.unfelt else step + 1
         self._kept: tuple[Task, bool, torch.dtype] | None = None
         self._looking = False
         self._since_s: float | None = None
@@ -106,18 +106,16 @@ class CurvatureMonitor(Part):
     @property
     def state(self) -> dict[str, Tensor]:
         """State from which a resumed run goes on; tensors of fixed shapes."""
-        counters = torch.tensor([self._looks, self._refresh.interval, self._due], dtype=torch.int64)
-        return {"mean": self._mean, "counters": counters}
+        counters = torch.tensor([self._mean.looks, self._refresh.interval, self._due], dtype=torch.int64)
+        return {"mean": self._mean.sums, "counters": counters}
 
     @state.setter
     def state(self, saved: Mapping[str, Tensor]) -> None:
-        self._mean.copy_(saved["mean"])
-        self._looks, interval, self._due = saved["counters"].tolist()
+        looks, interval, self._due = saved["counters"].tolist()
         spec = self._felt.spec
         self._refresh = RefreshInterval(interval=interval, max_interval=spec.max_interval, time_share=spec.time_share)
         self._step, self._kept = self._due - 1, None  # so that inputs are kept until after_step knows better
-        if self._looks:
-            self._write(self._settled(self._averaged()))
+        self._mean.load(saved["mean"], looks)
 
     def knows(self, felt: CurvatureRequest) -> bool:
         """Say whether what was felt so far is of use for what another plan asks for."""
@@ -181,7 +179,7 @@ class CurvatureMonitor(Part):
         told[0], told[1 + rank] = float(sound), float(code)
         told[1 + size + rank] = time.perf_counter() - start_s + self._rest_s
         told[1 + 2 * size + rank] = self._steps_s / self._num_steps if self._num_steps else 0.0
-        own = found if found is not None and sound else torch.zeros(self._mean.numel(), device=self._device)
+        own = found if found is not None and sound else torch.zeros(self._mean.numel, device=self._device)
         shared, shared_from_s = torch.cat([own, told]), time.perf_counter()
         self._lane.submit(lambda: self._share(shared, step, why), name="curvature", step=step - 1).wait()
         self._kept = None
@@ -220,7 +218,7 @@ class CurvatureMonitor(Part):
     def _share(self, shared: Tensor, step: int, why: str) -> None:
         """Sum over ranks, average over looks, and write. Runs in the lane."""
         self._comm.all_reduce(shared).wait()
-        num, size = self._mean.numel(), self._comm.size
+        num, size = self._mean.numel, self._comm.size
         looks, *told = shared[num:].tolist()
         codes, told = told[:size], told[size:]
         bad = [rank for rank, code in enumerate(codes) if code >= _UNKNOWN]
@@ -230,27 +228,22 @@ class CurvatureMonitor(Part):
         cost_s, step_s = max(told[:size]), max(told[size:])
         ranks = shift = 0.0
         if looks:
-            before = self._settled(self._averaged()) if self._looks else None
-            self._mean.lerp_(shared[:num] / looks, 1 - self._felt.spec.beta)
-            self._looks += 1
-            now = self._settled(self._averaged())
-            self._write(now)
+            before, now = self._mean.add(shared[:num] / looks)
             if before is not None:
                 ranks, shift = spearman(now, before), log_shift(now, before)
                 self._refresh = self._refresh.after(ranks, shift)
         steps = max(self._least_steps, self._refresh.steps(cost_s, step_s))
         self._due = step + steps
         look = CurvatureSample(
-            step=step, means=self._means(), ranks=ranks, shift=shift, cost_s=cost_s, next_steps=steps
+            step=step, means=self._mean.by_parameter(), ranks=ranks, shift=shift, cost_s=cost_s, next_steps=steps
         )
         self._record.history.append(look)
 
     def _give_up(self, why: str, step: int, speaker: int) -> None:
         """Stop looking, on all ranks; one says why."""
         self._record.unfelt = f"on rank {speaker} {why}" if self._comm.rank == speaker else f"rank {speaker} says why"
-        self._mean.zero_()
-        self._looks, self._due = 0, _NEVER
-        self._write(self._mean)
+        self._mean.forget()
+        self._due = _NEVER
         if self._comm.rank == speaker:
             _log.warning(
                 "after step %d the curvature is no longer felt, and what is sent is chosen by size alone, since %s; "
@@ -258,31 +251,6 @@ class CurvatureMonitor(Part):
                 "one of %s, or choose power=0.",
                 *(step, self._record.unfelt, ", ".join(_LOSSES)),
             )
-
-    def _averaged(self) -> Tensor:
-        """Return the mean over looks, (all blocks,), corrected for having begun at zero."""
-        return self._mean / max(1 - self._felt.spec.beta**self._looks, 1e-30)
-
-    def _parts(self, x: Tensor) -> dict[str, Tensor]:
-        numels = self._felt.numels
-        return dict(zip(numels, x.split([len(blocks) for blocks in numels.values()]), strict=True))
-
-    def _settled(self, means: Tensor) -> Tensor:
-        spec, numels = self._felt.spec, self._felt.numels
-        parts = self._parts(means).items()
-        return torch.cat([settled(x, numels[name], shrink=spec.shrink, clip=spec.clip) for name, x in parts])
-
-    def _write(self, values: Tensor) -> None:
-        for name, x in self._parts(values).items():
-            for slot in self._felt.slots[name]:
-                slot.copy_(x)
-
-    def _means(self) -> dict[str, float]:
-        numels = self._felt.numels
-        wholes = [
-            settled(x, numels[name], shrink=1.0, clip=1.0)[0] for name, x in self._parts(self._averaged()).items()
-        ]
-        return dict(zip(numels, cast(list[float], torch.stack(wholes).tolist()), strict=True))
 
 
 def _output(output: Any) -> Tensor:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pliant.algorithms.base import ChecksOptimizer, start_innermost, unwrapped
-from pliant.collectives import place
 from pliant.comm.base import another
 from pliant.comm.hierarchical import by_hosts
 from pliant.engine.agreement import ReplicaCheck
@@ -17,22 +16,22 @@ from pliant.engine.doing import plan_number
 from pliant.engine.exchange import GradientExchange, NonFinite
 from pliant.engine.feel import CurvatureMonitor
 from pliant.engine.felt import Curvature, CurvatureRequest, felt_in
-from pliant.engine.gate import RelaxedModel, plain_name
+from pliant.engine.gate import RelaxedModel
 from pliant.engine.governor import RatioController, governor_for
 from pliant.engine.lane import CommThread
 from pliant.engine.means import average_states, average_weights
-from pliant.engine.nodes import nodes_for
+from pliant.engine.nodes import nodes_for, owner_classes
 from pliant.engine.owned import OwnerStep
-from pliant.engine.owners import Owners, Servers
+from pliant.engine.owners import Owners, Servers, place_owners
 from pliant.engine.parts import Part
 from pliant.engine.served import ServerThreads
 from pliant.engine.store import AlgorithmState
 from pliant.engine.tape import Tracer
 from pliant.engine.torchrun import hosts_from_torchrun
 from pliant.engine.weights import WeightExchange
-from pliant.spec import Delayed, Exchange, ParameterServer, ShardedOptimizer, SyncPlan
+from pliant.spec import Delayed, Exchange, SyncPlan
 
-__all__ = ["ExecutorBuilder", "PlanExecutor", "owner_classes"]
+__all__ = ["ExecutorBuilder", "PlanExecutor"]
 
 
 P = TypeVar("P", bound=Part)
@@ -146,7 +145,7 @@ class ExecutorBuilder:
             self._know_hosts()
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
-        self._place(store)
+        place_owners(store, self._comms.all.size)
         felt = felt_in(store, self._steppers)
         if old is not None:
             old.hand_back(step)
@@ -211,22 +210,6 @@ class ExecutorBuilder:
             self._tape.ending.add(each)
         return (Servers(served, self._tape),), owners
 
-    def _place(self, store: AlgorithmState) -> None:
-        """Give each parameter of owners an owner, the same on all ranks."""
-        size = self._comms.all.size
-        for node in set(store.nodes.values()):
-            if not isinstance(node, (ShardedOptimizer, ParameterServer)):
-                continue
-            bandwidths = node.placement.bandwidths or (1.0,) * size
-            if len(bandwidths) != size:
-                raise ValueError(
-                    f"the plan gives {len(bandwidths)} bandwidths, but there are {size} ranks; give one for each."
-                )
-            names = [name for name, own in store.nodes.items() if own == node]
-            owners = place([self._parameters[name].numel() for name in names], bandwidths)
-            for name, rank in zip(names, owners, strict=True):
-                store.tensors[name]["owner"].fill_(rank)
-
     def remake(self, old: PlanExecutor, step: int) -> PlanExecutor:
         """Put the same plan in force among the ranks that go on, where weights are all that is exchanged. Collective.
 
@@ -276,12 +259,3 @@ class ExecutorBuilder:
         if self._comms.hosts is None:
             self._comms = Comms(comm, by_hosts(comm, self._hosts))
         return self._hosts
-
-
-def owner_classes(module: nn.Module) -> dict[str, str]:
-    """Return, for each parameter's full name, the class name of the layer that owns it."""
-    return {
-        plain_name(f"{prefix}.{name}" if prefix else name): type(layer).__name__
-        for prefix, layer in module.named_modules(remove_duplicate=False)
-        for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
-    }

@@ -4,9 +4,10 @@ from collections.abc import Container, Mapping
 
 from torch import Tensor, nn
 
+from pliant.engine.gate import plain_name
 from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["nodes_for", "with_sparse_gradients"]
+__all__ = ["nodes_for", "owner_classes", "with_sparse_gradients"]
 
 
 def nodes_for(
@@ -54,3 +55,12 @@ def with_sparse_gradients(module: nn.Module, parameters: Mapping[str, Tensor]) -
     tables = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
     ids = {id(table.weight) for table in tables}
     return [name for name, parameter in parameters.items() if id(parameter) in ids]
+
+
+def owner_classes(module: nn.Module) -> dict[str, str]:
+    """Return, for each parameter's full name, the class name of the layer that owns it."""
+    return {
+        plain_name(f"{prefix}.{name}" if prefix else name): type(layer).__name__
+        for prefix, layer in module.named_modules(remove_duplicate=False)
+        for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }

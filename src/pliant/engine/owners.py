@@ -4,13 +4,16 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
+from pliant.collectives import place
 from pliant.engine.lane import CommThread
 from pliant.engine.owned import OwnerStep
 from pliant.engine.parts import Part
 from pliant.engine.served import ServerThreads
+from pliant.engine.store import AlgorithmState
 from pliant.engine.tape import Tracer
+from pliant.spec import ParameterServer, ShardedOptimizer
 
-__all__ = ["Owners", "Servers"]
+__all__ = ["Owners", "Servers", "place_owners"]
 
 
 class Owners(Part):
@@ -104,3 +107,19 @@ class Servers(Part):
         """Go on from the model's weights and the optimizers' states as they are."""
         for served in self._served.values():
             served.begin()
+
+
+def place_owners(store: AlgorithmState, size: int) -> None:
+    """Give each parameter of a store that is to have an owner one of `size` ranks, the same on all."""
+    for node in set(store.nodes.values()):
+        if not isinstance(node, (ShardedOptimizer, ParameterServer)):
+            continue
+        bandwidths = node.placement.bandwidths or (1.0,) * size
+        if len(bandwidths) != size:
+            raise ValueError(
+                f"the plan gives {len(bandwidths)} bandwidths, but there are {size} ranks; give one for each."
+            )
+        names = [name for name, own in store.nodes.items() if own == node]
+        owners = place([store.parameters[name].numel() for name in names], bandwidths)
+        for name, rank in zip(names, owners, strict=True):
+            store.tensors[name]["owner"].fill_(rank)

@@ -1,5 +1,6 @@
 """A run: one model, one optimizer, one plan in force."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.arrivals import Arrivals
-from pliant.engine.attached import AttachedRecording, AttachedTuner
+from pliant.engine.attached import AttachedRecording, AttachedTuner, KeepsPlan, RecordsNothing
 from pliant.engine.doing import LEAVING, Doing, layout_hash
 from pliant.engine.ending import tell_destroyed
 from pliant.engine.exchange import NonFinite
@@ -31,10 +32,10 @@ from pliant.engine.tape import Tracer
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
-__all__ = ["Run"]
+__all__ = ["FixedRun", "Run"]
 
 
-class Run(KeepsState, SwitchesPlans):
+class Run(KeepsState, SwitchesPlans, ABC):
     """A relaxed training, as `relax` returns it. Use it as a context manager, or call close()."""
 
     def __init__(
@@ -53,9 +54,9 @@ class Run(KeepsState, SwitchesPlans):
         self._device = next(iter(self._parameters.values())).device
         self.tape = Tracer(self._device, comm)
         self.tape.ending.watch(self)
-        self.recording = AttachedRecording()
+        self.recording: AttachedRecording = RecordsNothing()
         """Who writes down what happens, once `pliant.record` was called."""
-        self.tuner = AttachedTuner()
+        self.tuner: AttachedTuner = KeepsPlan()
         """Who chooses the plan, with "auto"."""
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
         self._lane = CommThread(self._device, "pliant-lane", self.tape)
@@ -132,9 +133,9 @@ class Run(KeepsState, SwitchesPlans):
         return self._arrivals.step
 
     @property
+    @abstractmethod
     def members(self) -> tuple[int, ...]:
-        """The ranks that train."""
-        return tuple(range(self._comm.size))
+        """The ranks that train, by their numbers in the world they were started for."""
 
     @property
     def curvature(self) -> Curvature:
@@ -178,6 +179,7 @@ class Run(KeepsState, SwitchesPlans):
         for part in self._parts:
             part.report_work(work)
 
+    @abstractmethod
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
 
@@ -189,29 +191,6 @@ class Run(KeepsState, SwitchesPlans):
             RuntimeError: The process group was destroyed before, and ranks are left with different states.
 
         """
-        if not self._open or self.tape.ending.over:
-            return
-        if self._comm.is_destroyed:
-            self._let_go(broken=True)
-            tell_destroyed(left_apart=self._made.ranks_differ or bool(self._made.owners.names))
-            return
-        try:
-            self.catch_up()
-            self.tuner.end_trial()
-            with self.trial.noting():
-                self._end_plan()
-            self.tuner.end_plan()
-            self._agreement.at_end(self._parameters, self._arrivals.step)
-        except BaseException:
-            self._let_go(broken=True)
-            raise
-        self._let_go()
-
-    def _end_plan(self) -> None:
-        self._lane.drain()
-        self._made.hand_back(self._arrivals.step)
-        nodes = self._exchanger.store.nodes.items()
-        join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
 
     def _let_go(self, *, broken: bool = False) -> None:
         """End what is local; a run that is broken off hangs up first, so that nobody waits, here or elsewhere."""
@@ -236,3 +215,38 @@ class Run(KeepsState, SwitchesPlans):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close() if error is None else self._let_go(broken=True)
+
+
+class FixedRun(Run):
+    """A run whose ranks are the same from its beginning to its end."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that train."""
+        return tuple(range(self._comm.size))
+
+    def close(self) -> None:
+        """Finish what is in flight, on all ranks, and remove every hook."""
+        if not self._open or self.tape.ending.over:
+            return
+        if self._comm.is_destroyed:
+            self._let_go(broken=True)
+            tell_destroyed(left_apart=self._made.ranks_differ or bool(self._made.owners.names))
+            return
+        try:
+            self.catch_up()
+            self.tuner.end_trial()
+            with self.trial.noting():
+                self._end_plan()
+            self.tuner.end_plan()
+            self._agreement.at_end(self._parameters, self._arrivals.step)
+        except BaseException:
+            self._let_go(broken=True)
+            raise
+        self._let_go()
+
+    def _end_plan(self) -> None:
+        self._lane.drain()
+        self._made.hand_back(self._arrivals.step)
+        nodes = self._exchanger.store.nodes.items()
+        join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)

@@ -6,16 +6,15 @@ import time
 from typing import NoReturn
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
-from pliant.collectives import StalenessClock
 from pliant.comm.base import Comm, CommError, Work, another
 from pliant.engine.exchange import NonFiniteGradientError
 from pliant.engine.messages import Message, wait_for, waiting
 from pliant.engine.owned import OwnerStep, pack, unpack
+from pliant.engine.serving import SharedShard
 from pliant.engine.shard import ServerShard
 
 __all__ = ["ServerThreads"]
@@ -67,20 +66,13 @@ class ServerThreads:
         numels = {rank: sum(as_real(p).numel() for p in parameters) for rank, parameters in self._held.items()}
         self._out = {rank: Message(numel) for rank, numel in numels.items()}
         self._in = {rank: Message(numel) for rank, numel in numels.items()}
-        self._shard = ServerShard(held[comm.rank], optimizer)
-        self._clocks = StalenessClock(comm.size, self._staleness)
-        self._in_hand: dict[int, Tensor] = {}
-        """At staleness 0, gradients that wait for the others', to be added in the order of ranks: to the bit alike."""
-        self._changed = threading.Condition()
-        """Guards shard and clocks, and tells of every change."""
-        self._failure: tuple[int, str] | None = None
+        shard = ServerShard(held[comm.rank], optimizer)
+        self._numel, self._shared = shard.numel, SharedShard(shard, comm, self._staleness)
         self._asked: list[Work] | None = None
         """Answers and questions under way, one of each for each peer."""
         self._epoch = 0
-        self._taking = False
-        """Whether the thread that computes waits for answers."""
         self._open = True
-        peers = [peer for peer in range(comm.size) if peer != comm.rank] if self._shard.numel else []
+        peers = [peer for peer in range(comm.size) if peer != comm.rank] if self._numel else []
         self._threads = [
             threading.Thread(target=self._serve, args=(peer,), name=f"pliant-owner-{peer}", daemon=True)
             for peer in peers
@@ -104,8 +96,7 @@ class ServerThreads:
                 )
             for parameter in parameters:
                 parameter.grad = None
-        with self._changed:
-            self._shard.follow_schedule()
+        self._shared.follow_schedule()
         self._ask(_PUSH)
         if self._staleness == 0:
             self._take()
@@ -120,8 +111,7 @@ class ServerThreads:
 
     def begin(self) -> None:
         """Go on from the model's weights and the optimizer's state as they are; between two steps."""
-        with self._changed:
-            self._shard.begin()
+        self._shared.begin()
 
     def close(self) -> None:
         """End the threads, after `finish`. Collective."""
@@ -137,8 +127,7 @@ class ServerThreads:
         if not self._open:
             return
         self._open = False
-        self._fail(self._comm.rank, "it has given up")  # unless another's failure is what ends this rank
-        first = self._comm.rank if self._failure is None else self._failure[0]
+        first, _ = self._shared.fail(self._comm.rank, "it has given up")  # or another's failure ends this rank
         with contextlib.suppress(CommError):  # who is gone need not hear it
             self._threads.append(waiting(self._post(_FAIL + first)))
         settling = waiting(*(self._asked or ()))
@@ -176,23 +165,21 @@ class ServerThreads:
         except CommError as error:
             self._explain(error)
         if me in self._out:
-            with self._changed:
-                self._epoch = self._note(kind, me, self._out[me].body)
+            self._epoch = self._shared.note(me, self._out[me].body if kind == _PUSH else None)
 
     def _take(self) -> None:
         """Wait for the answers to the last question, and write the weights that came to the model."""
         if self._asked is None:
             return
-        self._taking = True
+        self._shared.taking = True
         try:
             error = self._settle()
         finally:
-            self._taking = False
+            self._shared.taking = False
         if error is not None:
             self._explain(error)
         if self._comm.rank in self._in:
-            with self._changed:
-                self._answer(self._comm.rank, self._epoch, self._in[self._comm.rank])
+            self._shared.answer(self._comm.rank, self._epoch, self._in[self._comm.rank])
         for rank, message in self._in.items():
             if (failed := int(message.head)) >= 0:
                 self._raise_for(failed, f"rank {rank} has reported it")
@@ -212,17 +199,14 @@ class ServerThreads:
 
     def _explain(self, error: CommError) -> NoReturn:
         """Raise for the rank that began it: a broken connection is seen first here, and explained to a thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None, _EXPLAIN_S)
-            if self._failure is not None:
-                self._raise_for(*self._failure)
+        if (failure := self._shared.failure_within(_EXPLAIN_S)) is not None:
+            self._raise_for(*failure)
         if error.lost:
             self._raise_for(error.lost[0], str(error))
         raise CommError(f"waiting for owners: {error}", rank=error.rank, op=error.op, lost=error.lost) from error
 
     def _raise_for(self, failed: int, why: str) -> NoReturn:
-        self._fail(failed, why)  # unless this rank knows of an earlier one
-        failed, why = self._failure or (failed, why)
+        failed, why = self._shared.fail(failed, why)  # unless this rank knows of an earlier one
         me = self._comm.rank
         text = f"rank {me} of {self._comm.size}: rank {failed} no longer takes part in the exchange with owners: {why}."
         raise CommError(text, rank=me, op="exchange", lost=(failed,))
@@ -231,7 +215,7 @@ class ServerThreads:
 
     def _serve(self, peer: int) -> None:
         """Receive from a peer and answer it, until it says goodbye. Runs in a thread of its own."""
-        question, answer = Message(self._shard.numel), Message(self._shard.numel)
+        question, answer = Message(self._numel), Message(self._numel)
         try:
             while True:
                 self._asks.exchange([], [(peer, question.bytes)], patience_s=_IDLE_S).wait()
@@ -239,59 +223,13 @@ class ServerThreads:
                 if kind == _BYE:
                     return
                 if kind >= _FAIL:
-                    self._fail(kind - _FAIL, f"it has ended with an error of its own, says rank {peer}")
+                    self._shared.fail(kind - _FAIL, f"it has ended with an error of its own, says rank {peer}")
                     return
-                with self._changed:
-                    self._answer(peer, self._note(kind, peer, question.body), answer)
+                self._shared.serve(peer, question.body if kind == _PUSH else None, answer)
                 self._answers.exchange([(peer, answer.bytes)], []).wait()
         except CommError as error:
             began = peer if not error.lost or peer in error.lost else error.lost[0]  # for whom the peer has hung up
-            self._fail(began, f"its connection broke ({error})")
-
-    def _note(self, kind: int, rank: int, gradient: Tensor) -> int:
-        """Take what a rank has sent, and step if that is due; return the epoch in which it came. The lock is held."""
-        epoch = self._clocks.epoch
-        if kind == _PUSH:
-            if self._staleness == 0:
-                self._in_hand[rank] = gradient  # stays as it is until it is answered
-            else:
-                self._shard.add(gradient)
-            due = self._clocks.push(rank)
-        else:
-            due = self._clocks.leave(rank)
-        if due:
-            for _, waiting in sorted(self._in_hand.items()):
-                self._shard.add(waiting)
-            self._in_hand.clear()
-            try:
-                self._shard.step(due)
-            except Exception as error:  # noqa: BLE001  whatever the user's optimizer raises, all ranks must end
-                self._fail(self._comm.rank, f"its optimizer raised {type(error).__name__}: {error}")
-        self._changed.notify_all()
-        return epoch
-
-    def _answer(self, rank: int, epoch: int, answer: Message) -> None:
-        """Wait until a rank may go on, and fill in its answer. The lock is held, but for the waiting."""
-        limit_s = 0.9 * self._comm.timeout_s  # before the waiting rank's own, so that it hears for whom it waits
-
-        def done() -> bool:
-            return self._failure is not None or self._clocks.may_read(rank, epoch)
-
-        if not self._changed.wait_for(done, limit_s):
-            me = self._comm.rank  # who waits for another owner itself is not the one that keeps others waiting
-            slowest = self._clocks.slowest_but(me if self._taking and rank != me else -1)
-            self._fail(
-                slowest,
-                f"it has sent nothing while rank {rank} waited for it for {limit_s:.3g}s; if it lives, it may be "
-                "evaluating or saving: raise timeout_s",
-            )
-        answer.head.fill_(-1 if self._failure is None else self._failure[0])
-        self._shard.read(answer.body)
-
-    def _fail(self, rank: int, why: str) -> None:
-        with self._changed:
-            self._failure = self._failure or (rank, why)
-            self._changed.notify_all()
+            self._shared.fail(began, f"its connection broke ({error})")
 
     def _post(self, kind: int) -> Work:
         last = {rank: Message(message.body.numel()) for rank, message in self._out.items()}

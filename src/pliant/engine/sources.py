@@ -15,7 +15,7 @@ from pliant.engine.parts import Part
 from pliant.engine.watch import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
 
-__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "gradient_source"]
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "NoGradients", "gradient_source"]
 
 
 class GradientReceiver(Protocol):
@@ -38,7 +38,7 @@ class GradientReceiver(Protocol):
 
 
 class GradientSource(Part):
-    """A module that hands over no gradients, since nothing around it collects them: weights are what it exchanges."""
+    """Hands over the gradients of a model, bucket by bucket. A moment does nothing unless a source fills it."""
 
     looks_for_unused = False
     """Whether a pass may leave out parameters."""
@@ -63,11 +63,6 @@ class GradientSource(Part):
 
     def require_carried(self, plan: SyncPlan) -> None:
         """Raise ValueError for a plan that needs more than is handed over."""
-        if not plan.leaves_gradients:
-            raise ValueError(
-                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
-                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
-            )
 
     def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
         """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ."""
@@ -82,6 +77,18 @@ class GradientSource(Part):
     def unused(self) -> Mapping[str, Tensor]:
         """Return the parameters that no rank has used in the pass that has just ended, by name."""
         return {}
+
+
+class NoGradients(GradientSource):
+    """A module that hands over no gradients, since nothing around it collects them: weights are what it exchanges."""
+
+    def require_carried(self, plan: SyncPlan) -> None:
+        """Raise ValueError for a plan that exchanges gradients."""
+        if not plan.leaves_gradients:
+            raise ValueError(
+                "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
+                "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
+            )
 
 
 class DDPSource(GradientSource):
@@ -130,9 +137,6 @@ class DDPSource(GradientSource):
             drain()
             self._receiver.forget()
             self._hook.renew(self._ddp)
-
-    def require_carried(self, plan: SyncPlan) -> None:
-        """Accept every plan: DDP hands over all gradients."""
 
     def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
         """Let buckets be as large as the plan says, and buffers be broadcast only where ranks are to have the same."""
@@ -186,6 +190,6 @@ def gradient_source(
 
     """
     if held.ddp is None:
-        return GradientSource()
+        return NoGradients()
     watch = UnusedParameterCheck(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)
     return DDPSource(held.ddp, receiver, watch, joining)

@@ -25,17 +25,15 @@ def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, root: int = 0) -> N
             data.copy_(copy)
 
 
-def broadcast_optimizer(
-    optimizer: Optimizer, comm: Comm, device: torch.device, *, keep: bool = False, root: int = 0
-) -> None:
-    """Give every rank root's optimizer state and hyperparameters; a rank that keeps its own takes part, no more.
+def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device, *, root: int = 0) -> None:
+    """Give every rank root's optimizer state and hyperparameters.
 
     Raises:
         TypeError: On all ranks, if the state holds something that is neither a tensor nor plain data.
 
     """
     theirs = broadcast_data(optimizer.state_dict(), root, comm, device)
-    if comm.rank != root and not keep:
+    if comm.rank != root:
         optimizer.load_state_dict(theirs)
 
 

@@ -15,7 +15,7 @@ from pliant.engine.ending import end
 from pliant.engine.exchange import NonFinite
 from pliant.engine.front import attach, reporter
 from pliant.engine.gate import RelaxedModel, claim, release
-from pliant.engine.run import Run
+from pliant.engine.run import FixedRun, Run
 from pliant.engine.start import broadcast_optimizer, broadcast_tensors
 from pliant.engine.wire import require_carried
 from pliant.spec import SyncPlan
@@ -75,7 +75,7 @@ def start_run(
             broadcast_optimizer(held.optimizer, comm, device)
         if held.ddp is not None:
             attach(held.ddp).report = reporter(own_comm)
-        run = Run(held, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
+        run = FixedRun(held, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
         if attach_to is not None:
             attach_to(run, own_comm)
         own_comm.started(timeout_s)

@@ -1,9 +1,10 @@
 """The one model of the wire: a topology and a set of messages in, seconds out. No torch."""
 
-from pliant.netmodel.links import Links, RoundTime
+from pliant.netmodel.links import Links
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix
 from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
 from pliant.netmodel.presets import PRESETS, Preset
+from pliant.netmodel.roundtime import RoundTime
 
 __all__ = [
     "IDEAL",

@@ -2,13 +2,14 @@
 
 import os
 import select
+import socket
 import subprocess
 import sys
 from contextlib import suppress
 
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent
 
-__all__ = ["StoreHost", "main"]
+__all__ = ["StoreHost", "main", "reserve_port"]
 
 _START_S = 60.0
 
@@ -59,6 +60,18 @@ class StoreHost:
             f"no store for an elastic run came up at {address}:{port} within {_START_S:g}s: {words[-1]}; run without "
             "--elastic, or mend what it says."
         )
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket that keeps a port of loopback for a store: until it is closed nobody is given that port.
+
+    A store may listen there all the same, since both sockets allow their address to be used again, and this one never
+    listens. A port that was only looked up may be somebody's connection by the time that a rank listens on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def main(address: str, port: str) -> None:

@@ -1,6 +1,6 @@
 """Factors by which a relaxation needs more steps to the same accuracy: measured, not assumed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from pliant.planner.families import FAMILIES
@@ -68,6 +68,8 @@ class Quality:
     """Class of the training's optimizer."""
     unmeasured: bool = False
     """Whether our ratios count with any optimizer, and those that did not hold elsewhere."""
+    refused: Set[Gene] = frozenset()
+    """Ways of exchanging that are not within any budget; may grow while a search goes on."""
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -95,7 +97,7 @@ class Quality:
         """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact."""
         ratio, exact = self.ratio_of(gene), FAMILIES[gene.family].exact
         ours = self.unmeasured or (self.optimizer == MEASURED_WITH and gene.family not in NOT_ELSEWHERE)
-        if ratio is None or not (exact or ours or gene in self.ratios):
+        if gene in self.refused or ratio is None or not (exact or ours or gene in self.ratios):
             return False
         return exact if self.budget == 1 else ratio <= self.budget
 

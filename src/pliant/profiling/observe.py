@@ -19,7 +19,7 @@ from pliant.codecs import Codec
 from pliant.comm import Comm, own_group, share_text
 from pliant.comm.own import alone
 from pliant.engine.gate import innermost, module_of, named_tensors, without_wrappers
-from pliant.engine.making import owner_classes
+from pliant.engine.nodes import owner_classes
 from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
 from pliant.profiling.step_timer import StepTimer
 from pliant.spec import TensorSpec, Workload

@@ -29,11 +29,6 @@ class Improved:
     bound_s: float
     """What the solver proved that no schedule of as many rounds beats, by its rounded costs; 0 if nothing."""
 
-    @property
-    def gain(self) -> float:
-        """Part of the time that is saved."""
-        return 1 - self.predicted_s / self.before_s if self.before_s > 0 else 0.0
-
 
 def improve(
     schedule: Schedule,
@@ -68,24 +63,22 @@ def improve(
     """
     overheads = overheads if overheads is not None else Overheads()
     verify(schedule, collective)
-    before_s = cost(schedule, collective, topology, overheads).total_s
-    same = Improved(schedule=schedule, predicted_s=before_s, before_s=before_s, bound_s=0.0)
+    before_s, bound_s = cost(schedule, collective, topology, overheads).total_s, 0.0
     if too_large(schedule):
         raise ValueError(
             f"{schedule.num_blocks} blocks on {schedule.num_ranks} ranks in {len(schedule.rounds)} rounds make "
             f"{_num_binaries(schedule)} possible moves, but the program takes {_MAX_MOVES}; group blocks into fewer."
         )
-    if before_s == 0 or limit_s <= 0 or not schedule.num_moves:
-        return same
-    program = _Program(schedule, collective, _cp_model())
-    program.price(Links(topology, overheads), before_s / _UNITS)
-    found, bound = program.solve(limit_s, num_workers)
-    bound_s = bound * before_s / _UNITS
-    if found is not None:
-        verify(found, collective)
-        predicted_s = cost(found, collective, topology, overheads).total_s
-        if predicted_s < before_s:
-            return Improved(schedule=found, predicted_s=predicted_s, before_s=before_s, bound_s=bound_s)
+    if before_s > 0 and limit_s > 0 and schedule.num_moves:
+        program = _Program(schedule, collective, _cp_model())
+        program.price(Links(topology, overheads), before_s / _UNITS)
+        found, bound = program.solve(limit_s, num_workers)
+        bound_s = bound * before_s / _UNITS
+        if found is not None:
+            verify(found, collective)
+            predicted_s = cost(found, collective, topology, overheads).total_s
+            if predicted_s < before_s:
+                return Improved(schedule=found, predicted_s=predicted_s, before_s=before_s, bound_s=bound_s)
     return Improved(schedule=schedule, predicted_s=before_s, before_s=before_s, bound_s=bound_s)
 
 
@@ -179,8 +172,8 @@ class _Program:
         """Give each round its time, in units: the sum of its busiest interface, latency, messages and sums."""
         host_of, sizes = network.host_of.tolist(), self.collective.block_bytes
         overheads = network.overheads
-        sides = (network.out_s, network.in_s, network.up_s, network.down_s)
-        out_s, in_s, up_s, down_s = ((overheads.wire_factor * side).tolist() for side in sides)
+        rates = (network.out_s, network.in_s, network.up_s, network.down_s)
+        out_s, in_s, up_s, down_s = ((overheads.wire_factor * each).tolist() for each in rates)
         ends = zip(network.link_source, network.link_target, strict=True)
         own = dict(zip(ends, (network.overheads.wire_factor * network.link_s).tolist(), strict=True))
 
@@ -215,10 +208,8 @@ class _Program:
                         up.setdefault(a, []).extend(moved)
                         down.setdefault(c, []).extend(moved)
                     latencies.append(units(float(network.delays_s[g, h])) * used)
-            wires = [_weighed(moved, out_s[g], units) for g, moved in out.items()]
-            wires += [_weighed(moved, in_s[h], units) for h, moved in into.items()]
-            wires += [_weighed(moved, up_s[a], units) for a, moved in up.items()]
-            wires += [_weighed(moved, down_s[c], units) for c, moved in down.items()]
+            sides = ((out, out_s), (into, in_s), (up, up_s), (down, down_s))
+            wires = [_weighed(each, per_byte_s[k], units) for moved, per_byte_s in sides for k, each in moved.items()]
             wires += [
                 _weighed(moved, overheads.wire_factor * own[pair], units) for pair, moved in link.items() if pair in own
             ]

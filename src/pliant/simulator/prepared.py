@@ -1,13 +1,14 @@
 """A plan on a workload and a topology, with every exchange measured by itself: what the clock then runs."""
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel import KEYS, DenseExchange, Floats, Links, Overheads
-from pliant.simulator.exchange import Exchanges, take_time
+from pliant.netmodel import DenseExchange, Floats
+from pliant.simulator.context import SimulationContext
+from pliant.simulator.exchange import Exchanges
 from pliant.simulator.layout import (
     SimulatedWeights,
     batch_of,
@@ -22,16 +23,9 @@ from pliant.simulator.layout import (
 from pliant.simulator.round import Round
 from pliant.simulator.schedules import ring, to_and_from
 from pliant.simulator.traffic import inside_hosts, moved, num_turns
-from pliant.spec import (
-    Exchange,
-    SyncPlan,
-    Topology,
-    Workload,
-)
+from pliant.spec import Exchange, SyncPlan, Workload
 
-__all__ = ["PreparedPlan", "SimulationContext", "TimedExchange", "TimedWeightExchange", "prepare"]
-
-_CPU_KEYS = slice(KEYS.index("messages"), None)
+__all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,54 +37,6 @@ class TimedExchange:
     of: Exchanges
     index: int
     """Which of the exchanges that were measured together."""
-
-
-@dataclass(kw_only=True, eq=False)
-class SimulationContext:
-    """Parts that plans on one workload and topology share, and what has been found out about it."""
-
-    workload: Workload
-    topology: Topology
-    overheads: Overheads
-    slowdown: tuple[float, ...]
-    """Per rank, how much longer it computes than the workload says."""
-    links: Links = field(init=False)
-    coefficients: Floats = field(init=False)
-    found: dict[Hashable, tuple[Exchanges, Exchanges]] = field(
-        default_factory=dict[Hashable, tuple[Exchanges, Exchanges]]
-    )
-
-    buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
-        default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
-    )
-
-    def __post_init__(self) -> None:
-        self.links = Links(self.topology, self.overheads)
-        self.coefficients = self.overheads.coefficients()
-        self.coefficients[_CPU_KEYS] *= self.slowest
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the topology."""
-        return self.links.num_ranks
-
-    @property
-    def slowest(self) -> float:
-        """Largest factor of any rank."""
-        return max(self.slowdown)
-
-    def at_given_overheads(self, counts: Floats) -> Floats:
-        """Return counts, (num_keys,), so that they need no factor of the slowest rank."""
-        scaled = counts.copy()
-        scaled[_CPU_KEYS] *= self.slowest
-        return scaled
-
-    def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
-        """Return what `num` exchanges take: what is waited for, and what follows."""
-        return (
-            take_time(task, self.links, self.coefficients, num),
-            take_time(rest, self.links, self.coefficients, num, own_work=False),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pliant.layouts.division import num_hops
 from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint
 from pliant.simulator.round import Round
 
-__all__ = ["around_ring", "average", "embedded", "halving_doubling", "ring", "to_and_from", "tree"]
+__all__ = ["around_ring", "average", "embedded", "ring", "to_and_from", "tree"]
 
 
 def ring(num_bytes: Floats, num_ranks: int) -> Round:
@@ -46,25 +46,6 @@ def tree(num_bytes: Floats, num_ranks: int) -> list[Round]:
         distance *= 2
     down = [Round(messages=_reversed(r.messages)) for r in reversed(rounds) if isinstance(r.messages, PointToPoint)]
     return [*rounds, *down]
-
-
-def halving_doubling(num_bytes: Floats, num_ranks: int) -> list[Round]:
-    """All-reduce by recursive halving, then doubling (Rabenseifner 2004): 2 log2 n rounds, 2 (n-1)/n of the vector.
-
-    Raises:
-        ValueError: The number of ranks is no power of two.
-
-    """
-    if num_ranks & (num_ranks - 1):
-        raise ValueError(f"halving and doubling needs a power of two, but there are {num_ranks} ranks; use a ring.")
-    ranks = np.arange(num_ranks)
-    halving: list[Round] = []
-    distance, part = num_ranks // 2, 0.5
-    while distance:
-        pairs = PointToPoint(source=ranks, target=ranks ^ distance, share=np.full(num_ranks, part), num_bytes=num_bytes)
-        halving.append(Round(messages=pairs, after={"reduce_bytes": num_bytes * part}))
-        distance, part = distance // 2, part / 2
-    return [*halving, *(Round(messages=r.messages) for r in reversed(halving))]
 
 
 def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False) -> list[Round]:

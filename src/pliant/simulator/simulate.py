@@ -8,10 +8,11 @@ from functools import cached_property
 import numpy as np
 
 from pliant.netmodel import KEYS, Floats, Overheads
+from pliant.simulator.context import SimulationContext
 from pliant.simulator.events import timeline_of
 from pliant.simulator.lanes import RankActivity
 from pliant.simulator.path import CriticalSegment, critical
-from pliant.simulator.prepared import PreparedPlan, SimulationContext, prepare
+from pliant.simulator.prepared import PreparedPlan, prepare
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 

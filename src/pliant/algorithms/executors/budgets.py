@@ -1,15 +1,9 @@
 """Which blocks to send: a budget for the whole model, divided among its parameters, and the best blocks of each."""
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["chosen_blocks", "exact_counts", "floor_counts"]
+__all__ = ["chosen_blocks", "floor_counts"]
 
 
 def chosen_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor, room: int) -> Tensor:
@@ -57,50 +51,3 @@ def floor_counts(share: float, room: int, layer_numels: Tensor, segments: Tensor
     """
     mean = room / max(int(layer_numels.sum()), 1)
     return (share * mean * layer_numels / segments).to(torch.int64)
-
-
-def exact_counts(
-    gains: Sequence[Sequence[float]], costs: Sequence[Sequence[int]], room: int, *, limit_s: float = 10.0
-) -> tuple[int, ...]:
-    """Return the place on each layer's menu that together gain most, by an integer program: what greedy is held to.
-
-        max sum_lj gains_lj x_lj   with   sum_j x_lj = 1,   sum_lj costs_lj x_lj <= room,   x binary
-
-    Args:
-        gains: Per layer, what each place on its menu gains, such as the sum of scores of its j best blocks.
-        costs: Per layer, what each place costs.
-        room: What all may cost.
-        limit_s: Of the solver.
-
-    Raises:
-        ValueError: Nothing on the menus is cheap enough.
-        RuntimeError: SciPy is not installed, or found nothing in time.
-
-    """
-    try:
-        from scipy import optimize as untyped
-    except ImportError as error:
-        raise RuntimeError(
-            "exact budgets need SciPy, which is not installed; run `pip install 'pliant[schedules]'`, or be greedy."
-        ) from error
-    if sum(min(menu) for menu in costs) > room:
-        raise ValueError(f"the cheapest places cost {sum(min(menu) for menu in costs)}, but there is room for {room}.")
-    optimize: Any = untyped
-    lengths = [len(menu) for menu in costs]
-    one: NDArray[np.float64] = np.zeros((len(costs), sum(lengths)))
-    begin = np.cumsum([0, *lengths])
-    for layer, (start, stop) in enumerate(pairwise(begin)):
-        one[layer, start:stop] = 1
-    found: Any = optimize.milp(
-        -np.concatenate([np.asarray(menu, dtype=np.float64) for menu in gains]),
-        integrality=np.ones(sum(lengths)),
-        bounds=optimize.Bounds(0, 1),
-        constraints=[
-            optimize.LinearConstraint(one, 1, 1),
-            optimize.LinearConstraint(np.concatenate([np.asarray(menu) for menu in costs])[None], -np.inf, room),
-        ],
-        options={"time_limit": limit_s},
-    )
-    if found.x is None:
-        raise RuntimeError(f"HiGHS has found no budgets in {limit_s:g} s; give it longer, or use greedy ones.")
-    return tuple(int(np.argmax(found.x[a:b])) for a, b in pairwise(begin))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -11,24 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
-    BUCKET,
-    BucketOption,
-    ComputeOption,
-    DelayOption,
-    HostsOption,
-    MachineOption,
-    OverheadsOption,
-    RanksOption,
-    RateOption,
-    TopologyOption,
-    overheads_from,
-    overheads_given,
-    plan_given,
-    topology_given,
-    workload_given,
-)
-from pliant.cli.page import document, plot, table
+from pliant.algorithms.by_name import plan_of_text
+from pliant.cli import given
+from pliant.cli.page import document, plot, require_plotly, table
 from pliant.cli.report.compared import (
     QUANTITIES,
     Measured,
@@ -62,21 +46,20 @@ def report(
     html: Annotated[Path, typer.Option(help="Write the page there.")] = Path("report.html"),
     plan: Annotated[str, typer.Option(help="The run's plan, to predict: a file, or an algorithm.")] = "",
     workload: Annotated[str, typer.Option(help="Its workload, from pliant.observe: a file, or a model's name.")] = "",
-    topology: TopologyOption = None,
-    hosts: HostsOption = 0,
-    ranks: RanksOption = None,
-    rate: RateOption = "",
-    delay: DelayOption = "",
-    compute: ComputeOption = "",
-    machine: MachineOption = "",
-    overheads: OverheadsOption = None,
-    bucket: BucketOption = BUCKET,
+    topology: given.TopologyOption = None,
+    hosts: given.HostsOption = 0,
+    ranks: given.RanksOption = None,
+    rate: given.RateOption = "",
+    delay: given.DelayOption = "",
+    compute: given.ComputeOption = "",
+    machine: given.MachineOption = "",
+    overheads: given.OverheadsOption = None,
+    bucket: given.BucketOption = given.BUCKET,
     trace: Annotated[Path | None, typer.Option(help="Write all ranks as a trace for Chrome or Perfetto.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
     """Draw what ranks did in each step, as one HTML page; with --plan and --workload also what was predicted."""
-    if find_spec("plotly") is None:
-        raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]'.")
+    require_plotly()
     paths = _paths(files)
     timelines = [_load(path) for path in paths]
     check(timelines, [str(path) for path in paths])
@@ -85,16 +68,17 @@ def report(
     if plan or workload or topology is not None or hosts:
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
-        given, network = plan_given(plan), topology_given(topology, hosts, ranks, rate, delay, machine=machine)
-        check_prediction(timelines[0], str(paths[0]), given, network)
-        known = overheads_given(overheads, machine)
-        work = workload_given(workload, compute)
-        predicted = simulate(given, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
+        wanted = plan_of_text(plan)
+        network = given.topology_given(topology, hosts, ranks, rate, delay, machine=machine)
+        check_prediction(timelines[0], str(paths[0]), wanted, network)
+        known = given.overheads_given(overheads, machine)
+        work = given.workload_given(workload, compute)
+        predicted = simulate(wanted, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
     if predicted is not None:
-        Console().print(overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
-    write_atomically(html, _page(measured, predicted, overheads_from(overheads, machine)))
+        Console().print(given.overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    write_atomically(html, _page(measured, predicted, given.overheads_from(overheads, machine)))
     if trace is not None:
         write_trace(merged(timelines), trace)
     if json_file is not None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.planner.trials import Trial
+from pliant.planner import Trial
 
 __all__ = ["TOPS", "judged"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pliant.planner import BUILDERS, Trial
-from pliant.planner.judge import judged
+from pliant_bench.dataset.judge import judged
 
 TIMES = (0.5, 0.2, 0.4, 0.1, 0.3, 0.6, 0.8, 0.7, 1.0, 0.9, 1.2, 1.1)
 TRIALS = [Trial(genes=g, steps_s=(t, t, 1.01 * t)) for g, t in zip(BUILDERS.values(), TIMES, strict=False)]

@@ -1,26 +1,14 @@
 """Ranks as plain processes on loopback: the fast network to compare with, and a machine without namespaces."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 
 from pliant.network.emulate import RankResult, run_ranks
 from pliant.network.namespaces import die_with_parent
+from pliant.network.store import reserve_port
 
-__all__ = ["LocalHosts", "reserve_port"]
-
-
-def reserve_port() -> socket.socket:
-    """Return a socket that keeps a port of loopback for a store: until it is closed nobody is given that port.
-
-    A store may listen there all the same, since both sockets allow their address to be used again, and this one never
-    listens. A port that was only looked up may be somebody's connection by the time that a rank listens on it.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
+__all__ = ["LocalHosts"]
 
 
 class LocalHosts:

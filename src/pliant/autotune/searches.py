@@ -1,0 +1,79 @@
+"""Searches of one run, on its first rank: each begins from what those before have taught."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pliant.autotune.options import Auto
+from pliant.planner import BUILDERS, Genes, SearchLimits, SearchResult, Space, Trial, searching
+from pliant.planner.predictor import Predictor, TransferPrior
+from pliant.simulator import CostFeatures
+
+__all__ = ["Searches"]
+
+_BATCH, _SAMPLES, _CELLS = 4, 100, 3
+"""Plans tried at once; plans drawn and predicted for them; searches that teach the next one."""
+_TRUSTED = 4.0
+"""How many times a coefficient may be what it was given as."""
+
+
+class Searches:
+    """Searches for a plan, one after another.
+
+    Args:
+        auto: How long they may take, and what they are drawn from.
+
+    """
+
+    def __init__(self, auto: Auto) -> None:
+        self._auto = auto
+        self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
+        """What the last ones have tried."""
+
+    def forget_last(self) -> None:
+        """Let the last one teach nothing."""
+        self._cells = self._cells[:-1]
+
+    def search(
+        self,
+        space: Space,
+        features: CostFeatures,
+        seeds: Mapping[str, Genes],
+        in_force: Trial | None,
+        num_trials: int,
+    ) -> Generator[tuple[Genes, float], Trial, SearchResult]:
+        """Search, as `searching` does.
+
+        Args:
+            space: Plans to choose from.
+            features: Of plans on the network, as it is now.
+            seeds: Plans to begin with, beside the builders.
+            in_force: What is known of the plan in force, if one is.
+            num_trials: At most so many.
+
+        """
+        limits = SearchLimits(
+            max_trials=num_trials,
+            max_seconds=self._auto.max_seconds,
+            batch=_BATCH,
+            num_candidates=_SAMPLES,
+            seeds={**seeds, **BUILDERS},
+            num_drawn=_SAMPLES,
+            num_seeds=min(_BATCH, num_trials),
+            known=[in_force] if in_force is not None else [],
+            seed=self._auto.seed,
+        )
+        found = yield from searching(space, Predictor(features, self._auto.seed, self._learned()), limits)
+        self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
+        return found
+
+    def _learned(self) -> TransferPrior | None:
+        """Return what earlier searches have taught; no coefficient far from what it is elsewhere.
+
+        One that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
+        """
+        if not self._cells:
+            return None
+        given, found = self._cells[0][0].coefficients, TransferPrior.of(self._cells)
+        return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))

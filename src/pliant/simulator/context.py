@@ -1,0 +1,61 @@
+"""Workload and topology that plans are simulated on, and what has been found out about them."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from pliant.netmodel import KEYS, Floats, Links, Overheads
+from pliant.simulator.exchange import Exchanges, take_time
+from pliant.simulator.round import Round
+from pliant.spec import Topology, Workload
+
+__all__ = ["SimulationContext"]
+
+_CPU_KEYS = slice(KEYS.index("messages"), None)
+
+
+@dataclass(kw_only=True, eq=False)
+class SimulationContext:
+    """Parts that plans on one workload and topology share, and what has been found out about it."""
+
+    workload: Workload
+    topology: Topology
+    overheads: Overheads
+    slowdown: tuple[float, ...]
+    """Per rank, how much longer it computes than the workload says."""
+    links: Links = field(init=False)
+    coefficients: Floats = field(init=False)
+    found: dict[Hashable, tuple[Exchanges, Exchanges]] = field(
+        default_factory=dict[Hashable, tuple[Exchanges, Exchanges]]
+    )
+
+    buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
+    )
+
+    def __post_init__(self) -> None:
+        self.links = Links(self.topology, self.overheads)
+        self.coefficients = self.overheads.coefficients()
+        self.coefficients[_CPU_KEYS] *= self.slowest
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the topology."""
+        return self.links.num_ranks
+
+    @property
+    def slowest(self) -> float:
+        """Largest factor of any rank."""
+        return max(self.slowdown)
+
+    def at_given_overheads(self, counts: Floats) -> Floats:
+        """Return counts, (num_keys,), so that they need no factor of the slowest rank."""
+        scaled = counts.copy()
+        scaled[_CPU_KEYS] *= self.slowest
+        return scaled
+
+    def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
+        """Return what `num` exchanges take: what is waited for, and what follows."""
+        return (
+            take_time(task, self.links, self.coefficients, num),
+            take_time(rest, self.links, self.coefficients, num, own_work=False),
+        )
