@@ -146,11 +146,12 @@ def table(found: dict) -> str:
         f"`{found['command']}`",
         "",
         f"{len(rows)} arms on {HOSTS} emulated hosts with real computing; nothing was fitted. "
-        f"{found['machine']['cpu']}; {found['machine']['software']}; load {found['machine']['load']} at the end, {found['machine']['at']}. "
+        f"{found['machine']['cpu']}; {found['machine']['software']}; "
+        f"load {found['machine']['load']} at the end, {found['machine']['at']}. "
         f"`{AFTER}` has the probed topology and the machine's file, `{DEFAULTS}` the topology and the defaults of "
         f"Overheads, `{BEFORE}` the topology and the defaults of its Costs: a machine's file reached nobody there. "
-        "All have the same observed workload. Failed arms: "
-        f"{', '.join(found['failed']) or 'none'}.",
+        "All have the same observed workload. Bytes of exchanges that outlive a short turn are counted outside it. "
+        f"Failed arms: {', '.join(found['failed']) or 'none'}.",
         "",
         "| absolute relative error | median | 90th percentile | largest | median of the signed |",
         "|---|--:|--:|--:|--:|",
@@ -213,7 +214,7 @@ def main() -> None:
     parser.add_argument("--delay", default="0ms")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
-    parser.add_argument("--seconds", type=float, default=3.0, help="Of an arm: no turn begins later.")
+    parser.add_argument("--seconds", type=float, default=2.5, help="Of an arm: no turn begins later.")
     parser.add_argument("--probe", default="5s")
     parser.add_argument("--jsonl", type=Path, required=True)
     parser.add_argument("--json", type=Path)

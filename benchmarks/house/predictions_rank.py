@@ -20,7 +20,6 @@ from pliant_bench.collect.trial import attempt
 from pliant_bench.harness.lines import say
 
 TIMEOUT_S = 60.0
-BUCKET_MB = 25
 
 
 class Subject:
@@ -39,7 +38,8 @@ class Subject:
             while not seen.done:
                 self.step()
         self.workload = seen.workload(model_name)
-        self._model = DistributedDataParallel(module, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+        # DDP's own buckets, the first of 1 MiB, as the simulator takes them: a size given would be the first's too.
+        self._model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         self.run = pliant.relax(self._model, self._optimizer, "bf16", timeout_s=TIMEOUT_S, agreement_every=0)
 
     def pace(self, *, waiting: bool = True) -> None:
