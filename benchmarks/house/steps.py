@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--warmup", type=int, default=8)
     parser.add_argument("--starts", type=int, default=20)
