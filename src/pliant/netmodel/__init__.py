@@ -4,11 +4,13 @@ from pliant.netmodel.links import Links, RoundTime
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix
 from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
 from pliant.netmodel.presets import PRESETS, Preset
+from pliant.netmodel.round import BucketBatch, Round, passes, work
 
 __all__ = [
     "IDEAL",
     "KEYS",
     "PRESETS",
+    "BucketBatch",
     "DenseExchange",
     "Floats",
     "Ints",
@@ -18,5 +20,8 @@ __all__ = [
     "PointToPoint",
     "Preset",
     "RankMatrix",
+    "Round",
     "RoundTime",
+    "passes",
+    "work",
 ]

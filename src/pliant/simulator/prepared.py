@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pliant.netmodel import KEYS, DenseExchange, Floats, Links, Overheads
+from pliant.netmodel import KEYS, DenseExchange, Floats, Links, Overheads, Round
 from pliant.simulator.exchange import Exchanges, take_time
 from pliant.simulator.layout import (
     SimulatedWeights,
@@ -19,7 +19,6 @@ from pliant.simulator.layout import (
     owners_of,
     weight_parts,
 )
-from pliant.simulator.round import Round
 from pliant.simulator.schedules import ring, to_and_from
 from pliant.simulator.traffic import inside_hosts, moved, num_turns
 from pliant.spec import (
