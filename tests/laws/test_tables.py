@@ -79,8 +79,7 @@ def test_a_name_is_written_in_its_row_and_its_file():
 # - Fields
 
 LOOKING = {"__post_init__", "text_of", "plain", "_left_out", "timing", "early_timing"}
-"""Functions that read fields, whatever they mean, as loops over all fields do. What stands in a timing counts where that
-is read."""
+"""Functions that read fields whatever they mean, as loops over all do. A timing counts where its fields are read."""
 FIRST = {
     kind.__name__: next(name for name, row in ROWS.items() if any(type(node) is kind for node in row.walk()))
     for name, kind in NODES.items()
