@@ -16,7 +16,7 @@ from torch import Tensor
 from pliant.collectives import BlockGrid, SharedBlockAverage
 from pliant.comm import Comm, share_text
 from pliant.layouts.blocks import divided
-from pliant.netmodel import Links, Overheads
+from pliant.netmodel import Links, Overheads, Round
 from pliant.schedules import (
     Candidate,
     Collective,
@@ -29,7 +29,6 @@ from pliant.schedules import (
     cost,
     group,
 )
-from pliant.simulator.round import Round
 from pliant.simulator.schedules import around_ring, ring
 from pliant.spec import Schedule, Selection, Topology, ValueBits, from_json, to_json
 from pliant.spec.selection import VALUE_BYTES

@@ -170,7 +170,7 @@ class _Moves:
 
 
 RECEIVES_FIRST = {
-    *("bytegrad", "qsgd8", "qsgd4", "terngrad", "natural", "int4", "onebit", "worker-only", "onebit_adam", "owner"),
+    *("bytegrad", "qsgd", "qsgd4", "terngrad", "natural", "int4", "onebit", "worker-only", "onebit_adam", "owner"),
     *("owner-qsgd", "late-onebit", "after", "every", "diloco", "streaming_diloco", "stale", "stale-free"),
     *("tasc", "tasc-dgc", "tasc-fresh", "tasc-leader", "tasc-local", "tasc-difference", "tasc-curved", "tasc-dynamic"),
 }

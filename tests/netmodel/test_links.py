@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pliant.netmodel import IDEAL, KEYS, DenseExchange, Links, Overheads, PointToPoint, RankMatrix
+from pliant.netmodel import IDEAL, KEYS, DenseExchange, Links, Overheads, PointToPoint, RankMatrix, Round
 from pliant.recsys import Frequencies, Rates, expected, step_cost
 from pliant.recsys.traffic import PHASES
 from pliant.schedules import Collective, cost
 from pliant.simulator.exchange import take_time
-from pliant.simulator.round import Round
 from pliant.spec import EmbeddingPlan, Host, Link, Move, Rack, Schedule, Table, TableLayout, Topology
 
 SOME = Overheads(wire_factor=1.1, message_s=2e-3, sharing=0.3, loopback_bytes_per_s=2e5, reduce_bytes_per_s=1e30)

@@ -8,10 +8,10 @@ from cases import cluster, even, plan_for
 from hypothesis import given, settings, strategies as st
 
 import pliant as p
-from pliant.netmodel import DenseExchange, Links, PointToPoint
+from pliant.netmodel import BucketBatch, DenseExchange, Links, PointToPoint
 from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
 from pliant.simulator.schedules import average, ring, tree
-from pliant.simulator.traffic import BucketBatch, inside_hosts, moved
+from pliant.simulator.traffic import inside_hosts, moved
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 

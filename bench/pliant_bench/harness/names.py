@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pliant.algorithms.grammar import parse
+from pliant.algorithms.registry import ALGORITHMS
 
 __all__ = [
     "ARMS",
@@ -24,7 +25,7 @@ __all__ = [
 
 TORCH_ARMS = ("compute", "ddp", "ddp-bf16", "ddp-powersgd", "ddp-postlocal", "ddp-adam")
 """compute: no communication. ddp-*: torch's DDP with its own hooks, and a bf16 hook, since torch's refuses Gloo."""
-PLIANT_ARMS = (
+_DRAWN = (
     "allreduce",
     "bf16",
     "bytegrad",
@@ -55,7 +56,9 @@ PLIANT_ARMS = (
     "owner",
     "stale",
 )
-"""What jobs over all algorithms draw from, in this order: seeds that are committed count on it."""
+"""Order in which jobs over all algorithms draw: seeds that are committed count on it."""
+PLIANT_ARMS = (*_DRAWN, *(name for name, row in ALGORITHMS.items() if row.bare and name not in (*_DRAWN, "fp16")))
+"""What jobs over all algorithms draw from: each row of the registry; fp16 is as bf16."""
 _SHORT = {
     "qsgd4": "qsgd(bits=4)",
     "topk_dgc": "topk(momentum=0.9, ramp_steps={warmup})",

@@ -100,8 +100,9 @@ def _made(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> Any
         if args:
             raise ValueError(f"the settings of the codec {name} must be named, as in {name}(block=64).")
         return CodecSpec(name=name, settings=settings)
-    row = row_of(name)
-    make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name) if row is None else row.make
+    make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name)
+    if make is None and (row := row_of(name)) is not None:
+        make = row.make
     if make is None or name == "Combinator":
         raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(names())}, and types of nodes.")
     try:

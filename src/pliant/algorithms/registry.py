@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from pliant.algorithms import combining, gradients, weights
 from pliant.algorithms.given import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
@@ -21,12 +21,33 @@ class Row:
     make: Callable[..., AlgorithmLike]
     from_optimizer: Callable[[HasGroups], Mapping[str, Any]] | None = None
     """Settings that the bare name takes from the optimizer."""
-    bare: bool = True
-    """Whether the name alone says enough; combinators need what they hold, a warm-up its length."""
+    example: str = ""
+    """How it is typed, where the name alone does not say enough: combinators need what they hold."""
     one_bucket: bool = False
     """Whether all of a model comes in one bucket, so that one budget is divided among all layers."""
     spare_small: bool = False
     """Whether small parameters are averaged exactly, for algorithms of your own; Pliant's nodes say it themselves."""
+    grid: Mapping[str, tuple[float | str, ...]] | None = None
+    """Settings that the search may try, each from the mildest to the strongest; None where it does not search."""
+    exact: bool = False
+    """Whether it gives DDP's gradients but for rounding to 16 bits."""
+    steps_ratio: float | None = None
+    """Steps to the same accuracy over those of bfloat16 DDP, as measured at the end of the grid; None if nobody has."""
+
+    def __post_init__(self) -> None:
+        if self.steps_ratio is not None and self.grid is None:
+            raise ValueError(f"steps_ratio is {self.steps_ratio}, but there is no grid at whose end it was measured.")
+
+    @property
+    def bare(self) -> bool:
+        """Whether the name alone says enough."""
+        return not self.example
+
+
+def _made_by(where: str) -> Callable[..., AlgorithmLike]:
+    """Return a function of a module of `pliant.algorithms`. Nodes that the module defines are known from then on."""
+    module, _, name = where.partition(":")
+    return getattr(import_module(f"pliant.algorithms.{module}"), name)
 
 
 def _onebit_adam(optimizer: HasGroups) -> Mapping[str, Any]:
@@ -56,38 +77,42 @@ def is_adaptive(optimizer: HasGroups) -> bool:
 
 ALGORITHMS: Mapping[str, Row] = MappingProxyType(
     {
-        "allreduce": Row(make=gradients.allreduce),
-        "bf16": Row(make=gradients.bf16),
-        "fp16": Row(make=gradients.fp16),
-        "bytegrad": Row(make=gradients.bytegrad),
-        "qsgd": Row(make=gradients.qsgd),
-        "terngrad": Row(make=gradients.terngrad),
-        "natural": Row(make=gradients.natural),
-        "int4": Row(make=gradients.int4),
-        "onebit": Row(make=gradients.onebit),
-        "onebit_adam": Row(make=gradients.onebit_adam, from_optimizer=_onebit_adam),
-        "powersgd": Row(make=gradients.powersgd),
-        "topk": Row(make=gradients.topk),
-        "blocktopk": Row(make=gradients.blocktopk),
-        "randomk": Row(make=gradients.randomk),
-        "demo": Row(make=gradients.demo),
-        "tasc": Row(make=gradients.tasc, from_optimizer=_power),
-        "owner": Row(make=gradients.owner),
-        "stale": Row(make=gradients.stale),
-        "late": Row(make=combining.late, from_optimizer=_momentum),
-        "gossip": Row(make=weights.gossip),
-        "choco": Row(make=weights.choco),
-        "dcd": Row(make=weights.dcd),
-        "local_sgd": Row(make=weights.local_sgd),
-        "diloco": Row(make=weights.diloco),
-        "streaming_diloco": Row(make=weights.streaming_diloco),
-        "sparse_loco": Row(make=weights.sparse_loco),
-        "async_average": Row(make=weights.async_average),
-        "post_local_sgd": Row(make=weights.post_local_sgd, bare=False),
-        "every": Row(make=combining.every, bare=False),
-        "after": Row(make=combining.after, bare=False),
-        "between_hosts": Row(make=combining.between_hosts, bare=False),
-        "dynamic": Row(make=combining.dynamic, bare=False),
+        "allreduce": Row(make=_made_by("gradients:allreduce")),
+        "bf16": Row(make=_made_by("gradients:bf16")),
+        "fp16": Row(make=_made_by("gradients:fp16")),
+        "bytegrad": Row(make=_made_by("gradients:bytegrad")),
+        "qsgd": Row(make=_made_by("gradients:qsgd")),
+        "terngrad": Row(make=_made_by("gradients:terngrad")),
+        "natural": Row(make=_made_by("gradients:natural")),
+        "int4": Row(make=_made_by("gradients:int4")),
+        "onebit": Row(make=_made_by("gradients:onebit")),
+        "onebit_adam": Row(make=_made_by("gradients:onebit_adam"), from_optimizer=_onebit_adam),
+        "powersgd": Row(make=_made_by("gradients:powersgd")),
+        "topk": Row(make=_made_by("gradients:topk")),
+        "blocktopk": Row(make=_made_by("gradients:blocktopk")),
+        "randomk": Row(make=_made_by("gradients:randomk")),
+        "demo": Row(make=_made_by("gradients:demo")),
+        "tasc": Row(
+            make=_made_by("gradients:tasc"),
+            from_optimizer=_power,
+            grid={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
+        ),
+        "owner": Row(make=_made_by("gradients:owner"), grid={}, exact=True, steps_ratio=1.0),
+        "stale": Row(make=_made_by("gradients:stale")),
+        "late": Row(make=_made_by("combining:late"), from_optimizer=_momentum),
+        "gossip": Row(make=_made_by("weights:gossip")),
+        "choco": Row(make=_made_by("weights:choco")),
+        "dcd": Row(make=_made_by("weights:dcd")),
+        "local_sgd": Row(make=_made_by("weights:local_sgd")),
+        "diloco": Row(make=_made_by("weights:diloco")),
+        "streaming_diloco": Row(make=_made_by("weights:streaming_diloco")),
+        "sparse_loco": Row(make=_made_by("weights:sparse_loco")),
+        "async_average": Row(make=_made_by("weights:async_average")),
+        "post_local_sgd": Row(make=_made_by("weights:post_local_sgd"), example="post_local_sgd(warmup_steps=100)"),
+        "every": Row(make=_made_by("combining:every"), example="every(2, qsgd)"),
+        "after": Row(make=_made_by("combining:after"), example="after(100, bf16, then=onebit)"),
+        "between_hosts": Row(make=_made_by("combining:between_hosts"), example="between_hosts(int4)"),
+        "dynamic": Row(make=_made_by("combining:dynamic"), example="dynamic(tasc, exposed_share=0.1)"),
     }
 )
 """Name -> row."""
@@ -174,15 +199,6 @@ def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
             f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
         )
     if not row.bare:
-        raise ValueError(f"{name!r} needs settings; write them behind it, as in {_EXAMPLES[name]!r}.")
+        raise ValueError(f"{name!r} needs settings; write them behind it, as in {row.example!r}.")
     settings = row.from_optimizer(optimizer) if row.from_optimizer is not None and optimizer is not None else {}
     return node_of(row.make(**settings))
-
-
-_EXAMPLES = {
-    "post_local_sgd": "post_local_sgd(warmup_steps=100)",
-    "every": "every(2, qsgd)",
-    "after": "after(100, bf16, then=onebit)",
-    "between_hosts": "between_hosts(int4)",
-    "dynamic": "dynamic(tasc, exposed_share=0.1)",
-}

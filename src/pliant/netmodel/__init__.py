@@ -4,12 +4,14 @@ from pliant.netmodel.links import Links
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix
 from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
 from pliant.netmodel.presets import PRESETS, Preset
+from pliant.netmodel.round import BucketBatch, Round, passes, work
 from pliant.netmodel.roundtime import RoundTime
 
 __all__ = [
     "IDEAL",
     "KEYS",
     "PRESETS",
+    "BucketBatch",
     "DenseExchange",
     "Floats",
     "Ints",
@@ -19,5 +21,8 @@ __all__ = [
     "PointToPoint",
     "Preset",
     "RankMatrix",
+    "Round",
     "RoundTime",
+    "passes",
+    "work",
 ]

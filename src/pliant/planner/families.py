@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pliant.algorithms.given import node_of
+from pliant.algorithms.registry import ALGORITHMS
 from pliant.spec import (
     AllGather,
     AllReduce,
-    BlockSparse,
     CodecSpec,
     CodedGossip,
     Delayed,
@@ -17,8 +18,6 @@ from pliant.spec import (
     LowRank,
     Outer,
     ScatterGather,
-    Selection,
-    ShardedOptimizer,
 )
 
 __all__ = ["FAMILIES", "Family", "Setting", "Settings"]
@@ -82,11 +81,6 @@ def _sparse(s: Settings) -> Exchange:
     return AllReduce(codec=codec) if codec.facts.kind == "shared" else AllGather(codec=codec)
 
 
-def _tasc(s: Settings) -> Exchange:
-    agreement = "leader" if s["agreement"] == "leader" else "global"
-    return BlockSparse(selection=Selection(ratio=_num(s, "ratio"), agreement=agreement))
-
-
 def _gossip(s: Settings) -> Exchange:
     return Gossip(graph=_graph(s), period=int(_num(s, "every")))
 
@@ -116,11 +110,30 @@ def _diloco(s: Settings) -> Exchange:
     )
 
 
+def _of_row(name: str) -> Family:
+    """Return the family of an algorithm whose row has a grid."""
+    row = ALGORITHMS[name]
+    grids = row.grid or {}
+
+    def make(settings: Settings) -> Exchange:
+        return node_of(row.make(**settings))
+
+    mildest = make({key: values[0] for key, values in grids.items()})
+    return Family(
+        name=name,
+        grids=grids,
+        make=make,
+        exact=row.exact,
+        between_steps=mildest.exchanges_weights,
+        by_hosts=not mildest.has_owners,
+    )
+
+
 FAMILIES = {
     family.name: family
     for family in (
         Family(name="exact", grids={"bits": (32, 16)}, make=_plain, exact=True),
-        Family(name="owner", grids={}, make=lambda _: ShardedOptimizer(), exact=True, by_hosts=False),
+        _of_row("owner"),
         Family(name="late", grids={"bits": (32, 16)}, make=_late),
         Family(name="quantized", grids={"bits": (8, 4, 2)}, make=_quantized),
         Family(name="fed_back", grids={"bits": (4, 1)}, make=_fed_back),
@@ -130,11 +143,7 @@ FAMILIES = {
             grids={"choice": ("topk", "blocktopk", "randomk"), "ratio": (0.1, 0.05, 0.02, 0.01)},
             make=_sparse,
         ),
-        Family(
-            name="tasc",
-            grids={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
-            make=_tasc,
-        ),
+        _of_row("tasc"),
         Family(
             name="gossip",
             grids={"graph": ("exponential", "one_peer", "ring"), "every": (1, 2, 4)},
@@ -159,6 +168,8 @@ FAMILIES = {
             make=_diloco,
             between_steps=True,
         ),
+        *(_of_row(name) for name, row in ALGORITHMS.items() if row.grid is not None),
     )
 }
-"""By name."""
+"""By name: families of several algorithms, and one for each row of the registry that has a grid, in an order that stays
+as it is, since what is drawn depends on it."""

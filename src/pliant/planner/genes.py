@@ -79,7 +79,7 @@ class Genes:
         genes = self.genes
         if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
-        if len({gene.family == "owner" for gene in genes}) > 1:
+        if len({gene.exchange.has_owners for gene in genes}) > 1:
             raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
         rules = [Rule(match=Match(pattern=name), exchange=self._finished(gene)) for name, gene in self.names]
         rules += [Rule(match=Match(layer=layer), exchange=self._finished(gene)) for layer, gene in self.layers]

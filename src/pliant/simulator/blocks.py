@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pliant.layouts.blocks import divided
-from pliant.netmodel import DenseExchange, Floats
-from pliant.simulator.round import Round
+from pliant.netmodel import DenseExchange, Floats, Round
 from pliant.simulator.schedules import around_ring, average
 from pliant.spec import Selection
 

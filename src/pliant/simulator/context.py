@@ -3,9 +3,8 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from pliant.netmodel import KEYS, Floats, Links, Overheads
+from pliant.netmodel import KEYS, Floats, Links, Overheads, Round
 from pliant.simulator.exchange import Exchanges, take_time
-from pliant.simulator.round import Round
 from pliant.spec import Topology, Workload
 
 __all__ = ["SimulationContext"]

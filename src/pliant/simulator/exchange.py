@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel import KEYS, Floats, Links
-from pliant.simulator.round import Round
+from pliant.netmodel import KEYS, Floats, Links, Round
 
 __all__ = ["Exchanges", "Stage", "take_time"]
 

@@ -7,8 +7,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pliant.layouts.division import place, weight_buckets
-from pliant.netmodel import Floats
-from pliant.simulator.rounds import BucketBatch
+from pliant.netmodel import BucketBatch, Floats
 from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, TensorSpec, Timing, Workload
 
 __all__ = [

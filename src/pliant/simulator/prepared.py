@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel import DenseExchange, Floats
+from pliant.netmodel import DenseExchange, Floats, Round
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.exchange import Exchanges
 from pliant.simulator.layout import (
@@ -20,7 +20,6 @@ from pliant.simulator.layout import (
     owners_of,
     weight_parts,
 )
-from pliant.simulator.round import Round
 from pliant.simulator.schedules import ring, to_and_from
 from pliant.simulator.traffic import inside_hosts, moved, num_turns
 from pliant.spec import Exchange, SyncPlan, Workload

@@ -1,14 +1,13 @@
 """Rounds of each leaf of a plan: what it sends and computes, one after another."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pliant.layouts.division import factor_shape
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
-from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint
+from pliant.netmodel import BucketBatch, DenseExchange, Floats, Ints, PointToPoint, Round, passes, work
 from pliant.simulator.blocks import blocks
-from pliant.simulator.round import Round
 from pliant.simulator.schedules import around_ring, average, ring
 from pliant.spec import (
     AllGather,
@@ -27,7 +26,6 @@ from pliant.spec import (
 )
 
 __all__ = [
-    "BucketBatch",
     "all_gather_rounds",
     "all_reduce_rounds",
     "block_rounds",
@@ -35,36 +33,8 @@ __all__ = [
     "low_rank_rounds",
     "momentum_rounds",
     "owner_rounds",
-    "passes",
     "scatter_gather_rounds",
-    "work",
 ]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BucketBatch:
-    """Parts of buckets that are exchanged alike; each by itself, but counted together."""
-
-    numel: Floats
-    """(num_buckets,) elements of each."""
-    itemsize: Floats
-    """(num_buckets,) bytes of an element where no codec is used."""
-    shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """Per bucket, of its tensors; needed for low_rank."""
-    held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    """(num_buckets, num_ranks): elements that each rank owns; needed for owners."""
-    num_held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    """(num_buckets, num_ranks): tensors that each rank owns."""
-
-
-def work(before: dict[str, Floats]) -> Round:
-    """Return a round without messages."""
-    return Round(messages=None, before=before)
-
-
-def passes(batch: BucketBatch, count: float) -> dict[str, Floats]:
-    """Return so many passes over a batch in float32."""
-    return {"reduce_bytes": 4 * count * batch.numel}
 
 
 def _num_kept(codec: CodecSpec, numel: Floats) -> Floats:

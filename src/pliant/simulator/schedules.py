@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.layouts.division import num_hops
-from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint
-from pliant.simulator.round import Round
+from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint, Round
 
 __all__ = ["around_ring", "average", "embedded", "ring", "to_and_from", "tree"]
 

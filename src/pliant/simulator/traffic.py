@@ -1,15 +1,13 @@
 """A node and some buckets -> what goes over the network for them, and what is computed, as the engine does it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pliant.netmodel import Floats, PointToPoint
-from pliant.simulator.round import Round
+from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round, passes, work
 from pliant.simulator.rounds import (
-    BucketBatch,
     all_gather_rounds,
     all_reduce_rounds,
     block_rounds,
@@ -17,9 +15,7 @@ from pliant.simulator.rounds import (
     low_rank_rounds,
     momentum_rounds,
     owner_rounds,
-    passes,
     scatter_gather_rounds,
-    work,
 )
 from pliant.simulator.schedules import embedded
 from pliant.spec import (
@@ -45,7 +41,7 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "inside_hosts", "moved", "num_turns"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_hosts", "moved", "num_turns"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
@@ -57,6 +53,15 @@ class ExchangeTraffic:
 
     task: tuple[Round, ...]
     rest: tuple[Round, ...] = ()
+
+
+@runtime_checkable
+class Moves(Protocol):
+    """A node with a file of its own, which says itself what it moves; for those of `spec`, `TRAFFIC` does."""
+
+    def moves(self, batch: BucketBatch, num_ranks: int) -> Sequence[Exchange | Round]:
+        """Return what moves, one after another: rounds, or nodes, each of which stands for what it moves."""
+        ...
 
 
 def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0) -> ExchangeTraffic:
@@ -78,7 +83,20 @@ def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0)
 
 
 def _moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    if isinstance(node, Moves):
+        return _said(node, batch, topology, turn)
+    if type(node) not in TRAFFIC:
+        raise ValueError(f"nobody knows what {type(node).__name__} sends; give it `moves`, as CONTRIBUTING.md says.")
     return TRAFFIC[type(node)](node, batch, topology, turn)
+
+
+def _said(node: Moves, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Put together what a node says of itself."""
+    parts = [
+        _moved(part, batch, topology, turn) if isinstance(part, Exchange) else ExchangeTraffic(task=(part,))
+        for part in node.moves(batch, topology.num_ranks)
+    ]
+    return ExchangeTraffic(task=tuple(r for p in parts for r in p.task), rest=tuple(r for p in parts for r in p.rest))
 
 
 def num_turns(node: Exchange, topology: Topology, size: int) -> int:
@@ -198,4 +216,4 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     BetweenHosts: _between_hosts,
     After: _after,
 }
-"""Type of node -> what counts its messages and work; its keys are those of `pliant.algorithms.EXECUTORS`."""
+"""Type of a node of `spec` -> what counts its messages and work."""

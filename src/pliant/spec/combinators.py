@@ -83,6 +83,7 @@ class Combinator(Exchange):
 class Every(Combinator):
     """Exchange of gradients in every n-th step; those of the others are added to it."""
 
+    made_by: ClassVar[str] = "executors.timing:EveryExecutor"
     ONCE: ClassVar[str] = "and its steps are those of one period"
     steps: int
 
@@ -112,6 +113,7 @@ class Every(Combinator):
 class Delayed(Combinator):
     """Gradients used one step late, while those of this step are exchanged (Pipe-SGD)."""
 
+    made_by: ClassVar[str] = "executors.timing:DelayedExecutor"
     ONCE: ClassVar[str] = "but gradients can be one step late only"
     compensation: float = 0.0
     """Factor of the correction for what the weights have done since (DC-ASGD)."""
@@ -145,6 +147,7 @@ class Delayed(Combinator):
 class BetweenHosts(Combinator):
     """Exact sums inside each host, the node inside between hosts."""
 
+    made_by: ClassVar[str] = "executors.hierarchy:BetweenHostsExecutor"
     ONCE: ClassVar[str] = "but there are two levels only: hosts, and the network between them"
 
     def __post_init__(self) -> None:
@@ -169,6 +172,7 @@ class BetweenHosts(Combinator):
 class After(Exchange):
     """A warm-up with gradients, and another exchange from a step on."""
 
+    made_by: ClassVar[str] = "executors.timing:AfterExecutor"
     steps: int
     first: Exchange
     then: Exchange

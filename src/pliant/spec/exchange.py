@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pliant.spec.codecs import CodecKind, CodecSpec, codec_names
 from pliant.spec.target import Target
@@ -60,6 +60,10 @@ class Exchange:
     ``str(node)`` is its text in the grammar, `pliant.parse` reads it back; JSON has its type and what differs from the
     defaults. Unless a node says otherwise, these are the answers of one that exchanges gradients in every step.
     """
+
+    made_by: ClassVar[str] = ""
+    """Module and class that carry it out, such as ``executors.gossip:GossipExecutor``, in `pliant.algorithms`: called
+    with the node and the executors of its children."""
 
     def __init_subclass__(cls) -> None:
         NODES[cls.__name__] = cls
@@ -136,6 +140,14 @@ class Exchange:
     def exchanges_weights(self) -> bool:
         """Whether weights are exchanged between steps, and gradients stay with their rank (or its host)."""
         return self.kind == "weights"
+
+    @property
+    def gives_mean(self) -> bool:
+        """Whether the result is a mean of what was given, up to errors that are kept, so that changes can be averaged.
+
+        Blocks that depend on the loss, and momenta, are none.
+        """
+        return self.kind == "gradients" and not self.has_owners
 
     @property
     def has_owners(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
@@ -24,6 +24,7 @@ __all__ = [
 class AllReduce(Exchange):
     """Mean of gradients, as they are or in a codec whose sums survive on the way."""
 
+    made_by: ClassVar[str] = "executors.allreduce:averaging"
     codec: CodecSpec | None = None
     """A cast, or `randomk`, which keeps what it does not send."""
 
@@ -43,6 +44,7 @@ class AllReduce(Exchange):
 class ScatterGather(Exchange):
     """Scatter, reduce, gather: every element in fewer bits, in both directions (BAGUA's C_LP_S)."""
 
+    made_by: ClassVar[str] = "executors.quantized:ScatterGatherExecutor"
     codec: CodecSpec
     feedback: Literal["none", "worker", "both"] = "none"
     """Who keeps what the codec loses."""
@@ -69,6 +71,7 @@ class ScatterGather(Exchange):
 class AllGather(Exchange):
     """Elements that each rank chooses, with error feedback on the worker (top-k; Deep Gradient Compression)."""
 
+    made_by: ClassVar[str] = "executors.sparse:AllGatherExecutor"
     codec: CodecSpec
     momentum: float = 0.0
     """Factor of the momentum correction; the optimizer's own momentum must then be 0."""
@@ -97,6 +100,7 @@ class AllGather(Exchange):
 class BlockSparse(Exchange):
     """Blocks of gradients, chosen by what they do to the loss (TASC)."""
 
+    made_by: ClassVar[str] = "executors.tasc:BlockSparseExecutor"
     selection: Selection = field(default_factory=Selection)
     feedback: Literal["worker", "difference"] = "worker"
     """Whether the worker keeps what is not sent, or sends differences to an estimate that all keep (EF21)."""
@@ -106,6 +110,10 @@ class BlockSparse(Exchange):
 
     def __post_init__(self) -> None:
         _require_momentum_and_ramp(self, "BlockSparse")
+
+    @property
+    def gives_mean(self) -> bool:
+        return False
 
     @property
     def error_feedback(self) -> Feedback:
@@ -124,6 +132,7 @@ class BlockSparse(Exchange):
 class LowRank(Exchange):
     """Products of two thin matrices, with error feedback on the worker (PowerSGD)."""
 
+    made_by: ClassVar[str] = "executors.powersgd:LowRankExecutor"
     rank: int = 4
 
     def __post_init__(self) -> None:
@@ -142,6 +151,7 @@ class LowRank(Exchange):
 class Custom(Exchange):
     """An algorithm that is not Pliant's, by the name under which every rank has registered it."""
 
+    made_by: ClassVar[str] = "executors:registered"
     name: str
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
     exchanges: Literal["gradients", "weights"] = "gradients"

@@ -1,6 +1,7 @@
 """Nodes that exchange momenta made of gradients, before the optimizer's step."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
@@ -13,6 +14,7 @@ __all__ = ["CompressedMomentum", "DecoupledMomentum"]
 class DecoupledMomentum(Exchange):
     """Largest coefficients of each rank's own momentum, which keeps the others (DeMo)."""
 
+    made_by: ClassVar[str] = "executors.demo:DecoupledMomentumExecutor"
     codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="dct"))
     momentum: float = 0.999
     signed: bool = True
@@ -23,6 +25,10 @@ class DecoupledMomentum(Exchange):
         require(0 < self.momentum < 1, "DecoupledMomentum", f"momentum must be between 0 and 1, got {self.momentum:g}.")
 
     @property
+    def gives_mean(self) -> bool:
+        return False
+
+    @property
     def keeps_gradients(self) -> bool:
         return True
 
@@ -31,6 +37,7 @@ class DecoupledMomentum(Exchange):
 class CompressedMomentum(Exchange):
     """Exact gradients while the variance settles, then a momentum in few bits (1-bit Adam)."""
 
+    made_by: ClassVar[str] = "executors.onebit_adam:CompressedMomentumExecutor"
     beta: float
     """Decay of the momentum: beta_1 of the optimizer."""
     warmup_steps: int

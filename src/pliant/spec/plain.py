@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import types
 import typing
 from collections.abc import Mapping
@@ -71,10 +72,14 @@ def build_record(kind: Any, value: Any, where: str) -> Any:
 
 
 _MISSING = dataclasses.MISSING
+_REGISTRY = "pliant.algorithms.registry"
+"""Module that imports the nodes which have a file of their own. A plan that names one may be the first to need it."""
 
 
 def _node(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     name = value.get("type")
+    if isinstance(name, str) and name not in NODES:
+        importlib.import_module(_REGISTRY)
     if not isinstance(name, str) or name not in NODES or name == "Combinator":
         there = ", ".join(n for n in NODES if n != "Combinator")
         raise ValueError(f"{where} has the type {shortened(name)}, which no node has; there are {there}.")

@@ -1,6 +1,7 @@
 """Nodes that exchange weights between steps, beside or instead of gradients."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import (
@@ -13,9 +14,8 @@ from pliant.spec.exchange import (
     require_codec,
     require_timing,
 )
-from pliant.spec.gradients import AllReduce, BlockSparse
+from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
-from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 
 __all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
 
@@ -39,6 +39,7 @@ class Outer:
 class Gossip(Exchange):
     """Weights averaged with neighbours in a graph, in full precision (D-PSGD)."""
 
+    made_by: ClassVar[str] = "executors.gossip:GossipExecutor"
     graph: Graph = field(default_factory=lambda: Graph(kind="one_peer"))
     period: int = 1
     delay_steps: int = 1
@@ -65,6 +66,7 @@ class Gossip(Exchange):
 class CodedGossip(Exchange):
     """Weights averaged with neighbours by coded differences to replicas (CHOCO-SGD; at gamma 0 DCD-PSGD)."""
 
+    made_by: ClassVar[str] = "executors.gossip:CodedGossipExecutor"
     codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="minmax8"))
     graph: Graph = field(default_factory=lambda: Graph(kind="exponential"))
     gamma: float = 0.0
@@ -89,6 +91,7 @@ class CodedGossip(Exchange):
 class LocalSteps(Exchange):
     """Steps alone; then the mean change of the weights goes to an outer optimizer (local SGD, DiLoCo)."""
 
+    made_by: ClassVar[str] = "executors.local:LocalStepsExecutor"
     period: int
     """Steps from one exchange to the next."""
     averaging: Exchange = field(default_factory=AllReduce)
@@ -115,9 +118,7 @@ class LocalSteps(Exchange):
         require(self.stretch >= 0, "LocalSteps", f"stretch must be at least 0, got {self.stretch:g}.")
         for node in self.averaging.walk():
             require(
-                not isinstance(node, (BlockSparse, CompressedMomentum, DecoupledMomentum))
-                and node.kind == "gradients"
-                and not node.has_owners,
+                node.gives_mean,
                 "LocalSteps",
                 f"averaging must give a mean of changes at once, which {type(node).__name__} does not; use AllReduce, "
                 "ScatterGather, AllGather, LowRank or a registered algorithm.",

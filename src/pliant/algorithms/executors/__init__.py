@@ -1,46 +1,14 @@
-"""A node of a plan to the algorithm that carries it out."""
+"""A node of a plan to the algorithm that carries it out: each node says which, and its file is imported when needed."""
 
-from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, cast
 
 from pliant.algorithms.base import Algorithm
-from pliant.algorithms.executors.allreduce import AllReduceExecutor
-from pliant.algorithms.executors.demo import DecoupledMomentumExecutor
-from pliant.algorithms.executors.gossip import CodedGossipExecutor, GossipExecutor
-from pliant.algorithms.executors.hierarchy import BetweenHostsExecutor
-from pliant.algorithms.executors.local import LocalStepsExecutor
-from pliant.algorithms.executors.onebit_adam import CompressedMomentumExecutor
-from pliant.algorithms.executors.owner import OwnerExecutor
-from pliant.algorithms.executors.powersgd import LowRankExecutor
-from pliant.algorithms.executors.quantized import ScatterGatherExecutor
-from pliant.algorithms.executors.randomk import RandomKExecutor
-from pliant.algorithms.executors.sparse import AllGatherExecutor
-from pliant.algorithms.executors.tasc import BlockSparseExecutor
-from pliant.algorithms.executors.timing import AfterExecutor, DelayedExecutor, EveryExecutor
 from pliant.algorithms.registry import custom
 from pliant.codecs import codec_from
-from pliant.spec import (
-    After,
-    AllGather,
-    AllReduce,
-    BetweenHosts,
-    BlockSparse,
-    CodedGossip,
-    CompressedMomentum,
-    Custom,
-    DecoupledMomentum,
-    Delayed,
-    Every,
-    Exchange,
-    Gossip,
-    LocalSteps,
-    LowRank,
-    ParameterServer,
-    ScatterGather,
-    ShardedOptimizer,
-)
+from pliant.spec import Custom, Exchange
 
-__all__ = ["EXECUTORS", "executor_for"]
+__all__ = ["executor_for", "registered"]
 
 
 def executor_for(node: Exchange) -> Algorithm:
@@ -49,11 +17,16 @@ def executor_for(node: Exchange) -> Algorithm:
     Raises:
         ValueError: A setting of a codec is out of its range, or nobody has registered an algorithm that is not
             Pliant's; or what was registered is another one than the node names.
+        TypeError: The node does not say what carries it out.
 
     """
     if node.payload_codec is not None:
         codec_from(node.payload_codec)
-    made = EXECUTORS[type(node)](node)
+    module, _, name = node.made_by.partition(":")
+    if not name:
+        raise TypeError(f"{type(node).__name__} does not say what carries it out; set its `made_by`.")
+    make: Any = getattr(import_module(f"pliant.algorithms.{module}"), name)
+    made: Algorithm = make(node, *map(executor_for, node.children))
     if made.node != node:
         raise ValueError(
             f"{node} is meant, but what is registered under its name carries out {made.node}; an algorithm of your own "
@@ -62,33 +35,7 @@ def executor_for(node: Exchange) -> Algorithm:
     return made
 
 
-def _custom(node: Custom) -> Algorithm:
+def registered(node: Custom) -> Algorithm:
+    """Return the algorithm that was registered under a node's name, or the executor of the node that it is."""
     made = custom(node)
     return executor_for(made) if isinstance(made, Exchange) else cast(Algorithm, made)
-
-
-def _all_reduce(node: AllReduce) -> Algorithm:
-    shared = node.codec is not None and node.codec.facts.kind == "shared"
-    return RandomKExecutor(node) if shared else AllReduceExecutor(node)
-
-
-EXECUTORS: Mapping[type[Exchange], Callable[[Any], Algorithm]] = {
-    AllReduce: _all_reduce,
-    ScatterGather: ScatterGatherExecutor,
-    AllGather: AllGatherExecutor,
-    BlockSparse: BlockSparseExecutor,
-    LowRank: LowRankExecutor,
-    DecoupledMomentum: DecoupledMomentumExecutor,
-    CompressedMomentum: CompressedMomentumExecutor,
-    ShardedOptimizer: OwnerExecutor,
-    ParameterServer: OwnerExecutor,
-    Gossip: GossipExecutor,
-    CodedGossip: CodedGossipExecutor,
-    Custom: _custom,
-    LocalSteps: lambda node: LocalStepsExecutor(node, executor_for(node.averaging)),
-    Every: lambda node: EveryExecutor(node, executor_for(node.inner)),
-    Delayed: lambda node: DelayedExecutor(node, executor_for(node.inner)),
-    BetweenHosts: lambda node: BetweenHostsExecutor(node, executor_for(node.inner)),
-    After: lambda node: AfterExecutor(node, executor_for(node.first), executor_for(node.then)),
-}
-"""Type of node -> what makes its executor."""

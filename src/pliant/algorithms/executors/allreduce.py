@@ -3,17 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.randomk import RandomKExecutor
 from pliant.buckets import Bucket
+from pliant.codecs import codec_class
 from pliant.collectives.averaging import CastAllReduce
 from pliant.comm.base import Comm
 from pliant.spec import AllReduce
 
-__all__ = ["AllReduceExecutor"]
+__all__ = ["AllReduceExecutor", "averaging"]
 
-_WIRE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+def averaging(node: AllReduce) -> "AllReduceExecutor | RandomKExecutor":
+    """Return what averages: all elements, or those that all ranks share."""
+    shared = node.codec is not None and node.codec.facts.kind == "shared"
+    return RandomKExecutor(node) if shared else AllReduceExecutor(node)
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class AllReduceExecutor:
         """Make the 16-bit buffer, if one is needed."""
         if self.node.codec is None:
             return None
-        return CastAllReduce(_WIRE[self.node.codec.name], bucket.numel, comm, bucket.flat.device)
+        return CastAllReduce(codec_class(self.node.codec.name).dtype, bucket.numel, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
         """Scale first, then add up, as torch DDP does it, to the bit."""

@@ -1,12 +1,12 @@
-"""One round of an exchange: messages that travel at once, and the work before and after them."""
+"""One round of an exchange: messages that travel at once, and the work before and after them; and for what it is."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pliant.netmodel import DenseExchange, Floats, PointToPoint
+from pliant.netmodel.messages import DenseExchange, Floats, PointToPoint
 
-__all__ = ["Round"]
+__all__ = ["BucketBatch", "Round", "passes", "work"]
 
 _ROUNDING = 1e-6
 """Of a byte: what remains of fractions that are whole numbers in truth."""
@@ -45,3 +45,29 @@ class Round:
         if self.messages is None:
             return np.zeros((1, num_ranks))
         return np.floor(self.messages.received(num_ranks) * self.repeat + _ROUNDING)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BucketBatch:
+    """Parts of buckets that are exchanged alike; each by itself, but counted together."""
+
+    numel: Floats
+    """(num_buckets,) elements of each."""
+    itemsize: Floats
+    """(num_buckets,) bytes of an element where no codec is used."""
+    shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """Per bucket, of its tensors; needed for low_rank."""
+    held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """(num_buckets, num_ranks): elements that each rank owns; needed for owners."""
+    num_held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """(num_buckets, num_ranks): tensors that each rank owns."""
+
+
+def work(before: dict[str, Floats]) -> Round:
+    """Return a round without messages."""
+    return Round(messages=None, before=before)
+
+
+def passes(batch: BucketBatch, count: float) -> dict[str, Floats]:
+    """Return so many passes over a batch in float32."""
+    return {"reduce_bytes": 4 * count * batch.numel}
