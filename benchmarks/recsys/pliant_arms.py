@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from pliant.comm import Comm, RecordedComm
-from pliant.recsys.batch import ClickBatch
-from pliant.recsys.module import ShardedEmbeddingBag
-from pliant.recsys.rows import Frequencies
+from pliant.recsys.embedding.module import ShardedEmbeddingBag
+from pliant.recsys.frequencies.click_log import ClickBatch
+from pliant.recsys.frequencies.rows import Frequencies
 from pliant.spec import EmbeddingPlan
 
 
