@@ -21,7 +21,7 @@ the early ones, and the others in their turn. Both together are as many as other
 A rank whose inputs are bad sends sizes of -1, and then, by broadcast, its error.
 """
 
-__all__ = ["hot_bytes", "mask_bytes", "request_bytes", "sizes_bytes", "vector_bytes"]
+__all__ = ["mask_bytes", "request_bytes", "sizes_bytes", "vector_bytes"]
 
 _ID_BYTES = 4
 _SIZE_BYTES = 8
@@ -46,8 +46,3 @@ def vector_bytes(dim: int, bits: int) -> int:
 def mask_bytes(num_ids: int) -> int:
     """Return the bytes of a group's part of what says which answers are early; of groups where vectors move."""
     return -(-num_ids // 8)
-
-
-def hot_bytes(num_rows: int, num_touched: int, dim: int) -> int:
-    """Return the bytes of the two vectors that are all-reduced: each rank sends 2 (n-1)/n of them."""
-    return num_rows + 4 * dim * num_touched

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pliant.comm import RecordedComm, run_world
-from pliant.layouts.embedding_messages import hot_bytes, mask_bytes, request_bytes, sizes_bytes, vector_bytes
+from pliant.layouts.embedding_messages import mask_bytes, request_bytes, sizes_bytes, vector_bytes
 from pliant.recsys import ShardedEmbeddingBag, count_traffic
 from pliant.spec import Table, TableLayout
 from recsys.embedding.whole import TABLES, Whole, first_weights, hot_ids, inputs_of, plan_of, spread
@@ -53,7 +53,7 @@ def said(plan, of_ranks, hot):
         num = table.num_rows if layout.kind == "replicated" else layout.num_hot
         room[table.dim] = room.get(table.dim, 0) + num
     for dim, num in room.items():
-        marks, rest = hot_bytes(num, 0, dim), hot_bytes(0, len(touched.get(dim, ())), dim)
+        marks, rest = num, 4 * dim * len(touched.get(dim, ()))
         for x in (marks, rest):
             sent = [s + 2 * (n - 1) * x // n for s in sent]
     return sent

@@ -53,7 +53,7 @@ def test_sampled_rows_are_counted_exactly(first, second, capacity):
     for row, count in zip(merged.rows.ids.tolist(), merged.rows.counts.tolist(), strict=True):
         assert real[row] == count
     if len(real) <= capacity:
-        assert merged.num_distinct == len(real)
+        assert merged.rows.ids.size / merged.rate == len(real)
 
 
 def test_distinct_rows_are_unbiased():
@@ -63,7 +63,7 @@ def test_distinct_rows_are_unbiased():
         sample = HashedSample(capacity=1000)
         for part in np.array_split(ids, 5):
             sample = sample.add(RowCounts.of(part))
-        errors.append(sample.num_distinct / np.unique(ids).size - 1)
+        errors.append(sample.rows.ids.size / sample.rate / np.unique(ids).size - 1)
     assert np.std(errors) < 1.5 * 1.2 / np.sqrt(1000)
     assert abs(np.mean(errors)) < 3 * 1.2 / np.sqrt(1000 * 30)
 

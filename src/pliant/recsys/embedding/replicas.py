@@ -51,8 +51,3 @@ class Replicas:
             self.rows.update(slots, summed, rule, lr)
             self.gradients.index_fill_(0, slots, 0.0)
             self.touched.zero_()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights, what the optimizer keeps, gradients and marks."""
-        return self.rows.nbytes + self.gradients.nbytes + self.touched.nbytes

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pliant.comm.base import Comm
+from pliant.comm.sharing import share_text
 from pliant.recsys.embedding.bags import BagBatch
 from pliant.recsys.embedding.channel import PairwiseChannel, PendingTransfer
-from pliant.recsys.embedding.errors import BAD, raise_on_all_ranks
 from pliant.recsys.embedding.groups import Group
 from pliant.recsys.embedding.local_tables import LocalTables
 from pliant.recsys.embedding.lookup import LocalLookup, Lookup, look_up
@@ -17,6 +18,11 @@ from pliant.recsys.embedding.vectors import empty_wire, from_wire, to_wire
 
 __all__ = ["Chosen", "EarlyAnswers", "GradientReturn", "LookupRoundTrip", "exchange_requests"]
 
+
+_BAD = -1
+"""A size that says: what this rank was given cannot be looked up; its error follows."""
+
+_KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, IndexError, TypeError)}
 
 Chosen = list[list[Tensor | None]]
 """By group and rank, which of the vectors that one asks of the other; None: all."""
@@ -180,11 +186,11 @@ def exchange_requests(local: LocalTables, read: Callable[[], BagBatch], channel:
         error = caught
     n, rank = channel.comm.size, channel.comm.rank
     sizes = _exchange_sizes(local, lookups, channel, bad=error is not None)
-    bad = [peer for peer in range(n) if any(size == BAD for its in sizes[peer] for size in its)]
+    bad = [peer for peer in range(n) if any(size == _BAD for its in sizes[peer] for size in its)]
     if error is not None and (n == 1 or not local.groups):
         raise error
     if bad or error is not None or batch is None:
-        raise_on_all_ranks(channel.comm, error, bad, local.device)
+        _raise_on_all_ranks(channel.comm, error, bad, local.device)
         raise RuntimeError("the error of a rank was lost.")
     asked = [
         [
@@ -212,14 +218,14 @@ def _exchange_sizes(
     widths = [2 if group.pools else 1 for group in local.groups]
     sends: list[list[Tensor]] = []
     for peer in range(n):
-        sizes = [BAD] * sum(widths) if bad else [size for look in lookups for size in look.requests[peer].sizes]
+        sizes = [_BAD] * sum(widths) if bad else [size for look in lookups for size in look.requests[peer].sizes]
         sends.append([torch.tensor(sizes, dtype=torch.int64, device=local.device)])
     came = [torch.zeros(sum(widths), dtype=torch.int64, device=local.device) for _ in range(n)]
     channel.exchange("sizes", sends, [[own] for own in came]).wait()
     found: list[list[list[int]]] = []
     for peer in range(n):
         numbers = (sends[rank][0] if peer == rank else came[peer]).tolist()
-        if any(number < BAD for number in numbers):
+        if any(number < _BAD for number in numbers):
             raise ValueError(f"rank {peer} sent sizes {numbers} to rank {rank}; it has other tables or another plan.")
         its: list[list[int]] = []
         for width in widths:
@@ -227,3 +233,13 @@ def _exchange_sizes(
             numbers = numbers[width:]
         found.append(its)
     return found
+
+
+def _raise_on_all_ranks(comm: Comm, error: Exception | None, bad: Sequence[int], device: torch.device) -> None:
+    """Raise this rank's error, if it has one, otherwise that of the first of the ranks `bad`. Collective."""
+    first = min(bad)
+    kind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "ValueError")
+    kind, _, text = share_text(f"{kind} {error}", comm, first, device=device).partition(" ")
+    if error is not None:
+        raise error
+    raise _KINDS.get(kind, ValueError)(f"rank {first}: {text}")

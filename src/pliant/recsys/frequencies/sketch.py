@@ -96,11 +96,6 @@ class HashedSample:
         """The share of rows that are counted."""
         return 2.0**-self.halvings
 
-    @property
-    def num_distinct(self) -> float:
-        """Number of different rows that have been looked up: exact at rate 1, else unbiased."""
-        return self.rows.ids.size / self.rate
-
     def add(self, other: "HashedSample | RowCounts") -> "HashedSample":
         """Take in a batch, or the sample of another rank."""
         batch = other.rows if isinstance(other, HashedSample) else other

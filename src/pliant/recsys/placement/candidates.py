@@ -6,11 +6,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pliant.netmodel import Links
-from pliant.recsys.frequencies.bins import RowBins
 from pliant.recsys.placement.curves import Quantities, ResourcePrices, contribution, priced
 from pliant.recsys.placement.expected_traffic import ExpectedLookups
-from pliant.recsys.placement.rates import Rates
+from pliant.recsys.placement.problem import Problem
+from pliant.recsys.placement.search_state import PlacementModel
 from pliant.spec import EmbeddingPlan, Table, TableLayout
 
 __all__ = ["Bits", "CandidateLayouts", "LayoutCosts", "family"]
@@ -47,28 +46,16 @@ def family(layout: TableLayout) -> str:
 class CandidateLayouts:
     """Costs of every candidate layout for all tables of a frame, which has them all by rows."""
 
-    def __init__(
-        self,
-        frame: EmbeddingPlan,
-        bins: RowBins,
-        links: Links,
-        rates: Rates,
-        *,
-        bits: tuple[Bits, ...],
-        sync_s: float,
-        prices: ResourcePrices,
-        room_bytes: float,
-    ) -> None:
-        self.frame, self.bins, self.links, self.rates = frame, bins, links, rates
-        self.sync_s, self.prices, self.room_bytes = sync_s, prices, room_bytes
-        self.quantities = Quantities.of(bins, frame)
+    def __init__(self, problem: Problem, frame: EmbeddingPlan, model: PlacementModel, prices: ResourcePrices) -> None:
+        self.frame, self.bins, self.model, self.prices = frame, problem.bins, model, prices
+        self.quantities = Quantities.of(problem.bins, frame)
         self.row_bytes = np.array([frame.row_bytes(piece) for piece in frame.pieces()])[:, None]  # (t, 1)
         self.dims = np.array([table.dim for table in frame.tables])[:, None]
         self.num_rows = np.array([table.num_rows for table in frame.tables], np.float64)[:, None]
         self._unit: dict[tuple[int, str, int, bool, int], Floats] = {}
         n = frame.num_ranks
         self.costs: list[LayoutCosts] = [self._of_all()]
-        for each in bits:
+        for each in problem.limits.bits:
             self.costs.append(self._rows(TableLayout(kind="rows", moves="vectors", bits=each)))
             self.costs.append(self._rows(TableLayout(kind="rows", moves="sums", bits=each)))
             self.costs.append(self._at_homes(each, 1))
@@ -120,7 +107,7 @@ class CandidateLayouts:
         held = shards + q.num_hot * hot_bytes + np.maximum(messages, change)
         # A cut after the last bin is at no more rows than there are, and at none that nobody ever looks up.
         num_hot = np.minimum(np.floor(q.num_hot + 1e-6), self.num_rows)
-        fixed = seconds + self.prices.wire * self.sync_s * num_hot / frame.every
+        fixed = seconds + self.prices.wire * self.model.sync_s * num_hot / frame.every
         return LayoutCosts(layout, 0, fixed, held, num_hot)
 
     def _of_all(self) -> LayoutCosts:
@@ -130,7 +117,7 @@ class CandidateLayouts:
             num_hot=self.num_rows, vectors=zeros, ids=zeros, bags=zeros, updated=zeros, touched=q.touched[:, -1:]
         )
         seconds, messages = self._priced("vectors", 32, last, parts=1)
-        seconds = seconds + self.prices.wire * self.sync_s * self.num_rows / frame.every
+        seconds = seconds + self.prices.wire * self.model.sync_s * self.num_rows / frame.every
         held = self.num_rows * (self.row_bytes + 4 * self.dims + 9) + messages
         return LayoutCosts(TableLayout(kind="replicated"), 0, seconds, held, zeros)
 
@@ -143,7 +130,7 @@ class CandidateLayouts:
         )
         seconds, messages = self._priced("sums", bits, whole, parts=parts)
         table_bytes = self.num_rows * self.row_bytes
-        possible = (table_bytes / parts <= self.room_bytes) & (self.dims >= parts)
+        possible = (table_bytes / parts <= self.model.limits.memory_bytes) & (self.dims >= parts)
         layout = TableLayout(
             kind="table" if parts == 1 else "columns", homes=tuple(range(parts)), moves="sums", bits=bits
         )
@@ -181,9 +168,9 @@ class CandidateLayouts:
                 }
                 single = {name: np.full(1, float(name == unit)) for name in ("lookups", "warm", "touched")}
                 asked = ExpectedLookups(**spread, **single, silence=np.zeros((1, n)))
-                row = contribution(one, one.pieces(), asked, self.rates)[0].copy()
+                row = contribution(one, one.pieces(), asked, self.model.rates)[0].copy()
                 row[8] = 0.0  # the shard of this table of one row
-                rows.append(priced(row, self.links, self.prices, self.sync_s))
+                rows.append(priced(row, self.model.links, self.prices, self.model.sync_s))
             found = np.array(rows).T
             found[:, 1:] -= found[:, :1]
             self._unit[key] = found

@@ -128,7 +128,7 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
     lookups = crowd * traffic.num_lookups
     sync_wire_s = sync_messages = 0.0
     for sync in traffic.syncs:
-        for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
+        for num_bytes in sync.message_bytes:
             wire_s, each_rank = all_reduce_time(num_bytes, links, hierarchical=traffic.hierarchical)
             sync_wire_s += traffic.sync_share * wire_s
             sync_messages += traffic.sync_share * each_rank * crowd

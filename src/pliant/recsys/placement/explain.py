@@ -12,8 +12,8 @@ from pliant.recsys.placement.candidates import family
 from pliant.recsys.placement.expected_traffic import ExpectedLookups, expected_lookups
 from pliant.recsys.placement.local_search import alternatives
 from pliant.recsys.placement.problem import EvaluatedPlan, Problem
-from pliant.recsys.placement.search import Layouts
-from pliant.recsys.placement.solve import search_of, solve
+from pliant.recsys.placement.search import Layouts, PlacementSearch
+from pliant.recsys.placement.solve import solve
 from pliant.spec import TableLayout
 from pliant.spec.units import format_bytes, format_time
 
@@ -45,7 +45,7 @@ class Reason:
 def reasons(problem: Problem, chosen: EvaluatedPlan) -> list[Reason]:
     """Return a reason for each table of the plan chosen for a problem, in its order."""
     plan = chosen.plan
-    search = search_of(problem, plan.batch_size, plan.every, by_host=plan.hierarchical)
+    search = PlacementSearch(problem, problem.frame(plan.batch_size, plan.every, hierarchical=plan.hierarchical))
     found = Layouts(search, plan.layouts)
     whole, table_bytes = expected_lookups(plan, plan.pieces(), problem.bins), problem.table_bytes()
     result: list[Reason] = []
@@ -180,11 +180,11 @@ def _groups(rest: Sequence[Reason]) -> list[str]:
 
 
 def _bought(problem: Problem, chosen: EvaluatedPlan) -> str:
-    def gain(**more: float) -> float:
-        return solve(problem.given_more(**more), known=[chosen.plan])[0].samples_per_s / chosen.samples_per_s - 1
+    def gain(more: Problem) -> float:
+        return solve(more, known=[chosen.plan])[0].samples_per_s / chosen.samples_per_s - 1
 
-    said = f"One more GB on every rank would buy {gain(memory_bytes=_GIGABYTE):.2%} of throughput"
+    said = f"One more GB on every rank would buy {gain(problem.given_more(memory_bytes=_GIGABYTE)):.2%} of throughput"
     hosts = problem.topology.hosts
     if any(host.send_bytes_per_s > 0 or host.receive_bytes_per_s > 0 for host in hosts) and len(hosts) > 1:
-        return f"{said}, one more Gbit/s for every host {gain(bytes_per_s=_GBIT):.1%}."
+        return f"{said}, one more Gbit/s for every host {gain(problem.given_more(bytes_per_s=_GBIT)):.1%}."
     return f"{said}; the rate of links is not limited."

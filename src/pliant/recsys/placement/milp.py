@@ -106,11 +106,11 @@ class _Program:
                 self._column(float(reduced * row[12:14, 0].sum()), 1.0, whole=True)
             self._constraint([(self.firsts[t] + k, 1.0) for k in range(len(those))], 1.0, 1.0)
         every = np.stack(rows)  # (options, 15, ranks)
-        self._memory(every, model.limits[0])
+        self._memory(every, model.limits.memory_bytes)
         for stage in range(6):
             self._busiest(every[:, stage])
         for part, back in ((6, False), (7, True), (7, False)):
-            self._busiest(_host_seconds(every[:, part], search.links, back=back))
+            self._busiest(_host_seconds(every[:, part], search.model.links, back=back))
         self._shared(search, options)
 
     @property

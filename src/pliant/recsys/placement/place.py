@@ -8,7 +8,8 @@ from pliant.recsys.frequencies.rows import Frequencies
 from pliant.recsys.placement.explain import Reason, explain_placement, reasons
 from pliant.recsys.placement.problem import EvaluatedPlan, PlacementLimits, Problem
 from pliant.recsys.placement.rates import Rates
-from pliant.recsys.placement.solve import search_of, solve
+from pliant.recsys.placement.search import PlacementSearch
+from pliant.recsys.placement.solve import solve
 from pliant.spec import EmbeddingPlan, Table, Topology
 from pliant.spec.embedding import RowOptimizer
 
@@ -31,7 +32,7 @@ class EmbeddingPlacement:
     def of(cls, problem: Problem, *, known: Sequence[EmbeddingPlan] = (), exact: bool = False) -> "EmbeddingPlacement":
         """Solve a problem; see `solve`."""
         best, *fits = solve(problem, known=known, exact=exact)
-        search = search_of(problem, best.plan.batch_size, 1)
+        search = PlacementSearch(problem, problem.frame(best.plan.batch_size))
         alike = {
             name: EvaluatedPlan.of(replace(search.frame, layouts=tuple(search.at_homes(layouts))), problem)
             for name, layouts in search.uniform().items()

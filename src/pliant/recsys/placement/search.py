@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pliant.netmodel import Links
-from pliant.recsys.frequencies.bins import RowBins
-from pliant.recsys.placement.candidates import Bits, CandidateLayouts
+from pliant.recsys.placement.candidates import CandidateLayouts
 from pliant.recsys.placement.curves import ROWS, ResourcePrices, contribution, one_byte_each_s
 from pliant.recsys.placement.expected_traffic import expected_lookups
 from pliant.recsys.placement.loads import Shared, shared_by
-from pliant.recsys.placement.rates import Rates
+from pliant.recsys.placement.problem import Problem
 from pliant.recsys.placement.search_state import PlacementModel, longest_first
 from pliant.spec import EmbeddingPlan, TableLayout
 from pliant.spec.embedding import Piece
@@ -41,18 +39,9 @@ class Layouts:
 class PlacementSearch:
     """One batch size, one `every`, one topology: contributions of tables, and layouts to begin with."""
 
-    def __init__(
-        self,
-        frame: EmbeddingPlan,
-        bins: RowBins,
-        links: Links,
-        rates: Rates,
-        model: PlacementModel,
-        bits: tuple[Bits, ...],
-    ) -> None:
-        self.frame, self.bins, self.links = frame, bins, links
-        self.rates, self.model, self.bits = rates, model, bits
-        self.pair_s = one_byte_each_s(links) / links.num_ranks
+    def __init__(self, problem: Problem, frame: EmbeddingPlan) -> None:
+        self.problem, self.frame, self.model = problem, frame, PlacementModel(problem, frame)
+        self.pair_s = one_byte_each_s(self.model.links) / frame.num_ranks
         """Of a byte that every rank asks one owner for, on average over owners"""
         self._candidates: dict[ResourcePrices, CandidateLayouts] = {}
         self._known: dict[tuple[int, TableLayout], Floats] = {}
@@ -61,16 +50,7 @@ class PlacementSearch:
     def candidates(self, prices: ResourcePrices) -> CandidateLayouts:
         """Return the candidates at some prices of work and links."""
         if prices not in self._candidates:
-            self._candidates[prices] = CandidateLayouts(
-                self.frame,
-                self.bins,
-                self.links,
-                self.rates,
-                bits=self.bits,
-                sync_s=self.model.sync_s,
-                prices=prices,
-                room_bytes=self.model.limits[0],
-            )
+            self._candidates[prices] = CandidateLayouts(self.problem, self.frame, self.model, prices)
         return self._candidates[prices]
 
     def learn(self, wanted: Sequence[tuple[int, TableLayout]]) -> None:
@@ -86,7 +66,9 @@ class PlacementSearch:
             whose += [(t, layout)] * len(own)
         if not pieces:
             return
-        rows = contribution(self.frame, pieces, expected_lookups(self.frame, pieces, self.bins), self.rates)
+        rows = contribution(
+            self.frame, pieces, expected_lookups(self.frame, pieces, self.problem.bins), self.problem.rates
+        )
         for key, row in zip(whose, rows, strict=True):
             self._known[key] = self._known[key] + row if key in self._known else row
 
@@ -116,7 +98,7 @@ class PlacementSearch:
 
         for each in prices:
             candidates = self.candidates(each)
-            price = candidates.fitting_price(0.97 * candidates.room_bytes)
+            price = candidates.fitting_price(0.97 * self.problem.limits.memory_bytes)
             for factor in (1.0, 0.5, 2.0) if price else (0.0,):
                 choice, _ = candidates.best(price * factor)
                 add([candidates.layout(t, k, cut) for t, (k, cut) in enumerate(choice)])
@@ -148,7 +130,7 @@ class PlacementSearch:
         self.learn(list(enumerate(layouts)))
         settled = [self.row(t, layout) for t, layout in enumerate(layouts) if not layout.homes]
         rest = np.sum([np.zeros((ROWS, self.frame.num_ranks)), *settled], axis=0)
-        room = self.model.limits[0] - rest[8] - rest[9] - np.maximum(rest[10], rest[11])
+        room = self.problem.limits.memory_bytes - rest[8] - rest[9] - np.maximum(rest[10], rest[11])
         parts = [len(layouts[t].homes) for t in homeless]
         sizes = [float(self.row(t, layouts[t])[8].max()) for t in homeless]
         seconds = [

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from pliant.netmodel import Links
 from pliant.recsys.placement.cost import all_reduce_time
 from pliant.recsys.placement.loads import Shared
-from pliant.recsys.placement.rates import Rates
+from pliant.recsys.placement.problem import Problem
+from pliant.spec import EmbeddingPlan
 
 __all__ = ["PlacementModel", "ScoredStates", "longest_first"]
 
@@ -35,30 +36,18 @@ class ScoredStates:
 class PlacementModel:
     """The cost framework on sums of contributions (15, ranks), many states at a time."""
 
-    def __init__(
-        self,
-        links: Links,
-        rates: Rates,
-        *,
-        every: int,
-        hierarchical: bool,
-        dense_s: float,
-        overlap: bool,
-        memory_bytes: float,
-        sent_bytes: float | None = None,
-        work_s: float | None = None,
-    ) -> None:
-        self.links, self.rates = links, rates
-        self.every, self.hierarchical, self.dense_s, self.overlap = every, hierarchical, dense_s, overlap
-        self.limits = (memory_bytes, sent_bytes, work_s)
+    def __init__(self, problem: Problem, frame: EmbeddingPlan) -> None:
+        links = self.links = Links(problem.topology, problem.rates.overheads)
+        self.rates, self.limits, self.overlap = problem.rates, problem.limits, problem.overlap
+        self.dense_s = problem.dense_sample_s * frame.batch_size
         self._delay_s = float(links.delays_s.max(initial=0.0))
-        unit_s, messages = all_reduce_time(2.0**30, links, hierarchical=hierarchical)
-        fixed_s, _ = all_reduce_time(1e-9, links, hierarchical=hierarchical)
+        unit_s, messages = all_reduce_time(2.0**30, links, hierarchical=frame.hierarchical)
+        fixed_s, _ = all_reduce_time(1e-9, links, hierarchical=frame.hierarchical)
         self.sync_s = (unit_s - fixed_s) / 2.0**30
         """Of a byte all-reduced"""
-        self.sync_fixed_s = 2 * (fixed_s + messages * links.overheads.message_s) / every
+        self.sync_fixed_s = 2 * (fixed_s + messages * links.overheads.message_s) / frame.every
         """Of rows of one dim on all ranks, however few"""
-        self.lookup_s = rates.lookup_s * rates.crowd(links.num_ranks)
+        self.lookup_s = self.rates.lookup_s * self.rates.crowd(links.num_ranks)
 
     def shared_s(self, shared: Iterable[Shared]) -> float:
         """Return seconds of what tables share, however little is asked of it."""
@@ -92,7 +81,9 @@ class PlacementModel:
         sent = asked.sum(axis=-1, keepdims=True) - asked + (n - 1) * states[:, 7]
         sent = sent.max(axis=-1) + 2 * (n - 1) / n * states[:, 12:14, 0].sum(axis=-1) + (n - 1) * _SIZES_BYTES
         beyond = np.zeros_like(step_s)
-        for used, limit in zip((held, sent, stages.sum(axis=-1)), self.limits, strict=True):
+        limits = self.limits
+        uses = (held, limits.memory_bytes), (sent, limits.sent_bytes), (stages.sum(axis=-1), limits.work_s)
+        for used, limit in uses:
             if limit is not None:
                 beyond = beyond + np.maximum(used / max(limit, 1e-12) - 1, 0.0)
         return ScoredStates(step_s + _BEYOND * beyond, step_s, held)

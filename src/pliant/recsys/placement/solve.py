@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pliant.netmodel import Links
 from pliant.recsys.placement.curves import ResourcePrices
 from pliant.recsys.placement.local_search import improve, perturb
 from pliant.recsys.placement.milp import solve_milp
 from pliant.recsys.placement.problem import EvaluatedPlan, PlacementLimits, Problem, infeasibility
 from pliant.recsys.placement.search import Layouts, PlacementSearch
-from pliant.recsys.placement.search_state import PlacementModel
 from pliant.spec import EmbeddingPlan
 
-__all__ = ["search_of", "solve"]
+__all__ = ["solve"]
 
 _FEW = 40
 """Tables up to which every batch size and staleness gets a local search of its own."""
@@ -38,7 +36,7 @@ def solve(problem: Problem, *, known: Sequence[EmbeddingPlan] = (), exact: bool 
         for batch in problem.batch_sizes
         for every in sorted({1, limits.max_staleness + 1})
         for by_host in sorted({False, problem.has_shared_hosts})
-        for search in [search_of(problem, batch, every, by_host=by_host)]
+        for search in [PlacementSearch(problem, problem.frame(batch, every, hierarchical=by_host))]
     ]
 
     def speed(item: tuple[PlacementSearch, list[Layouts]]) -> float:
@@ -80,24 +78,6 @@ def _least_stale(best: EvaluatedPlan, problem: Problem) -> EvaluatedPlan:
     tried = [each for each in tried if each.excess(problem.limits) == 0]
     least = min([best, *tried], key=lambda each: each.cost.total_s).cost.total_s
     return next(each for each in [*tried, best] if each.cost.total_s <= least * (1 + _SAME))
-
-
-def search_of(problem: Problem, batch: int, every: int, *, by_host: bool = False) -> PlacementSearch:
-    """Return a search for one batch size and one `every`."""
-    links, limits = Links(problem.topology, problem.rates.overheads), problem.limits
-    model = PlacementModel(
-        links,
-        problem.rates,
-        every=every,
-        hierarchical=by_host,
-        dense_s=problem.dense_sample_s * batch,
-        overlap=problem.overlap,
-        memory_bytes=limits.memory_bytes,
-        sent_bytes=limits.sent_bytes,
-        work_s=limits.work_s,
-    )
-    frame = problem.frame(batch, every, hierarchical=by_host)
-    return PlacementSearch(frame, problem.bins, links, problem.rates, model, limits.bits)
 
 
 def _prices(limits: PlacementLimits) -> list[ResourcePrices]:

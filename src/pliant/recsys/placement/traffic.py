@@ -31,6 +31,11 @@ class Sync:
     num_touched: float
     """By anybody since the last time: their gradients travel."""
 
+    @property
+    def message_bytes(self) -> tuple[float, float]:
+        """Bytes of its two vectors: each rank sends 2 (n-1)/n of both."""
+        return self.num_rows, 4 * self.dim * self.num_touched
+
     @classmethod
     def by_dim(cls, rows: Iterable[tuple[int, float, float]]) -> "tuple[Sync, ...]":
         """Join (dim, rows on all ranks, touched ones) of tables of one dim, in the order of dims."""
@@ -82,7 +87,7 @@ class Traffic:
                 )
             hosts = [topology.ranks_of(k) for k in range(len(topology.hosts))]
         for sync in self.syncs:
-            for num_bytes in (sync.num_rows, 4 * sync.dim * sync.num_touched):
+            for num_bytes in sync.message_bytes:
                 pairs = pairs + self.sync_share * sync_pairs(num_bytes, self.num_ranks, hosts)
         return pairs
 
