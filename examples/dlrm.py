@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from click_log import ClickBatch
 from dlrm_data import Source, auc, options_of_data, source_of
 from dlrm_state import restore, save
 from rich.console import Console
@@ -30,7 +31,6 @@ import pliant
 from pliant.comm import Comm, own_group
 from pliant.network import probe
 from pliant.recsys import (
-    ClickBatch,
     EmbeddingPlacement,
     FrequencyCounter,
     PlacementLimits,

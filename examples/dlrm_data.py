@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from click_log import ClickBatch, ClickLog, load_table
 from dlrm_logs import flights, movielens
 
-from pliant.recsys import CRITEO_BAGS, CRITEO_ROWS, ClickBatch, ClickLog, Frequencies, criteo_batches
+from pliant.recsys import CRITEO_BAGS, CRITEO_ROWS, Frequencies, criteo_batches
 
 _NUM_DENSE = 13
 """Of Criteo's samples."""
@@ -159,14 +160,20 @@ class Criteo:
         return islice(self._read(self.test_path, num_samples), rank, size * num_batches, size)
 
     def _read(self, path: Path, num_samples: int) -> Iterator[ClickBatch]:
-        return criteo_batches(path, num_rows=self.num_rows, num_samples=num_samples)
+        for batch in criteo_batches(path, num_rows=self.num_rows, num_samples=num_samples):
+            yield ClickBatch(
+                dense=torch.from_numpy(batch.dense.astype(np.float32)),
+                ids=tuple(map(torch.from_numpy, batch.ids)),
+                offsets=(torch.arange(len(batch.label)),) * len(CRITEO_ROWS),
+                label=torch.from_numpy(batch.label.astype(np.float32)),
+            )
 
 
 def source_of(options: argparse.Namespace) -> Source:
     """Return the log that was asked for.
 
     Raises:
-        ValueError: Criteo's files have no folder.
+        ValueError: Criteo's files have no folder, or a table of the user's own no label or no categories.
         RuntimeError: A log is neither in the folder nor could it be fetched.
 
     """
@@ -177,16 +184,28 @@ def source_of(options: argparse.Namespace) -> Source:
             raise ValueError("--data criteo needs --folder with train.txt and test.txt; they are not to be had freely.")
         folder = Path(options.folder)
         return Criteo(folder / "train.txt", folder / "test.txt", options.max_rows)
+    if options.data == "table":
+        if not (options.folder and options.label and options.categories):
+            raise ValueError(
+                "--data table needs --folder FILE, CSV or Parquet, with --label and --categories of its columns."
+            )
+        return Log(
+            load_table(options.folder, label=options.label, categories=options.categories.split(",")), options.seed
+        )
     read = {"movielens": movielens, "flights": flights}[options.data]
     return Log(read(options.folder), options.seed)
 
 
 def options_of_data(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which log."""
-    parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo"), default="generated")
+    parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo", "table"), default="generated")
     parser.add_argument(
-        "--folder", default="", help="with the files of a log, if you have them; criteo: train.txt, test.txt"
+        "--folder",
+        default="",
+        help="with the files of a log; criteo: train.txt and test.txt; table: the file itself",
     )
+    parser.add_argument("--label", default="", help="column of a table of your own that holds 0 and 1")
+    parser.add_argument("--categories", default="", help="its columns that become embedding tables: user,item")
     parser.add_argument("--max-rows", type=int, default=100_000, help="of a table of Criteo's")
     parser.add_argument("--pooling", default="1", help="ids of each generated bag, or 'criteo': as published")
     parser.add_argument("--skew", type=float, default=1.05, help="exponent of the law of generated rows")

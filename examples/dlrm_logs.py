@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from click_log import ClickLog
 
-from pliant.recsys import ClickLog
 from pliant.recsys.frequencies.columns import Columns, number, read_columns
 
 _LATE_MINUTES = 15

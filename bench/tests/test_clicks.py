@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from pliant.recsys import CRITEO_BAGS, CRITEO_ROWS, FrequencyCounter, unique_rows
 from pliant.recsys.frequencies.hashing import hashed
-from pliant_bench.clicks.auc import auc
+from pliant_bench.clicks.batch import auc
 from pliant_bench.clicks.drift import drift
 from pliant_bench.clicks.generator import Clicks
 from pliant_bench.clicks.permutation import Permutation

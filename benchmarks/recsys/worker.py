@@ -23,10 +23,10 @@ from steps import Arm, timed
 
 from pliant.comm import own_group
 from pliant.recsys.calibrate import measure_rates
-from pliant.recsys.frequencies.click_log import ClickBatch
 from pliant.recsys.placement.rates import Rates
 from pliant.spec import Topology, from_json, load, to_json
 from pliant.spec.units import parse_rate
+from pliant_bench.clicks.batch import ClickBatch
 from pliant_bench.clicks.generator import Clicks
 from pliant_bench.harness.lines import say
 

@@ -7,12 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pliant.recsys.frequencies.click_log import ClickBatch
-from pliant.recsys.frequencies.criteo import NUM_DENSE
-from pliant.recsys.frequencies.criteo_tables import CRITEO_ROWS
+from pliant.recsys.frequencies.criteo import CRITEO_ROWS, NUM_DENSE
 from pliant.recsys.frequencies.hashing import hashed
 from pliant.recsys.frequencies.rows import Frequencies, RowFrequencies, per_table
-from pliant_bench.clicks.auc import auc
+from pliant_bench.clicks.batch import ClickBatch, auc
 from pliant_bench.clicks.permutation import Permutation, uniform
 
 __all__ = ["Clicks"]

@@ -106,9 +106,7 @@ def _bring(package: Package, folder: str) -> None:
     """Run a package's command in a folder."""
     argv = list(package.command)
     try:
-        done = subprocess.run(
-            argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-        )
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
         failure = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     except (OSError, subprocess.TimeoutExpired) as error:
         failure = str(error)

@@ -21,8 +21,8 @@ from pliant.cli.given import (
     topology_given,
 )
 from pliant.cli.racks import RacksOption, UplinkOption
-from pliant.recsys.frequencies.counting import FrequencyCounter
-from pliant.recsys.frequencies.criteo_tables import CRITEO_BAGS, criteo_tables
+from pliant.recsys.frequencies.criteo import CRITEO_BAGS, criteo_tables
+from pliant.recsys.frequencies.logs import count_log
 from pliant.recsys.frequencies.rows import Frequencies
 from pliant.recsys.placement.candidates import Bits
 from pliant.recsys.placement.place import EmbeddingPlacement, place_tables
@@ -41,8 +41,6 @@ _SHARES = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
 """Of the limit of memory, in the plot."""
 _SHOWN = 30
 _LARGEST_BAG = 1 << 20
-_COUNTED = 65_536
-"""Samples of a log that are read at once."""
 
 
 def embed(
@@ -158,28 +156,11 @@ def _frequencies(
     if log is not None and path is not None:
         raise ValueError(f"rows are counted in {log}, but also given by {path}; name one of them.")
     if log is not None:
-        return _counted(log, label, tables)
+        return count_log(log, {table.name: table.num_rows for table in tables}, label=label)
     if path is not None:
         return Frequencies.load(path)
     names, rows = [table.name for table in tables], [table.num_rows for table in tables]
     return Frequencies.zipf(rows, skew, pooling=bags, names=names)
-
-
-def _counted(log: Path, label: str, tables: list[Table]) -> Frequencies:
-    """Count the rows in a click log, whose categories are hashed into the rows of the tables."""
-    # Here, since logs are read into tensors, and whoever states a law need not wait for torch.
-    from pliant.recsys.frequencies.click_log import load_table
-    from pliant.recsys.frequencies.criteo import criteo_batches
-
-    rows = {table.name: table.num_rows for table in tables}
-    counter = FrequencyCounter(list(rows.values()), names=list(rows))
-    if label:
-        samples = load_table(log, label=label, categories=list(rows), num_rows=rows).samples
-        counter.add(samples.ids, samples.offsets)
-    else:
-        for batch in criteo_batches(log, num_rows=list(rows.values()), num_samples=_COUNTED):
-            counter.add(batch.ids, batch.offsets)
-    return counter.result()
 
 
 def _numbers(text: str, option: str) -> list[int]:

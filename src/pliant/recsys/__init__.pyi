@@ -4,14 +4,15 @@ from .calibrate import measure_rates as measure_rates
 from .embedding.module import ShardedEmbeddingBag as ShardedEmbeddingBag
 from .embedding.stats import LookupStats as LookupStats
 from .frequencies.bins import RowBins as RowBins
-from .frequencies.click_log import ClickBatch as ClickBatch, ClickLog as ClickLog, load_table as load_table
 from .frequencies.counting import FrequencyCounter as FrequencyCounter, TableCounter as TableCounter
-from .frequencies.criteo import criteo_batches as criteo_batches
-from .frequencies.criteo_tables import (
+from .frequencies.criteo import (
     CRITEO_BAGS as CRITEO_BAGS,
     CRITEO_ROWS as CRITEO_ROWS,
+    CriteoBatch as CriteoBatch,
+    criteo_batches as criteo_batches,
     criteo_tables as criteo_tables,
 )
+from .frequencies.logs import count_log as count_log
 from .frequencies.merge import merge_counters as merge_counters
 from .frequencies.rows import Frequencies as Frequencies, RowFrequencies as RowFrequencies
 from .frequencies.unique import (

@@ -1,4 +1,4 @@
-"""Columns of text into rows of tables: by first sight, or hashed."""
+"""Columns of text files, and rows of tables that their values are hashed into."""
 
 import csv
 import hashlib
@@ -12,14 +12,28 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.recsys.frequencies.hashing import hashed
-from pliant.spec.reading import require_file, shortened
+from pliant.spec.reading import read_text, require_file, shortened
 
-__all__ = ["Columns", "bags", "first_sight", "hash_rows", "number", "read_columns", "read_parquet"]
+__all__ = ["MISSING", "Columns", "hash_rows", "number", "read_columns", "read_table"]
 
 Columns = dict[str, npt.NDArray[np.str_]]
-_MISSING = ("", "NA", "nan", "None")
+MISSING = ("", "NA", "nan", "None")
+"""Texts of a cell that has no value."""
+_MOST_BYTES = 1 << 36
 _SHOWN = 300
 """Characters of a header that an error quotes."""
+
+
+def read_table(path: str | Path, wanted: Sequence[str], *, separator: str = ",") -> Columns:
+    """Read the wanted columns of a CSV or Parquet file (.parquet, which needs pyarrow) as text (lines,).
+
+    Raises:
+        ValueError: A column is missing, a line has more or fewer cells than the header, or the file is something else.
+
+    """
+    if Path(path).suffix == ".parquet":
+        return _read_parquet(Path(path), wanted)
+    return read_columns(read_text(path, most_bytes=_MOST_BYTES), str(path), separator, wanted)
 
 
 def read_columns(text: str, name: str, separator: str, wanted: Sequence[str]) -> Columns:
@@ -46,13 +60,7 @@ def read_columns(text: str, name: str, separator: str, wanted: Sequence[str]) ->
     return {column: np.array(values) for column, values in zip(wanted, zip(*body, strict=True), strict=False)}
 
 
-def read_parquet(path: Path, wanted: Sequence[str]) -> Columns:
-    """Read the wanted columns of a Parquet file as text (lines,), which needs pyarrow.
-
-    Raises:
-        ValueError: A column is missing, the file is something else, or pyarrow is not installed.
-
-    """
+def _read_parquet(path: Path, wanted: Sequence[str]) -> Columns:
     try:
         import pyarrow.parquet as parquet
         from pyarrow import ArrowException
@@ -87,34 +95,9 @@ def number(columns: Columns, name: str) -> npt.NDArray[np.float64]:
     """
     values = columns[name]
     try:
-        return np.where(np.isin(values, _MISSING), "nan", values).astype(np.float64)
+        return np.where(np.isin(values, MISSING), "nan", values).astype(np.float64)
     except ValueError as error:
         raise ValueError(f"column {name!r} holds what is not a number: {error}.") from None
-
-
-def first_sight(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], int]:
-    """Return rows int64 (samples,), in the order in which values are first seen from 1 on, and how many rows that
-    makes.
-
-    Row 0 is for what is missing.
-    """
-    row = dict.fromkeys(_MISSING, 0)
-    next_row = 1
-    for value in values.tolist():
-        if row.setdefault(value, next_row) == next_row:
-            next_row += 1
-    return np.fromiter(map(row.__getitem__, values.tolist()), np.int64, values.size), next_row
-
-
-def bags(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """Return rows int64 (lookups,), where each bag begins int64 (samples,), and the number of rows, of words with
-    blanks between them; no words make an empty bag.
-    """
-    words = [value.split() for value in values.tolist()]
-    sizes = np.array([len(bag) for bag in words])
-    flat = np.array([word for bag in words for word in bag], dtype=np.str_)
-    rows, num_rows = first_sight(flat) if flat.size else (np.zeros(0, np.int64), 1)
-    return rows, np.cumsum(sizes) - sizes, num_rows
 
 
 def hash_rows(values: npt.NDArray[Any], num_rows: int, seed: int) -> npt.NDArray[np.int64]:
@@ -127,7 +110,7 @@ def hash_rows(values: npt.NDArray[Any], num_rows: int, seed: int) -> npt.NDArray
     if values.dtype.kind in "iu":
         missing, keys = values < 0, values.astype(np.int64)
     else:
-        missing = np.isin(values, _MISSING)
+        missing = np.isin(values, MISSING)
         known, which = np.unique(values, return_inverse=True)
         keys = np.array([_key(value) for value in known.tolist()], dtype=np.int64)[which]
     rows = 1 + (hashed(keys, seed) % np.uint64(num_rows - 1)).astype(np.int64)

@@ -1,18 +1,25 @@
-"""The Criteo click logs: the format of their files."""
+"""Criteo click logs: the format of their files, and the tables of MLPerf's benchmark on them."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from pliant.recsys.frequencies.click_log import ClickBatch
 from pliant.recsys.frequencies.columns import hash_rows
-from pliant.recsys.frequencies.criteo_tables import CRITEO_ROWS
+from pliant.spec import Table
 from pliant.spec.reading import require_file, shortened
 
-__all__ = ["NUM_DENSE", "criteo_batches"]
+__all__ = ["CRITEO_BAGS", "CRITEO_ROWS", "NUM_DENSE", "CriteoBatch", "criteo_batches", "criteo_tables"]
 
+CRITEO_ROWS = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
+    *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
+)
+"""Rows of the 26 tables, capped at 40 million."""
+CRITEO_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+"""Ids in each bag of its multi-hot variant."""
 NUM_DENSE = 13
 """Features of a sample that are numbers."""
 
@@ -21,7 +28,23 @@ _LONGEST_LINE = 2048
 _HASH_BITS = 60
 
 
-def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: int) -> Iterator[ClickBatch]:
+class CriteoBatch(NamedTuple):
+    """Samples of a Criteo log."""
+
+    label: npt.NDArray[np.bool_]
+    """(samples,), whether each was clicked"""
+    dense: npt.NDArray[np.float64]
+    """(samples, 13): log(1 + max(x, 0)) of its numbers, 0 if missing"""
+    ids: tuple[npt.NDArray[np.int64], ...]
+    """For each of 26 tables (samples,): rows, one for each sample"""
+
+
+def criteo_tables(dim: int, *, most_rows: int = 40_000_000) -> tuple[Table, ...]:
+    """Return the 26 tables; `most_rows` makes them smaller."""
+    return tuple(Table(name=f"C{k}", num_rows=min(n, most_rows), dim=dim) for k, n in enumerate(CRITEO_ROWS, start=1))
+
+
+def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: int) -> Iterator[CriteoBatch]:
     """Read a Criteo click log, the user's own copy, in batches as it streams by.
 
     A line is: label, 13 whole numbers, 26 categories of 8 hexadecimal digits, with tabs between; any may be missing but
@@ -57,7 +80,7 @@ def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: in
             yield _criteo(lines, num_rows, f"{path}, at its end")
 
 
-def _criteo(lines: list[list[str]], num_rows: Sequence[int], where: str) -> ClickBatch:
+def _criteo(lines: list[list[str]], num_rows: Sequence[int], where: str) -> CriteoBatch:
     cells = np.array(lines)  # (samples, 40) of text
     try:
         dense = np.where(cells[:, 1:14] == "", "0", cells[:, 1:14]).astype(np.float64)
@@ -67,9 +90,4 @@ def _criteo(lines: list[list[str]], num_rows: Sequence[int], where: str) -> Clic
     except ValueError as error:
         raise ValueError(f"{where}: {error}; 13 whole numbers and 26 hexadecimal categories are expected.") from None
     ids = [hash_rows(np.array(column), rows, t) for t, (column, rows) in enumerate(zip(tokens, num_rows, strict=True))]
-    return ClickBatch(
-        dense=torch.from_numpy(np.log1p(np.maximum(dense, 0)).astype(np.float32)),
-        ids=tuple(map(torch.from_numpy, ids)),
-        offsets=(torch.arange(len(lines)),) * _NUM_CATEGORIES,
-        label=torch.from_numpy((cells[:, 0] == "1").astype(np.float32)),
-    )
+    return CriteoBatch(cells[:, 0] == "1", np.log1p(np.maximum(dense, 0)), tuple(ids))

@@ -1,4 +1,4 @@
-"""Click logs of the user's own: a CSV or Parquet file, read into rows of tables."""
+"""Click logs in memory, in the order of time: batches of samples, and tables made of columns of text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pliant.recsys.frequencies.columns import Columns, bags, first_sight, hash_rows, number, read_columns, read_parquet
-from pliant.spec.reading import read_text
-
-__all__ = ["ClickBatch", "ClickLog", "load_table"]
-
-_MOST_BYTES = 1 << 36
+from pliant.recsys.frequencies.columns import MISSING, Columns, hash_rows, number, read_table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,10 +149,7 @@ def load_table(
 
     """
     wanted = [label, *categories, *dense, *([time] if time else [])]
-    if Path(path).suffix == ".parquet":
-        columns = read_parquet(Path(path), wanted)
-    else:
-        columns = read_columns(read_text(path, most_bytes=_MOST_BYTES), str(path), separator, wanted)
+    columns = read_table(path, wanted, separator=separator)
     if unknown := sorted(set(num_rows or {}) - set(categories)):
         raise ValueError(f"num_rows names {unknown[0]!r}, but the categories are {', '.join(categories)}.")
     clicked = number(columns, label)
@@ -183,3 +175,28 @@ def _standardized(dense: Sequence[npt.NDArray[np.float64]], num: int) -> torch.T
         mean, deviation = (float(known.mean()), float(known.std())) if known.size else (0.0, 1.0)
         columns.append(np.where(np.isfinite(values), (values - mean) / (deviation or 1.0), 0.0)[:, None])
     return torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
+
+
+def first_sight(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], int]:
+    """Return rows int64 (samples,), in the order in which values are first seen from 1 on, and how many rows that
+    makes.
+
+    Row 0 is for what is missing.
+    """
+    row = dict.fromkeys(MISSING, 0)
+    next_row = 1
+    for value in values.tolist():
+        if row.setdefault(value, next_row) == next_row:
+            next_row += 1
+    return np.fromiter(map(row.__getitem__, values.tolist()), np.int64, values.size), next_row
+
+
+def bags(values: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+    """Return rows int64 (lookups,), where each bag begins int64 (samples,), and the number of rows, of words with
+    blanks between them; no words make an empty bag.
+    """
+    words = [value.split() for value in values.tolist()]
+    sizes = np.array([len(bag) for bag in words])
+    flat = np.array([word for bag in words for word in bag], dtype=np.str_)
+    rows, num_rows = first_sight(flat) if flat.size else (np.zeros(0, np.int64), 1)
+    return rows, np.cumsum(sizes) - sizes, num_rows

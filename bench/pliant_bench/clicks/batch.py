@@ -1,10 +1,26 @@
-"""Area under the ROC curve of predicted clicks."""
+"""A batch of clicks, and how good a prediction of it is."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-__all__ = ["auc"]
+__all__ = ["ClickBatch", "auc"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClickBatch:
+    """Samples of generated clicks."""
+
+    dense: Tensor
+    """float32 (samples, features)"""
+    ids: tuple[Tensor, ...]
+    """per table int64 (lookups,): rows, bag after bag"""
+    offsets: tuple[Tensor, ...]
+    """per table int64 (samples,): where each bag begins, as nn.EmbeddingBag takes it"""
+    label: Tensor
+    """float32 (samples,): 1 clicked, 0 not"""
 
 
 def auc(scores: Tensor | npt.NDArray[np.float64], labels: Tensor | npt.NDArray[np.float64]) -> float:
