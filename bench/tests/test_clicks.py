@@ -51,7 +51,7 @@ def vars_of(clicks, **changed):
 
 def test_batches_fit_embedding_bags():
     batch = SMALL.batch(0, 0, 200)
-    assert (batch.num_samples, tuple(batch.dense.shape), batch.dense.dtype) == (200, (200, 13), torch.float32)
+    assert (batch.label.numel(), tuple(batch.dense.shape), batch.dense.dtype) == (200, (200, 13), torch.float32)
     assert set(batch.label.tolist()) == {0.0, 1.0}
     for rows, size, ids, offsets in zip(SMALL.tables, (1, 4, 1), batch.ids, batch.offsets, strict=True):
         assert torch.nn.EmbeddingBag(rows, 2, mode="sum")(ids, offsets).shape == (200, 2)
@@ -134,22 +134,6 @@ def test_auc_counts_pairs():
         auc(scores, torch.ones(4))
     with pytest.raises(ValueError, match="or NaN"):
         auc(torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]))
-
-
-def test_parts_and_choices_keep_bags():
-    batch = SMALL.batch(0, 0, 50)
-
-    def bags(b, t):
-        return [list(x) for x in np.split(b.ids[t].numpy(), b.offsets[t].numpy()[1:])]
-
-    chosen = torch.tensor([7, 3, 3, 49])
-    taken, part, end = batch.take(chosen), batch.part(10, 20), batch.part(40, 50)
-    for t in range(3):
-        assert bags(taken, t) == [bags(batch, t)[k] for k in chosen.tolist()]
-        assert bags(part, t) == bags(batch, t)[10:20]
-        assert bags(end, t) == bags(batch, t)[40:]
-    assert torch.equal(taken.label, batch.label[chosen])
-    assert torch.equal(part.dense, batch.dense[10:20])
 
 
 def test_meaningless_clicks_are_refused():

@@ -3,10 +3,12 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from click_log import load_table
+from click_log import ClickBatch, load_table
 
 TABLE = "when,clicked,user,shop,price\n3,1,ann,x,1.5\n1,0,bob,,2.5\n2,1,ann,y,\n"
 
@@ -53,3 +55,25 @@ def test_a_log_is_cut_in_time(tmp_path):
     assert (earlier.label.tolist(), later.label.tolist()) == ([0, 1], [1])
     with pytest.raises(ValueError, match="leaves one side empty"):
         log.split(0.01)
+
+
+def test_parts_and_choices_keep_bags():
+    sizes = torch.tensor([0, 1, 4] * 16 + [2, 0])
+    batch = ClickBatch(
+        dense=torch.arange(50)[:, None].float(),
+        ids=(torch.arange(50), torch.arange(int(sizes.sum()))),
+        offsets=(torch.arange(50), sizes.cumsum(0) - sizes),
+        label=(torch.arange(50) % 3 == 0).float(),
+    )
+
+    def bags(b, t):
+        return [list(x) for x in np.split(b.ids[t].numpy(), b.offsets[t].numpy()[1:])]
+
+    chosen = torch.tensor([7, 3, 3, 49])
+    taken, part, end = batch.take(chosen), batch.part(10, 20), batch.part(40, 50)
+    for t in range(2):
+        assert bags(taken, t) == [bags(batch, t)[k] for k in chosen.tolist()]
+        assert bags(part, t) == bags(batch, t)[10:20]
+        assert bags(end, t) == bags(batch, t)[40:]
+    assert torch.equal(taken.label, batch.label[chosen])
+    assert torch.equal(part.dense, batch.dense[10:20])

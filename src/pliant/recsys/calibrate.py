@@ -37,13 +37,11 @@ def measure_rates(start: Rates | None = None, *, limit_s: float = 4.0) -> Rates:
     """
     start = start if start is not None else Rates()
     generator = torch.Generator().manual_seed(0)
-    features: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
-    taken_s: list[float] = []
     jobs = [job for num, dim in _SIZES for job in _jobs(num, dim, generator)]
-    for counts, job in jobs:
-        row = np.array([counts.get(name, 0.0) for name in COUNTS] + [0.0] * _MORE_FEATURES)
-        features.append(row)
-        taken_s.append(_shortest_s(job, limit_s / len(jobs)))
+    features = [
+        np.array([counts.get(name, 0.0) for name in COUNTS] + [0.0] * _MORE_FEATURES, np.float64) for counts, _ in jobs
+    ]
+    taken_s = [_shortest_s(job, limit_s / len(jobs)) for _, job in jobs]
     return fit_rates(features, [0.0] * len(features), taken_s, start)
 
 
@@ -57,31 +55,13 @@ def _jobs(num: int, dim: int, generator: torch.Generator) -> list[tuple[Mapping[
     offsets = torch.arange(0, num, 4, dtype=alike.index.dtype)
     numbers = float(num * dim)
 
-    def distinct() -> object:
-        return segments(ids)
-
-    def pool() -> object:
-        return sum_rows(fetched, alike.index, offsets)
-
-    def add() -> object:
-        return alike.sum(gradients)
-
-    def gather() -> object:
-        return rows.weights.index_select(0, ids)
-
-    def code() -> object:
-        return gradients.to(torch.bfloat16).to(torch.float32)
-
-    def update() -> object:
-        return rows.update(alike.keys, fetched, rule, 0.01)
-
     return [
-        ({"ids": num, "pieces": 1}, distinct),
-        ({"numbers": numbers, "pieces": 1}, pool),
-        ({"numbers": numbers, "pieces": 1}, add),
-        ({"rows": num, "numbers": numbers, "pieces": 1}, gather),
-        ({"coded": 2 * numbers, "pieces": 1}, code),
-        ({"updated": float(fetched.numel()), "pieces": 1}, update),
+        ({"ids": num, "pieces": 1}, lambda: segments(ids)),
+        ({"numbers": numbers, "pieces": 1}, lambda: sum_rows(fetched, alike.index, offsets)),
+        ({"numbers": numbers, "pieces": 1}, lambda: alike.sum(gradients)),
+        ({"rows": num, "numbers": numbers, "pieces": 1}, lambda: rows.weights.index_select(0, ids)),
+        ({"coded": 2 * numbers, "pieces": 1}, lambda: gradients.to(torch.bfloat16).to(torch.float32)),
+        ({"updated": float(fetched.numel()), "pieces": 1}, lambda: rows.update(alike.keys, fetched, rule, 0.01)),
     ]
 
 

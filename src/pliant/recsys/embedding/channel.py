@@ -68,7 +68,7 @@ class PendingTransfer:
     phase: str
     work: Work
     held: list[Tensor] = field(repr=False)
-    """What is being sent: kept until it has gone."""
+    """Tensors being sent: kept until they have gone."""
     unpack: list[tuple[Tensor, list[Tensor]]] = field(repr=False)
 
     def wait(self) -> None:
@@ -89,7 +89,7 @@ class LookupGroups:
 
     Attributes:
         comm: All ranks.
-        talk: Pairwise exchanges.
+        channel: Pairwise exchanges.
         sums: Counts what sums of replicas' gradients cost.
         sum_over: What these go through: hosts first, if the plan is hierarchical.
 

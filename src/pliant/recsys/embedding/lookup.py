@@ -26,7 +26,7 @@ class Lookup(Protocol):
     requests: list[Request]
     """For each owner."""
     num_vectors: list[int]
-    """That come from each owner."""
+    """Vectors that come from each owner."""
 
     def pooled(self, vectors: Tensor) -> Tensor:
         """Return what the bags pool to, float32 (num_bags, dim); `vectors` (sum of num_vectors, dim) by owner."""

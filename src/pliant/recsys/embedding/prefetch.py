@@ -17,7 +17,7 @@ __all__ = ["Prefetcher", "answered_early"]
 
 
 class Prefetcher:
-    """At most one batch that has been asked for before its turn."""
+    """At most one batch that has been asked for before its forward pass."""
 
     def __init__(self, local: LocalTables, make_channel: Callable[[], PairwiseChannel]) -> None:
         self._local = local
@@ -74,10 +74,10 @@ class Prefetcher:
 def answered_early(
     trip: LookupRoundTrip, open_trips: Sequence[LookupRoundTrip], channel: PairwiseChannel
 ) -> EarlyAnswers:
-    """Send now the rows that no rank has looked up in a turn which is still open: no gradient can change them.
+    """Send now the rows that no rank has looked up in a round trip which is still open: no gradient can change them.
 
     Where vectors move only. The owner tells which they are, one bit for each that it was asked for, in one message;
-    the rows follow in another. The rest follows in the turn itself.
+    the rows follow in another. The rest follows in the forward pass.
     """
     local, n, rank = trip.local, channel.comm.size, channel.comm.rank
     none = EarlyAnswers.nothing(trip)

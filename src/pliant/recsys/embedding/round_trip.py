@@ -30,7 +30,7 @@ Chosen = list[list[Tensor | None]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EarlyAnswers:
-    """Answers that have come before their turn, and which are still to come, and to be sent.
+    """Answers that have come before their forward pass, and which are still to come, and to be sent.
 
     Attributes:
         vectors: Of each group, float32 (sum of num_vectors, dim), by owner; filled as far as answers have come.
