@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from dlrm_data import Source, options_of_data, source_of
+from click_log import ClickBatch
+from dlrm_data import Source, auc, options_of_data, source_of
 from dlrm_state import restore, save
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,14 +31,12 @@ import pliant
 from pliant.comm import Comm, own_group
 from pliant.network import probe
 from pliant.recsys import (
-    ClickBatch,
     EmbeddingPlacement,
     FrequencyCounter,
-    Limits,
+    PlacementLimits,
     ShardedEmbeddingBag,
-    auc,
-    gathered,
-    place,
+    merge_counters,
+    place_tables,
 )
 from pliant.spec import Table, Topology, load
 from pliant.spec.units import format_bytes, parse_bytes
@@ -129,13 +128,13 @@ def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[Embedding
     for step in range(o.observe):
         batch = source.train(step, comm.rank, comm.size, o.batch)
         counter.add(batch.ids, batch.offsets)
-    frequencies = gathered(counter, comm).result()
+    frequencies = merge_counters(counter, comm).result()
     topology = load(Topology, o.topology) if o.topology else probe(comm, budget_s=2.0)
     tables = [
         Table(name=name, num_rows=rows, dim=o.dim) for name, rows in zip(source.names, source.num_rows, strict=True)
     ]
-    limits = Limits(memory_bytes=o.memory, max_staleness=o.max_staleness, bits=o.bits)
-    found = place(
+    limits = PlacementLimits(memory_bytes=o.memory, max_staleness=o.max_staleness, bits=o.bits)
+    found = place_tables(
         tables, frequencies, topology, limits, batch_sizes=[o.batch], optimizer=o.embedding_optimizer, overlap=True
     )
     hot = {

@@ -7,19 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from click_log import ClickBatch, ClickLog, load_table
+from dlrm_logs import flights, movielens
 
-from pliant.recsys import (
-    CRITEO_BAGS,
-    CRITEO_ROWS,
-    ClickBatch,
-    ClickLog,
-    Clicks,
-    criteo_batches,
-    load_flights,
-    load_movielens,
-)
-from pliant.recsys.fetch import find_flights, find_movielens
+from pliant.recsys import CRITEO_BAGS, CRITEO_ROWS, Frequencies, criteo_batches
 
 _NUM_DENSE = 13
 """Of Criteo's samples."""
@@ -47,26 +41,62 @@ class Source(Protocol):
         ...
 
 
+def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Return the area under the ROC curve: P(a clicked sample scores higher than one that is not), ties one half.
+
+    Labels may be probabilities of a click: then it is the area that is expected over labels drawn from them.
+    """
+    label = np.asarray(labels, np.float64)
+    _, place = np.unique(np.asarray(scores), return_inverse=True)
+    clicked, others = np.bincount(place, label), np.bincount(place, 1 - label)
+    return float(clicked @ (np.cumsum(others) - others / 2) / (clicked.sum() * others.sum()))
+
+
 class Generated:
-    """Clicks by Zipf's law over tables of Criteo's sizes, with a label that rows and dense features decide."""
+    """Clicks by Zipf's law over tables of Criteo's sizes, with a label that rows and dense features decide.
+
+    Row i of a table is its i-th most frequent. Of the variance of the logit 0.8 comes from rows, each with an effect
+    that its number decides, and 0.2 from dense features.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._clicks = Clicks(
-            max_rows=options.max_rows,
-            bag_sizes=CRITEO_BAGS if options.pooling == "criteo" else int(options.pooling),
-            exponent=options.skew,
-            seed=options.seed,
-        )
-        self.num_rows = self._clicks.tables
+        self.num_rows = tuple(min(rows, options.max_rows) for rows in CRITEO_ROWS)
         self.names = tuple(f"c{t + 1}" for t in range(len(CRITEO_ROWS)))
         self.num_dense = _NUM_DENSE
-        self.best_auc = self._clicks.best_auc(num_samples=20_000)
+        self._seed = options.seed
+        self._bag_sizes = CRITEO_BAGS if options.pooling == "criteo" else (int(options.pooling),) * len(CRITEO_ROWS)
+        self._laws = [table.bins for table in Frequencies.zipf(self.num_rows, options.skew).tables]
+        _, chances = self._drawn(0, 2 * _TEST_RANK, 20_000)
+        self.best_auc = auc(chances, chances)
 
     def train(self, step: int, rank: int, size: int, num_samples: int) -> ClickBatch:
-        return self._clicks.batch(step, rank, num_samples)
+        return self._drawn(step, rank, num_samples)[0]
 
     def test(self, rank: int, size: int, num_samples: int, num_batches: int) -> Iterator[ClickBatch]:
-        return (self._clicks.batch(k, _TEST_RANK + rank, num_samples) for k in range(num_batches))
+        return (self._drawn(k, _TEST_RANK + rank, num_samples)[0] for k in range(num_batches))
+
+    def _drawn(self, step: int, rank: int, num: int) -> tuple[ClickBatch, npt.NDArray[np.float64]]:
+        """Return the batch of a rank in a step, the same on every machine, and its probabilities of a click (num,)."""
+        rng = np.random.default_rng([self._seed, step, rank])
+        dense = rng.standard_normal((num, _NUM_DENSE))
+        z = np.sqrt(0.2 / _NUM_DENSE) * dense.sum(axis=1)
+        all_ids: list[torch.Tensor] = []
+        for t, ((p, rows), size) in enumerate(zip(self._laws, self._bag_sizes, strict=True)):
+            share = np.cumsum(p * rows)
+            which = np.searchsorted(share, rng.random(num * size) * share[-1], side="right")
+            first = np.cumsum(rows) - rows
+            ids = (first[which] + np.floor(rng.random(num * size) * rows[which])).astype(np.int64)
+            effects = np.sqrt(2) * np.cos((t + 1) * ids)  # mean 0, variance 1
+            z += np.sqrt(0.8 / len(self.num_rows) / size) * effects.reshape(num, size).sum(axis=1)
+            all_ids.append(torch.from_numpy(ids))
+        chances = 1 / (1 + np.exp(1 - 1.5 * z))
+        batch = ClickBatch(
+            dense=torch.from_numpy(dense.astype(np.float32)),
+            ids=tuple(all_ids),
+            offsets=tuple(torch.arange(num) * size for size in self._bag_sizes),
+            label=torch.from_numpy((rng.random(num) < chances).astype(np.float32)),
+        )
+        return batch, chances
 
 
 class Log:
@@ -130,15 +160,21 @@ class Criteo:
         return islice(self._read(self.test_path, num_samples), rank, size * num_batches, size)
 
     def _read(self, path: Path, num_samples: int) -> Iterator[ClickBatch]:
-        return criteo_batches(path, num_rows=self.num_rows, num_samples=num_samples)
+        for batch in criteo_batches(path, num_rows=self.num_rows, num_samples=num_samples):
+            yield ClickBatch(
+                dense=torch.from_numpy(batch.dense.astype(np.float32)),
+                ids=tuple(map(torch.from_numpy, batch.ids)),
+                offsets=(torch.arange(len(batch.label)),) * len(CRITEO_ROWS),
+                label=torch.from_numpy(batch.label.astype(np.float32)),
+            )
 
 
 def source_of(options: argparse.Namespace) -> Source:
     """Return the log that was asked for.
 
     Raises:
-        ValueError: Criteo's files have no folder.
-        DataMissingError: A log is neither in the folder nor could it be fetched.
+        ValueError: Criteo's files have no folder, or a table of the user's own no label or no categories.
+        RuntimeError: A log is neither in the folder nor could it be fetched.
 
     """
     if options.data == "generated":
@@ -148,16 +184,28 @@ def source_of(options: argparse.Namespace) -> Source:
             raise ValueError("--data criteo needs --folder with train.txt and test.txt; they are not to be had freely.")
         folder = Path(options.folder)
         return Criteo(folder / "train.txt", folder / "test.txt", options.max_rows)
-    find, read = {"movielens": (find_movielens, load_movielens), "flights": (find_flights, load_flights)}[options.data]
-    return Log(read(find(options.folder)), options.seed)
+    if options.data == "table":
+        if not (options.folder and options.label and options.categories):
+            raise ValueError(
+                "--data table needs --folder FILE, CSV or Parquet, with --label and --categories of its columns."
+            )
+        return Log(
+            load_table(options.folder, label=options.label, categories=options.categories.split(",")), options.seed
+        )
+    read = {"movielens": movielens, "flights": flights}[options.data]
+    return Log(read(options.folder), options.seed)
 
 
 def options_of_data(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which log."""
-    parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo"), default="generated")
+    parser.add_argument("--data", choices=("generated", "movielens", "flights", "criteo", "table"), default="generated")
     parser.add_argument(
-        "--folder", default="", help="with the files of a log, if you have them; criteo: train.txt, test.txt"
+        "--folder",
+        default="",
+        help="with the files of a log; criteo: train.txt and test.txt; table: the file itself",
     )
+    parser.add_argument("--label", default="", help="column of a table of your own that holds 0 and 1")
+    parser.add_argument("--categories", default="", help="its columns that become embedding tables: user,item")
     parser.add_argument("--max-rows", type=int, default=100_000, help="of a table of Criteo's")
     parser.add_argument("--pooling", default="1", help="ids of each generated bag, or 'criteo': as published")
     parser.add_argument("--skew", type=float, default=1.05, help="exponent of the law of generated rows")

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.recsys.fetch import DataMissingError
 from pliant_bench.data import fetch
-from pliant_bench.data.fetch import find_images
+from pliant_bench.data.fetch import DataMissingError, find_images
 from pliant_bench.data.images import load_images
 
 

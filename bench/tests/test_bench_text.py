@@ -5,9 +5,8 @@ import tarfile
 import pytest
 import torch
 
-from pliant.recsys.fetch import DataMissingError
 from pliant_bench.data import fetch
-from pliant_bench.data.fetch import find_text
+from pliant_bench.data.fetch import DataMissingError, find_text
 from pliant_bench.data.text import load_text
 from pliant_bench.models import CHARS_LENGTH
 

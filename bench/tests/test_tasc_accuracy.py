@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.recsys.fetch import DataMissingError
+from pliant_bench.data.fetch import DataMissingError
 
 _FOLDER = Path(__file__).parents[2] / "benchmarks" / "tasc"
 

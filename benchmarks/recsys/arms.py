@@ -13,10 +13,10 @@ from torch import Tensor
 from torchrec_arms import EPS, KINDS, TorchRecBags
 
 from pliant.comm import Comm
-from pliant.recsys.place import place
-from pliant.recsys.problem import Limits
-from pliant.recsys.rates import Rates
-from pliant.recsys.rows import Frequencies
+from pliant.recsys.frequencies.rows import Frequencies
+from pliant.recsys.placement.place import place_tables
+from pliant.recsys.placement.problem import PlacementLimits
+from pliant.recsys.placement.rates import Rates
 from pliant.spec import EmbeddingPlan, Table, TableLayout, Topology
 from pliant.spec.embedding import RowOptimizer
 
@@ -130,8 +130,8 @@ def _pliant(name: str, given: Given) -> Arm:
 
 def placed(given: Given, *, max_staleness: int, bits: tuple[int, ...], overlap: bool) -> EmbeddingPlan:
     """Return what Pliant's planner chooses for this cell, on rank 0, for all."""
-    limits = Limits(memory_bytes=given.memory_bytes or _ANY_BYTES, max_staleness=max_staleness, bits=bits)
-    placement = place(
+    limits = PlacementLimits(memory_bytes=given.memory_bytes or _ANY_BYTES, max_staleness=max_staleness, bits=bits)
+    placement = place_tables(
         given.tables,
         given.frequencies,
         given.topology,

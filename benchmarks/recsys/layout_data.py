@@ -5,7 +5,7 @@ from typing import Any
 
 from layout_plans import POOLINGS, ROWS, Frame
 
-from pliant.recsys.clicks import Clicks
+from pliant_bench.clicks.generator import Clicks
 
 
 @cache

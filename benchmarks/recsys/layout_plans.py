@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pliant.recsys.rows import Frequencies
+from pliant.recsys.frequencies.rows import Frequencies
 from pliant.spec import EmbeddingPlan, Table, TableLayout
 
 ROWS = (60_000, 60_000, 20_000, 20_000, 7_400, 2_200, 980, 150, 36, 10)

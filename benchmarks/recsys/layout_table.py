@@ -13,10 +13,10 @@ from scipy.stats import kendalltau
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import in_racks
 from pliant.netmodel import Links
-from pliant.recsys.cost import StepCost, step_cost
-from pliant.recsys.counted import counted
-from pliant.recsys.rates import Rates, fitted
-from pliant.recsys.traffic import Traffic
+from pliant.recsys.placement.cost import StepCost, step_cost
+from pliant.recsys.placement.counted_traffic import count_traffic
+from pliant.recsys.placement.rates import Rates, fit_rates
+from pliant.recsys.placement.traffic import Traffic
 from pliant.spec import EmbeddingPlan, Topology, from_json
 from pliant.spec.units import format_bytes, format_time
 
@@ -82,7 +82,7 @@ def seen(line: Record, cache: dict[str, Any]) -> Seen:
         line=line,
         plan=plan,
         topology=topology_of(line),
-        traffic=counted(plan, steps, hot_of(plan, clicks.frequencies())),
+        traffic=count_traffic(plan, steps, hot_of(plan, clicks.frequencies())),
     )
 
 
@@ -103,7 +103,7 @@ def _fit(half: Sequence[Seen], start: Rates) -> Rates:
         return start
     costs = [each.cost(start) for each in half]
     _, features, wire_s = zip(*costs, strict=True)
-    return fitted(features, wire_s, [each.step_s for each in half], start)
+    return fit_rates(features, wire_s, [each.step_s for each in half], start)
 
 
 def fitted_to(lines: Sequence[Record]) -> Rates:

@@ -18,7 +18,7 @@ from pliant_arms import hot_of
 from session import meet
 
 from pliant.comm import Comm, RecordedComm, own_group
-from pliant.recsys.module import ShardedEmbeddingBag
+from pliant.recsys.embedding.module import ShardedEmbeddingBag
 from pliant.spec import EmbeddingPlan, to_json
 from pliant_bench.harness.lines import say
 from pliant_bench.harness.wire import interface_bytes

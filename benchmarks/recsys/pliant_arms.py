@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pliant.comm import Comm, RecordedComm
-from pliant.recsys.batch import ClickBatch
-from pliant.recsys.module import ShardedEmbeddingBag
-from pliant.recsys.rows import Frequencies
+from pliant.recsys.embedding.module import ShardedEmbeddingBag
+from pliant.recsys.frequencies.rows import Frequencies
 from pliant.spec import EmbeddingPlan
+from pliant_bench.clicks.batch import ClickBatch
 
 
 def hot_of(plan: EmbeddingPlan, frequencies: Frequencies) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.recsys.batch import ClickBatch, auc
+from pliant_bench.clicks.batch import ClickBatch, auc
 from pliant_bench.harness.wire import interface_bytes
 
 

@@ -21,7 +21,7 @@ from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from pliant.recsys.batch import ClickBatch
+from pliant_bench.clicks.batch import ClickBatch
 
 KINDS = {
     "row_wise": ("row_wise",),

@@ -22,12 +22,12 @@ from session import meet
 from steps import Arm, timed
 
 from pliant.comm import own_group
-from pliant.recsys.batch import ClickBatch
-from pliant.recsys.clicks import Clicks
-from pliant.recsys.measuring import measured_rates
-from pliant.recsys.rates import Rates
+from pliant.recsys.calibrate import measure_rates
+from pliant.recsys.placement.rates import Rates
 from pliant.spec import Topology, from_json, load, to_json
 from pliant.spec.units import parse_rate
+from pliant_bench.clicks.batch import ClickBatch
+from pliant_bench.clicks.generator import Clicks
 from pliant_bench.harness.lines import say
 
 _TIMEOUT_S = 300.0
@@ -80,7 +80,7 @@ def _machine(job: Job) -> Rates:
     if job.machine:
         return from_json(Rates, json.dumps(job.machine))
     dist.barrier()
-    mine = measured_rates(limit_s=_MEASURING_S)
+    mine = measure_rates(limit_s=_MEASURING_S)
     names = [f.name for f in fields(mine) if f.name.endswith("_s")]
     slowest = torch.tensor([getattr(mine, name) for name in names], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
 
-from pliant.recsys.fetch import DataMissingError
+from pliant_bench.data.fetch import DataMissingError
 from pliant_bench.data.images import Images, load_images
 
 _ARCHIVE = "cifar-10-python.tar.gz"

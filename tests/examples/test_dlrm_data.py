@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pliant.recsys import ClickBatch, ClickLog
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from click_log import ClickBatch, ClickLog
 from dlrm_data import Criteo, Generated, Log, options_of_data, source_of
 
 
@@ -83,3 +82,13 @@ def test_ranks_take_turns_at_the_lines_of_a_criteo_file_and_can_go_back(tmp_path
 def test_a_log_needs_its_folder():
     with pytest.raises(ValueError, match="--data criteo needs --folder"):
         source_of(_options("--data", "criteo"))
+    with pytest.raises(ValueError, match="--data table needs --folder FILE"):
+        source_of(_options("--data", "table", "--label", "clicked"))
+
+
+def test_a_table_of_the_user_is_a_log(tmp_path):
+    path = tmp_path / "clicks.csv"
+    path.write_text("clicked,user\n" + "".join(f"{k % 2},u{k % 7}\n" for k in range(50)))
+    source = source_of(_options("--data", "table", "--folder", str(path), "--label", "clicked", "--categories", "user"))
+    assert (source.names, source.num_rows) == (("user",), (8,))
+    assert source.train(0, 0, 2, 10).num_samples == 10

