@@ -132,6 +132,14 @@ def test_a_class_name_means_one_thing():
     assert {name: modules for name, modules in public_classes().items() if len(modules) > 1} == {}
 
 
+def test_the_glossary_has_one_line_for_each_class():
+    page = (DOCS / "glossary.md").read_text()
+    words = re.findall(r"^\| ((?!class)[a-z][^|]*) \|", page, re.MULTILINE)
+    classes = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert len(words) == len(set(words))
+    assert sorted(classes) == sorted(public_classes())
+
+
 def test_what_was_renamed_is_where_the_table_says():
     """Modules and classes of `docs/renamed.md` exist by their new names, and no class by an old one."""
     page, classes = (DOCS / "renamed.md").read_text(), public_classes()
