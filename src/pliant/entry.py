@@ -38,8 +38,8 @@ def relax(
 
     Args:
         model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
-            the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate
-            or Lightning Fabric; go on calling what you have.
+            the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate or
+            Lightning Fabric; go on calling what you have.
         optimizer: Any torch optimizer over the model's parameters, also one that Accelerate or Lightning has wrapped;
             or several, such as Muon and AdamW: a step ends when all have stepped, or when one steps again before that.
             Parameters that none of them holds are averaged exactly, if a DDP model is called, and left alone.
@@ -56,11 +56,23 @@ def relax(
 
     Raises:
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
-            not fit the optimizer or the backend; ranks ask for different plans, one has not registered an
-            algorithm that is not Pliant's, or the plan or the model cannot be elastic.
+            not fit the optimizer or the backend; ranks ask for different plans, one has not registered an algorithm
+            that is not Pliant's, or the plan or the model cannot be elastic.
         TypeError: The optimizer or the model is not torch's.
         RuntimeError: Another run is open on the model or on an optimizer.
         CommError: Not all ranks have come within `start_timeout_s`.
+
+    >>> import torch
+    >>> from pliant import run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "bytegrad", group=context.process_group) as run:
+    ...         run.model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    ...         return run.steps
+    >>> run_world(2, train)
+    [1, 1]
 
     """
     held = take(model, optimizer)

@@ -11,10 +11,15 @@ __all__ = ["partition", "plan_of"]
 
 
 def partition(algorithms: Mapping[str | Match, AlgorithmLike]) -> SyncPlan:
-    """Return the plan that gives each parameter the algorithm of the first pattern that matches it.
+    r"""Return the plan that gives each parameter the algorithm of the first pattern that matches it.
 
     Keys are shell patterns over full parameter names, or `Match` values for layer classes and sizes; the last must
-    match everything: ``partition({Match(layer="Embedding"): topk(), "*": bytegrad()})``.
+    match everything.
+
+    >>> from pliant import Match, bytegrad, topk
+    >>> print(str(partition({Match(layer="Embedding"): topk(), "*": bytegrad()})).partition("\n")[2])
+      layer Embedding: AllGather(codec=topk)
+      everything: ScatterGather(codec=minmax8)
     """
     return SyncPlan(
         rules=tuple(

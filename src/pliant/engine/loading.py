@@ -61,6 +61,21 @@ def load_run(
             optimizer or number of ranks; or a scheduler or a scaler was saved and none is given, or the other way
             round. What `relax` raises.
 
+    >>> import tempfile, torch
+    >>> from pliant import relax, run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "topk", group=context.process_group) as run:
+    ...         run.model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    ...         run.save(folder)
+    ...     with load_run(folder, model, optimizer, group=context.process_group) as run:
+    ...         return run.steps
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run_world(2, train)
+    [1, 1]
+
     """
     held = take(model, optimizer)
     own = held.ddp.process_group if held.ddp is not None else group or dist.group.WORLD

@@ -28,6 +28,18 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
         ValueError: The states are not those of all ranks of one run at one step, or belong to ranks: of weights that
             differ, of owners, or of leaders of hosts.
 
+    >>> import torch
+    >>> from pliant import relax, run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "topk", group=context.process_group) as run:
+    ...         run.model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    ...         return run.state_dict()
+    >>> len(resize(run_world(2, train), 3))
+    3
+
     """
     if size < 1:
         raise ValueError(f"a run of {size} ranks cannot be; resize to 1 or more.")

@@ -229,8 +229,8 @@ def observe(
         steps: Steps to time; medians are kept.
         warmup_steps: Steps before those.
         codecs: Codecs whose error on each tensor's gradient is wanted, such as ``pliant.codecs.Qsgd(bits=4)``.
-        ranks: Low ranks whose error on each matrix's gradient is wanted, as `powersgd` sends them: (4, 1). The error
-            is entered as that of 'rank(rank=4)'.
+        ranks: Low ranks whose error on each matrix's gradient is wanted, as `powersgd` sends them: (4, 1). The error is
+            entered as that of 'rank(rank=4)'.
         gradient_steps: Steps whose gradients are looked at; 0 for none.
         batch_size: Samples that one rank takes in a step, for the noise scale.
         group: For a plain module: whose ranks observe; the default process group, if there is one, if None.
@@ -238,6 +238,16 @@ def observe(
 
     Raises:
         ValueError: A number of steps or the batch is not possible, or the model has nothing to train.
+
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0) as observation:
+    ...     for _ in range(3):
+    ...         optimizer.zero_grad()
+    ...         model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    >>> observation.workload().numel
+    5
 
     """
     if steps < 1 or warmup_steps < 0 or gradient_steps < 0 or min((batch_size, *ranks)) < 1:

@@ -192,10 +192,10 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
 
     The steps are ordinary ones: hooks take times, and nothing is communicated for it. After warmup_steps, `steps` are
     noted; then the timeline is written to ``folder/rank0.json`` (by rank 1 to ``rank1.json``, and so on) at once, and
-    the hooks go by themselves. A run that is closed, or that switches its plan, ends the recording with the steps
-    there are. What is noted: forward and backward passes, waits for exchanges, the optimizer's step, and for every
-    bucket its exchange, its messages, and what is computed beside them: 'encode' until the last message is on its way
-    (adding up what others sent included), 'decode' from then on. On CUDA times are those of the streams.
+    the hooks go by themselves. A run that is closed, or that switches its plan, ends the recording with the steps there
+    are. What is noted: forward and backward passes, waits for exchanges, the optimizer's step, and for every bucket its
+    exchange, its messages, and what is computed beside them: 'encode' until the last message is on its way (adding up
+    what others sent included), 'decode' from then on. On CUDA times are those of the streams.
 
     Args:
         run: What `relax` returned.
@@ -206,6 +206,18 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
     Raises:
         ValueError: A number of steps is not possible.
         RuntimeError: The run is being recorded already.
+
+    >>> from pliant import relax, run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "bytegrad", group=context.process_group) as run:
+    ...         with record(run, steps=1, warmup_steps=0) as recording:
+    ...             run.model(torch.ones(2, 4)).sum().backward()
+    ...             optimizer.step()
+    ...         return recording.timeline().num_ranks
+    >>> run_world(2, train)
+    [2, 2]
 
     """
     if steps < 1 or warmup_steps < 0:
