@@ -1,4 +1,4 @@
-"""What is attached to a run from above: a tuner of its plans, and a recording. A run begins with neither."""
+"""Default tuner and default recording of a run, which do nothing; other rooms attach their own."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ __all__ = ["AttachedRecording", "AttachedTuner"]
 
 
 class AttachedTuner(Part):
-    """Chooses plans while a run trains, as `pliant.autotune` does; this one keeps the plan that was given."""
+    """Default tuner of a run, which keeps the plan that was given; `pliant.autotune` attaches one that chooses."""
 
     explanation = ""
-    """What it does, or what it chose and why."""
+    """Text on the current choice and its reasons."""
     advice: Any = None
-    """What to do about rate, batch and optimizer under the plan that it chose (`planner.Advice`); None before."""
+    """Changes of rate, batch and optimizer that the chosen plan asks for (`planner.Advice`); None before a choice."""
 
     def end_trial(self) -> None:
-        """End the trial that is on, before the run ends. Collective."""
+        """End the current trial, before the run ends. Collective."""
 
     def end_plan(self) -> None:
-        """End the plan in force, whatever it raises. Collective."""
+        """End the guard of the adopted plan, whatever it raises. Collective."""
 
 
 class AttachedRecording:
-    """Writes down what happens in some steps, as `pliant.profiling` does; this one writes nothing."""
+    """Default recording of a run, which writes nothing; `pliant.profiling` attaches one that records steps."""
 
     @property
     def open(self) -> bool:
@@ -31,7 +31,7 @@ class AttachedRecording:
         return False
 
     def end(self) -> None:
-        """End now, and write what there is."""
+        """End the recording now, and write the steps so far."""
 
     def close(self) -> None:
-        """End now, and remove hooks."""
+        """End the recording now, and remove its hooks."""

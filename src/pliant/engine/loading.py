@@ -1,4 +1,4 @@
-"""A run that goes on from its checkpoint, in one call."""
+"""Resuming from a checkpoint in one call."""
 
 import zlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A run that was saved by some ranks, for another number of them."""
+"""Saved states of a run, converted for another number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["resize"]
 
 _ANEW = ("counters", "slots", "random")
-"""What is made for the new ranks; all else is that of the first."""
+"""Keys that are made for the new ranks; all others are those of the first rank."""
 
 
 def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
