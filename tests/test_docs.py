@@ -187,6 +187,19 @@ def test_each_promise_names_laws_of_the_suite():
         assert all(ROOT / file in tests for file in files), files
 
 
+def test_each_note_stands_once_and_is_on_the_page_of_concepts():
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    written = [name for text in sources for name in re.findall(r"Note \[([^]]+)\]: ", text)]
+    referred = {name for text in sources for name in re.findall(r"Note \[([^]]+)\]", text)}
+    rows = re.findall(
+        r"^\| ([^|`]+) \| `(pliant[\w.]+)` \|$", (ROOT / "docs" / "concepts.md").read_text(), re.MULTILINE
+    )
+    assert len(written) == len(set(written)) == len(rows) == 6
+    assert set(written) == referred == {name for name, _ in rows}
+    for name, module in rows:
+        assert f"Note [{name}]: " in (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text()
+
+
 @pytest.mark.parametrize("name", sorted(set(pliant.__all__) - EXPLAINED))
 def test_the_example_of_each_public_name_runs(name):
     tests = doctest.DocTestFinder(recurse=False).find(getattr(pliant, name), name, globs=vars(EXAMPLES[name]).copy())
