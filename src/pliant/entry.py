@@ -39,20 +39,20 @@ def relax(
     Args:
         model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
             the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate or
-            Lightning Fabric; go on calling what you have.
+            Lightning Fabric; the training loop calls what it has.
         optimizer: Any torch optimizer over the model's parameters, also one that Accelerate or Lightning has wrapped;
             or several, such as Muon and AdamW: a step ends when all have stepped, or when one steps again before that.
             Parameters that none of them holds are averaged exactly, if a DDP model is called, and left alone.
         what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path; or
-            "auto" (``pliant.Auto()``), which finds out which plan pays, while it trains.
-        group: For a plain module: who trains it; the default process group if None.
-        hosts: Ranks of each host, for hierarchical plans; torchrun's placement if None.
+            "auto" (``pliant.Auto()``), which chooses a plan while the training runs.
+        group: Process group of a plain module; the default group if None.
+        hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None.
         timeout_s: Longest that one collective may take before it fails on all ranks.
-        start_timeout_s: The same in this call, in which a rank that starts slowly is waited for.
+        start_timeout_s: The same in this call, which waits for ranks that start slowly.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
-        elastic: For plans that exchange weights: go on without ranks that are lost, and take in those that come. The
-            model is then a plain module and `group` is left out; a process that is started again calls relax() again.
+        elastic: Options of an elastic run, for plans that exchange weights. The model is then a plain module and
+            `group` is left out; a process that is started again calls relax() again.
 
     Raises:
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does

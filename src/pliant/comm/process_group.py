@@ -23,7 +23,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
 _BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
-"""Dtypes that Gloo does not know; where bytes only move they travel as uint8."""
+"""Dtypes that Gloo does not know; where bytes only move they are sent as uint8."""
 
 
 class _Pending:
@@ -62,17 +62,17 @@ class _Pending:
 
 
 class ProcessGroupComm:
-    """Talks through a process group, usually one that nobody else uses (`own_group`).
+    """Comm over a torch process group, usually one that nothing else uses (`own_group`).
 
     Args:
         group: The group; rank and size are read from it and never from the default world.
         limit: Longest wait for one communication.
-        make_group: How `split` makes smaller groups.
+        make_group: Makes smaller groups, for `split`.
         owns_group: Whether close() destroys the group.
-        liveness: Who is alive, to name the rank that is lost.
+        liveness: Heartbeats, by which a lost rank is named.
         owns_liveness: Whether close() ends it.
-        part_of: How far this rank has come in the group that this one was split from.
-        members: Which ranks of that one these are.
+        part_of: Progress of this rank in the group that this one was split from.
+        members: Numbers of this group's ranks there.
 
     """
 
@@ -228,7 +228,7 @@ class ProcessGroupComm:
         self.give_up()
 
     def give_up(self) -> None:
-        """Break this group's connections after a failure: who comes late must not go on with half of the others."""
+        """Close this group's connections after a failure, so that late ranks do not continue with some of the others."""
         group: ProcessGroup | None = getattr(self, "group", None)
         if group is not None and self._owns_group:
             hang_up(group)
@@ -245,7 +245,7 @@ class ProcessGroupComm:
         del self.group  # a group of Gloo hangs up when nobody holds it
 
     def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
-        """Make the report of a failed communication: who noticed, what it was, who is gone."""
+        """Make the report of a failed communication: the rank that noticed, the operation, and lost ranks."""
         me, waited = self.progress.members[self._rank], 0.0 if waited_s is None else waited_s
         after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
         group: ProcessGroup | None = getattr(self, "group", None)
@@ -267,7 +267,7 @@ class ProcessGroupComm:
         )
 
     def _given_up(self, op: str, error: BaseException, num_bytes: int) -> CommError:
-        """Make the report of a communication that could not begin, and hang up as after one that failed."""
+        """Make the report of a communication that could not begin, and close connections as after one that failed."""
         failure = self.failure(op, error, f" of {num_bytes} bytes", 0.0)
         self.give_up()
         return failure

@@ -72,7 +72,7 @@ class Decision:
     after: str
     """Id of the epoch before; nothing for the first."""
     rank: int
-    """Who has written it."""
+    """Rank that has written it."""
     members: tuple[MemberRecord, ...]
 
 
