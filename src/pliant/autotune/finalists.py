@@ -1,4 +1,4 @@
-"""After a search: which plans are held against exact training, and what the next search learns."""
+"""Finalists of a search, which are compared with exact training, and the prior for the next search."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,28 +14,28 @@ from pliant.spec import SyncPlan
 __all__ = ["Finalist", "finalists", "learned"]
 
 _NEAR = 1.25
-"""Of the best plans, those are held against each other that took at most so many times the least."""
+"""Largest time of a finalist over the least."""
 _LEAVE_ABOVE = 1.03
-"""After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
+"""Least gain, as a factor, for which the plan in force is left after a change: near ties do not alternate."""
 _TRUSTED = 4.0
 """How many times a coefficient may be what it was given as."""
 
 
 class Finalist(NamedTuple):
-    """A plan to be held against exact training."""
+    """A plan to be compared with exact training."""
 
     plan: SyncPlan
     is_exact: bool
     ratio: float
     """How many times the steps of exact training it needs."""
     tried_s: float
-    """What a step took in its trial."""
+    """Step time in its trial."""
 
 
 def learned(cells: Sequence[tuple[CostFeatures, Sequence[Trial]]]) -> TransferPrior | None:
-    """Return what earlier searches have taught; no coefficient far from what it is elsewhere.
+    """Return the prior that earlier searches give, with no coefficient far from what it is elsewhere.
 
-    One that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
+    A coefficient that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
     """
     if not cells:
         return None

@@ -1,4 +1,4 @@
-"""Plans that are rejected for the rest of a run, since they have not done as expected."""
+"""Plans and exchanges that are rejected for the rest of a run."""
 
 import itertools
 import logging
@@ -15,10 +15,10 @@ _log = logging.getLogger("pliant")
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludingQuality(Quality):
-    """A budget that some ways of exchanging are not within, whatever was measured of them elsewhere."""
+    """A quality limit that excludes rejected exchanges, whatever was measured of them elsewhere."""
 
     refused: Set[Gene] = frozenset()
-    """May grow while a search goes on."""
+    """Rejected exchanges, which may grow during a search."""
 
     def admits(self, gene: Gene) -> bool:
         return gene not in self.refused and super().admits(gene)
@@ -44,7 +44,7 @@ class Refused:
         self._rank, self._spared = rank, spared
         self.genes: set[Gene] = set()
         self.failures: list[str] = []
-        """What was undone, and why; the same on all ranks."""
+        """Failed plans with their reasons, a sentence each; the same on all ranks."""
 
     def add(self, genes: Iterable[Gene]) -> None:
         """Refuse these, and all of their families that are as strong."""

@@ -1,4 +1,4 @@
-"""Write down what happens in the next steps of a run, rank by rank: timelines for `pliant report`."""
+"""Recording of the next steps of a run as timelines, one for each rank, for `pliant report`."""
 
 import functools
 import time
@@ -21,11 +21,11 @@ from pliant.spec import Event, Timeline, save
 __all__ = ["Recording", "record"]
 
 _SHORTEST_WAIT_S = 20e-6
-"""What is shorter is the price of asking whether there is anything to wait for."""
+"""Shortest wait that is recorded: a shorter one is the cost of asking."""
 
 
 class Recording(AttachedRecording):
-    """Result of `record`: a context manager around ordinary steps. The hooks go when enough was seen."""
+    """Result of `record`: a context manager around ordinary steps. Its hooks are removed after the last one."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
         self._run, self._folder = run, folder
@@ -232,7 +232,7 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
 
 
 def _events(tape: Tracer, origin: Any) -> Iterator[Event]:
-    """Turn marks into times, and what the lane did between its messages into events of coding."""
+    """Turn marks into times, and the gaps between a task's messages into events of coding."""
     event = functools.partial(_event, tape, origin)
     for note in tape.notes:
         found = event(note.kind, note.name, note.step, note.start, note.end)
