@@ -198,11 +198,11 @@ class UsesCurvature(Protocol):
 
     @property
     def curvature(self) -> CurvatureSpec | None:
-        """Settings of the look; None for no look at all, and then there is no such slot."""
+        """Settings of the estimate; None for no estimate, and then there is no such slot."""
         ...
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the elements of each contiguous block of a parameter of this shape; none if it is not looked at."""
+        """Return the elements of each contiguous block of a parameter of this shape; none if it needs no estimate."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A different algorithm for each group of parameters."""
+"""Plans with an algorithm for each group of parameters."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ def plan_of(algorithm: AlgorithmLike, name: str = "") -> SyncPlan:
 
 
 def _rule(match: Match, algorithm: AlgorithmLike) -> Rule:
-    """Return a rule, if what would carry it out is what was given. Raises ValueError, naming both, if it is not."""
+    """Return a rule for an algorithm. Raises ValueError if its node would be carried out differently."""
     node = node_of(algorithm)
     if all(custom_names(SyncPlan(rules=(Rule(exchange=node),))).values()):
         built = executor_for(node)

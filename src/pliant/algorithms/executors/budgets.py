@@ -1,4 +1,4 @@
-"""Which blocks to send: a budget for the whole model, divided among its parameters, and the best blocks of each."""
+"""Selection of blocks: a budget for the whole model, divided among its parameters, and the best blocks of each."""
 
 from collections.abc import Sequence
 from itertools import pairwise

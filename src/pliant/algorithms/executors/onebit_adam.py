@@ -116,11 +116,11 @@ class OneBitAdam(Optimizer):
 
 @dataclass(frozen=True)
 class CompressedMomentumExecutor:
-    """The exchange of 1-bit Adam.
+    """Exchange of the momentum of 1-bit Adam.
 
-    Warm-up: g <- mean g, exactly, and m <- beta m + (1-beta) g is followed. Then, per bucket:
-    m_i <- beta m + (1-beta) g_i; average m_i by scatter - reduce - gather with C and feedback on both sides;
-    the result replaces the gradient, and m. Bytes: those of `ScatterGatherExecutor` with the same codec.
+    Warm-up: g <- mean g, exactly, and m <- beta m + (1-beta) g is followed. Then, per bucket: m_i <- beta m + (1-beta)
+    g_i; average m_i by scatter - reduce - gather with C and feedback on both sides; the result replaces the gradient,
+    and m. Bytes: those of `ScatterGatherExecutor` with the same codec.
     """
 
     node: CompressedMomentum
@@ -155,7 +155,7 @@ class CompressedMomentumExecutor:
             m.copy_(g)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Only OneBitAdam knows that a momentum arrives in ``p.grad``, and both must turn at the same step."""
+        """Raise ValueError unless it is a OneBitAdam with the same warm-up, which expects a momentum in ``p.grad``."""
         if not isinstance(optimizer, OneBitAdam):
             raise ValueError(
                 f"the optimizer is {type(optimizer).__name__}, but onebit_adam hands over momentum in p.grad, which "

@@ -1,4 +1,4 @@
-"""When: every n-th step, one step late, or something else at first. Each exists once, for all algorithms."""
+"""Combinators of timing: every n-th step, one step late, or another algorithm in a warm-up."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ __all__ = ["AfterExecutor", "DelayedExecutor", "EveryExecutor"]
 
 @dataclass(frozen=True)
 class EveryExecutor:
-    """Exchange in every n-th step only.
+    """Exchange gradients in every n-th step only.
 
-    In the steps between, gradients are gathered and the optimizer sees zeros, so that ranks stay equal; the n-th
-    step exchanges their sum. Nothing is lost: sum of what is applied + what is pending = sum of the means.
+    In the steps between, gradients are added up and the optimizer sees zeros, so that ranks stay equal; the n-th step
+    exchanges their sum. Nothing is lost (Note [conservation]).
     """
 
     node: Every
@@ -83,7 +83,7 @@ class DelayedExecutor:
     inner: Algorithm
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The gradient on its way, the one before, the weights at which it was taken, and the inner slots."""
+        """Slots of the late gradient, the one before, the weights at which it was taken, and the inner ones."""
         slots: StateSpec = {"on its way": None, **self.inner.slots(shape, comm)}
         slots = {**slots, "before": None} if self.node.lookahead else slots
         return {**slots, "taken at": None} if self.node.compensation else slots
@@ -130,7 +130,7 @@ class DelayedExecutor:
 
 @dataclass(frozen=True)
 class AfterExecutor:
-    """Do `first` in the steps before `node.steps`, and `then` from there on: the one warm-up."""
+    """Run `first` in the steps before `node.steps`, and `then` from there on."""
 
     node: After
     first: Algorithm
@@ -142,7 +142,7 @@ class AfterExecutor:
         return {**prefixed("first/", first), **self.then.slots(shape, _among(comm, self.node.then))}
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Let both look at the optimizer."""
+        """Let both algorithms check the optimizer."""
         for each in (self.first, self.then):
             inner = unwrapped(each)
             if isinstance(inner, ChecksOptimizer):
@@ -181,5 +181,5 @@ class AfterExecutor:
 
 
 def _among(comm: Comm, node: Exchange) -> Comm:
-    """Return who exchanges under a node: all ranks alike where only the other stage asks for hosts."""
+    """Return the comm of a node: all ranks where only the other stage needs hosts."""
     return comm.flat if isinstance(comm, HierarchicalComm) and not node.needs_hosts else comm
