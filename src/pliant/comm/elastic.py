@@ -216,7 +216,7 @@ class ElasticGroup:
         self._asking(self._agreement.conclude)
 
     def leave(self) -> None:
-        """Announce that this rank leaves, and end the thread, so that no rank waits for it. A second call does nothing."""
+        """Announce that this rank leaves, so that no rank waits for it, and end the thread. Later calls do nothing."""
         if self._left:
             return
         self._left = True

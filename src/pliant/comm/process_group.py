@@ -228,7 +228,7 @@ class ProcessGroupComm:
         self.give_up()
 
     def give_up(self) -> None:
-        """Close this group's connections after a failure, so that late ranks do not continue with some of the others."""
+        """Close this group's connections after a failure, so that late ranks do not continue with only some others."""
         group: ProcessGroup | None = getattr(self, "group", None)
         if group is not None and self._owns_group:
             hang_up(group)
