@@ -13,16 +13,16 @@ __all__ = ["Estimator", "Fisher", "GaussNewton"]
 
 
 class Estimator(Protocol):
-    """A way to look at the diagonal of the Hessian of the mean loss: a frozen value."""
+    """Protocol of an estimate of the diagonal of the Hessian of the mean loss: a frozen value."""
 
     def diagonal(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
         """Return, for each trained parameter, an estimate of its part of the diagonal: float32, of its shape.
 
-        No communication, and the model comes out as it was: parameters, gradients, buffers, torch's generators.
+        No communication, and the model is unchanged: parameters, gradients, buffers, torch's generators.
 
         Args:
-            task: What to look at.
-            generator: On the model's device; what is drawn comes from it alone.
+            task: Forward pass and loss.
+            generator: On the model's device; the only source of random numbers.
 
         """
         ...
