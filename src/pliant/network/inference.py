@@ -1,4 +1,4 @@
-"""From figures of pairs of hosts to a Topology: pure functions of matrices."""
+"""Inference of a topology from rates of pairs of hosts: pure functions of matrices."""
 
 from collections.abc import Sequence
 
