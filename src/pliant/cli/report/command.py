@@ -1,4 +1,4 @@
-"""`pliant report`: what happened in the steps of a run, and what was predicted, as one page."""
+"""Command `pliant report`: a page on the steps of a run, measured and predicted."""
 
 import json
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ from pliant.spec.units import format_time, parse_bytes
 __all__ = ["report"]
 
 _MOST_LANES = 8
-"""Ranks whose lanes are drawn one above the other."""
+"""Most ranks that are drawn one above the other."""
 _NOTE = (
     "Measured are means over steps and ranks, sent is the busiest rank's. Exposed: what a step waits for exchanges; "
     "compute: the rest of it. Exchange and coding count whether they are hidden or not. What is still on its way when "
@@ -74,7 +74,7 @@ def report(
     trace: Annotated[Path | None, typer.Option(help="Write all ranks as a trace for Chrome or Perfetto.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
-    """Draw what ranks did in each step, as one HTML page; with --plan and --workload also what was predicted."""
+    """Draw what ranks did in each step, as one HTML page; with --plan and --workload also the prediction."""
     if find_spec("plotly") is None:
         raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]'.")
     paths = _paths(files)
