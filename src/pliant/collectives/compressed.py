@@ -34,9 +34,10 @@ class CompressedAverage:
     Rank j owns the j-th part of the vector; parts are cut at multiples of the codec's granularity, and each into pieces
     of at most `chunk_bytes` of float32, so that coding, the wire and adding up overlap. Phases, per piece:
 
-    1. every rank encodes its piece and sends it to the owner; 2. the owner adds the others' pieces, in the order of
-    ranks, to its own, which is not coded and so has no error; 3. it divides, encodes the mean and sends the same bytes
-    to all; 4. every rank, the owner too, decodes those bytes: results are equal to the bit.
+    1. every rank encodes its piece and sends it to the owner;
+    2. the owner adds the others' pieces, in the order of ranks, to its own, which is not coded and so has no error;
+    3. it divides, encodes the mean and sends the same bytes to all;
+    4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
     Sends are posted as soon as their data is there, receives beforehand, all pairwise: Gloo's all-to-all takes up to
     twice its bound. Each rank serves one owner after another, and no two the same one, since flows that meet at a

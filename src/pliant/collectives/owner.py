@@ -17,9 +17,9 @@ class ReduceToOwners:
 
     Phases, all messages pre-posted and pairwise:
 
-    1. every rank packs its gradients by owner, and sends each owner one message; 2. an owner adds them to its own, in
-    the order of ranks, so that a sum is the same in every run; 3. owners send all ranks the Euclidean norms of their
-    sums: 8 bytes for each parameter.
+    1. every rank packs its gradients by owner, and sends each owner one message;
+    2. an owner adds them to its own, in the order of ranks, so that a sum is the same in every run;
+    3. owners send all ranks the Euclidean norms of their sums: 8 bytes for each parameter.
 
     Elsewhere the gradient becomes a stand-in of the same norm, all zero but for one element. So code that reads norms
     of gradients (torch's clip_grad_norm_, a GradScaler, a logger) gets on every rank the same as without owners, up to
