@@ -62,9 +62,10 @@ class RatioPolicy:
     The proportional error counts for 30 % of the target at most: the fit accounts for a link that has become ten times
     slower. offset is the integral part: time that is hidden behind backward, less the time of codecs. It estimates a
     real quantity, whatever was decided, and so does not wind up while the ratio is at a limit. A second line, bytes =
-    fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, stays between floor and
-    ceiling, and above the loss bound: where the part that is not sent, R(ratio) = R_0 (ratio / ratio_0)^s with s as
-    observed, is twice that at the plan's own ratio_0. Targets in bytes need no link: C is the target.
+    fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, and stays between floor and
+    ceiling, and above the loss bound. The loss bound is the ratio at which the part that is not sent, R(ratio) = R_0
+    (ratio / ratio_0)^s with s as observed, is twice that at the plan's own ratio_0. Targets in bytes need no link: C is
+    the target.
 
     Where the line does not hold, because the first bytes are free, as out of a shaper's bucket, C is searched between
     the last numbers of bytes that were too few and too many.

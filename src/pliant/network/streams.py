@@ -107,10 +107,10 @@ def stream(
 ) -> dict[int, float]:
     """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
 
-    Each source is asked for 64 KB and then, as long as there is time, for four times as much, never for more than fits
-    into what is left of duration_s at the rate so far, nor for more than 64 MB. An answer that counts came in 0.1 s or
-    more, or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not
-    what it seemed.
+    Each source is asked for 64 KB and then, as long as there is time, for four times as much. It is never more than 64
+    MB, nor more than fits into the rest of duration_s at the rate so far. An answer that counts came in 0.1 s or more,
+    or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not what it
+    seemed.
 
     Questions and answers need comms of their own over the same ranks, since two ranks may send to each other. A thread
     for each stream: a slow one holds up no other.

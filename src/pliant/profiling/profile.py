@@ -193,9 +193,9 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
     The steps are ordinary ones: hooks take times, and nothing is communicated for it. After warmup_steps, `steps` are
     noted; then the timeline is written to ``folder/rank0.json`` (by rank 1 to ``rank1.json``, and so on) at once, and
     the hooks go by themselves. A run that is closed, or that switches its plan, ends the recording with the steps there
-    are. What is noted: forward and backward passes, waits for exchanges, the optimizer's step, and for every bucket its
-    exchange, its messages, and what is computed beside them: 'encode' until the last message is on its way (adding up
-    what others sent included), 'decode' from then on. On CUDA times are those of the streams.
+    are. Events are forward and backward passes, waits for exchanges, the optimizer's step, and for every bucket its
+    exchange, its messages, and the coding beside them. Coding is 'encode' until the last message is on its way (sums
+    included), 'decode' from then on. On CUDA times are those of the streams.
 
     Args:
         run: What `relax` returned.

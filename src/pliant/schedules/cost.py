@@ -103,11 +103,11 @@ def lower_bound_s(collective: Collective, topology: Topology, overheads: Overhea
     """Return a time that no schedule beats, whatever its owners and rounds are.
 
     Bytes: a host with a block that others need sends it once at least, and one that needs others' blocks receives each
-    once at least. A block that is held on p hosts and needed on q crosses between hosts p - 1 times to become one sum,
-    and q - 1 times to be everywhere (q, if no holder needs it), at the rates of all hosts together. The same holds for
-    racks and their uplinks. With all bytes held and needed by all this is the bound 2 (n - 1)/n of all-reduce. Latency:
-    a sum over hosts that is needed on several has two rounds between hosts. The result is the largest of the byte
-    bounds and the latency.
+    once at least. A block that is held on p hosts and needed on q crosses between hosts p - 1 times to become one sum.
+    It crosses q - 1 times to be everywhere (q, if no holder needs it), at the rates of all hosts together. The same
+    holds for racks and their uplinks. With all bytes held and needed by all this is the bound 2 (n - 1)/n of
+    all-reduce. Latency: a sum over hosts that is needed on several has two rounds between hosts. The result is the
+    largest of the byte bounds and the latency.
     """
     overheads = overheads if overheads is not None else Overheads()
     links, factor = Links(topology, overheads), overheads.wire_factor

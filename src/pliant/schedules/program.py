@@ -47,7 +47,7 @@ def improve(
     """Search a faster schedule of at most as many rounds; the result is verified and never slower.
 
     Unknowns, for block b, ranks r and s, round k: y (r hands its partial to s), v (r copies the sum to s), a (r has a
-    partial when the round begins), f (r has the sum and keeps it). A partial is handed over at most once by a rank, and
+    partial when the round begins); f (r has the sum and keeps it). A partial is handed over at most once by a rank, and
     not after it has become the sum; the only rank with a partial has the sum; all needers have it in the end. So no
     sets of contributors are needed. Times of a round are those of `cost`, without sharing; so the bound holds, and a
     result counts only if it is faster with sharing, too. The result depends on how fast the solver is: let one rank

@@ -27,7 +27,7 @@ class OneBitAdam(Optimizer):
 
         p <- p - lr clamp((m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps), -1, 1),   w = warmup_steps
 
-    The bias correction of the frozen variance is frozen with it. In the second stage an element moves by at most lr: a
+    The bias correction of the frozen variance is frozen with it. In the second stage an element moves by at most lr. A
     coded momentum gives every element of a block the same magnitude, which an element with hardly any variance (a dead
     unit, a rare embedding row) would divide by almost nothing; users of the paper's method mask such by hand. Weight
     decay is decoupled, as in AdamW, so that it acts in both stages. Clipping ``p.grad`` after the warm-up clips a

@@ -69,14 +69,13 @@ class DelayedExecutor:
     """The optimizer uses the gradients of the step before, while those of this step are exchanged.
 
     Li et al., Pipe-SGD (arXiv:1811.03619): x_{t+1} = x_t - lr g(x_{t-1}), so an exchange may take as long as a whole
-    step without being waited for. With a compensation c, the late gradient is corrected for what the weights have
-    done since it was taken (Zheng et al., DC-ASGD, arXiv:1609.08326, equation 10): g + c g o g o (x_t - x_{t-1}).
-    With a lookahead k it is extrapolated: g(x_{t-1}) + k (g(x_{t-1}) - g(x_{t-2})). Where the loss is quadratic that is
-    the gradient at weights predicted from their last move, x_{t-1} + k (x_{t-1} - x_{t-2}), as in SpecTrain (Chen et
-    al., arXiv:1809.02839), and with k the momentum it is what Nesterov's momentum does, so that it steadies SGD with
-    momentum m: on a curvature h, lr h must stay below 1 - m without (0.1 for 0.9), below 0.25 for 0.9 with it.
-    The first step sees zeros. Memory: two gradients; one more with a lookahead, a copy of the weights with a
-    compensation.
+    step without being waited for. With a compensation c, the late gradient is corrected for what the weights have done
+    since it was taken (Zheng et al., DC-ASGD, arXiv:1609.08326, equation 10): g + c g o g o (x_t - x_{t-1}). With a
+    lookahead k it is extrapolated: g(x_{t-1}) + k (g(x_{t-1}) - g(x_{t-2})). Where the loss is quadratic that is the
+    gradient at weights predicted from their last move, x_{t-1} + k (x_{t-1} - x_{t-2}), as in SpecTrain (Chen et al.,
+    arXiv:1809.02839). With k the momentum it does the same as Nesterov's momentum, and so stabilizes SGD with momentum
+    m. On a curvature h, lr h must stay below 1 - m without it (0.1 for 0.9), and below 0.25 for 0.9 with it. The first
+    step sees zeros. Memory: two gradients; one more with a lookahead, a copy of the weights with a compensation.
     """
 
     node: Delayed
