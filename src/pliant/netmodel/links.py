@@ -88,9 +88,9 @@ class Links:
 
     All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack, and
     links that the topology names. Messages inside a host share its loopback. The round takes as long as its busiest
-    resource, over its rate: so owners that all send to, and one slow host, need no rule of their own. Flows
-    that share a host's interface, f at once, take `Overheads.sharing_factor` times as long (docs/schedules.md); flows on uplinks do
-    not. Latency is the largest on any path that is used: the delay of the receiving host, or that of the link.
+    resource, over its rate: so owners that all send to, and one slow host, need no rule of their own. Flows that share
+    a host's interface, f at once, take `Overheads.sharing_factor` times as long (docs/schedules.md); flows on uplinks
+    do not. Latency is the largest on any path that is used: the delay of the receiving host, or that of the link.
     """
 
     def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
