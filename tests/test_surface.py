@@ -17,6 +17,10 @@ MODULES = [path for folder in (SOURCE, LABORATORY) for path in sorted(folder.rgl
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+NO_NOUNS = ("What", "Of", "How", "Where", "Who", "That", "So", "To", "From", "Whose", "Whoever")
+"""First words of a sentence that goes on where a name left off."""
+
+
 def below(path):
     """Return a module's path below the folder that is searched for packages."""
     return path.relative_to((SOURCE if SOURCE in path.parents else LABORATORY).parent)
@@ -72,7 +76,7 @@ def test_a_docstring_begins_with_a_noun_or_a_verb(path):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
             text = ast.get_docstring(node) or "A module or a function without one"
             first = text.partition(" ")[0]
-            assert first not in ("What", "Of", "How", "Where", "Who", "That", "So"), text
+            assert first not in NO_NOUNS, text
             assert len(text.split()) > 3, f"{text!r} says too little"
 
 

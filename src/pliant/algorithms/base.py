@@ -194,7 +194,13 @@ class InitializesFromOptimizer(Protocol):
 
 @runtime_checkable
 class UsesCurvature(Protocol):
-    """Protocol of algorithms that need the curvature of their blocks."""
+    """Protocol of algorithms that need the curvature of their blocks.
+
+    Its slots hold ``CURVATURE: (len(blocks(shape)),)`` for each parameter that has blocks. There the engine writes,
+    between steps, the mean of the positive part of the Hessian's diagonal over each block, in units of the mean loss
+    over squared weight. It is averaged over ranks and estimates, shrunk and clipped as the settings say, and the same
+    on all ranks. All zero, as slots begin, means that there is no estimate yet.
+    """
 
     @property
     def curvature(self) -> CurvatureSpec | None:

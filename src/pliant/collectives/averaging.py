@@ -1,4 +1,4 @@
-"""By one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
+"""Averages by one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A group of ranks that is made anew when one is lost or comes: the agreement, its signs of life, and the comm."""
+"""Elastic groups: a new group when a rank is lost or joins, by heartbeats and an agreement on members."""
 
 import queue
 import threading

@@ -208,5 +208,5 @@ class HeartbeatMonitor:
 
 
 def _silence_s(limit_s: float) -> float:
-    """Return after how long without a sign of life a rank that was waited for so long is called lost."""
+    """Return the seconds without a heartbeat after which a rank that was waited for so long is lost."""
     return min(max(_LEAST_SILENT_S, limit_s / 10), _MOST_SILENT_S)

@@ -66,18 +66,18 @@ class MembershipProtocol:
         self.rank = rank
         self.life = secrets.token_hex(8)
         self._lives: dict[int, Life] = {}
-        """Rank -> the newest sign of life that was seen of it."""
+        """Rank -> its newest heartbeat."""
         self._heard: dict[int, tuple[Life, float]] = {}
-        """Rank -> its sign of life, and when that last changed."""
+        """Rank -> its heartbeat, and when that last changed."""
         self._fresh: set[int] = set()
-        """Ranks whose signs of life have changed while this one looked on, so that they are not from before."""
+        """Ranks whose heartbeats have changed since this one began, so that they are not old."""
         self._replaced = False
         self._one_at_a_time = threading.Lock()
         before = self._life_of(rank)
         start = max(started, 0 if before is None else before.start + 1)
         self._own = Life(rank=rank, life=self.life, start=start, count=0, gone=False, epoch=-1, id="")
         self.number = -1
-        """The epoch that this rank is in or heads for."""
+        """Epoch of this rank, or the one that it is to join."""
         self._after = ""
         """Id of the epoch before that one."""
         self._in = Epoch(number=-1, members=())
@@ -89,7 +89,7 @@ class MembershipProtocol:
         self.beat()
 
     def beat(self, records: Records | None = None) -> None:
-        """Give a sign of life, through another connection if another thread does."""
+        """Send a heartbeat, through another connection if another thread does."""
         with self._one_at_a_time:
             there = (records or self.records).get(Life, f"rank {self.rank}")
             if there is not None and there.rank == self.rank and there.start > self._own.start:
@@ -128,7 +128,7 @@ class MembershipProtocol:
         return EpochWords(self.records, self._in, self.life)
 
     def has_lost(self, member: MemberRecord, now_s: float) -> bool:
-        """Say whether a member of this rank's epoch has left, was started again, or gives no sign of life."""
+        """Say whether a member of this rank's epoch has left, was started again, or sends no heartbeat."""
         life = self._own if member.rank == self.rank else self._life_of(member.rank)
         return life is None or life.life != member.life or self._is_lost(life, now_s)
 
@@ -256,7 +256,7 @@ class MembershipProtocol:
         return candidates, sorted(life.rank for life in missing)
 
     def _life_of(self, rank: int) -> Life | None:
-        """Return the newest sign of life of a rank; where junk or an older one stands, the newest that was seen."""
+        """Return the newest valid heartbeat of a rank, this reading or an earlier one."""
         found, last = self.records.get(Life, f"rank {rank}"), self._lives.get(rank)
         if found is None or found.life == self.life:
             return last

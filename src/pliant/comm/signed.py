@@ -1,4 +1,4 @@
-"""Records that ranks leave in a store where strangers may write too: signed, or not believed."""
+"""Signed records in a store to which strangers may write too; unsigned ones are ignored."""
 
 import hashlib
 import hmac

@@ -257,7 +257,7 @@ def _keep_groups() -> None:
 
 
 def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:
-    """Return a store connection of our own for signs of life, or None in a world of threads, which die together.
+    """Return a store connection for heartbeats, or None in a world of threads, which end together.
 
     Raises:
         RuntimeError: The store has not answered in time.

@@ -13,7 +13,7 @@ class Verdict:
     """Record that the rank that finds out first writes down, and all others read."""
 
     gone: tuple[int, ...] = ()
-    """Ranks without a sign of life."""
+    """Ranks without a heartbeat."""
     late: Mapping[int, int] = field(default_factory=dict[int, int])
     """Ranks that are alive, but have not come -> how many communications they are behind."""
     by: int = -1

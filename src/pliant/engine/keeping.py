@@ -123,7 +123,7 @@ class KeepsState(CountsSkips):
 
     @property
     def _layout(self) -> Mapping[int, Sequence[str]]:
-        """Which parameters the next pass has in which bucket; empty before the first."""
+        """Bucket -> its parameters in the next pass; empty before the first."""
         if self._arrivals.as_saved is not None:
             return self._arrivals.as_saved.buckets
         if not self._source.is_settled and not all(

@@ -13,15 +13,15 @@ _ANEW = ("counters", "slots", "random")
 
 
 def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
-    """Return the states with which `size` ranks go on where others have stopped, in the order of ranks.
+    """Return the states with which `size` ranks continue where others have stopped, in the order of ranks.
 
     For plans that exchange gradients. Every new rank gets the mean over the old ones of each tensor that algorithms
-    keep. What a rank still owes the weights counts 1/n among n ranks, so the mean of residuals is what is owed in all,
-    and that is conserved; what ranks have alike stays as it is. Buffers are rank 0's, as DDP would have it, and random
-    generators are left out: those of the new ranks stay as the script has seeded them.
+    keep. A rank's residual counts 1/n among n ranks, so the mean of residuals is conserved; what ranks have alike stays
+    as it is. Buffers are rank 0's, as DDP would have it, and random generators are left out: those of the new ranks
+    stay as the script has seeded them.
 
     Args:
-        states: What ``run.state_dict()`` has returned on each rank, in the order of ranks.
+        states: Results of ``run.state_dict()`` on each rank, in the order of ranks.
         size: Ranks of the run that loads them: rank k loads the k-th.
 
     Raises:

@@ -163,7 +163,7 @@ class PlanOnTrial:
 
     @property
     def owed(self) -> dict[str, Tensor]:
-        """Gradients that were owed when the trial began, by parameter."""
+        """Gradients that an earlier plan had left when the trial began, by parameter."""
         return dict(self._owed)
 
 

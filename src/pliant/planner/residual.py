@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 __all__ = ["FEW", "MANY", "BoostedCorrection"]
 
 FEW, MANY = 25, 100
-"""Below FEW runs nothing is learned; up to MANY at most half of what was learned is believed."""
+"""Below FEW runs nothing is learned; up to MANY at most half of the correction is applied."""
 _BAGS = 10
 _TREES = 250
 _SETTINGS = {

@@ -30,7 +30,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """For tables: 'ring', 'tree', '4d.2r (merged)'."""
+        """Name for tables, such as 'ring', 'tree' or '4d.2r (merged)'."""
         if self.owners == "one":
             return "tree" if self.shape.name == "halving" else f"{self.shape.name} (one)"
         return self.shape.name if self.owners == "greedy" else f"{self.shape.name} ({self.owners})"
