@@ -211,7 +211,7 @@ class ProcessGroupComm:
                     members=ranks,
                 )
                 self._parts.add(mine)
-        # Gloo connects all pairs of a group, and a rank is done when its own are. One that were to hang up now, as a
+        # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now, as a
         # run that fails at its first step does, would break the connections of those that are still at it.
         self.barrier()
         return mine
@@ -242,7 +242,7 @@ class ProcessGroupComm:
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
-        del self.group  # a group of Gloo hangs up when nobody holds it
+        del self.group  # a group of Gloo closes its connections with its last reference
 
     def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
         """Make the report of a failed communication: the rank that noticed, the operation, and lost ranks."""

@@ -67,7 +67,7 @@ def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: flo
             limit = Limit(timeout_s=timeout_s)
             make_group = maker_of(group, limit)
             comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
-            all_connected.wait()  # a rank that communicates nothing would hang up on those that still connect
+            all_connected.wait()  # a rank that sends nothing would close its connections while others still connect
             results[rank] = function(RankContext(rank=rank, size=size, process_group=group, comm=comm))
         except BaseException as error:  # noqa: BLE001  it is raised below, in the caller's thread
             errors.append((rank, error))

@@ -122,7 +122,7 @@ class Arrivals:
         if not self._exchanger.knows(arrival.index, arrival.names):
             self._lane.drain()  # what is on its way writes into the state that is about to move
         bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
-        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
+        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since all may wait for the other thread
         exchanger, step, turn, rests, weight = self._exchanger, self.step, self.turn, self._rests, self._weight
         if bucket.stays(step):
             self.overflowed |= self.scale.is_sought and not arrival.buffer.is_sparse and not all_finite(arrival.buffer)

@@ -94,7 +94,7 @@ class DDPHook:
         if receive is None:
             return allreduce_hook(self._group, bucket)
         buffer = bucket.buffer()
-        # A CUDA future records the stream that is current in `finish`, which is the lane's.
+        # A CUDA future records the stream that is current in `finish`, which is the exchange's.
         future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         receive(
             ReadyBucket(

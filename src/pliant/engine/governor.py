@@ -118,7 +118,7 @@ class RatioController(Part):
         rows = [numbers[k : k + self._width] for k in range(c, len(numbers), self._width)]
         self._rows = [row for row in rows if not math.isnan(row[0])]
 
-    # - In the lane
+    # - In the communication thread
 
     def _counters(self, busy_s: float) -> list[float]:
         """Bytes out, messages and waiting at each level, then all waiting, and the work of the communication thread."""
