@@ -182,8 +182,8 @@ class ElasticRun(Run):
             try:
                 self._comm.go_on_with(self._party.connect())
                 self._meet(epoch)
-                # A leaving rank closes its connections. If it did so when it is done itself, a member that is not would fail, and
-                # go on with other weights than those that have left; so all wait for all, or try again together.
+                # A leaving rank closes its connections. If it did so when it is done itself, a member that is not would
+                # fail, and continue with other weights than the leaving ones; so all wait for all, or all try again.
                 if any(member.closing for member in epoch.members):
                     self._party.meet()
             except NotSignedError as error:
