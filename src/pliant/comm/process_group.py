@@ -211,8 +211,8 @@ class ProcessGroupComm:
                     members=ranks,
                 )
                 self._parts.add(mine)
-        # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now, as
-        # a run that fails at its first step does, would break those of ranks that still connect.
+        # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now,
+        # as a run that fails at its first step does, would break those of ranks that still connect.
         self.barrier()
         return mine
 
