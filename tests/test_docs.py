@@ -1,15 +1,29 @@
 """Figures on the pages: what follows from a formula is computed here, what is measured is looked up."""
 
+import doctest
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pliant
 from pliant.cli.report.compared import comparison, measured_of
 from pliant.codecs import BlockTopK, Int4, MinMax8, Natural, Qsgd, RandomK, Sign, Ternary, TopK
 from pliant.spec import Graph, SyncPlan, Timeline, load
 
+EXAMPLES = {name: sys.modules[getattr(pliant, name).__module__] for name in pliant.__all__}
+"""Public name -> module that defines it."""
+EXPLAINED = {
+    "CommError",
+    "IncompleteBackwardError",
+    "NonFiniteGradientError",
+    "ReplicasDisagreeError",
+    "Run",
+    "register",
+}
+"""Errors; what `relax` returns; and a name that stays in the process: docs/tutorial.md has the example."""
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "algorithms"
 NUMEL, SIZE = 25_000_000, 4  # 100 MB of float32 on 4 ranks
@@ -171,3 +185,25 @@ def test_each_promise_names_laws_of_the_suite():
         assert named or files, promise
         assert laws.issuperset(named), set(named) - laws
         assert all(ROOT / file in tests for file in files), files
+
+
+def test_each_note_stands_once_and_is_on_the_page_of_concepts():
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    written = [name for text in sources for name in re.findall(r"Note \[([^]]+)\]: ", text)]
+    referred = {name for text in sources for name in re.findall(r"Note \[([^]]+)\]", text)}
+    rows = re.findall(
+        r"^\| ([^|`]+) \| `(pliant[\w.]+)` \|$", (ROOT / "docs" / "concepts.md").read_text(), re.MULTILINE
+    )
+    assert len(written) == len(set(written)) == len(rows) == 6
+    assert set(written) == referred == {name for name, _ in rows}
+    for name, module in rows:
+        assert f"Note [{name}]: " in (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(set(pliant.__all__) - EXPLAINED))
+def test_the_example_of_each_public_name_runs(name):
+    tests = doctest.DocTestFinder(recurse=False).find(getattr(pliant, name), name, globs=vars(EXAMPLES[name]).copy())
+    assert tests[0].examples, f"pliant.{name} has no example"
+    output: list[str] = []
+    failed = doctest.DocTestRunner().run(tests[0], out=output.append).failed
+    assert failed == 0, "".join(output)

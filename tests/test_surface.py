@@ -19,6 +19,10 @@ MODULES = [path for folder in (SOURCE, LABORATORY) for path in sorted(folder.rgl
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+NO_NOUNS = ("What", "Of", "How", "Where", "Who", "That", "So", "To", "From", "Whose", "Whoever")
+"""First words of a sentence that goes on where a name left off."""
+
+
 def below(path):
     """Return a module's path below the folder that is searched for packages."""
     return path.relative_to((SOURCE if SOURCE in path.parents else LABORATORY).parent)
@@ -74,7 +78,7 @@ def test_a_docstring_begins_with_a_noun_or_a_verb(path):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
             text = ast.get_docstring(node) or "A module or a function without one"
             first = text.partition(" ")[0]
-            assert first not in ("What", "Of", "How", "Where", "Who", "That", "So"), text
+            assert first not in NO_NOUNS, text
             assert len(text.split()) > 3, f"{text!r} says too little"
 
 
@@ -132,6 +136,14 @@ def public_classes():
 
 def test_a_class_name_means_one_thing():
     assert {name: modules for name, modules in public_classes().items() if len(modules) > 1} == {}
+
+
+def test_the_glossary_has_one_line_for_each_class():
+    page = (DOCS / "glossary.md").read_text()
+    words = re.findall(r"^\| ((?!class)[a-z][^|]*) \|", page, re.MULTILINE)
+    classes = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert len(words) == len(set(words))
+    assert sorted(classes) == sorted(public_classes())
 
 
 def test_what_was_renamed_is_where_the_table_says():

@@ -38,29 +38,41 @@ def relax(
 
     Args:
         model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
-            the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate
-            or Lightning Fabric; go on calling what you have.
+            the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate or
+            Lightning Fabric; the training loop calls what it has.
         optimizer: Any torch optimizer over the model's parameters, also one that Accelerate or Lightning has wrapped;
             or several, such as Muon and AdamW: a step ends when all have stepped, or when one steps again before that.
             Parameters that none of them holds are averaged exactly, if a DDP model is called, and left alone.
         what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path; or
-            "auto" (``pliant.Auto()``), which finds out which plan pays, while it trains.
-        group: For a plain module: who trains it; the default process group if None.
-        hosts: Ranks of each host, for hierarchical plans; torchrun's placement if None.
+            "auto" (``pliant.Auto()``), which chooses a plan while the training runs.
+        group: Process group of a plain module; the default group if None.
+        hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None.
         timeout_s: Longest that one collective may take before it fails on all ranks.
-        start_timeout_s: The same in this call, in which a rank that starts slowly is waited for.
+        start_timeout_s: The same in this call, which waits for ranks that start slowly.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
-        elastic: For plans that exchange weights: go on without ranks that are lost, and take in those that come. The
-            model is then a plain module and `group` is left out; a process that is started again calls relax() again.
+        elastic: Options of an elastic run, for plans that exchange weights. The model is then a plain module and
+            `group` is left out; a process that is started again calls relax() again.
 
     Raises:
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
-            not fit the optimizer or the backend; ranks ask for different plans, one has not registered an
-            algorithm that is not Pliant's, or the plan or the model cannot be elastic.
+            not fit the optimizer or the backend; ranks ask for different plans, one has not registered an algorithm
+            that is not Pliant's, or the plan or the model cannot be elastic.
         TypeError: The optimizer or the model is not torch's.
         RuntimeError: Another run is open on the model or on an optimizer.
         CommError: Not all ranks have come within `start_timeout_s`.
+
+    >>> import torch
+    >>> from pliant import run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "bytegrad", group=context.process_group) as run:
+    ...         run.model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    ...         return run.steps
+    >>> run_world(2, train)
+    [1, 1]
 
     """
     held = take(model, optimizer)

@@ -1,4 +1,4 @@
-"""From trials, trainings and benchmarks of codecs to a data set."""
+"""Export of trials, trainings and benchmarks of codecs as a data set."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -27,9 +27,9 @@ class Replay(nn.Module):
     which share cores replay faster machines than they have.
 
     Gradients are not zeros, since codecs and sparsifiers must have their usual work. One pool of numbers per rank is
-    drawn with a seed: z * exp(u), with z and u standard normal, which has a few large elements and many small ones as
-    gradients do (the largest 1 % hold 40 % of the energy). Half of its variance is drawn alike on all ranks, the
-    rest by each rank alone. In each step each tensor takes a stretch of the pool that begins elsewhere.
+    drawn with a seed: z * exp(u), with z and u standard normal. Like gradients it has a few large elements and many
+    small ones: the largest 1 % hold 40 % of the energy. Half of its variance is drawn alike on all ranks, the rest by
+    each rank alone. In each step each tensor takes a stretch of the pool that begins elsewhere.
 
     Args:
         workload: Tensors in the order in which their gradients are ready, named 'owner.parameter'.

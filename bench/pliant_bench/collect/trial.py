@@ -142,7 +142,7 @@ def _turn(subject: Subject, rhythm: Rhythm, began_s: float, seconds: float) -> t
     """Take whole periods. Collective.
 
     As in the cells of `pliant bench`: no rank waits for the others between the end of a step that is not counted and
-    the end of its last, so that what is on its way is as much at the start as at the end.
+    the end of its last. So as much is in flight at the start as at the end.
 
     Returns:
         Times per step of each rank in each period, (size, num_periods); what this rank counted; seconds since began_s.

@@ -1,4 +1,4 @@
-"""From what `pliant collect` has written, line by line, to tables."""
+"""Reader of the lines that `pliant collect` has written: tables of a data set."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""Which rank is lost when, and how: drawn from a seed, so that another run strikes alike. No torch."""
+"""Faults of a series: rank, step and kind, drawn from a seed, so that another run has the same. No torch."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From what ranks have said to one record: who went on or ended, after how long, and how fast since. Pure."""
+"""Outcome of a fault from the lines of its ranks: ends and continuations, and their times. Pure."""
 
 import json
 import statistics

@@ -85,7 +85,7 @@ class _Turns:
     """One arm's turns in one cell.
 
     A turn is timed by each rank from the end of a step that is not counted to the end of its own last step, without a
-    barrier in between: what is on its way then is as much as at the end, and connections that idled have started anew.
+    barrier in between. So as much is in flight at the start as at the end, and idle connections have started again.
     """
 
     def __init__(self, arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:

@@ -1,4 +1,4 @@
-"""From the cells of a grid, and what trainings have found, to who wins where. Pure."""
+"""Fastest algorithm of each cell of a grid, from step times and trainings. Pure."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From records of a benchmark to the figures that are shown: ratios of paired rounds, means over seeds. Pure."""
+"""Figures of a benchmark from its records: ratios of paired rounds, means over seeds. Pure."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Protocols of algorithms: frozen values with explicit state, which the engine calls at named moments."""
+"""Protocols of algorithms: frozen values with explicit state, whose methods the engine calls."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,10 +34,16 @@ StateSpec = Mapping[str, tuple[int, ...] | None]
 """Names of state tensors: with their shape, or None for one float32 per element of the parameter."""
 
 CURVATURE = "curvature"
-"""The slot into which the engine writes what a `UsesCurvature` asks for."""
+"""Slot into which the engine writes the curvature of a `UsesCurvature`."""
 
 Deferred = Callable[[], None]
-"""What is left to do once the result is handed over: nobody waits for it before the same bucket's next exchange."""
+"""Work that is left when a result is handed over.
+
+Note [deferred work]: `on_ready` and `mix` may return it, as `DelayedExecutor` returns the exchange of a late gradient.
+The communication thread that runs them appends it to the list of its pass, and nothing else extends that list. The last
+task of the pass runs all of it, in that thread, after every bucket was handed over. So it is finished before the same
+bucket's next exchange begins, and only a drain waits for it. A pass that is broken off drops its list.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +55,10 @@ class State:
     of: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict[str, Mapping[str, Tensor]])
     """Slot -> parameter -> float32 tensor of the slot's own shape, zero at first."""
     workspace: Any = None
-    """Buffers and live collectives from `prepare`: made once for each layout of buckets, never saved."""
+    """Result of `prepare`: buffers and collectives, made once for each layout of buckets, never saved."""
 
     def part(self, prefix: str, workspace: Any) -> "State":
-        """Return what belongs to one member of a combinator, whose slots carry a prefix such as ``first/``."""
+        """Return the state of one member of a combinator, whose slots carry a prefix such as ``first/``."""
         return State(
             flat={k.removeprefix(prefix): v for k, v in self.flat.items() if k.startswith(prefix)},
             of={k.removeprefix(prefix): v for k, v in self.of.items() if k.startswith(prefix)},
@@ -62,27 +68,27 @@ class State:
 
 @dataclass(kw_only=True)
 class RatioSetting:
-    """Between a controller and the algorithms whose node has a target; read and written in the lane only."""
+    """Ratio shared by the ratio controller and algorithms with a target; used in the communication thread only."""
 
     ratio: float = 0.0
-    """What to send, the same on all ranks; 0 for the plan's own."""
+    """Share of the elements to send, the same on all ranks; 0 for the plan's own."""
     reuse: int = 1
-    """How many times longer than planned what a selection has found out serves, where an algorithm keeps something."""
+    """Factor of the number of steps for which one selection is used."""
     used: float = 0.0
-    """The ratio of the last exchange."""
+    """Ratio of the last exchange."""
     left: Tensor | None = None
-    """Squared norm of what was not sent, summed over exchanges, (); None before the first."""
+    """Squared norm of the elements that were not sent, summed over exchanges, (); None before the first."""
     whole: Tensor | None = None
-    """The same of all that could have been sent."""
+    """Squared norm of all elements, summed likewise."""
 
     def tell(self, ratio: float, left: Tensor, whole: Tensor) -> None:
-        """Say what has become of an exchange; called by algorithms."""
+        """Report an exchange; called by algorithms."""
         self.used = ratio
         self.left = left if self.left is None else self.left + left
         self.whole = whole if self.whole is None else self.whole + whole
 
     def take_left(self) -> float:
-        """Return the part of the squared norm that was left behind since the last call; 0 if nothing was sent."""
+        """Return the share of the squared norm that was not sent since the last call; 0 if nothing was exchanged."""
         left, whole, self.left, self.whole = self.left, self.whole, None, None
         if left is None or whole is None or not 0 < float(whole) < float("inf"):
             return 0.0
@@ -91,7 +97,7 @@ class RatioSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """Step, seed and rate of one exchange."""
+    """Step, seed and learning rate of one exchange."""
 
     step: int
     """Optimizer steps completed before this one."""
@@ -100,20 +106,20 @@ class StepContext:
     round: int = 0
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
-    """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
+    """Largest learning rate of the optimizer's groups, the same on all ranks; 0 where weights are exchanged."""
     dial: RatioSetting | None = None
-    """Where a controller says how much to send, if the node has a target."""
+    """Ratio setting of the controller, if the node has a target."""
     share: float = 1.0
-    """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
+    """This rank's share of all ranks' work since the last exchange of weights, times the number of ranks."""
 
     def ratio(self, own: float, ramp_steps: int) -> float:
-        """Return the ratio of this exchange: what a controller has set, once a ramp is over, or the algorithm's own."""
+        """Return the ratio of this exchange: the controller's, once a ramp is over, or else the algorithm's own."""
         set_by = self.dial.ratio if self.dial is not None and self.step >= ramp_steps else 0.0
         return set_by or own
 
 
 class Algorithm(Protocol):
-    """A relaxation of synchronous training, as a value."""
+    """Protocol of an algorithm, which carries out a node of a plan."""
 
     @property
     def node(self) -> Exchange:
@@ -121,46 +127,46 @@ class Algorithm(Protocol):
         ...
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """Return the state tensors that a parameter of this shape needs; comm is who will exchange it."""
+        """Return the state tensors of a parameter of this shape; `comm` is the one that will exchange it."""
         ...
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Return the workspace for one bucket: buffers are made here and not while training."""
+        """Return the workspace for one bucket: buffers are allocated here and not while training."""
         ...
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
-        """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
+        """Replace the complete local gradients in bucket.flat by those for the optimizer.
 
-        Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the node
-        works in it, otherwise of the model's dtype; it is not the algorithm's any
-        more when this returns. Where a rank's gradients hold a NaN or an Inf, so must every rank's result.
+        Runs in the communication thread, beside the rest of backward. bucket.flat is float32 if the node works in it,
+        otherwise of the model's dtype (Note [who owns a bucket's buffer]). Where a rank's gradients hold a NaN or an
+        Inf, so must every rank's result.
         """
         ...
 
 
 @runtime_checkable
 class ExchangesWeights(Protocol):
-    """An algorithm that exchanges weights between steps. Its `on_ready` leaves gradients with their rank."""
+    """Protocol of algorithms that exchange weights between steps. Their `on_ready` leaves gradients with their rank."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
         """Begin from the weights in bucket.flat, which are equal on all ranks. No communication."""
         ...
 
     def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
-        """Replace the weights in bucket.flat, float32, by those to go on from.
+        """Replace the weights in bucket.flat, float32, by the new ones.
 
-        Runs in the lane. Where the node has a delay or a free pace, what has happened to the weights meanwhile is
-        added to the result.
+        Runs in the communication thread. Where the node has a delay or a free pace, the engine adds what has happened
+        to the weights meanwhile to the result.
         """
         ...
 
 
 @runtime_checkable
 class AcceptsPrescaled(Protocol):
-    """An algorithm that can begin with gradients that were divided by the number of ranks already.
+    """Protocol of algorithms that accept gradients already divided by the number of ranks.
 
-    The engine divides in the pass that looks for NaN, which saves one. Where a rank's shares are all NaN, so is every
-    element of the result.
+    The engine divides in the pass that looks for NaN, which saves one. Where a rank's gradients are all NaN, so is
+    every element of the result.
     """
 
     def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
@@ -170,7 +176,7 @@ class AcceptsPrescaled(Protocol):
 
 @runtime_checkable
 class ChecksOptimizer(Protocol):
-    """An algorithm that depends on what the optimizer does."""
+    """Protocol of algorithms that depend on the optimizer's settings."""
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise ValueError, naming both sides, for an optimizer that does not fit."""
@@ -179,7 +185,7 @@ class ChecksOptimizer(Protocol):
 
 @runtime_checkable
 class InitializesFromOptimizer(Protocol):
-    """An algorithm whose state continues what the optimizer has gathered."""
+    """Protocol of algorithms whose state starts from the optimizer's."""
 
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Fill a parameter's slots from the optimizer's state; called when a run begins or switches to it."""
@@ -188,35 +194,35 @@ class InitializesFromOptimizer(Protocol):
 
 @runtime_checkable
 class UsesCurvature(Protocol):
-    """An algorithm that wants to know how the loss curves along its blocks.
+    """Protocol of algorithms that need the curvature of their blocks.
 
-    Its slots hold ``CURVATURE: (len(blocks(shape)),)`` for each parameter that has blocks. There the engine writes, now
-    and then and between steps, the mean of the positive part of the Hessian's diagonal over each block, in units of
-    the mean loss over squared weight: averaged over ranks and refreshes, shrunk and clipped as the settings say, the
-    same on all ranks. All zero, as slots begin, means that nobody has looked yet.
+    Its slots hold ``CURVATURE: (len(blocks(shape)),)`` for each parameter that has blocks. There the engine writes,
+    between steps, the mean of the positive part of the Hessian's diagonal over each block, in units of the mean loss
+    over squared weight. It is averaged over ranks and estimates, shrunk and clipped as the settings say, and the same
+    on all ranks. All zero, as slots begin, means that there is no estimate yet.
     """
 
     @property
     def curvature(self) -> CurvatureSpec | None:
-        """Settings of the look; None for no look at all, and then there is no such slot."""
+        """Settings of the estimate; None for no estimate, and then there is no such slot."""
         ...
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the elements of each contiguous block of a parameter of this shape; none if it is not looked at."""
+        """Return the elements of each contiguous block of a parameter of this shape; none if it needs no estimate."""
         ...
 
 
 @runtime_checkable
 class FeelsUnder(Protocol):
-    """An algorithm of which it depends on the optimizer whether it wants to know the curvature."""
+    """Protocol of algorithms for which the optimizer decides whether curvature is needed."""
 
     def feels_under(self, optimizer: Optimizer) -> bool:
-        """Say whether the curvature counts; if not, nobody looks, and its slots stay zero."""
+        """Say whether the curvature counts; if not, it is not estimated, and its slots stay zero."""
         ...
 
 
 def start_innermost(algorithm: Algorithm, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
-    """Let what exchanges inside combinators begin from the optimizer's state, if it does and has slots on this rank."""
+    """Start the state of the innermost algorithm from the optimizer's, if it does so and has slots on this rank."""
     while (inner := getattr(algorithm, "inner", None)) is not None:
         prefix: str = getattr(algorithm, "prefix", "")
         slots = {name.removeprefix(prefix): slot for name, slot in slots.items() if name.startswith(prefix)}
@@ -231,7 +237,7 @@ def prefixed(prefix: str, slots: StateSpec) -> StateSpec:
 
 
 def unwrapped(algorithm: Algorithm) -> Algorithm:
-    """Return what exchanges: the innermost of combinators that hold one algorithm, or the algorithm itself."""
+    """Return the innermost algorithm of combinators that hold one, or the algorithm itself."""
     while (inner := getattr(algorithm, "inner", None)) is not None:
         algorithm = inner
     return algorithm

@@ -1,4 +1,4 @@
-"""Plans of algorithms that are asked for by name; they spare what errors would hurt most."""
+"""Algorithms and plans by name, for the command line and for `relax`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def recommended(algorithm: AlgorithmLike, name: str) -> SyncPlan:
 
 
 def plan_of_text(text: str) -> SyncPlan:
-    """Return the plan of a file, or that of an algorithm in the grammar, for those who train nothing.
+    """Return the plan in a file, or that of an algorithm in the grammar, where there is no optimizer.
 
     Raises:
         ValueError: There is no such file or algorithm, or it does not take the settings.

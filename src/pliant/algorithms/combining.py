@@ -1,4 +1,4 @@
-"""Combinators, by the names that users type: each returns a node that holds another. No torch here."""
+"""Functions for combinators: each returns a node that holds another. No torch here."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,14 +12,26 @@ A = TypeVar("A", bound=Exchange)
 
 
 def every(period: int, algorithm: AlgorithmLike) -> Every:
-    """Exchange in every `period`-th step."""
+    """Exchange gradients in every `period`-th step; the steps between add theirs up and change no weight.
+
+    >>> from pliant import qsgd
+    >>> str(every(4, qsgd()))
+    'Every(inner=ScatterGather(codec=qsgd), steps=4)'
+    """
     return Every(steps=period, inner=node_of(algorithm))
 
 
 def late(algorithm: AlgorithmLike | None = None, *, compensation: float = 0.0, lookahead: float = 0.0) -> Delayed:
-    """Use gradients one step late, so that their exchange has a whole step's time.
+    """Use gradients one step late, so that their exchange has a whole step's time (Pipe-SGD, arXiv:1811.03619).
 
-    Without an algorithm they are averaged exactly. The bare name takes the optimizer's momentum as its lookahead.
+    Args:
+        algorithm: An algorithm of gradients; exact averaging if None.
+        compensation: Factor of the correction for what weights have done meanwhile (DC-ASGD, arXiv:1609.08326).
+        lookahead: Factor of the extrapolation; the bare name, ``relax(model, optimizer, "late")``, takes the momentum.
+
+    >>> str(late())
+    'Delayed(inner=AllReduce)'
+
     """
     return Delayed(
         inner=AllReduce() if algorithm is None else node_of(algorithm), compensation=compensation, lookahead=lookahead
@@ -27,15 +39,24 @@ def late(algorithm: AlgorithmLike | None = None, *, compensation: float = 0.0, l
 
 
 def after(num_steps: int, first: AlgorithmLike, *, then: AlgorithmLike) -> After:
-    """Use `first` for `num_steps` steps, `then` afterwards."""
+    """Use `first` for `num_steps` steps, and `then` afterwards.
+
+    >>> from pliant import bf16, onebit
+    >>> str(after(100, bf16(), then=onebit()))
+    "After(steps=100, first=AllReduce(codec=bf16), then=ScatterGather(codec=sign, feedback='both'))"
+    """
     return After(steps=num_steps, first=node_of(first), then=node_of(then))
 
 
 def between_hosts(algorithm: AlgorithmLike) -> BetweenHosts:
-    """Run an algorithm between hosts, and exact sums inside them.
+    """Sum exactly inside each host, and run an algorithm between hosts.
 
     Raises:
         ValueError: The algorithm is between hosts already, or has owners.
+
+    >>> from pliant import qsgd
+    >>> str(between_hosts(qsgd()))
+    'BetweenHosts(inner=ScatterGather(codec=qsgd))'
 
     """
     return BetweenHosts(inner=node_of(algorithm))
@@ -52,23 +73,27 @@ def dynamic(
     ceiling: float = Target.ceiling,
     effort: float = Target.effort,
 ) -> A:
-    """Let a sparsifier's ratio be set, while training goes on, such that a target is held; begin with its own.
+    """Set a sparsifier's ratio while training, such that a target is met; it begins with its own ratio.
 
-    How the ratio is found is said at `pliant.algorithms.control.RatioPolicy`.
+    `pliant.algorithms.control.RatioPolicy` says how the ratio is found.
 
     Args:
         algorithm: `tasc`, `topk` or `blocktopk`, also between hosts, with the ratio to begin with.
         exposed_s: Seconds that a step may wait for its exchange after backward.
         exposed_share: The same over the rest of the step: 0.1 makes steps a tenth longer than without a network.
-        bytes_per_step: Bytes that leave the rank that sends most in a step.
+        bytes_per_step: Bytes that the rank with most to send sends in a step.
         bytes_per_s: The same in a second.
         floor: The least ratio.
         ceiling: The largest; of `tasc` at most the one that sends everything in values of its bits.
-        effort: Share of a step that choosing what is sent may take, before what was found out serves longer.
+        effort: Share of a step that the selection may take before one selection serves for several steps.
 
     Raises:
         ValueError: None, or more than one, of the four targets is given, or one that cannot be.
         TypeError: The algorithm has no ratio to set.
+
+    >>> from pliant import topk
+    >>> str(dynamic(topk(), exposed_share=0.1))
+    "AllGather(codec=topk, target=Target(of='exposed_share', value=0.1))"
 
     """
     given = {

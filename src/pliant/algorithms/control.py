@@ -16,7 +16,7 @@ _PROPORTIONAL, _INTEGRAL = 0.25, 0.5
 _JUMP = 0.3
 """A correction by more than this part of the target, twice on the same side, is a change and taken whole."""
 _LEAST_S = 1e-9
-"""What clocks can tell from nothing."""
+"""Shortest time that clocks resolve."""
 _SETTLED = 0.1
 """Relative: where bounds are as close as this, so is what is held."""
 _NOWHERE = (0.0, 0.0)
@@ -46,33 +46,34 @@ class ControlSample:
     """Time of a step in which backward was done and the exchange was not, likewise."""
     step_s: float
     left: float = 0.0
-    """Part of the squared norm of what could have been sent that was not; 0 if nobody knows."""
+    """Share of the squared norm that was not sent; 0 if it is not known."""
     select_s: float = 0.0
     """Choosing what is sent, encoding and decoding."""
 
 
 class RatioPolicy:
-    """Sets the ratio of a sparsifier such that a target is held.
+    """Sets the ratio of a sparsifier such that a target is met.
 
-    The link's cost is fitted as it goes, so that the budget of a step, in bytes, follows (TASC's dynamic ratio):
+    The link's cost is fitted online, so that the budget of a step, in bytes, follows (TASC's dynamic ratio):
 
         C = (T + offset + K_p (T - exposed) - messages * alpha) / beta
         offset <- offset + K_i (alpha * messages + beta * bytes - exposed - offset)
 
-    The proportional error counts for 30 % of the target at most: a link that has become ten times slower is for the
-    fit to say. offset is the integral part: time that is hidden behind backward, less what codecs take. It estimates
-    something that is there, whatever was decided, and so does not wind up while the ratio is at a limit. A second
-    line, bytes = fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, stays between
-    floor and ceiling, and above the knee: where the part left behind, R(ratio) = R_0 (ratio / ratio_0)^s with s as
-    observed, is twice that at the plan's own ratio_0. Targets in bytes need no link: C is the target.
+    The proportional error counts for 30 % of the target at most: the fit accounts for a link that has become ten times
+    slower. offset is the integral part: time that is hidden behind backward, less the time of codecs. It estimates a
+    real quantity, whatever was decided, and so does not wind up while the ratio is at a limit. A second line, bytes =
+    fixed + slope * ratio, turns C into a ratio. The ratio grows by 25 % a step at most, and stays between floor and
+    ceiling, and above the loss bound. The loss bound is the ratio at which the part that is not sent, R(ratio) = R_0
+    (ratio / ratio_0)^s with s as observed, is twice that at the plan's own ratio_0. Targets in bytes need no link: C is
+    the target.
 
-    Where the line does not hold, because the first bytes are free, as out of a shaper's bucket, C is sought between
+    Where the line does not hold, because the first bytes are free, as out of a shaper's bucket, C is searched between
     the last numbers of bytes that were too few and too many.
 
-    The same numbers go in on all ranks, so the same ratio comes out.
+    All ranks give it the same numbers, so they get the same ratio.
 
     Args:
-        target: What to hold.
+        target: Target to meet.
         ratio: The plan's own, with which training begins.
 
     """
@@ -82,7 +83,8 @@ class RatioPolicy:
         self.ratio = ratio
         """The one to use."""
         self.bound = ""
-        """What has kept the last decision from the target: 'floor', 'ceiling', 'knee' or 'slew'; empty if nothing."""
+        """Limit that kept the last decision from the target: 'floor', 'ceiling', 'knee' (loss bound) or 'slew' (rate
+        limit); or empty."""
         self.link = AlphaBetaFit()
         self.load = AlphaBetaFit()
         """Bytes of a step: so many in any case, and so many for a ratio of 1."""
@@ -216,14 +218,14 @@ class RatioPolicy:
 
 
 class SelectionIntervalPolicy:
-    """Lets what a selection has found out serve longer where choosing takes too much of a step.
+    """Uses one selection for several steps where selecting takes too much of a step.
 
-    `reuse` is a power of two. Over the limit in two decisions on end it doubles; below a third of it in four it halves,
-    so that a doubling, which at best halves the cost, cannot undo itself. How often the curvature is looked at follows
-    a limit of its own: `pliant.curvature.Refresh`.
+    `reuse` is a power of two. Above the limit in two decisions on end it doubles; below a third of it in four it
+    halves, so that a doubling, which at best halves the cost, cannot undo itself. The interval of the curvature has a
+    limit of its own: `pliant.curvature.RefreshInterval`.
 
     Args:
-        limit: Share of a step that choosing may take.
+        limit: Share of a step that selecting may take.
 
     """
 

@@ -1,4 +1,4 @@
-"""Algorithms that exchange gradients, by the names that users type: each returns a node of a plan. No torch here."""
+"""Functions for algorithms that exchange gradients: each returns a node of a plan. No torch here."""
 
 from typing import Literal
 
@@ -45,76 +45,144 @@ __all__ = [
 
 
 def allreduce() -> AllReduce:
-    """Exact averaging: what torch DDP does."""
+    """Average gradients exactly by an all-reduce, as torch DDP does.
+
+    >>> str(allreduce())
+    'AllReduce'
+    """
     return AllReduce()
 
 
 def bf16() -> AllReduce:
-    """Averaging with bfloat16 on the wire: half the bytes, the range of float32."""
+    """Average in bfloat16: half the bytes, with the range of float32.
+
+    >>> str(bf16())
+    'AllReduce(codec=bf16)'
+    """
     return AllReduce(codec=CodecSpec(name="bf16"))
 
 
 def fp16() -> AllReduce:
-    """Averaging with float16 on the wire: half the bytes; values above 65504 become infinite."""
+    """Average in float16: half the bytes; a value above 65504 becomes infinite.
+
+    >>> str(fp16())
+    'AllReduce(codec=fp16)'
+    """
     return AllReduce(codec=CodecSpec(name="fp16"))
 
 
 def bytegrad() -> ScatterGather:
-    """8-bit min-max quantization, deterministic, no feedback: BAGUA's ByteGrad with its codec's flaws removed."""
+    """Quantize each block to 256 values between its least and largest element, without error feedback.
+
+    ByteGrad of BAGUA (Gan et al., arXiv:2107.01499), with a codec of blocks.
+
+    >>> str(bytegrad())
+    'ScatterGather(codec=minmax8)'
+    """
     return ScatterGather(codec=CodecSpec(name="minmax8"))
 
 
 def qsgd(bits: int = 8) -> ScatterGather:
-    """Stochastic, unbiased quantization to 2, 4 or 8 bits (Alistarh et al., arXiv:1610.02132)."""
+    """Quantize to 2, 4 or 8 bits with random rounding, unbiased (QSGD, Alistarh et al., arXiv:1610.02132).
+
+    >>> str(qsgd(bits=4))
+    'ScatterGather(codec=qsgd(bits=4))'
+    """
     return ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": bits}))
 
 
 def onebit() -> ScatterGather:
-    """One bit and a scale, with error feedback on both sides (Seide et al. 2014; DoubleSqueeze)."""
+    """Send one bit per element and a scale per block, with error feedback on worker and chunk owner.
+
+    1-bit SGD (Seide et al., Interspeech 2014) with both residuals of DoubleSqueeze (Tang et al., arXiv:1905.05957).
+
+    >>> str(onebit())
+    "ScatterGather(codec=sign, feedback='both')"
+    """
     return ScatterGather(codec=CodecSpec(name="sign"), feedback="both")
 
 
 def terngrad() -> ScatterGather:
-    """Stochastic signs and zeros, unbiased (Wen et al., arXiv:1705.07878)."""
+    """Quantize to -1, 0 or 1 with random rounding, unbiased (TernGrad, Wen et al., arXiv:1705.07878).
+
+    >>> str(terngrad())
+    'ScatterGather(codec=ternary)'
+    """
     return ScatterGather(codec=CodecSpec(name="ternary"))
 
 
 def natural() -> ScatterGather:
-    """Stochastic rounding to powers of two, unbiased (Horvath et al., arXiv:1905.10988)."""
+    """Round to powers of two at random, unbiased (natural compression, Horvath et al., arXiv:1905.10988).
+
+    >>> str(natural())
+    'ScatterGather(codec=natural)'
+    """
     return ScatterGather(codec=CodecSpec(name="natural"))
 
 
 def int4() -> ScatterGather:
-    """Deterministic 4-bit blocks with error feedback on both sides."""
+    """Round to 4-bit integers with a scale per block, with error feedback on worker and chunk owner.
+
+    >>> str(int4())
+    "ScatterGather(codec=int4, feedback='both')"
+    """
     return ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
 
 
 def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
-    """Send the `ratio` largest elements of each bucket, with error feedback; see `AllGatherExecutor`."""
+    """Send the `ratio` largest elements of each bucket, with error feedback.
+
+    Aji and Heafield, arXiv:1704.05021; with `momentum` and `ramp_steps` the momentum correction and the warm-up of Deep
+    Gradient Compression (Lin et al., arXiv:1712.01887). Details: `AllGatherExecutor`.
+
+    Args:
+        ratio: Share of the elements, above 0 and at most 1.
+        momentum: Factor of the momentum correction; the optimizer's own momentum must then be 0.
+        ramp_steps: Steps over which the ratio falls from a large one to `ratio`.
+
+    >>> str(topk(0.05))
+    'AllGather(codec=topk(ratio=0.05))'
+
+    """
     codec = CodecSpec(name="topk", settings={"ratio": ratio})
     return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
 
 
 def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
-    """Send whole blocks of the largest energy, with error feedback."""
+    """Send the blocks of `block` elements with the largest norm, `ratio` of all, with error feedback.
+
+    >>> str(blocktopk(0.05))
+    'AllGather(codec=blocktopk(ratio=0.05))'
+    """
     codec = CodecSpec(name="blocktopk", settings={"ratio": ratio, "block": block})
     return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
 
 
 def randomk(ratio: float = 0.01) -> AllReduce:
-    """Send `ratio` of the elements, chosen at random and alike on all ranks, with error feedback."""
+    """Send `ratio` of the elements, at random places that all ranks share, with error feedback.
+
+    >>> str(randomk(0.05))
+    'AllReduce(codec=randomk(ratio=0.05))'
+    """
     return AllReduce(codec=CodecSpec(name="randomk", settings={"ratio": ratio}))
 
 
 def powersgd(rank: int = 4) -> LowRank:
-    """Low-rank gradients with error feedback."""
+    """Send gradients as products of two matrices of this rank, with error feedback (Vogels et al., arXiv:1905.13727).
+
+    >>> str(powersgd(rank=2))
+    'LowRank(rank=2)'
+    """
     return LowRank(rank=rank)
 
 
 def demo(ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True) -> DecoupledMomentum:
-    """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps.
+    """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps for itself.
 
-    See `DecoupledMomentumExecutor`.
+    DeMo (Peng et al., arXiv:2411.19870). Details: `DecoupledMomentumExecutor`.
+
+    >>> str(demo(momentum=0.9))
+    'DecoupledMomentum(momentum=0.9)'
     """
     codec = CodecSpec(name="dct", settings={"ratio": ratio, "block": block})
     return DecoupledMomentum(codec=codec, momentum=momentum, signed=bool(signed))
@@ -137,11 +205,14 @@ def tasc(
     value_bits: ValueBits = 4,
     relief: float = 1.0,
 ) -> BlockSparse | BetweenHosts:
-    """Send `ratio` of the bytes of an all-reduce: the blocks that matter most to the loss.
+    """Send the blocks that matter most to the loss, with `ratio` of the bytes of an all-reduce in float32.
 
-    See `BlockSparseExecutor`. Settings are those of `Selection`, where those that are not named here keep their
-    defaults. The agreement 'host' is `between_hosts` of 'local': ranks of one host are summed exactly, and each host
-    chooses for itself.
+    Settings are those of `Selection`, where those that are not named here keep their defaults; details are in
+    `BlockSparseExecutor`. The agreement 'host' is `between_hosts` of 'local': gradients are summed exactly inside a
+    host, and each host selects for itself.
+
+    >>> str(tasc(0.05))
+    'BlockSparse(selection=Selection(ratio=0.05))'
     """
     node = BlockSparse(
         selection=Selection(
@@ -165,18 +236,37 @@ def tasc(
 
 
 def owner(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
-    """Let each parameter's owner step it: optimizer state and work divided by the ranks, bytes as in an all-reduce.
+    """Let each parameter's owner step it: optimizer state and work are divided by the ranks (ZeRO-1, arXiv:1910.02054).
 
-    With a codec without bias, gradients travel in fewer bits. Bandwidths, one for each rank, say how much each owns.
+    Args:
+        codec: An unbiased codec in which gradients travel; None for full precision.
+        bandwidths: One for each rank, in any unit: a rank owns parameters in proportion. Equal if empty.
+
+    >>> str(owner(qsgd().codec))
+    'ShardedOptimizer(codec=qsgd)'
+
     """
     return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
 
 
 def stale(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
-    """Let owners take gradients as they come, and ranks be at most `staleness` steps ahead of the slowest."""
+    """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
+
+    Stale synchronous parallel (Ho et al., NeurIPS 2013).
+
+    >>> str(stale(2))
+    'ParameterServer(staleness=2)'
+    """
     return ParameterServer(staleness=staleness, placement=Placement(bandwidths=tuple(bandwidths)))
 
 
 def onebit_adam(beta: float = 0.9, *, warmup_steps: int = 100) -> CompressedMomentum:
-    """Exchange the momentum of 1-bit Adam, with the settings of `pliant.OneBitAdam`; by name, it takes them from it."""
+    """Exchange the momentum of 1-bit Adam in one bit after a warm-up (Tang et al., arXiv:2102.02888).
+
+    It belongs to the optimizer `pliant.OneBitAdam`; by name, ``relax(model, optimizer, "onebit_adam")``, it takes its
+    settings from there.
+
+    >>> str(onebit_adam(warmup_steps=50))
+    'CompressedMomentum(beta=0.9, warmup_steps=50)'
+    """
     return CompressedMomentum(beta=beta, warmup_steps=warmup_steps)

@@ -1,4 +1,4 @@
-"""The grammar: ``diloco(period=64, averaging=int4)`` means the same in Python, on the command line and in a plan."""
+"""Text form of algorithms: ``diloco(period=64, averaging=int4)`` means the same in Python, in a shell and in a plan."""
 
 import ast
 from collections.abc import Callable
@@ -36,12 +36,14 @@ _LONGEST = 1 << 16
 def parse(text: str) -> Exchange:
     """Return the node that a text names; ``parse(str(node)) == node``.
 
-    A name, or ``name(setting=value)``, one inside the other: the names that users type, and the types of nodes.
-    Settings may stand in their order without a name. A codec or a graph is a word as well: ``choco(codec=sign,
-    graph=ring)``.
+    The text is a name, or ``name(setting=value)``, nested: names of algorithms and types of nodes. Settings may stand
+    in their order without a name. A codec or a graph is a word as well: ``choco(codec=sign, graph=ring)``.
 
     Raises:
-        ValueError: The text is not of this form, a name is not known, or a setting is not taken.
+        ValueError: The text is not of this form, a name is not known, or a setting is not accepted.
+
+    >>> str(parse("every(2, qsgd(bits=4))"))
+    'Every(inner=ScatterGather(codec=qsgd(bits=4)), steps=2)'
 
     """
     if len(text) > _LONGEST:

@@ -8,7 +8,7 @@ __all__ = ["AlphaBetaFit"]
 _MEMORY = 20
 """Samples after which an old one counts for 1/e."""
 _RIDGE = 0.1
-"""What the estimate before weighs, in samples: those that are alike do not say how to divide a time."""
+"""Weight of the estimate before, in samples: similar samples do not tell how to divide a time."""
 _LEAST_PART = 0.05
 """A part of the time that was nothing may still become so much of it without being held back."""
 _USUAL, _MOST_USUAL = 0.07, 0.15
@@ -18,18 +18,18 @@ _ODD = 3.0
 
 
 class AlphaBetaFit:
-    """Fits seconds = alpha * messages + beta * bytes to samples as they come, in relative error.
+    """Fits seconds = alpha * messages + beta * bytes to samples online, in relative error.
 
     Recursive least squares in information form, with forgetting (Plackett, "Some theorems in least squares", 1950):
     with rows x = (messages, bytes) / seconds and a memory of 20 samples, l = 1 - 1/20,
 
         S <- l S + w x x'      r <- l r + w x      (alpha, beta) = argmin (S + D) - 2 (r + D (alpha, beta)_before), >= 0
 
-    D holds what the samples do not tell apart where it was. w is 1, less for a single odd sample (Huber's weight), and
-    after two odd ones on the same side everything before them is forgotten: the link has changed.
-    Pure arithmetic: the same samples give the same numbers on every rank.
+    D keeps combinations that the samples do not determine at their earlier value. w is 1, less for a single outlier
+    (Huber's weight). After two outliers on the same side everything before them is forgotten: the link has changed. The
+    arithmetic is pure: the same samples give the same numbers on every rank.
 
-    With 1 for messages it fits any line with nothing negative in it.
+    With 1 for messages it fits any line with nonnegative coefficients.
     """
 
     def __init__(self) -> None:

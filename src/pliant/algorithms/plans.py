@@ -1,4 +1,4 @@
-"""A different algorithm for each group of parameters."""
+"""Plans with an algorithm for each group of parameters."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,15 @@ __all__ = ["partition", "plan_of"]
 
 
 def partition(algorithms: Mapping[str | Match, AlgorithmLike]) -> SyncPlan:
-    """Return the plan that gives each parameter the algorithm of the first pattern that matches it.
+    r"""Return the plan that gives each parameter the algorithm of the first pattern that matches it.
 
     Keys are shell patterns over full parameter names, or `Match` values for layer classes and sizes; the last must
-    match everything: ``partition({Match(layer="Embedding"): topk(), "*": bytegrad()})``.
+    match everything.
+
+    >>> from pliant import Match, bytegrad, topk
+    >>> print(str(partition({Match(layer="Embedding"): topk(), "*": bytegrad()})).partition("\n")[2])
+      layer Embedding: AllGather(codec=topk)
+      everything: ScatterGather(codec=minmax8)
     """
     return SyncPlan(
         rules=tuple(
@@ -30,7 +35,7 @@ def plan_of(algorithm: AlgorithmLike, name: str = "") -> SyncPlan:
 
 
 def _rule(match: Match, algorithm: AlgorithmLike) -> Rule:
-    """Return a rule, if what would carry it out is what was given. Raises ValueError, naming both, if it is not."""
+    """Return a rule for an algorithm. Raises ValueError if its node would be carried out differently."""
     node = node_of(algorithm)
     if all(custom_names(SyncPlan(rules=(Rule(exchange=node),))).values()):
         built = executor_for(node)

@@ -1,4 +1,4 @@
-"""Algorithms that exchange weights, by the names that users type: each returns a node of a plan. No torch here."""
+"""Functions for algorithms that exchange weights between steps: each returns a node of a plan. No torch here."""
 
 from pliant.algorithms.given import AlgorithmLike, CodecLike, as_codec_spec, node_of
 from pliant.algorithms.gradients import int4, topk
@@ -21,10 +21,17 @@ _WIDE = Graph(kind="exponential")
 
 
 def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Gossip:
-    """Average with neighbours in full precision; by default on the one-peer exponential graph.
+    """Average weights with neighbours in full precision (D-PSGD, Lian et al., arXiv:1705.09056).
 
-    With `free` no rank waits for an exchange before its next step, but each exchange begins with all ranks, so that a
-    slow rank makes them as rare for all, and one that has stopped ends all after the timeout.
+    Args:
+        graph: Neighbours of each step; one partner a step on the exponential graph if None.
+        period: Steps from one exchange to the next.
+        free: Whether no rank waits for an exchange before its next step. Each exchange still begins with all ranks: a
+            slow rank makes exchanges rare for all, and a stopped one ends all after the timeout.
+
+    >>> str(gossip(period=4))
+    'Gossip(period=4)'
+
     """
     graph = Graph(kind="one_peer") if graph is None else graph
     if free:
@@ -39,57 +46,107 @@ def choco(
     gamma: float = 0.5,
     period: int = 1,
 ) -> CodedGossip:
-    """CHOCO-SGD: any codec, if gamma is small enough for it; by default 8 bits on the static exponential graph."""
+    """Average weights with neighbours by coded differences to replicas (CHOCO-SGD, Koloskova et al., arXiv:1902.00340).
+
+    Args:
+        codec: Any codec of vectors; 8 bits if None. Coarse codecs need a small gamma.
+        graph: A graph that stays the same; the exponential one if None.
+        gamma: Share of the way to the neighbours' replicas, above 0 and at most 1.
+        period: Steps from one exchange to the next.
+
+    >>> str(choco(gamma=0.2))
+    'CodedGossip(gamma=0.2)'
+
+    """
     return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, gamma=gamma, period=period)
 
 
 def dcd(codec: CodecLike | None = None, graph: Graph | None = None, *, period: int = 1) -> CodedGossip:
-    """DCD-PSGD, for codecs that lose little; by default 8 bits on the static exponential graph."""
+    """Average weights with neighbours by coded differences (DCD-PSGD, Tang et al., arXiv:1803.06443).
+
+    It needs a codec that loses little: 8 bits if None. Other settings are those of `choco`.
+
+    >>> str(dcd(period=2))
+    'CodedGossip(period=2)'
+    """
     return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, period=period)
 
 
 def local_sgd(
     period: int = 8, *, stretch: float = 0.0, delay_steps: int = 0, averaging: AlgorithmLike | None = None
 ) -> LocalSteps:
-    """Average weights every `period` steps, and use the mean `delay_steps` steps later.
+    """Average weights every `period` steps (local SGD, Stich, arXiv:1805.09767).
 
-    With a delay the exchange runs beside the next steps, and what they do is kept: DaSGD (Zhou et al.,
-    arXiv:2006.00441). ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole
-    step, as `late` does, but a rank's own gradient is never late: only the others' are.
+    With a delay the exchange runs beside the next steps, whose progress is kept: DaSGD (Zhou et al., arXiv:2006.00441).
+    ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole step, as `late` does,
+    but a rank's own gradient is never late: only the others' are.
+
+    Args:
+        period: Steps from one exchange to the next.
+        stretch: The period grows to (stretch / lr)^2 steps where that is more; 0 for never.
+        delay_steps: Steps from an exchange to the use of its result, at most `period`.
+        averaging: An algorithm that averages changes at once; exact if None.
+
+    >>> str(local_sgd(16))
+    'LocalSteps(period=16)'
+
     """
     return LocalSteps(period=period, averaging=_averaging(averaging), stretch=stretch, delay_steps=delay_steps)
 
 
 def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
-    """Average weights in the background; slow ranks count for less.
+    """Average weights in the background, where slow ranks count for less.
 
-    No rank waits for an exchange before its next step, but each exchange begins with all ranks: a slow rank makes them
-    as rare for all, and one that has stopped ends all after the timeout.
+    No rank waits for an exchange before its next step, but each exchange begins with all ranks: a slow rank makes
+    exchanges rare for all, and a stopped one ends all after the timeout.
+
+    >>> str(async_average())
+    "LocalSteps(period=1, pace='free', weighted=True)"
     """
     return LocalSteps(period=period, averaging=_averaging(averaging), pace="free", weighted=True)
 
 
 def post_local_sgd(warmup_steps: int, period: int = 8) -> After:
-    """Exact averaging of gradients at first, then local SGD (Lin et al., arXiv:1808.07217)."""
+    """Average gradients exactly for `warmup_steps` steps, then use local SGD (Lin et al., arXiv:1808.07217).
+
+    >>> str(post_local_sgd(100))
+    'After(steps=100, first=AllReduce, then=LocalSteps(period=8))'
+    """
     return After(steps=warmup_steps, first=AllReduce(), then=local_sgd(period))
 
 
 def diloco(
     period: int = 32, *, outer_lr: float = 0.7, outer_momentum: float = 0.9, averaging: AlgorithmLike | None = None
 ) -> LocalSteps:
-    """DiLoCo, in full precision or with any algorithm that averages: ``diloco(averaging=pliant.int4())``."""
+    """Give the mean change of `period` local steps to an outer Nesterov optimizer (DiLoCo, arXiv:2311.08105).
+
+    `averaging` is any algorithm that averages changes at once; exact if None.
+
+    >>> str(diloco(averaging=int4()).averaging)
+    "ScatterGather(codec=int4, feedback='both')"
+    """
     outer = Outer(lr=outer_lr, momentum=outer_momentum)
     return LocalSteps(period=period, averaging=_averaging(averaging), outer=outer)
 
 
 def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> LocalSteps:
-    """DiLoCo in fragments, in 4 bits, beside the training: Streaming DiLoCo."""
+    """Exchange DiLoCo's changes in fragments, in 4 bits, beside the training (Streaming DiLoCo, arXiv:2501.18512).
+
+    >>> streaming_diloco(fragments=2).fragments
+    2
+    """
     outer = Outer(lr=0.7, momentum=0.9)
     return LocalSteps(period=period, averaging=int4(), outer=outer, fragments=fragments, delay_steps=delay_steps)
 
 
 def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> LocalSteps:
-    """Top-k of the changes with error feedback, and no outer momentum (SparseLoCo, Sarfi et al., arXiv:2508.15706)."""
+    """Exchange the `ratio` largest changes of `period` local steps, with error feedback and no outer momentum.
+
+    SparseLoCo (Sarfi et al., arXiv:2508.15706).
+
+    >>> str(sparse_loco())
+    'LocalSteps(period=16, averaging=AllGather(codec=topk(ratio=0.03)))'
+    """
     return LocalSteps(period=period, averaging=topk(ratio))
 
 

@@ -1,4 +1,4 @@
-"""Which plan pays is found out while a run trains: trials, bounds on accuracy, monitoring."""
+"""Choice of a plan while a run trains: trials, bounds on quality, monitoring."""
 
 from pliant.autotune.bounds import QualityBounds
 from pliant.autotune.options import Auto

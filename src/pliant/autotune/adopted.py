@@ -1,4 +1,4 @@
-"""The plan that was adopted: what it raises on any rank is undone on all, and exact training goes on."""
+"""Guard of the adopted plan: an error on any rank is undone on all, and exact training goes on."""
 
 from pliant.autotune.trials import TunableRun, has_failed
 from pliant.comm.base import Comm
@@ -8,17 +8,17 @@ __all__ = ["Adopted"]
 
 
 class Adopted:
-    """Guards the plan in force, unless it is the base plan, in whose place no other could be put.
+    """Guards the adopted plan, unless it is the base plan, which no other could replace.
 
-    What it raises is noted (`Trial`). Ranks tell each other when it is put in force, after each window of a cruise,
+    Its errors are kept (`PlanOnTrial`). Ranks tell each other when it is put in force, after each window of monitoring,
     when it is left, and when the run closes.
 
     Bytes: 8 when it is put in force, when it is left and at the end.
 
     Args:
-        run: Whose plan it is.
-        comm: Over a group that nobody else uses.
-        base: DDP's own exchange.
+        run: The run.
+        comm: Over a group that nothing else uses.
+        base: The exact plan, DDP's own exchange.
 
     """
 
@@ -34,7 +34,7 @@ class Adopted:
         return self._why()
 
     def leave(self, *, pay: bool = True) -> str:
-        """Put the base plan in its place, and pay or forget what it owes; return why that has failed."""
+        """Put the base plan in its place, and pass on its residuals or drop them; return why that has failed."""
         with self._run.trial.noting():
             self._run.switch(self._base, pay=pay)
         return self.end()

@@ -25,7 +25,7 @@ def on_all(comm: Comm, mine: bool) -> bool:
 
 
 def told(comm: Comm, asked: tuple[Genes, float] | None) -> tuple[SyncPlan, float] | None:
-    """Share what the first rank wants to have tried: a plan, and the step time above which it is given up."""
+    """Share the first rank's wish: a plan to try, and the step time above which its trial ends."""
     text = "" if asked is None else json.dumps([to_json(asked[0].plan()), min(asked[1], 1e9)])
     text = share_text(text, comm)
     if not text:
@@ -54,7 +54,7 @@ def share(comm: Comm, finalists: Sequence[Trial], quality: Quality) -> list[Fina
 def answered(
     asking: Generator[tuple[Genes, float], Trial, SearchResult] | None, trial: Trial | None
 ) -> tuple[tuple[Genes, float] | None, SearchResult | None]:
-    """Tell a search of a trial, or begin it; return what it asks for, or what it has come to."""
+    """Give a search the result of a trial, or begin it; return its next wish, or its result."""
     if asking is None:
         return None, None
     try:

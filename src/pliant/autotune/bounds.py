@@ -1,4 +1,4 @@
-"""Bounds of what a relaxation may do before it is given up."""
+"""Bounds on what a relaxation may do to a training before its plan is rejected."""
 
 import statistics
 from collections import deque
@@ -10,31 +10,34 @@ from pliant.autotune.quality_probe import QualityMetrics
 __all__ = ["BoundCheck", "BoundViolation", "QualityBounds"]
 
 _REMEMBERED = 5
-"""Windows whose median gradient is what a gradient usually is."""
+"""Windows whose median gradient norm counts as the usual one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityBounds:
-    """Bounds beyond which "auto" gives up a plan: ``pliant.Auto(quality=1.1, bounds=pliant.Bounds(residual=30))``.
+    """Bounds beyond which "auto" rejects a plan: ``Auto(quality=1.1, bounds=QualityBounds(residual=30))``.
 
-    Each is a number above 0, and ``math.inf`` where nobody is to look. All are wide of what healthy trainings show
-    (docs/auto.md): crossing one means that what was measured of a plan's quality does not hold any more.
+    Each is a number above 0; ``math.inf`` switches a bound off. The defaults are far from what healthy trainings show
+    (docs/auto.md): a crossed bound means that the measured quality of a plan does not hold here.
+
+    >>> QualityBounds(residual=30).distance
+    0.5
     """
 
     residual: float = 100.0
-    """Norm of what error feedback owes over that of a rank's own gradient. Of 1 % of the elements it comes to 14 at
-    most in our trainings; 100 is what it would be if the gradient never changed."""
+    """Upper bound of ||residual|| / ||gradient||, per rank. Top-k and random-k at 1 % peak at 4 and 14 in our
+    trainings; a gradient that never changes would give 100."""
     error_rise: float = 0.5
-    """Squared error of codecs without feedback on a rank's gradient, over its squared norm, above what it was when the
-    plan was adopted. An unbiased error of w multiplies the steps to an accuracy by at most 1 + w, where noise decides
-    (docs/auto.md), and what was measured of the plan has its first error in it already."""
+    """Upper bound of the rise of codecs' squared error over the squared gradient norm since the plan was adopted,
+    without error feedback. An unbiased error of w multiplies the steps to an accuracy by at most 1 + w, where noise
+    decides (docs/auto.md); the first error is part of what was measured of the plan."""
     distance: float = 0.5
-    """Norm of what an exchange changes in a rank's weights over theirs, where weights are exchanged: 0.3 at most in our
-    trainings, in their first steps. The mean of models far from each other is no good model, however good each is."""
+    """Upper bound of ||change by an exchange|| / ||weights||, per rank, where weights are exchanged: at most 0.3 in our
+    trainings, in their first steps. The mean of distant models is no good model, however good each is."""
     gradient_jump: float = 4.0
-    """Norm of a rank's gradient over its median in the five windows before: 2 at most in our trainings. Accordion
-    (Agarwal et al., arXiv:2010.16248) relaxes less while the norm changes by half; here falls do not count, for they
-    are what training is for."""
+    """Upper bound of a rank's gradient norm over its median in the five windows before: at most 2 in our trainings.
+    Accordion (Agarwal et al., arXiv:2010.16248) relaxes less while the norm changes by half; here a fall is no
+    violation, since training makes gradients smaller."""
 
     def __post_init__(self) -> None:
         wrong = next((each.name for each in fields(self) if not getattr(self, each.name) > 0), None)
@@ -47,7 +50,7 @@ class QualityBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundViolation:
-    """Why a plan is given up."""
+    """Reason for which a plan is rejected: the bound, and a clause with the value."""
 
     bound: str
     """Name of the bound."""
@@ -56,7 +59,7 @@ class BoundViolation:
 
 
 class BoundCheck:
-    """Holds what a plan does on one rank, window by window, against bounds."""
+    """Compares the quality metrics of one rank, window by window, with the bounds."""
 
     def __init__(self, bounds: QualityBounds) -> None:
         self._bounds = bounds
@@ -65,7 +68,7 @@ class BoundCheck:
         self._crossed: set[str] = set()
 
     def verdict(self, figures: QualityMetrics) -> BoundViolation | None:
-        """Return what is beyond its bound in the second window running, or is not finite; None if nothing is."""
+        """Return the violation by a metric beyond its bound in two windows running, or not finite; None without one."""
         for bound, value, what in (
             ("residual", figures.residual, "what error feedback owes"),
             ("error_rise", figures.error, "the error of the codecs"),

@@ -20,7 +20,7 @@ def explain(
     adopted: bool,
     found: SearchResult | None,
 ) -> str:
-    """Say which plan was kept, in one paragraph, and why.
+    """Return a paragraph on the plan that was kept, and why.
 
     Args:
         workload: What a step computes and exchanges.
@@ -30,7 +30,7 @@ def explain(
         ratio: How many times the steps of exact training the plan is taken to need.
         gains: How many times faster it was to the same accuracy, turn by turn.
         adopted: Whether it was kept.
-        found: What the search has come to.
+        found: Result of the search.
 
     """
     num_bytes = sum(tensor.numel for tensor in workload.tensors) * 4

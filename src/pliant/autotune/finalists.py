@@ -8,20 +8,20 @@ from pliant.spec import SyncPlan
 __all__ = ["Finalist", "finalists"]
 
 _NEAR = 1.25
-"""Of the best plans, those are held against each other that took at most so many times the least."""
+"""Largest time of a finalist over the least."""
 _LEAVE_ABOVE = 1.03
 """After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
 
 
 class Finalist(NamedTuple):
-    """A plan to be held against exact training."""
+    """A plan to be compared with exact training."""
 
     plan: SyncPlan
     is_exact: bool
     ratio: float
     """How many times the steps of exact training it needs."""
     tried_s: float
-    """What a step took in its trial."""
+    """Step time in its trial."""
 
 
 def finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:

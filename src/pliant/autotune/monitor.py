@@ -1,4 +1,4 @@
-"""The steps between two searches: do they take as long as they did, and is the plan still what was measured of it?"""
+"""Monitoring between two searches: step times, and the quality of the adopted plan."""
 
 import json
 import math
@@ -25,21 +25,21 @@ _CHANGED = 1.3
 """A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
 _ODD_WINDOWS = 3
 _FIRST_WINDOWS = 5
-"""What is usual is the median of so many windows: one alone may have been lucky."""
+"""Windows whose median is the usual step time: a single one may have been lucky."""
 _LOOK_EVERY = 4
 """In a window, one step of so many is looked at, if the plan is not exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorResult:
-    """Why a cruise came to an end; the same on all ranks."""
+    """Reason for which monitoring has ended; the same on all ranks."""
 
     steps: int
     """That it lasted."""
     step_s: float
-    """What a step took at last; inf if a bound was crossed."""
+    """Last step time; inf if a bound was crossed."""
     usual_s: float
-    """What it took, or was expected to take, before."""
+    """Step time before, or the expected one."""
     at_once: bool
     """Whether steps never took what they did when the plan was chosen: the search was of two networks."""
     crossed: BoundViolation | None
@@ -47,15 +47,15 @@ class MonitorResult:
 
 
 class StepMonitor:
-    """Goes on under the plan in force until steps take another time, or the plan does not do what was expected.
+    """Monitors the plan in force until step times change, or a quality bound is crossed.
 
-    Each window of steps is followed by one all-reduce of one number, so that all ranks decide alike; what one rank sees
-    beyond a bound, all give up.
+    Each window of steps is followed by one all-reduce of one number, so that all ranks decide alike; a bound that is
+    crossed on one rank ends monitoring on all.
 
     Args:
-        run: Whose plan it is.
-        comm: Over a group that nobody else uses.
-        bounds: For a plan that is not exact; None for one that is.
+        run: The run.
+        comm: Over a group that nothing else uses.
+        bounds: Bounds of a plan that is not exact; None for one that is.
         watches_times: Whether to end when step times change.
 
     """
@@ -67,12 +67,12 @@ class StepMonitor:
         self._period = period_of(run.plan)
 
     def flown(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
-        """Go on; for so many steps, whatever they take.
+        """Train under the plan in force until monitoring ends.
 
         Args:
-            hold_steps: No search before them.
-            expected_s: What a step took when the plan was chosen: the network may have changed since. NaN if nobody
-                knows, and then what the first ones take is what is usual.
+            hold_steps: Steps before which no search begins, whatever they take.
+            expected_s: Step time when the plan was chosen, since the network may have changed; NaN if it is not known,
+                and then the first windows give the usual time.
 
         """
         try:
@@ -106,9 +106,9 @@ class StepMonitor:
         return math.ceil(num_steps / self._period) * self._period
 
     def _window(self, num_steps: int) -> Steps[tuple[float, BoundViolation | None]]:
-        """Return the median time of a step over periods, the slowest rank's, and what was beyond a bound, if any.
+        """Return the slowest rank's median step time over periods, and the violation of a bound, if any.
 
-        What ranks have seen is shared beside one more step, so that those a step apart need not wait for each other.
+        The reports of ranks are shared beside one more step, so that ranks a step apart need not wait for each other.
         """
         took_s: list[float] = []
         for first in range(0, num_steps, self._period):

@@ -1,4 +1,4 @@
-"""Options of the tuner, "auto"."""
+"""Options of the automatic choice of a plan, "auto"."""
 
 from dataclasses import dataclass, field
 
@@ -12,29 +12,32 @@ __all__ = ["Auto"]
 class Auto:
     """Options of "auto": ``pliant.relax(model, optimizer, pliant.Auto(quality=1.25))``.
 
-    The first steps are made with DDP's own exchange, and watched. Then the links are measured, and some plans, the most
-    promising first, are each in force for some steps of the training. The best is held against the exact one, turn
-    about, and kept if it is faster. From then on step times are watched: if they change for good, links are measured
-    and plans are tried again. A plan that is not exact is watched as well, and given up at a bound.
+    The first steps use DDP's own exchange and are measured. Then links are measured, and the most promising plans are
+    each in force for some steps of the training. The best is compared with the exact plan in turns, and kept if it is
+    faster. From then on step times are monitored: if they change for good, links are measured and plans are tried
+    again. A plan that is not exact is monitored as well, and left when it crosses a bound.
+
+    >>> Auto(quality=1.1).max_trials
+    12
     """
 
     quality: float = 1.0
     """How many times the steps to the same accuracy a plan may need: 1 for exact ones alone, in 32 or 16 bits."""
     unmeasured: bool = False
-    """Whether to try what our measurements do not speak for: with other optimizers than SGD all that is not exact, and
-    outer momenta (`diloco`) with any."""
+    """Whether to try exchanges without measurements of their quality: with other optimizers than SGD all that are not
+    exact, and outer momenta (`diloco`) with any."""
     max_trials: int = 12
     """Plans to try at first; when something has changed, two more each time."""
     max_seconds: float = 45.0
-    """No trial begins later than so long after the first."""
+    """Seconds after the first trial within which a further one may begin."""
     probe_s: float = 2.5
-    """Time to measure the links."""
+    """Seconds for the measurement of the links."""
     watch: bool = True
     """Whether to search again when the network or a host has changed."""
     bounds: QualityBounds = field(default_factory=QualityBounds)
-    """Where a plan that is not exact is given up for DDP's own exchange, also if `watch` is False."""
+    """Bounds at which a plan that is not exact is left for DDP's own exchange, also if `watch` is False."""
     tuned_for_ranks: int = 0
-    """Ranks whose batches together the learning rate was tuned for; 0: all. `run.tuner.advice` goes by it."""
+    """Ranks for whose joint batch the learning rate was tuned; 0 for all. `run.tuner.advice` depends on it."""
     seed: int = 0
 
     def __post_init__(self) -> None:

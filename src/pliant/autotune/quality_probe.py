@@ -27,7 +27,7 @@ class QualityMetrics:
     gradient: float
     """Norm of a rank's own gradient, root of the mean square over steps."""
     residual: float
-    """Norm of what error feedback owes over that of the gradient; 0 without feedback."""
+    """||residual|| / ||gradient||; 0 without error feedback."""
     error: float
     """Squared error of codecs without feedback over the gradient's squared norm (vNMSE), on a sample; 0 without."""
     distance: float
@@ -35,13 +35,13 @@ class QualityMetrics:
 
 
 class QualityProbe:
-    """Looks at what the plan in force does on this rank.
+    """Measures quality metrics of the plan in force on this rank.
 
-    A look costs one read of the gradient, beside backward, and codecs on at most 16384 elements of each parameter; what
-    a window costs beyond that is one read of the residual, or of the weights. No communication.
+    A measurement costs one read of the gradient, beside backward, and codecs on at most 16384 elements of each
+    parameter. Each window adds one read of the residual, or of the weights. No communication.
 
     Args:
-        run: Whose plan is in force; another switch needs another lookout.
+        run: The run; after another switch of plan a new probe is needed.
 
     """
 

@@ -1,4 +1,4 @@
-"""Plans that are rejected for the rest of a run, since they have not done as expected."""
+"""Plans and exchanges that are rejected for the rest of a run."""
 
 import itertools
 import logging
@@ -32,7 +32,7 @@ class Refused:
         self._rank, self._spared = rank, spared
         self.genes: set[Gene] = set()
         self.failures: list[str] = []
-        """What was undone, and why; the same on all ranks."""
+        """Failed plans with their reasons, a sentence each; the same on all ranks."""
 
     def add(self, genes: Iterable[Gene]) -> None:
         """Refuse these, and all of their families that are as strong."""

@@ -29,7 +29,7 @@ UNCOUNTED = 2
 _LEAST_BLOCKS, _MOST_BLOCKS, _SLOW_BLOCKS = 3, 16, 3
 _MOST, _PAYS_ABOVE = 0.75, 1.01
 _LEAST_TURNS, _SURELY = 2, 1.1
-"""A plan drops out whose best turn took so many times what the worst turn of another did."""
+"""Turns before a plan may drop out, and the factor by which its best turn must then be slower than another's worst."""
 
 
 class TunableRun(Protocol):
@@ -55,7 +55,7 @@ class TunableRun(Protocol):
         ...
 
     def switch(self, what: SyncPlan, *, pay: bool = True) -> None:
-        """Put another plan in force, and pay what the old one owes, or forget it. Collective."""
+        """Put another plan in force, and pass on the old one's residuals, or drop them. Collective."""
         ...
 
     def try_out(self, plan: SyncPlan) -> None:
@@ -77,14 +77,14 @@ class TunableRun(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Outcome of plans and exact training, in turns."""
+    """Times of plans and of exact training, taken in turns."""
 
     best: int
     """Which of the plans was the fastest to the same accuracy."""
     gains: tuple[float, ...]
-    """How many times faster it was than exact training, turn by turn."""
+    """Speed over exact training's, turn by turn."""
     exact_s: float
-    """A step of exact training, median over its turns."""
+    """Step time of exact training, median over its turns."""
     plans_s: tuple[float, ...]
     """Likewise of each plan; NaN for one that failed before it was timed."""
     failed: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -100,19 +100,19 @@ class Comparison:
 
 
 class TrialRunner:
-    """Puts plans in force, and times them alike on all ranks: what is slowest counts.
+    """Puts plans in force and times them, the same on all ranks: the slowest rank counts.
 
-    Each time is a transaction. If a plan raises on any rank, or makes weights NaN or Inf, then on all ranks the base
-    plan is in force again, and weights, buffers, optimizer state and what was owed are as when the trial began. One
-    more step follows under the base plan: what is the caller's own error is raised there.
+    Each trial is a transaction. If a plan raises on any rank, or makes weights NaN or Inf, then the base plan is in
+    force again on all ranks, and weights, buffers, optimizer state and residuals are as when the trial began. One more
+    step follows under the base plan, so that the caller's own errors are raised there.
 
     Bytes, beside the plan's: 8 for each block that is timed, and 8 at both ends of a trial.
 
     Args:
-        run: Whose plan it is.
-        comm: Over a group that nobody else uses.
+        run: The run.
+        comm: Over a group that nothing else uses.
         enough_s: A plan is timed in blocks of a whole period, as many as begin within so much time, from 3 steps on.
-        base: What is in force before and after each trial: DDP's own exchange.
+        base: Plan before and after each trial: DDP's own exchange.
 
     """
 
@@ -146,10 +146,10 @@ class TrialRunner:
         return why
 
     def compared(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Comparison]:
-        """Hold plans and the base plan against each other, turn about.
+        """Time plans and the base plan in turns.
 
-        Who is surely slower drops out after the second turn, and who fails at once. Turns go on, up to twice as many,
-        while they disagree on whether the best is faster than the base plan.
+        A plan that is surely slower drops out after the second turn, and one that fails at once. There are up to twice
+        as many turns, while they disagree on whether the best is faster than the base plan.
 
         Args:
             plans: At least one; none of them is the base plan.
@@ -191,11 +191,10 @@ class TrialRunner:
         )
 
     def _timed(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
-        """Return step times, the means of whole periods, the slowest rank's; only one if three are above the limit.
+        """Return the slowest rank's step times, as means of whole periods; only one if three are above the limit.
 
-        Nothing if a trial has failed on any rank: that rank says so in place of its time.
-
-        Time goes on while ranks share it: what a late exchange does meanwhile is not for nothing.
+        Empty if a trial has failed on any rank, which reports that in place of its time. Time counts while ranks share
+        their times, since late exchanges go on meanwhile.
         """
         period = period_of(plan)
         yield from passed(UNCOUNTED)
@@ -239,5 +238,5 @@ def passed(num_steps: int) -> Steps[None]:
 
 
 def period_of(plan: SyncPlan) -> int:
-    """Return how many steps a plan's exchanges take turns in."""
+    """Return the period of a plan's exchanges in steps."""
     return max(rule.exchange.timing.period for rule in plan.rules)

@@ -1,4 +1,4 @@
-"""Tuner of "auto": first steps of a training find out which plan it goes on with, later ones monitor it."""
+"""Tuner of "auto": chooses a plan in the first steps of a training, and monitors it later."""
 
 import logging
 import math
@@ -39,8 +39,7 @@ _WATCHED = 5
 """Steps at the beginning whose times are taken, after two that are not."""
 _ENOUGH_S, _TURNS = 0.6, 3
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
-"""Of a search after a change: the best predicted, in as few steps as can be timed. With the windows that see the
-change, it is answered within 50 steps."""
+"""Limits of a search after a change, which is short: together with the windows that detect it, about 50 steps."""
 _UNDONE = "A plan failed in its trial, which was undone"
 _FINALISTS = 3
 """So many of the best are held against exact training, and each other."""
@@ -53,10 +52,10 @@ class AutoTuner(AttachedTuner):
     """Chooses the plan of a run while it trains. All ranks have one; the first decides, and tells the others.
 
     Args:
-        run: Whose plan it is.
-        auto: What it may do.
+        run: The run.
+        auto: Options.
         observation: Of the run's first steps.
-        comm: Over a group that nobody else uses.
+        comm: Over a group that nothing else uses.
 
     """
 
@@ -65,11 +64,12 @@ class AutoTuner(AttachedTuner):
     def __init__(self, run: TunableRun, auto: Auto, observation: Observation, comm: Comm) -> None:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
         self.explanation = "auto is still watching the first steps."
-        """Which plan was chosen and why, or was given up and why, in one paragraph; the same on all ranks."""
+        """Paragraph on the plan that was chosen, or rejected, and why; the same on all ranks."""
         self.advice = None
-        """What the plan in force asks of the optimizer; `pliant.planner.apply` does it. None until one was chosen."""
+        """Changes of the optimizer for the plan in force; `pliant.planner.apply` makes them. None until one was
+        chosen."""
         self._genes = _EXACT
-        """Of the plan in force, on the first rank."""
+        """Settings of the plan in force, on the first rank."""
         self._is_exact = True
         self._adopted = Adopted(run, comm, _EXACT.plan("auto"))
         self._refused = Refused(comm.rank, _EXACT.base)
@@ -143,10 +143,10 @@ class AutoTuner(AttachedTuner):
         return (yield from cruise.flown(hold_steps, expected_s))
 
     def _choose(self, workload: Workload, topology: Topology, landed: MonitorResult | None) -> Steps[float]:
-        """Try plans, hold the best against exact training, turn about, and keep the faster.
+        """Try plans, compare the best with exact training in turns, and keep the faster.
 
         Returns:
-            What a step takes on the network on which the best was tried, which may have changed since; NaN: not known.
+            Step time when the best was tried, since the network may have changed; NaN if it is not known.
 
         """
         quality = Quality(
@@ -189,7 +189,7 @@ class AutoTuner(AttachedTuner):
     def _searched(
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, *, anew: bool
     ) -> Steps[SearchResult | None]:
-        """Try what the first rank asks for; return there what the search has come to, and None elsewhere."""
+        """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere."""
         num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
         asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
         asked, found = answered(asking, None)
@@ -207,7 +207,7 @@ class AutoTuner(AttachedTuner):
         return found
 
     def _say(self, progress: str) -> None:
-        """Explain what is under way, and what was chosen before, if anything was."""
+        """Set the explanation to the current state, followed by the earlier choice, if there was one."""
         self.explanation = f"{progress}\nBefore: {self._chosen_why}" if self._chosen_why else progress
 
     def _advise(self, workload: Workload) -> str:
@@ -230,7 +230,7 @@ class AutoTuner(AttachedTuner):
         return self._searches.search(Space(workload, topology, quality), features, seeds, in_force, num_trials)
 
     def _give_up(self, verdict: BoundViolation, workload: Workload) -> None:
-        """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
+        """Return to exact training after a violation on any rank, and reject the exchanges in question."""
         if verdict.bound == FAILED:
             plan = self._run.plan
             self._adopted.fall_back()
@@ -260,7 +260,7 @@ class AutoTuner(AttachedTuner):
 
 
 def start_tuning(run: TunableRun, auto: Auto, comm: Comm) -> AutoTuner:
-    """Let a run's plan be chosen, and watched over, from here on. Collective.
+    """Attach a tuner, which chooses and monitors the run's plan from here on. Collective.
 
     Raises:
         ValueError: The comm is not over Gloo, through which links are measured.

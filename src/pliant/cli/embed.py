@@ -1,4 +1,4 @@
-"""`pliant embed`: where the rows of embedding tables should live on these ranks, and what travels for them."""
+"""Command `pliant embed`: a placement of embedding tables on the ranks, and its traffic."""
 
 import json
 from dataclasses import asdict, fields, replace
@@ -30,7 +30,7 @@ __all__ = ["embed"]
 
 _BUILT_IN = ("criteo", "criteo-multihot")
 _SHARES = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
-"""Of the limit of memory, in the plot."""
+"""Shares of the memory limit in the plot."""
 _SHOWN = 30
 _LARGEST_BAG = 1 << 20
 

@@ -109,7 +109,7 @@ def topology_given(
 ) -> Topology:
     """Return a topology from its file, or one of equal hosts. Raises ValueError if both are given, or neither.
 
-    What is not said is that of the preset `machine`, or one rank, no limit and no delay.
+    Values that are not given are those of the preset `machine`, or one rank, no limit and no delay.
     """
     if (path is None) == (num_hosts == 0):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: tables, and plots that need no network. Pure: no torch."""
+"""Self-contained HTML pages: tables, and plots that need no network. No torch here."""
 
 import html
 from collections.abc import Callable, Mapping, Sequence

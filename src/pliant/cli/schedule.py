@@ -32,7 +32,7 @@ from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_time
 __all__ = ["schedule"]
 
 _SHOWN = 8
-"""Of the fastest; the classic ones are shown besides."""
+"""Fastest schedules that are shown; the classic ones are shown besides."""
 _CLASSIC = ("direct", "ring", "halving", "tree")
 
 
@@ -86,7 +86,7 @@ def schedule(
 def _search(
     collective: Collective, topology: Topology, overheads: Overheads, limit_s: float
 ) -> tuple[list[Candidate], list[str]]:
-    """Return verified candidates, the fastest first, and what there is to say of the programs."""
+    """Return verified candidates, the fastest first, and notes on the programs."""
     family = candidates(group(collective), topology, overheads)
     found, notes = list(family), list[str]()
     if limit_s > 0:

@@ -18,7 +18,7 @@ from pliant.spec.units import format_bytes, format_time, parse_bytes
 __all__ = ["simulate"]
 
 _LEGS = 12
-"""Of the critical path that a table shows."""
+"""Segments of the critical path in a table."""
 
 
 def simulate(
@@ -39,7 +39,7 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Chrome or Perfetto there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
-    """Predict the time of a training step, what it waits for and what it sends. Needs no network and no model."""
+    """Predict the time of a training step, its waiting and its bytes. Needs no network and no model."""
     found = simulate_plan(
         plan_of_text(plan),
         given.workload_given(workload, compute),

@@ -8,13 +8,13 @@ __all__ = ["Codec", "FusedFeedback", "SummableCodec"]
 
 
 class Codec(Protocol):
-    """Squeeze and restore.
+    """Protocol of a codec: local compression of a vector, without communication.
 
     Inputs are contiguous float32 vectors; collectives convert other dtypes. Payloads are contiguous uint8 vectors of
     exactly `nbytes(numel)` bytes, so sizes are known without encoding and buffers are made once.
 
-    An input that holds a NaN or an Inf gives a payload that decodes to at least one non-finite element: a gradient
-    that overflowed on one rank is seen by all (GradScaler depends on it).
+    An input that holds a NaN or an Inf gives a payload that decodes to at least one non-finite element: a gradient that
+    overflowed on one rank is seen by all (GradScaler depends on it).
     """
 
     name: ClassVar[str]

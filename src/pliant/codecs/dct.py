@@ -20,10 +20,10 @@ _LARGEST = torch.finfo(torch.float32).max
 class Dct(SparsifyingCodec):
     """Cut x into flat blocks, transform each, keep the k = ceil(ratio block) largest coefficients of each.
 
-    The transform is the orthonormal DCT-II (Ahmed, Natarajan, Rao, 1974) by a matrix product: with
-    D[f, i] = sqrt((1 + [f > 0]) / block) cos(pi (2 i + 1) f / (2 block)), c = D x and x = D^T c. So
-    ||x - C(x)||^2 <= (1 - k/block) ||x||^2. A vector is seen flat, whatever the shapes of the tensors in it; a last
-    block that is shorter is filled with zeros. Peng et al., DeMo (arXiv:2411.19870), who transform tiles of matrices.
+    The transform is the orthonormal DCT-II (Ahmed, Natarajan, Rao, 1974) by a matrix product. With D[f, i] = sqrt((1 +
+    [f > 0]) / block) cos(pi (2 i + 1) f / (2 block)), c = D x and x = D^T c. So ||x - C(x)||^2 <= (1 - k/block)
+    ||x||^2. A vector is seen flat, whatever the shapes of the tensors in it; a last block that is shorter is filled
+    with zeros. Peng et al., DeMo (arXiv:2411.19870), who transform tiles of matrices.
 
     Payload: for each block k float32 coefficients, each divided by 2 sqrt(block), so that none overflows; then for
     each block k frequencies in one byte each; then zeros up to a multiple of 4 bytes. NaN and Inf become NaN in all

@@ -1,4 +1,4 @@
-"""Is all of a tensor finite, also while it is scaled; if not, where does it begin; and a fingerprint of its bytes."""
+"""Scans of a tensor: whether all of it is finite, its first NaN or Inf, and a fingerprint of its bytes."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""One bit per element."""
+"""Codec of one bit per element."""
 
 from dataclasses import dataclass
 from typing import ClassVar

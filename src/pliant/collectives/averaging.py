@@ -1,4 +1,4 @@
-"""By one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
+"""Averages by one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
 
 import torch
 from torch import Tensor
@@ -11,19 +11,19 @@ __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
 
 
 class ShortVectorAverage:
-    """The mean of vectors in as few hops as their length allows.
+    """Mean of vectors in as few hops as their length allows.
 
-    Short: every rank sends its own to all, and adds up what comes: (size - 1) N bytes out and in, one hop.
-    Longer: rank j owns the j-th part; all send it theirs, and it sends the mean to all: 2 (size - 1)/size N, two hops.
-    Long: an all-reduce, whose ring moves as much in 2 (size - 1) hops.
-    Sums are taken in the order of ranks: results are equal to the bit.
+    Short: every rank sends its own to all, and adds up the others': (size - 1) N bytes out and in, one hop. Longer:
+    rank j owns the j-th part; all send it theirs, and it sends the mean to all: 2 (size - 1)/size N, two hops. Long: an
+    all-reduce, whose ring moves as much in 2 (size - 1) hops. Sums are taken in the order of ranks: results are equal
+    to the bit.
 
     Args:
-        numel: Elements of the vectors to come.
-        comm: Who averages.
-        device: Where the buffers lie.
+        numel: Elements of each vector.
+        comm: Ranks to average over.
+        device: Device of the buffers.
         dtype: Of the vectors.
-        in_parts: Never in one hop, in which more bytes go than in an all-reduce.
+        in_parts: Whether to avoid one hop, in which more bytes are sent than in an all-reduce.
 
     """
 
@@ -66,13 +66,13 @@ class ShortVectorAverage:
 
 
 class CastAllReduce:
-    """The sum in a 16-bit format: cast, sum on the wire in that format, cast back.
+    """Sum in a 16-bit format: cast, sum on the wire in that format, cast back.
 
     Args:
         dtype: bfloat16 or float16.
-        numel: Elements of the vectors to come.
-        comm: Who adds up.
-        device: Where the buffer lies.
+        numel: Elements of each vector.
+        comm: Ranks to sum over.
+        device: Device of the buffer.
 
     """
 

@@ -1,4 +1,4 @@
-"""Chosen blocks of a vector, averaged in one message that holds nothing else; or each rank's own, gathered."""
+"""Averages of selected blocks of a vector: one message of shared blocks, or a gather of each rank's own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 _CODEC = Int4()
-"""Of values of 4 bits."""
+"""Codec of values of 4 bits."""
 _DTYPES: Mapping[ValueBits, torch.dtype] = MappingProxyType({32: torch.float32, 16: torch.bfloat16})
 _CHUNK_BYTES = 1 << 20
-"""As in other averages by owners, unless a plan says otherwise."""
+"""Bytes of a chunk, as in other averages by owners."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,21 @@ class BlockResult:
     got: tuple[tuple[Tensor, Tensor], ...]
     """Places, and the float32 values to be added there: together the mean over ranks."""
     told: Tensor | None
-    """(num_told,) means of the scores that travelled with the values."""
+    """Means of the scores that were sent with the values, (num_told,)."""
     sound: bool
     """Whether all that came is finite, which all ranks see alike."""
 
 
 class SharedBlockAverage:
-    """The mean of blocks that all ranks have chosen alike, in one message of a fixed size.
+    """Mean of blocks that all ranks have selected alike, in one message of a fixed size.
 
-    Phases: dense tensors, chosen blocks and scores are packed one after another; an average of the whole; unpacked.
-    Bytes: 2 (n-1)/n of the message, whatever is chosen. What room is left at its end is zero.
+    Phases: dense tensors, selected blocks and scores are packed one after another; an average of the whole; unpacked.
+    Bytes: 2 (n-1)/n of the message, whatever is selected. Unused room at its end is zero.
 
     Args:
         grid: Of the vectors to come.
-        ratio: Of bytes, which gives the message its size.
-        comm: Who averages.
+        ratio: Of bytes, which determines the size of the message.
+        comm: Ranks to average over.
 
     """
 
@@ -81,15 +81,15 @@ class SharedBlockAverage:
 
 
 class BlockAllGather:
-    """The mean of blocks that each rank has chosen by itself, gathered and added up in the order of ranks.
+    """Mean of blocks that each rank has selected for itself, gathered and added up in the order of ranks.
 
     Bytes: 2 (n-1)/n of the dense tensors, and (n-1) payloads, each a bit for each block and as many elements as the
     ratio pays for. Results are equal to the bit.
 
     Args:
         grid: Of the vectors to come.
-        ratio: Of bytes, which gives the payload its size.
-        comm: Who averages.
+        ratio: Of bytes, which determines the size of the payload.
+        comm: Ranks to average over.
 
     """
 
@@ -128,7 +128,7 @@ class BlockAllGather:
 
 
 class LeaderMask:
-    """One rank's choice for all. Bytes: (n-1) masks out of the rank that leads, one into each other."""
+    """Selection by one rank for all. Bytes: (n-1) masks out of the leader, one into each other rank."""
 
     def __init__(self, grid: BlockGrid, comm: Comm) -> None:
         self._grid, self._comm = grid, comm
@@ -174,7 +174,7 @@ class _Mean:
 
 
 class _CodedMean:
-    """As `_Mean`, in codes both ways. What the codes of a mean lose, its owner has not sent."""
+    """Mean as by `_Mean`, coded in both directions. The owner keeps the error of the coded mean."""
 
     def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
         self._message, self._owed = torch.empty(2, numel, device=device)

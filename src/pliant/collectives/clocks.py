@@ -1,26 +1,26 @@
-"""Staleness clocks: which rank may go on, when ranks are at steps of their own."""
+"""Staleness clocks: which rank may continue, when ranks are at different steps."""
 
 __all__ = ["StalenessClock"]
 
 
 class StalenessClock:
-    """The bookkeeping of one owner under stale synchronous parallel. Pure: no tensor, no thread, no network.
+    """Steps of all ranks under stale synchronous parallel, kept by one owner. No tensor, no thread, no network.
 
     A rank's clock is the number of gradients that it has sent. After each, it asks for weights, and is answered when
-    the slowest clock has come to what it needs (Ho et al., NeurIPS 2013, section 2, with clocks counted from 0):
+    the slowest clock has reached what it needs (Ho et al., NeurIPS 2013, section 2, with clocks counted from 0):
 
-        s = 0:  need(c) = c           the answer is waited for before the next step: everybody's c-th gradient is in it
-        s > 0:  need(c) = c + 1 - s   the answer travels beside the next step, and is waited for after that
+        s = 0:  need(c) = c           the answer is awaited before the next step: all c-th gradients are in it
+        s > 0:  need(c) = c + 1 - s   the answer is on its way during the next step, and awaited after that
 
-    So a rank that computes its (c+1)-th gradient has weights that were answered when the slowest clock was at least
-    c - s: it is never more than s ahead of the slowest, and its weights lack nothing that was sent before clock c - s.
+    So a rank that computes its (c+1)-th gradient has weights that were answered when the slowest clock was at least c -
+    s: it is never more than s ahead of the slowest, and its weights lack nothing that was sent before clock c - s.
 
-    Gradients are gathered, and a step of the optimizer is due when there are as many as active ranks, from whomever
-    (Zhang et al., IJCAI 2016, 1-softsync): so learning rates, momenta and variances mean what they do in lockstep, and
-    fewer gradients than ranks are ever waiting.
+    A step of the optimizer is due when there are as many gradients as active ranks, from any of them (Zhang et al.,
+    IJCAI 2016, 1-softsync). So learning rates, momenta and variances mean what they do in lockstep, and fewer gradients
+    than ranks are ever pending.
 
-    A rank that leaves is no longer waited for. When all have left, what is waiting becomes a step of its own, all
-    clocks begin again at 0, and all are back.
+    A rank that leaves is no longer waited for. When all have left, pending gradients become a step of their own, all
+    clocks restart at 0, and all ranks are active again.
     """
 
     def __init__(self, size: int, staleness: int) -> None:

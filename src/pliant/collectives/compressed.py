@@ -29,35 +29,34 @@ class _Piece:
 
 
 class CompressedAverage:
-    """The mean over ranks of float32 vectors that travel in a codec's payloads.
+    """Mean over ranks of float32 vectors that are sent in a codec's payloads.
 
-    Rank j owns the j-th part of the vector; parts are cut at multiples of the codec's granularity, and each into
-    pieces of at most `chunk_bytes` of float32, so that coding, the wire and adding up overlap. Phases, per piece:
+    Rank j owns the j-th part of the vector; parts are cut at multiples of the codec's granularity, and each into pieces
+    of at most `chunk_bytes` of float32, so that coding, the wire and adding up overlap. Phases, per piece:
 
     1. every rank encodes its piece and sends it to the owner;
-    2. the owner adds what the others sent, in the order of ranks, to its own piece, which is not coded: fewer errors,
-       and nothing to pay;
+    2. the owner adds the others' pieces, in the order of ranks, to its own, which is not coded and so has no error;
     3. it divides, encodes the mean and sends the same bytes to all;
     4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
-    Sends are posted as soon as there is something to send, receives beforehand, all pairwise: Gloo's all-to-all takes
-    up to twice its bound. Each rank serves one owner after another, and no two the same one, since flows that meet at
-    a host's link overflow its queue, and TCP loses 5 to 15 % by that. Bytes: 2 (size-1)/size of the payload out and in
+    Sends are posted as soon as their data is there, receives beforehand, all pairwise: Gloo's all-to-all takes up to
+    twice its bound. Each rank serves one owner after another, and no two the same one, since flows that meet at a
+    host's link overflow its queue, and TCP loses 5 to 15 % by that. Bytes: 2 (size-1)/size of the payload out and in
     per rank.
 
-    One residual holds what this rank still owes to the *sum*: for other owners' parts what its own payloads did not
-    carry, and for its own part (where it sends nothing) what the coded mean did not carry, times size. So
-    size * (sum of results) + (sum over ranks of residuals) = sum of all inputs, wherever buckets are cut.
+    One residual holds what this rank has not delivered to the *sum* yet: for other owners' parts the errors of its own
+    payloads, and for its own part (where it sends nothing) the error of the coded mean, times size. So size * (sum of
+    results) + (sum over ranks of residuals) = sum of all inputs, wherever buckets are cut.
 
     Gan et al., BAGUA (arXiv:2107.01499, C_LP_S); Tang et al., DoubleSqueeze (arXiv:1905.05957).
 
     Args:
         codec: Any codec; biased ones should be used with a residual.
-        numel: Elements of the vectors to come.
-        comm: Who averages.
+        numel: Elements of each vector.
+        comm: Ranks to average over.
         chunk_bytes: Uncompressed bytes of a piece.
         owner_feedback: Whether owners keep the error of the mean as well.
-        device: Where the buffers lie.
+        device: Device of the buffers.
 
     """
 

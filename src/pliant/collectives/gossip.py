@@ -13,19 +13,19 @@ __all__ = ["CodedNeighborAverage", "NeighborAverage"]
 
 
 class NeighborAverage:
-    """x_i <- sum_j W_ij x_j, once, over the graph's matrix of the step.
+    """One averaging step x_i <- sum_j W_ij x_j with the graph's matrix of the step.
 
-    Phases: every rank sends its vector to the ranks whose rows name it, and receives from those that its own row
-    names, all at once; then it adds them up in the order of ranks. Bytes: N out per target and in per source.
+    Phases: every rank sends its vector to the ranks whose rows name it, and receives from those that its own row names,
+    all at once; then it adds them up in the order of ranks. Bytes: N out per target and in per source.
 
     Lian et al., D-PSGD (arXiv:1705.09056), is this beside the gradient step.
 
     Args:
-        graph: Who mixes with whom.
-        numel: Elements of the vectors to come.
-        comm: Who talks.
+        graph: Mixing matrix of each step.
+        numel: Elements of each vector.
+        comm: Ranks that mix.
         dtype: Of the vectors.
-        device: Where the buffers lie.
+        device: Device of the buffers.
 
     """
 
@@ -50,24 +50,24 @@ class NeighborAverage:
 
 
 class CodedNeighborAverage:
-    """Neighbours keep replicas of each other's vector, and send coded differences to them.
+    """One averaging step in which neighbours send coded differences to replicas of their vectors.
 
-    Every rank i has a replica r_i, and so have all that listen to it, equal to the bit since all decode the same bytes:
+    Every rank i has a replica r_i, and so have its targets, equal to the bit since all decode the same bytes:
 
         q_i = C(x_i - r_i);  r_i <- r_i + q_i on all;  x_i <- x_i + gamma sum_j W_ij (r_j - r_i)
 
-    Koloskova et al., CHOCO-SGD (arXiv:1902.00340), Algorithm 2. With gamma = 1 and x_i then set to what the replicas
-    say, it is the difference compression of Tang et al., DCD-PSGD (arXiv:1803.06443). What a codec loses stays in the
-    difference, so no residual is needed. The graph must be the same in every step.
-    Bytes: one payload out per target and in per source.
+    Koloskova et al., CHOCO-SGD (arXiv:1902.00340), Algorithm 2. With gamma = 1 and x_i then set to the replicas' mean,
+    it is the difference compression of Tang et al., DCD-PSGD (arXiv:1803.06443). What a codec loses stays in the
+    difference, so no residual is needed. The graph must be the same in every step. Bytes: one payload out per target
+    and in per source.
 
     Args:
         codec: Any codec.
-        graph: Who mixes with whom, with a period of 1.
-        numel: Elements of the vectors to come.
-        comm: Who talks.
-        gamma: How far to go towards what the replicas say.
-        device: Where the buffers lie.
+        graph: Mixing matrix, with a period of 1.
+        numel: Elements of each vector.
+        comm: Ranks that mix.
+        gamma: Share of the way to the replicas' mean.
+        device: Device of the buffers.
 
     """
 
@@ -83,7 +83,7 @@ class CodedNeighborAverage:
         mixing = graph.mixing(0, comm.size)
         self._row = mixing[comm.rank]
         self.sources = sorted(self._row.keys() - {comm.rank})
-        """Whose replicas this rank keeps, beside its own."""
+        """Ranks whose replicas this rank keeps, beside its own."""
         self._targets = [i for i, row in enumerate(mixing) if i != comm.rank and comm.rank in row]
         self._own, *others = (
             torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device) for _ in range(1 + len(self.sources))

@@ -83,7 +83,7 @@ class LowRankAverage:
     def _split(
         self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
     ) -> None:
-        """Leave in x what the factors carry, and in residual what they do not."""
+        """Leave the product of the factors in x, and the rest in residual."""
         at = 0
         for start, stop in self._whole:
             x[start:stop].copy_(self._first[at : at + stop - start])

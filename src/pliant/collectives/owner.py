@@ -13,25 +13,25 @@ __all__ = ["ReduceToOwners"]
 
 
 class ReduceToOwners:
-    """The sum over ranks of each parameter's gradient, at its owner; everybody else learns its norm.
+    """Sum over ranks of each parameter's gradient, at its owner; all other ranks get its norm.
 
     Phases, all messages pre-posted and pairwise:
 
     1. every rank packs its gradients by owner, and sends each owner one message;
-    2. an owner adds what comes to its own, in the order of ranks, so that a sum is the same in every run;
+    2. an owner adds them to its own, in the order of ranks, so that a sum is the same in every run;
     3. owners send all ranks the Euclidean norms of their sums: 8 bytes for each parameter.
 
-    Elsewhere the gradient becomes a stand-in of the same norm, all zero but for one element. So what looks at the
-    norms of gradients (torch's clip_grad_norm_, a GradScaler, a logger) finds on every rank what it would find without
-    owners, up to rounding. If a sum is not finite, its norm is not, and every rank sees that in its first element.
-    Bytes: (size-1)/size of the gradients, or of their payloads, out and in per rank if owners hold equal parts.
+    Elsewhere the gradient becomes a stand-in of the same norm, all zero but for one element. So code that reads norms
+    of gradients (torch's clip_grad_norm_, a GradScaler, a logger) gets on every rank the same as without owners, up to
+    rounding. If a sum is not finite, its norm is not, and every rank sees that in its first element. Bytes:
+    (size-1)/size of the gradients, or of their payloads, out and in per rank if owners hold equal parts.
 
     Args:
         numels: Elements of each parameter, in the order in which they lie in the vector.
         owners: The owner of each.
-        comm: Who adds up.
+        comm: Ranks to sum over.
         like: The vector, for its dtype and device.
-        codec: In how many bits gradients travel; owners' own are never coded.
+        codec: Codec of gradients on the wire; owners' own are never coded.
 
     """
 

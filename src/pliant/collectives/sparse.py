@@ -1,4 +1,4 @@
-"""Chosen elements of every rank, gathered and merged."""
+"""Averages of elements that each rank selects, gathered and merged."""
 
 import torch
 from torch import Tensor
@@ -10,16 +10,16 @@ __all__ = ["SparseAverage"]
 
 
 class SparseAverage:
-    """The mean of vectors of which each rank sends only what its codec chooses.
+    """Mean of vectors of which each rank sends the elements that its codec selects.
 
-    Phases: encode; all-gather of the payloads; every rank adds all of them up in the order of ranks, so the results
-    are equal to the bit. Bytes: (size - 1) payloads in and out.
+    Phases: encode; all-gather of the payloads; every rank adds all of them up in the order of ranks, so the results are
+    equal to the bit. Bytes: (size - 1) payloads in and out.
 
     Args:
-        codec: What chooses.
-        numel: Elements of the vectors to come.
-        comm: Who averages.
-        device: Where the buffers lie.
+        codec: Sparsifier.
+        numel: Elements of each vector.
+        comm: Ranks to average over.
+        device: Device of the buffers.
 
     """
 

@@ -20,15 +20,15 @@ def require_same(
     cure: str = "give every rank the same",
     error: type[ValueError] = ValueError,
 ) -> None:
-    """Compare a value over ranks: one all-gather of 8 bytes each. Collective.
+    """Raise on every rank unless all have the same value: one all-gather of 8 bytes each. Collective.
 
     Args:
         comm: Ranks that must agree.
-        what: Name of the value in the sentence, such as "the plan".
-        value: A text or a number, of which a hash travels; None on a rank that has failed to make one.
-        device: Where the comm's tensors lie.
-        cure: What to do if they differ.
-        error: What is raised.
+        what: Name of the value in the message, such as "the plan".
+        value: A text or a number, which is compared by a hash; None on a rank that has failed to make one.
+        device: Device of the comm's tensors.
+        cure: Advice in the message.
+        error: Type of the error.
 
     Raises:
         ValueError: On every rank, or `error`: some rank has another value than rank 0, or none.

@@ -1,4 +1,4 @@
-"""The one seam to the outside world: who I am, how many we are, and eleven verbs."""
+"""Protocol of a comm: a rank, a size, and eleven calls that communicate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ PeerTensors = Sequence[tuple[int, Tensor]]
 
 
 class CommError(RuntimeError):
-    """A collective failed. The message says who, where and what; the engine adds the bucket.
+    """A collective failed; the message says on which rank, in which operation and why, and the engine adds the bucket.
 
-    Attributes: `rank` (who noticed), `op` (the collective), `lost` (ranks that are gone, if known).
+    Attributes: `rank` (that noticed), `op` (the collective), `lost` (ranks that are gone, if known).
     """
 
     def __init__(self, message: str, *, rank: int, op: str, lost: tuple[int, ...] = ()) -> None:
@@ -46,10 +46,11 @@ class Work(Protocol):
 
 
 class Comm(Protocol):
-    """A group of ranks that talk. Never the default world: whoever communicates is handed one.
+    """Protocol of a group of ranks that communicate. It is never torch's default group: comms are always arguments.
 
-    Every tensor must be contiguous: Gloo sums non-contiguous ones wrongly and says nothing. Every call of every rank
-    of the group is made in the same order, from one thread. Each implementation has a timeout on every call.
+    Every tensor must be contiguous: Gloo sums non-contiguous ones wrongly without an error. Every rank of the group
+    makes the same calls in the same order, from one thread (Note [one order of collectives]). Each implementation has a
+    timeout on every call.
     """
 
     @property
@@ -87,7 +88,7 @@ class Comm(Protocol):
         """Post all receives, then all sends, each with its peer; messages between two ranks keep their order.
 
         Sizes must agree on both sides: a receive buffer that is too small ends the process inside Gloo. With
-        `patience_s` the wait may take that long instead of `timeout_s`: for those who serve, and may be idle.
+        `patience_s` the wait may take that long instead of `timeout_s`, for servers that may be idle.
         """
         ...
 
@@ -113,7 +114,7 @@ class Comm(Protocol):
         ...
 
     def hang_up(self) -> None:
-        """Break this rank's connections, also those of what was split from it: whoever waits on them fails at once.
+        """Close this rank's connections, also those of what was split from it: waits on them fail at once.
 
         Takes no lock and waits for nobody, so that a finalizer may call it in any thread.
         """
@@ -125,7 +126,7 @@ class Comm(Protocol):
 
 
 def another(comm: Comm) -> Comm:
-    """Return a comm of the same ranks, in which nobody else's communication comes between. Collective."""
+    """Return a comm over a new group of the same ranks, with an order of its own. Collective."""
     own = comm.split([list(range(comm.size))])
     if own is None:
         raise RuntimeError("a group of all ranks was made without this one.")

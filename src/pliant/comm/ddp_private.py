@@ -73,7 +73,7 @@ def settle_buckets(ddp: Any) -> list[list[Tensor]] | None:
 
 
 def unused_parameters(ddp: Any) -> list[Tensor]:
-    """Return the parameters that no rank has used in the pass that has just ended, of a model that looks for them.
+    """Return the parameters that no rank has used in the last pass, of a model with find_unused_parameters.
 
     Their gradients stay as they were, whatever was exchanged.
     """
@@ -92,20 +92,20 @@ def forget_forward() -> None:
 
 
 def in_backward() -> bool:
-    """Say whether this thread is at work for a backward pass."""
+    """Say whether this thread runs a backward pass."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call something when the backward pass that is under way is done, behind what was asked for before.
+    """Call a function at the end of the current backward pass, after those that were registered before.
 
-    What it raises comes out of ``backward()``, and keeps what was asked for later from being called.
+    An error that it raises comes out of ``backward()``, and later functions are not called.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore
 
 
 class Listens(Protocol):
-    """Whoever is told what a DistributedDataParallel model is about to do."""
+    """Protocol of a listener to a DistributedDataParallel model's next actions."""
 
     def begin(self, uneven: bool, by_all: bool) -> None:
         """Hear that a forward pass begins, or that a rank without batches stands in for one, in DDP's join().
@@ -118,7 +118,7 @@ class Listens(Protocol):
         ...
 
     def explain(self, error: RuntimeError) -> RuntimeError | None:
-        """Return what to raise for an error of what DDP says before a forward pass; None for the error itself."""
+        """Return the error to raise for a failed message of DDP before a forward pass; None for DDP's own."""
         ...
 
     def check_join(self) -> None:
@@ -131,7 +131,7 @@ class Listens(Protocol):
 
 
 def listen(ddp: nn.Module, listener: Listens) -> None:
-    """Tell somebody what a DistributedDataParallel model is about to do, for as long as it lives."""
+    """Register a listener to a DistributedDataParallel model for the life of the model."""
     weak: Any = weakref.ref(ddp)  # no cycle: connections close when nobody holds the model any more
     over: list[Any] = [None]  # the settings of the last join that has ended, which DDP keeps
 
@@ -182,7 +182,7 @@ def listen(ddp: nn.Module, listener: Listens) -> None:
 def watch_module(
     ddp: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], None]
 ) -> Callable[[], None]:
-    """Show somebody what the module in a DistributedDataParallel is called with, and what it returns.
+    """Call functions with the arguments and the output of the module in a DistributedDataParallel.
 
     Neither is compiled with the module: a hook of the module's own would be, and guard each step's state.
 
@@ -192,7 +192,7 @@ def watch_module(
         after: Gets the output.
 
     Returns:
-        What ends it; a second call does nothing.
+        A function that ends it; a second call does nothing.
 
     """
     around = vars(ddp).get("_run_ddp_forward")
@@ -225,7 +225,7 @@ class _Instead:
 
 
 class _Around(_Instead):
-    """The call of the module in a DDP, with those who watch it."""
+    """Wrapper of the module's call in a DDP, with its observers."""
 
     def __init__(self, model: Any) -> None:
         self.watchers: list[tuple[Callable[[Any, Any], None], Callable[[Any], None]]] = []

@@ -1,4 +1,4 @@
-"""A group of ranks that is made anew when one is lost or comes: the agreement, its signs of life, and the comm."""
+"""Elastic groups: a new group when a rank is lost or joins, by heartbeats and an agreement on members."""
 
 import time
 from collections import defaultdict
@@ -37,18 +37,18 @@ class NotSignedError(CommError):
 
 
 class ElasticGroup:
-    """This rank's place among those that go on.
+    """This rank's membership in an elastic group.
 
-    A thread gives a sign of life twice a second and looks whether somebody has called the epoch over, so that looking
-    at `is_over` costs no communication.
+    A thread sends a heartbeat twice a second and reads whether the epoch has ended, so that `is_over` communicates
+    nothing.
 
     Args:
         group: A group of a world of threads, or None for the world of torchrun's environment.
-        min_ranks: Fewest that may go on.
-        regroup_s: Longest wait for members that live but do not come.
+        min_ranks: Fewest ranks that continue.
+        regroup_s: Longest wait for members that are alive but do not arrive.
         timeout_s: Longest that one communication may take.
         start_timeout_s: Longest wait for all ranks at the beginning.
-        secret: What all ranks know and strangers do not; None for a run that stays on loopback.
+        secret: Secret of all ranks; None for a run that stays on loopback.
         run: Name of the run, with which the secret is mixed.
 
     Raises:
@@ -109,7 +109,7 @@ class ElasticGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody has called this rank's epoch over, as far as its watcher knows. No communication."""
+        """Whether this rank's epoch has been ended, as far as its thread knows. No communication."""
         return self._over_number == self.epoch.number
 
     def require_same(self, fingerprint: str) -> None:
@@ -209,11 +209,11 @@ class ElasticGroup:
         return words.asks_again(member) or self._agreement.has_lost(member, time.monotonic())
 
     def conclude(self) -> None:
-        """Say that the run is over, so that nobody begins it anew alone."""
+        """Record that the run has ended, so that no rank begins it again alone."""
         self._asking(self._agreement.conclude)
 
     def leave(self) -> None:
-        """Say good-bye, so that nobody waits for this rank, and end the watcher. A second call does nothing."""
+        """Announce that this rank leaves, so that no rank waits for it, and end the thread. Later calls do nothing."""
         if self._left:
             return
         self._left = True

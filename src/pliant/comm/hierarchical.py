@@ -18,8 +18,8 @@ class _Done:
 class HierarchicalComm(WrappedComm):
     """One comm made of an inner one per host and an outer one among the hosts' leaders (their first ranks).
 
-    `average` is what algorithms use. As a Comm, all_reduce, reduce and broadcast go by way of the leaders; what
-    addresses single ranks goes straight through the flat comm.
+    Algorithms call `average`. all_reduce, reduce and broadcast go through the leaders; calls that address single ranks
+    use the flat comm.
     """
 
     def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, hosts: Sequence[Sequence[int]]) -> None:

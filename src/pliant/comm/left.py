@@ -1,4 +1,4 @@
-"""Errors of an elastic run that cannot go on: who is there, who is not, and the cure."""
+"""Errors of an elastic run that cannot continue: ranks that are there, ranks that are missing, and the cure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,7 +6,7 @@ __all__ = ["MembershipError", "incomplete", "too_few"]
 
 
 class MembershipError(RuntimeError):
-    """This rank cannot go on with the others, and the message says why."""
+    """This rank cannot continue with the others; the message says why."""
 
 
 def incomplete(
@@ -18,14 +18,14 @@ def incomplete(
     start_s: float,
     refused: Collection[str],
 ) -> MembershipError:
-    """Return the error of a start to which not all have come, or not all have stayed.
+    """Return the error of a start for which ranks have not arrived, or have not stayed.
 
     Args:
-        rank: Who gives up.
+        rank: The rank that gives up.
         size: Ranks that were to begin.
-        here: Those that still are.
+        here: Those that still are there.
         awaited: The others.
-        came: Those of them that have been there, and whether they have said good-bye: that is, given up waiting too.
+        came: Those of them that have been there, and whether they have left, since they gave up as well.
         start_s: How long this rank has waited.
         refused: Keys of the store that were ignored.
 

@@ -19,18 +19,18 @@ _LEAST_SILENT_S, _MOST_SILENT_S = 2.0, 30.0
 
 
 class HeartbeatMonitor:
-    """Signs of life of all ranks, through the store that torch rendezvoused with.
+    """Heartbeats of all ranks, through the store with which torch made its group.
 
     A thread adds 1 to this rank's counter twice a second. A process that is killed or stopped no longer counts; one
-    that computes for long still does. If the store itself does not answer, its host is lost: rank 0, unless
-    torchrun's agent hosts it. Whoever has waited in vain also asks how far the others have come, and each rank's thread
-    writes that down: so a rank that lives and has not come is told from one that is gone.
+    that computes for long still does. If the store itself does not answer, its host is lost: rank 0, unless torchrun's
+    agent hosts it. A rank whose wait has timed out also asks how far the others have come, and each rank's thread
+    writes that down: so a rank that is alive and late is told from one that is lost.
 
-    Whoever first finds ranks silent, or late, writes that down, and everybody names the same: a survivor that ends
-    takes its own connections with it, and the store if it hosts that, so that those who notice later would blame it.
+    The first rank that finds others silent, or late, records it, and all name the same: a survivor that ends closes its
+    own connections, and the store if it hosts that, so that later ranks would otherwise name the survivor.
 
     Args:
-        store: A connection that nobody else uses, since a call on it may block.
+        store: A connection that nothing else uses, since a call on it may block.
         rank: This rank.
         size: Ranks that count.
 
@@ -51,15 +51,15 @@ class HeartbeatMonitor:
         self._askers: list[threading.Thread] = []
 
     def follow(self, name: str, progress: Progress) -> None:
-        """Tell others who ask how far this rank has come in a group, which all its members call by this name."""
+        """Tell other ranks how far this rank has come in a group, which all its members call by this name."""
         with self._lock:
             self._progress[name] = progress
 
     def blame(self, name: str, waited_s: float, limit_s: float) -> Verdict:
-        """Return who is to blame for a communication of a group that has failed after so long.
+        """Return the ranks that caused the failure of a group's communication after so many seconds.
 
-        A broken connection is a sign by itself; after a timeout a rank is called gone only if it is silent for a tenth
-        of it, since whoever computes for long may hold up its own thread.
+        A broken connection is a sign by itself. After a timeout a rank is called lost only if it is silent for a tenth
+        of it, since long computation may hold up the rank's own thread.
         """
         silent_s = _silence_s(limit_s) if waited_s >= limit_s else _LEAST_SILENT_S
         found: list[Verdict] = []
@@ -107,7 +107,7 @@ class HeartbeatMonitor:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The rank to blame, if that has been found out."""
+        """Ranks that caused the failure, once that is known."""
         return self._known
 
     def absent(self) -> tuple[int, ...]:
@@ -194,5 +194,5 @@ class HeartbeatMonitor:
 
 
 def _silence_s(limit_s: float) -> float:
-    """Return after how long without a sign of life a rank that was waited for so long is called lost."""
+    """Return the seconds without a heartbeat after which a rank that was waited for so long is lost."""
     return min(max(_LEAST_SILENT_S, limit_s / 10), _MOST_SILENT_S)

@@ -15,30 +15,29 @@ __all__ = ["Board", "Epoch", "MemberRecord", "MembershipError", "MembershipProto
 
 
 class MembershipProtocol:
-    """One rank's part in agreeing. `poll` does one round and waits for nobody.
+    """One rank's side of agreeing on members. `poll` does one round and waits for nobody.
 
-    Epoch e + 1 begins when anybody calls epoch e over: because a communication failed, because it wants to join, or
-    because it leaves. Each rank then announces itself. Whoever sees that all members of epoch e have announced
-    themselves, are gone or have been silent for long, or that its own time is up, writes the list of those that have;
-    the first to write decides, by one compare-and-set, and everybody reads what stands there. Who is not on the list
-    calls that epoch over in turn, to join the next. Epoch 0 waits for all ranks of the world.
+    Epoch e + 1 begins when any rank ends epoch e: because a communication failed, because it wants to join, or because
+    it leaves. Each rank then announces itself. A rank that sees that all members of epoch e have announced themselves,
+    are gone or have been silent for long, or whose own time is up, writes the list of those that have. The first to
+    write decides, by one compare-and-set, and all read that list. A rank that is not on it ends that epoch, to join the
+    next. Epoch 0 waits for all ranks of the world.
 
-    Note:
-        Nothing in the store is believed but what is signed for the key at which it stands. Against a word that was
-        true once, each names what is new: lives are random, a sign of life has a higher count than the one before,
-        and all that is said of an epoch names the digest of the decision that it follows.
+    Only records that are signed for their own key are accepted. Against repetition of old records, each names something
+    new: lives are random, a heartbeat has a higher count than the one before, and all records of an epoch name the
+    digest of the decision that it follows.
 
     Args:
         board: The store, under a prefix of this run.
         rank: This rank's number in the world.
         size: Ranks of the world that begin together.
         seal: Signs and verifies; without a secret, anybody can.
-        min_ranks: Fewest that may go on.
-        regroup_s: How long to wait for members that show signs of life but do not come.
-        exchange_s: How long an exchange may take that fails: who leaves waits so much longer, since who is still in one
-            could not be met later.
-        start_s: How long to wait for all at the beginning.
-        silent_s: How long without a sign of life until a rank counts as lost.
+        min_ranks: Fewest ranks that continue.
+        regroup_s: Seconds to wait for members that are alive but do not arrive.
+        exchange_s: Seconds that a failing exchange may take: a leaving rank waits so much longer, since members inside
+            one could not be met later.
+        start_s: Seconds to wait for all at the beginning.
+        silent_s: Seconds without a heartbeat after which a rank is lost.
         started: A number that grows from one start of a rank to the next, such as the time.
 
     """
@@ -65,7 +64,7 @@ class MembershipProtocol:
         self.rank = rank
         self.lives = Lives(self.records, rank, silent_s=silent_s, started=started)
         self.number = -1
-        """The epoch that this rank is in or heads for."""
+        """Epoch of this rank, or the one that it is to join."""
         self._after = ""
         """Id of the epoch before that one."""
         self._in = Epoch(number=-1, members=())
@@ -81,14 +80,14 @@ class MembershipProtocol:
         self.lives.beat(records or self.records, self._in)
 
     def agree_on(self, fingerprint: str) -> str:
-        """Return the fingerprint of whoever came first."""
+        """Return the fingerprint of the first rank that has set one."""
         found = self.records.first(Text, "fingerprint", Text(text=fingerprint))
         if found is None:
             raise MembershipError(f"rank {self.rank}: a stranger writes into the store of this elastic run; end it.")
         return found.text
 
     def is_over(self, records: Records | None = None) -> bool:
-        """Say whether somebody has called the epoch that this rank is in over."""
+        """Say whether the epoch of this rank has been ended by a rank."""
         epoch, key = self._in, f"over {self._in.number}"
         said = (records or self.records).get(Over, key)
         return said is not None and self.records.fits(key, (said.epoch, said.id) == (epoch.number, epoch.id))
@@ -99,7 +98,7 @@ class MembershipProtocol:
         self.beat()
 
     def conclude(self) -> None:
-        """Tell those who come too late that the run has ended."""
+        """Record for ranks that come too late that the run has ended."""
         self.records.put("concluded", Text(text=self._in.id))
 
     @property

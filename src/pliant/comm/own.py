@@ -1,4 +1,4 @@
-"""Comms over groups that nobody else uses."""
+"""Comms over groups of their own, and comms of one rank."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ __all__ = ["alone", "own_group"]
 
 
 def own_group(group: ProcessGroup, timeout_s: float, start_timeout_s: float | None = None) -> ProcessGroupComm:
-    """Return a comm over a new group of the same ranks, so that nobody else's collectives come between ours.
+    """Return a comm over a new group of the same ranks, with an order of collectives of its own.
 
     Collective over `group`. In a world of threads the new group comes from that world.
 
     Args:
-        group: Whose ranks.
+        group: Group with the ranks.
         timeout_s: Longest wait for one communication.
         start_timeout_s: The same until `started` is called, and for all ranks to come here; None: no other.
 
@@ -83,7 +83,7 @@ def _start_failed(group: ProcessGroup, why: str, error: RuntimeError) -> CommErr
 
 
 def alone() -> ProcessGroupComm:
-    """Return a comm of one rank, which talks to nobody."""
+    """Return a comm of one rank, which sends nothing."""
 
     def make_group(_: Sequence[int] | None) -> ProcessGroup:
         return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True)

@@ -23,7 +23,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
 _BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
-"""Dtypes that Gloo does not know; where bytes only move they travel as uint8."""
+"""Dtypes that Gloo does not know; where bytes only move they are sent as uint8."""
 
 
 class _Pending:
@@ -59,14 +59,14 @@ class _Pending:
 
 
 class ProcessGroupComm:
-    """Talks through a process group, usually one that nobody else uses (`own_group`).
+    """Comm over a torch process group, usually one that nothing else uses (`own_group`).
 
     Args:
         group: The group; rank and size are read from it and never from the default world.
         limit: Longest wait for one communication.
-        make_group: How `split` makes smaller groups.
+        make_group: Makes smaller groups, for `split`.
         owns_group: Whether close() destroys the group.
-        liveness: Who is alive, to name the rank that is lost.
+        liveness: Heartbeats, by which a lost rank is named.
         owns_liveness: Whether close() ends it.
         progress: How far this rank has come in it; None for a group of all ranks.
 
@@ -196,8 +196,8 @@ class ProcessGroupComm:
                     progress=Progress(tuple(self.progress.members[k] for k in ranks), self.progress.total),
                 )
                 self._parts.add(mine)
-        # Gloo connects all pairs of a group, and a rank is done when its own are. One that were to hang up now, as a
-        # run that fails at its first step does, would break the connections of those that are still at it.
+        # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now,
+        # as a run that fails at its first step does, would break those of ranks that still connect.
         self.barrier()
         return mine
 
@@ -230,7 +230,7 @@ class ProcessGroupComm:
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
-        del self.group  # a group of Gloo hangs up when nobody holds it
+        del self.group  # a group of Gloo closes its connections with its last reference
 
     def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
         """Make the report of a failed communication, and hang up."""

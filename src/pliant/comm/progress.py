@@ -1,4 +1,4 @@
-"""Progress of a rank in a group, so that a wait that was in vain can name who has not come to it."""
+"""Progress of a rank in its groups, so that a wait that times out can name the ranks that did not arrive."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["Progress", "Told", "late_ranks"]
 
 Told = Mapping[str, Mapping[str, Any]]
-"""What a rank tells of its groups: name -> `Progress.told`, as JSON leaves it."""
+"""Report of a rank on its groups: name -> `Progress.told`, as JSON has it."""
 
 
 class Progress:
@@ -26,7 +26,7 @@ class Progress:
         self._collectives = 0
         self._sent, self._awaited = [0] * len(members), [0] * len(members)
         self.waits: set[int] = set()
-        """What this rank is waiting for now, by any number; a set, since threads add and discard at once."""
+        """Communications that this rank waits for, by any number; a set, since threads add and discard at once."""
 
     def collective(self) -> None:
         """Count a communication of all members."""
@@ -51,14 +51,14 @@ class Progress:
 
 
 def late_ranks(rank: int, name: str, told: Mapping[int, Told]) -> dict[int, int]:
-    """Return who keeps a rank waiting in a group -> how many communications behind.
+    """Return the ranks that delay a rank in a group -> how many communications they are behind.
 
-    A late rank that is waiting itself, in this group or another, is not to blame: then it is for whom it waits.
+    A late rank that itself waits, in this group or another, is not the cause: the rank that it waits for is.
 
     Args:
-        rank: Who has waited.
+        rank: The rank that has waited.
         name: The group in which it did.
-        told: What each rank has told, as far as it has.
+        told: Report of each rank, as far as there is one.
 
     """
     return _late(rank, name, told, {rank})

@@ -108,7 +108,7 @@ class RecordedComm(WrappedComm):
             self._listener.moved(name, start, wait_from, sent, received)
 
     def note(self, wait_from_s: float, received: int, *, idle: bool = False) -> None:
-        """Account for one finished communication; an idle one may never have come, and nobody has waited for it."""
+        """Count one finished communication; an idle one may never have come, and no time was spent waiting for it."""
         now_s = time.perf_counter()
         with self._lock:
             self._wait_s += 0.0 if idle else now_s - wait_from_s
@@ -170,9 +170,9 @@ class RecordedComm(WrappedComm):
         self._comm = comm
 
     def _count(self, name: str, start: Callable[[], Work], sent: int, received: int, *, idle: bool = False) -> Work:
-        """Count a communication, then start it: a peer may have it, and go on, before another thread here does.
+        """Count a communication, then start it: a peer may receive it before another thread here runs.
 
-        Its mark comes first, so that whoever counts from the moment a listener begins has all that the listener hears.
+        Its mark is taken first, so that counts from the moment a listener begins include all that the listener hears.
         """
         mark = self.now()
         with self._lock:

@@ -33,7 +33,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """A rank's sign of life: each is newer than the one before, by `start` and then by `count`."""
+    """A heartbeat of a rank: each is newer than the one before, by `start` and then by `count`."""
 
     rank: int
     life: str
@@ -72,7 +72,7 @@ class Decision:
     after: str
     """Id of the epoch before; nothing for the first."""
     rank: int
-    """Who has written it."""
+    """Rank that has written it."""
     members: tuple[MemberRecord, ...]
 
 

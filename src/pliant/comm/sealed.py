@@ -1,4 +1,4 @@
-"""A store in which only those who know a secret can leave something: what Gloo's ranks tell each other passes here."""
+"""Store for Gloo's ranks that accepts only what was written with a secret."""
 
 import time
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ _POLL_S = 0.01
 
 
 class SealedStore(Store):
-    """Signs what is set, and takes what is not signed for its key as not there yet.
+    """Signs values that are set, and treats a value without a valid signature as absent.
 
-    So the addresses at which the ranks of a group listen are theirs, and no stranger who writes into the store is
-    connected to.
+    So the addresses at which a group's ranks listen are authentic, and no connection goes to a stranger who writes into
+    the store.
 
     Args:
-        store: Where values are kept.
+        store: Store with the values.
         seal: Signs and verifies.
-        name: Of the group, never used twice: values of another group do not hold.
+        name: Of the group, never used twice: values of another group are not valid.
         timeout_s: How long to wait for a key.
 
     """

@@ -1,4 +1,4 @@
-"""The secret that the ranks of an elastic run share, in a file that nobody else may read, and who needs none."""
+"""Secret that the ranks of an elastic run share, in a file that nobody else may read."""
 
 import ipaddress
 import os
@@ -16,10 +16,10 @@ _CURE = "make one, for each run, with: (umask 077; openssl rand -hex 32 > run.se
 
 
 def read_secret(path: str | Path) -> bytes:
-    """Return what a file holds, without blanks at its ends.
+    """Return the content of a file, without blanks at its ends.
 
     Raises:
-        ValueError: Others may read or write it, it is somebody else's, or it is too short, too long or no file.
+        ValueError: Others may read or write it, another user owns it, or it is too short, too long or no file.
         OSError: It is not there, or may not be read.
 
     """

@@ -1,4 +1,4 @@
-"""One rank's text on every rank."""
+"""Broadcast of a text from one rank to all."""
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ def share_text(text: str, comm: Comm, source: int = 0, *, device: torch.device |
     Phases: the length, 8 bytes, is broadcast, then the text in UTF-8.
 
     Args:
-        text: What to share; of other ranks than the source it is not looked at.
-        comm: Who shares.
-        source: Whose text it is.
-        device: Where the comm takes tensors; None: the CPU.
+        text: Text of the source; ignored on other ranks.
+        comm: Ranks that share it.
+        source: Rank of the text.
+        device: Device of the comm's tensors; None: the CPU.
 
     """
     raw = torch.from_numpy(np.frombuffer(text.encode() if comm.rank == source else b"", dtype=np.uint8).copy())

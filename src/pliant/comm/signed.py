@@ -1,4 +1,4 @@
-"""Records that ranks leave in a store where strangers may write too: signed, or not believed."""
+"""Signed records in a store to which strangers may write too; unsigned ones are ignored."""
 
 import hashlib
 import hmac
@@ -38,13 +38,13 @@ class Board(Protocol):
 
 
 class Seal:
-    """HMAC-SHA256 under a key that is made of a secret and the name of the run.
+    """HMAC-SHA256 under a key made of a secret and the name of the run.
 
-    A signature is of the place as well as of what stands there, so that nothing holds that was copied from another
-    key of the store, which is to say, of another rank or epoch, or from another run.
+    A signature covers the key of the store as well as the value. So a copy from another key, that is of another rank,
+    another epoch or another run, is not valid.
 
     Args:
-        secret: What all ranks of the run know and strangers do not. Without one anybody can sign.
+        secret: Secret of all ranks of the run. Without one anybody can sign.
         run: Name of the run, so that a secret may be used for several.
 
     """

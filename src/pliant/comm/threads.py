@@ -1,6 +1,7 @@
-"""A world of threads: several ranks in one process, with real Gloo groups between them.
+"""Thread worlds: several ranks in one process, with real Gloo groups between them.
 
-For tests, notebooks and examples: a world of four ranks costs some 50 ms, and nothing is mocked but the processes.
+They are for tests, notebooks and examples: a world of four ranks takes about 50 ms to make, and only the processes are
+replaced.
 """
 
 import gc
@@ -29,7 +30,7 @@ class RankContext:
     rank: int
     size: int
     process_group: ProcessGroup
-    """As good as any for ``DistributedDataParallel(model, process_group=...)``."""
+    """Process group for ``DistributedDataParallel(model, process_group=...)``."""
     comm: ProcessGroupComm
     """Over a group of its own."""
 
@@ -37,7 +38,21 @@ class RankContext:
 def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: float = 60.0) -> list[R]:
     """Run a function on `size` threads, each a rank, and return their results in the order of ranks.
 
-    When one raises, the others' communication is aborted, and the error of the rank that began it is raised.
+    When one raises, the others' communication is aborted, and the error of the first rank that failed is raised.
+
+    Args:
+        size: Ranks, at least 1.
+        function: Called on each thread with its `RankContext`.
+        timeout_s: Longest wait of a communication.
+
+    >>> import torch
+    >>> def total(context):
+    ...     x = torch.tensor([float(context.rank)])
+    ...     context.comm.all_reduce(x).wait()
+    ...     return x.item()
+    >>> run_world(3, total)
+    [3.0, 3.0, 3.0]
+
     """
     if size < 1:
         raise ValueError(f"a world of {size} ranks cannot be; use 1 or more.")
@@ -52,7 +67,7 @@ def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: flo
             limit = Limit(timeout_s=timeout_s)
             make_group = maker_of(group, limit)
             comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
-            all_connected.wait()  # a rank that communicates nothing would hang up on those that still connect
+            all_connected.wait()  # a rank that sends nothing would close its connections while others still connect
             results[rank] = function(RankContext(rank=rank, size=size, process_group=group, comm=comm))
         except BaseException as error:  # noqa: BLE001  it is raised below, in the caller's thread
             errors.append((rank, error))

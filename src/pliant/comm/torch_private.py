@@ -44,10 +44,10 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 
 
 _ours: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-"""All groups that Pliant has made and somebody holds."""
+"""All groups that Pliant has made and that are still referred to."""
 _registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 _NEVER_SENT = 1
-"""The tag of a message that nobody sends; others have tag 0."""
+"""Tag of a message that no rank sends; others have tag 0."""
 _watches_forks = False
 _made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
 """Default world -> how many groups of the same ranks this process has made there: all members count alike."""
@@ -84,9 +84,9 @@ def thread_world(group: ProcessGroup | None) -> tuple[ThreadWorld, tuple[int, ..
 def gloo_group(
     store: Store, rank: int, size: int, name: str, timeout_s: float, *, loopback: bool = False
 ) -> ProcessGroup:
-    """Make a Gloo group that torch's default world does not know: it ends, and hangs up, when nobody holds it.
+    """Make a Gloo group outside torch's default world: it ends, and closes its connections, with its last reference.
 
-    Collective over whoever uses the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME.
+    Collective over all users of the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME.
     """
     timeout = timedelta(seconds=timeout_s)
     group = ProcessGroup(store, rank, size)
@@ -104,13 +104,13 @@ def gloo_group(
 
 
 def maker_of(group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None) -> GroupMaker:
-    """Return how to make groups over the ranks of `group`: in its world of threads, or in the default world.
+    """Return a function that makes groups over the ranks of `group`, in its world of threads or in the default world.
 
     Args:
-        group: Whose ranks.
-        limit: Longest wait for one communication of the groups that are made, as it is then.
-        meet: Waits until members have come to the making of the group of a name. In the default world torch itself
-            then connects them, and cannot be told that a member is lost meanwhile.
+        group: Group with the ranks.
+        limit: Longest wait for one communication of the groups, as it is when they are made.
+        meet: Waits until members have come to the making of the group of a name. In the default world torch itself then
+            connects them, and cannot be told that a member is lost meanwhile.
         connect_s: Longest wait for those connections; None: that of one communication.
 
     """
@@ -160,22 +160,22 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
 
 
 def destroy(group: ProcessGroup) -> None:
-    """Let torch forget a group that `maker_of` made in its default world; any other ends when nobody holds it."""
+    """Let torch forget a group that `maker_of` made in its default world; others end with their last reference."""
     if group in _registered and not is_destroyed(group):
         dist.destroy_process_group(group)
     _registered.discard(group)
 
 
 def is_destroyed(group: ProcessGroup) -> bool:
-    """Whether somebody has let torch forget a group that is not to be forgotten yet, as by destroying its world."""
+    """Whether torch has forgotten a group before its end, as when its world is destroyed."""
     world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
     return group in _registered and group not in world.pg_map
 
 
 def hang_up(group: ProcessGroup) -> None:
-    """Break a group's connections: whoever waits on them, here or at the other end, fails at once.
+    """Close a group's connections: waits on them, here or at the other end, fail at once.
 
-    Gloo's own abort does nothing; but when one message comes too late, it closes all connections of the group. One
+    Gloo's own abort does nothing; but when one message is late, it closes all connections of the group. A connection
     that is broken already fails before it can be late, and closes no other: so each peer's is tried.
     """
     if group.name() == "nccl":
@@ -208,7 +208,7 @@ def _keep_groups() -> None:
 
 
 def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:
-    """Return a store connection of our own for signs of life, or None in a world of threads, which die together.
+    """Return a store connection for heartbeats, or None in a world of threads, which end together.
 
     Raises:
         RuntimeError: The store has not answered in time.

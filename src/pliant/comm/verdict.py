@@ -13,11 +13,11 @@ class Verdict:
     """Record that the rank that finds out first writes down, and all others read."""
 
     gone: tuple[int, ...] = ()
-    """Ranks without a sign of life."""
+    """Ranks without a heartbeat."""
     late: Mapping[int, int] = field(default_factory=dict[int, int])
     """Ranks that are alive, but have not come -> how many communications they are behind."""
     by: int = -1
-    """Who found out; -1 if nobody did."""
+    """Rank that has found it out; -1 if none did."""
 
     @property
     def text(self) -> str:
@@ -32,7 +32,7 @@ class Verdict:
         return cls(gone=tuple(told["gone"]), late=late, by=told["by"])
 
     def sentence(self, me: int, timeout_s: float) -> str:
-        """Say who is to blame, and what to do, as one rank sees it."""
+        """Return the causing ranks, and the cure, as one rank sees it."""
         gone = [rank for rank in self.gone if rank != me]
         late = {rank: behind for rank, behind in self.late.items() if rank != me}
         cure = f"raise timeout_s ({timeout_s:g}s), or let all ranks take the same steps"

@@ -1,4 +1,4 @@
-"""Words of an epoch's members: what the first of them hands to those that come, and who has met the others."""
+"""Signed messages of an epoch: state that the first member hands to new ones, and acknowledgements."""
 
 from dataclasses import dataclass
 

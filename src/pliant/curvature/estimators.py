@@ -13,16 +13,16 @@ __all__ = ["Estimator", "Fisher", "GaussNewton"]
 
 
 class Estimator(Protocol):
-    """A way to look at the diagonal of the Hessian of the mean loss: a frozen value."""
+    """Protocol of an estimate of the diagonal of the Hessian of the mean loss: a frozen value."""
 
     def diagonal(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
         """Return, for each trained parameter, an estimate of its part of the diagonal: float32, of its shape.
 
-        No communication, and the model comes out as it was: parameters, gradients, buffers, torch's generators.
+        No communication, and the model is unchanged: parameters, gradients, buffers, torch's generators.
 
         Args:
-            task: What to look at.
-            generator: On the model's device; what is drawn comes from it alone.
+            task: Forward pass and loss.
+            generator: On the model's device; the only source of random numbers.
 
         """
         ...
@@ -33,9 +33,9 @@ class GaussNewton:
     """Gauss-Newton-Bartlett: B g o g, with g the mean gradient of B samples whose labels the model itself has drawn.
 
     Liu et al., Sophia (arXiv:2305.14342), algorithm 2. Under such labels gradients of samples have mean zero and are
-    independent, so that E[B g o g] is the mean over samples of E[g_i o g_i], and by Bartlett's second identity that is
-    the diagonal of the Gauss-Newton matrix J' (diag(p) - p p') J, exactly. It is never negative. One draw has a
-    relative deviation of about sqrt(2) for a single weight; means over blocks have less.
+    independent, so that E[B g o g] is the mean over samples of E[g_i o g_i]. By Bartlett's second identity that is the
+    diagonal of the Gauss-Newton matrix J' (diag(p) - p p') J, exactly. It is never negative. One draw has a relative
+    deviation of about sqrt(2) for a single weight; means over blocks have less.
 
     Cost: one forward and one backward, of first order: every attention kernel works. Needs logits.
     """

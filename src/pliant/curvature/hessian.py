@@ -20,8 +20,8 @@ By = Literal["product", "difference", "auto"]
 Product = Callable[[Sequence[Tensor]], list[Tensor]]
 
 _DISTANCE = 1e-3
-"""Of the two points of a difference from the weights, as a part of the weights' norm: rounding and the third derivative
-are both small there in float32."""
+"""Distance of the two points of a finite difference from the weights, as a share of the weights' norm: rounding and the
+third derivative are both small there in float32."""
 _MISSING = re.compile(r"not implemented|not supported|double backward", re.IGNORECASE)
 
 _twice: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()

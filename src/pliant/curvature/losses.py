@@ -1,4 +1,4 @@
-"""Which loss a model is trained on, told from its output and the gradient that has reached it."""
+"""Recognition of the loss that a model is trained on, from its output and the gradient that has reached it."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["LossName", "recognized"]
 
 LossName = Literal["cross_entropy", "binary_cross_entropy", "squared_error"]
-"""Of the softmax of (..., classes); of the sigmoid of each element; of each element."""
+"""Names of losses: of a softmax over (..., classes); of the sigmoid of each element; of each element."""
 
 _LEAST_EQUATIONS = 4
 """Beyond the unknowns: fewer could hold by chance."""

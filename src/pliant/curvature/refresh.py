@@ -1,4 +1,4 @@
-"""When to look again: as rarely as the ranks of the blocks allow, and never at more than a share of the time."""
+"""Interval between estimates: as long as the ranking of the blocks allows, and within a share of the time."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ _LEAST = 10
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshInterval:
-    """An interval in steps that follows what was seen. Pure arithmetic.
+    """An interval in steps that adapts to the change between estimates. Pure arithmetic.
 
-    It doubles while the ranks of the blocks (Spearman's correlation above 0.95) and their size (median logarithm of
-    the ratio within 0.2) stay as they were, and is halved otherwise, down to 10 steps. Whatever it is, looks are so
-    far apart that their cost stays within the share of training time that they may take.
+    It doubles while the ranking of the blocks (Spearman's correlation above 0.95) and their size (median logarithm of
+    the ratio within 0.2) stay the same, and is halved otherwise, down to 10 steps. In any case estimates are so far
+    apart that their cost stays within the share of training time that they may take.
     """
 
     interval: int = 20
@@ -25,17 +25,17 @@ class RefreshInterval:
     time_share: float = 0.03
 
     def after(self, ranks: float, shift: float) -> "RefreshInterval":
-        """Return what follows two looks with these `spearman` and `log_shift`."""
+        """Return the interval after two estimates with these `spearman` and `log_shift`."""
         if ranks > _STABLE_RANKS and abs(shift) < _STABLE_SHIFT:
             return replace(self, interval=min(2 * self.interval, max(self.max_interval, self.interval)))
         return replace(self, interval=max(self.interval // 2, min(_LEAST, self.interval)))
 
     def steps(self, cost_s: float, step_s: float) -> int:
-        """Return the steps until the next look.
+        """Return the steps until the next estimate.
 
         Args:
-            cost_s: What the last one took.
-            step_s: What a step takes without it; 0 if nobody knows yet, and then cost is no limit.
+            cost_s: Seconds of the last one.
+            step_s: Seconds of a step without one; 0 if not known yet, and then cost is no limit.
 
         """
         afforded = math.ceil(cost_s / (self.time_share * step_s)) if step_s > 0 else 0

@@ -15,19 +15,19 @@ __all__ = ["TraceEstimate", "top_eigenvalues", "trace"]
 
 _FEWEST = 5
 _NOTHING = 1e-7
-"""Of a vector, as a part of the largest eigenvalue, below which it is rounding."""
+"""Norm of a vector, as a share of the largest eigenvalue, below which it is rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceEstimate:
-    """A trace that was estimated."""
+    """An estimate of a trace, with its confidence interval."""
 
     value: float
     low: float
     """With `high`, the interval that holds the true trace of this batch's Hessian with the confidence asked for."""
     high: float
     parameters: Mapping[str, float]
-    """What each parameter contributes: the trace of its own part of the diagonal."""
+    """Contribution of each parameter: the trace of its own part of the diagonal."""
 
 
 def trace(
@@ -38,14 +38,14 @@ def trace(
     The interval is Student's t around the mean of the probes.
 
     Args:
-        task: What to look at.
+        task: Forward pass and loss.
         generator: On the model's device.
         probes: Products to make, at least 5.
-        confidence: How often an interval made in this way holds the true value.
+        confidence: Probability with which such an interval holds the true value.
         by: How to multiply; see `hessian`.
 
     Raises:
-        ValueError: Too few probes for an interval, or a confidence that is none.
+        ValueError: Too few probes for an interval, or a confidence outside 0 to 1.
 
     """
     if probes < _FEWEST or not 0 < confidence < 1:
@@ -77,14 +77,15 @@ def top_eigenvalues(
 ) -> list[float]:
     """Return the `num` largest eigenvalues of the Hessian of the mean loss, largest first.
 
-    Lanczos (1950) with full orthogonalization, once for each eigenvalue, beside the eigenvectors that were found, so
-    that multiple eigenvalues are all seen. Memory: a copy of the model for each product of one eigenvalue.
+    Lanczos (1950) with full orthogonalization, once for each eigenvalue, orthogonal to the eigenvectors that were
+    found, so that multiple eigenvalues are all seen. Memory: a copy of the model for each product of one eigenvalue.
 
     Args:
-        task: What to look at.
-        generator: On the model's device: where it starts is random.
-        num: How many.
-        tolerance: Norm of the residual H x - a x, which bounds the distance to an eigenvalue, as a part of the largest.
+        task: Forward pass and loss.
+        generator: On the model's device, for the random start.
+        num: Eigenvalues to find.
+        tolerance: Norm of the residual H x - a x, which bounds the distance to an eigenvalue, as a share of the
+            largest.
         max_products: For each eigenvalue.
         by: How to multiply; see `hessian`.
 

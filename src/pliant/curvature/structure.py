@@ -1,4 +1,4 @@
-"""From the diagonal of a Hessian to means over structures: blocks to choose by, and views to report."""
+"""Means of a Hessian's diagonal over structures: blocks for a selection, and views for reports."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Objective of a look: one forward pass of a model in training, and how its output becomes a loss."""
+"""Objective of an estimate: one forward pass of a model in training, and the loss of its output."""
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -42,7 +42,7 @@ def find_logits(output: Any) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One forward pass, to be repeated, of a model with the loss that is trained on. Nothing of it is changed.
+    """A repeatable forward pass of a model with the loss that is trained on. The model is unchanged.
 
     The model is the raw one, not its DistributedDataParallel, in training mode. Autocast is that of the caller.
     """

@@ -1,4 +1,4 @@
-"""The one place that touches a live model."""
+"""Engine: the only room that touches a live model and its optimizer."""
 
 from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.elastic import Elastic

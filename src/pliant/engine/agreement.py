@@ -1,4 +1,4 @@
-"""Do the ranks still agree? On the weights, by a cheap hash of each parameter, and on what they have done."""
+"""Comparison of replicas: a hash of each parameter, and counts of what each rank has done."""
 
 from collections.abc import Callable, Mapping
 
@@ -22,10 +22,10 @@ class ReplicasDisagreeError(RuntimeError):
 
 
 class ReplicaCheck:
-    """Checks early, at the first, second, fourth and eighth step, and then now and then, in the lane.
+    """Checks that replicas are equal at the steps 1, 2, 4 and 8, and then at intervals, in the communication thread.
 
-    Whether it is time is decided by steps counted here, which all ranks count alike even if one believes that it is at
-    another step: else one would wait for a message that nobody sends.
+    A check is due by steps counted here, which all ranks count alike even if one believes that it is at another step.
+    Otherwise one rank would wait for a message that nobody sends.
 
     Args:
         every: Steps between two checks; 0 for never, also in the beginning.
@@ -40,11 +40,11 @@ class ReplicaCheck:
         self.begin()
 
     def begin(self) -> None:
-        """Count from here: something has changed for all ranks, such as a state that was loaded."""
+        """Count from here, since something has changed on all ranks, such as a loaded state."""
         self._steps = self._exchanges = self._checked_at = 0
 
     def after_step(self, equal: Mapping[str, Tensor], doing: Doing, lane: CommThread) -> None:
-        """Compare what must be equal, if it is time. Without weights that must, nothing holds ranks at one step."""
+        """Compare parameters and counts, if a check is due; without parameters that must be equal, do nothing."""
         self._steps += 1
         if not equal or not self._is_on or not (self._steps in _EARLY or self._steps % self._every == 0):
             return
@@ -61,14 +61,14 @@ class ReplicaCheck:
     def after_exchange(
         self, doing: Callable[[], Doing], step: int, lane: CommThread, comm: Comm, device: torch.device, *, free: bool
     ) -> None:
-        """Compare what ranks have done that exchange weights, in the lane of that, after an exchange, if it is time.
+        """Compare the counts of ranks that exchange weights, after an exchange, if a check is due.
 
         Args:
-            doing: Says what was done; asked in the lane.
-            step: Made so far.
-            lane: Where weights are exchanged.
-            comm: Who exchanges them.
-            device: Where they are.
+            doing: Returns the counts; called in the communication thread.
+            step: Steps made so far.
+            lane: Communication thread of the weights.
+            comm: Comm of the weights.
+            device: Device of the weights.
             free: Whether steps are each rank's own, so that only exchanges are counted alike.
 
         """
@@ -92,7 +92,7 @@ class ReplicaCheck:
         return bool(self._every) and self._comm.size > 1
 
     def at_end(self, parameters: Mapping[str, Tensor], step: int) -> None:
-        """Compare all parameters of a run that ends, with the lane drained; unless nobody wants checks. Collective."""
+        """Compare all parameters when a run ends, with nothing in flight, unless checks are off. Collective."""
         if self._is_on:
             device = next(iter(parameters.values())).device
             check_agreement(list(parameters), fingerprints(parameters), Doing(), self._comm, device, step)
@@ -106,9 +106,9 @@ def fingerprints(parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def check_agreement(names: list[str], mine: Tensor, doing: Doing, comm: Comm, device: torch.device, step: int) -> None:
-    """Compare over ranks what was done and what came of it: 48 bytes from each; all fingerprints only if those differ.
+    """Compare counts and results over ranks: 48 bytes from each, and all hashes only if those differ.
 
-    Nothing is to be equal while a rank waits for all to leave a plan.
+    A rank that waits for all to leave a failed plan is not compared.
 
     Raises:
         ReplicasDisagreeError: On every rank, if any parameter differs anywhere, or ranks have not done the same.

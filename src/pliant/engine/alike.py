@@ -1,4 +1,4 @@
-"""Comparison of ranks: numbers side by side, and errors that all raise alike."""
+"""Comparison of ranks: numbers gathered from all, and errors raised on all."""
 
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -21,9 +21,9 @@ def gathered(numbers: Sequence[int], comm: Comm, device: torch.device) -> list[l
 
 
 def raise_together(error: Exception | None, comm: Comm, device: torch.device, *, kind: type[Exception]) -> None:
-    """Raise on all ranks if any has an error: its own, or one of `kind` that quotes the first that has. Collective.
+    """Raise on all ranks if any has an error: its own, or one of `kind` that quotes the first one. Collective.
 
-    Ranks that go on alone would wait for one that has raised.
+    A rank that went on alone would wait for one that has raised.
     """
     failed = [rank for rank, (bad,) in enumerate(gathered([int(error is not None)], comm, device)) if bad]
     if not failed:
@@ -36,7 +36,7 @@ def raise_together(error: Exception | None, comm: Comm, device: torch.device, *,
 
 @contextmanager
 def meanwhile(what: str) -> Generator[None]:
-    """Add to a communication that fails what it was for: "exchanging ... in step 3"."""
+    """Add the purpose of a communication to its error, such as "exchanging ... in step 3"."""
     try:
         yield
     except CommError as error:
@@ -44,7 +44,7 @@ def meanwhile(what: str) -> Generator[None]:
 
 
 def majority(column: Sequence[int]) -> int:
-    """Return what most ranks have."""
+    """Return the value that most ranks have."""
     return Counter(column).most_common(1)[0][0]
 
 

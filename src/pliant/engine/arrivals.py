@@ -1,4 +1,4 @@
-"""Buckets on their way from DDP through the lane and back, one backward pass after another."""
+"""Buckets of gradients between DDP and the communication thread, one backward pass after another."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,12 +22,14 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Takes buckets in DDP's order and has the exchanger in force work on them in the lane.
+    """Queue of DDP's ready buckets: submits each to the communication thread, in DDP's order.
+
+    See Note [one order of collectives], Note [deferred work] and Note [who owns a bucket's buffer].
 
     Args:
-        lane: Where exchanges happen.
-        tape: Where waiting is noted.
-        trial: Who notes errors of a plan that is on trial.
+        lane: Communication thread of the gradients.
+        tape: Tracer that measures waiting.
+        trial: Keeper of the errors of a plan on trial.
 
     """
 
@@ -38,9 +40,9 @@ class Arrivals:
         self.step = 0
         """Optimizer steps made."""
         self.turn = 0
-        """Backward passes exchanged so far: what random numbers are drawn from."""
+        """Backward passes exchanged so far, from which random numbers are drawn."""
         self.as_saved: SavedLayout | None = None
-        """How passes are laid out as long as a new DDP's buckets are provisional; None: as they come."""
+        """Saved layout of buckets, as long as a new DDP's are provisional; None to use DDP's."""
         self._held: list[ReadyBucket] = []
         self._rests: list[tuple[str, Deferred]] = []
         self._handed_over: TaskHandle | None = None
@@ -50,14 +52,14 @@ class Arrivals:
         """Whether gradients that stay with this rank were not finite, before its first step."""
         self._begun = False
         self.broken_off = False
-        """Whether a pass has begun of which DDP has not come to the end: something was raised in it."""
+        """Whether a pass has begun that DDP has not ended, since something was raised in it."""
         self._weight = 1.0
-        """What to multiply a mean over all ranks by."""
+        """Factor of a mean over all ranks, where some have no batches left."""
 
     def put_in_force(self, exchanger: GradientExchange, *, as_ready: bool) -> None:
-        """Let an exchanger do the work from now on; it begins with a bucket as soon as that is ready, or with the last.
+        """Use another exchange of gradients from now on: bucket by bucket as they are ready, or all after the last.
 
-        Called between two steps, with the lane drained.
+        Called between two steps, with nothing in flight.
         """
         self._exchanger, self._as_ready, self.as_saved = exchanger, as_ready, None
         self.forget()  # what a plan has left that has failed in a trial
@@ -67,11 +69,11 @@ class Arrivals:
         self._held, self._rests, self._of_pass, self._begun, self.broken_off = [], [], [], False, False
 
     def settle(self) -> None:
-        """Take the next passes in the buckets in which they come."""
+        """Use DDP's buckets from the next pass on."""
         self.as_saved = None
 
     def resume(self, resumed: ResumePoint) -> None:
-        """Go on where a saved run stood; the next passes are laid out in its buckets."""
+        """Continue at a saved run's step and pass; the next passes use its buckets."""
         self.step, self.turn, self.as_saved = resumed.step, resumed.turn, resumed.layout
 
     def receive(self, arrival: ReadyBucket) -> None:
@@ -105,7 +107,7 @@ class Arrivals:
                 self._raise_refusal()
 
     def follow_scale(self) -> None:
-        """Bring what is kept of gradients into the scale of now."""
+        """Scale residuals and other kept gradients to the current loss scale."""
         if (factor := self.scale.change()) != 1.0:
             exchanger = self._exchanger
             self._lane.submit(lambda: exchanger.rescale(factor))
@@ -120,7 +122,7 @@ class Arrivals:
         if not self._exchanger.knows(arrival.index, arrival.names):
             self._lane.drain()  # what is on its way writes into the state that is about to move
         bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
-        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
+        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since all may wait for the other thread
         exchanger, step, turn, rests, weight = self._exchanger, self.step, self.turn, self._rests, self._weight
         if bucket.stays(step):
             self.overflowed |= self.scale.is_sought and not arrival.buffer.is_sparse and not all_finite(arrival.buffer)
@@ -158,7 +160,7 @@ class Arrivals:
         self._raise_refusal()
 
     def _take_back(self, arrivals: Sequence[ReadyBucket], unused: Mapping[str, Tensor]) -> None:
-        """Keep what was exchanged for parameters that no rank has used, since DDP does not hand it on.
+        """Keep results for parameters that no rank has used, since DDP does not hand them on.
 
         If such a parameter has a gradient of an earlier pass, that was exchanged again, and keeps it.
         """

@@ -11,15 +11,15 @@ class AttachedTuner(Part):
     """Chooses plans while a run trains, as `pliant.autotune` does. A moment does nothing unless a tuner fills it."""
 
     explanation = ""
-    """What it does, or what it chose and why."""
+    """Text on the current choice and its reasons."""
     advice: Any = None
-    """What to do about rate, batch and optimizer under the plan that it chose (`planner.Advice`); None before."""
+    """Changes of rate, batch and optimizer that the chosen plan asks for (`planner.Advice`); None before a choice."""
 
     def end_trial(self) -> None:
-        """End the trial that is on, before the run ends. Collective."""
+        """End the current trial, before the run ends. Collective."""
 
     def end_plan(self) -> None:
-        """End the plan in force, whatever it raises. Collective."""
+        """End the guard of the adopted plan, whatever it raises. Collective."""
 
 
 class KeepsPlan(AttachedTuner):
@@ -35,7 +35,7 @@ class AttachedRecording:
         return False
 
     def end(self) -> None:
-        """End now, and write what there is."""
+        """End the recording now, and write the steps so far."""
 
     def close(self) -> None:
         """End now, and remove hooks."""

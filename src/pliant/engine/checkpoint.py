@@ -1,4 +1,4 @@
-"""A folder that holds a whole run: written whole or not at all, and read without running anything that is in it."""
+"""Checkpoints: a folder with a whole run, written completely or not at all, and read without running code."""
 
 import json
 import os
@@ -24,10 +24,10 @@ _MANIFEST, _SHARED, _FORMAT = "checkpoint.json", "shared.pt", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Content of `checkpoint.json`. It is written last, in one move: what it names is whole."""
+    """Content of `checkpoint.json`. It is written last, in one move: all files that it names are complete."""
 
     folder: Path
-    """Where the parts are."""
+    """Folder that holds the parts."""
     step: int
     plan: SyncPlan
     on_trial: bool
@@ -52,10 +52,10 @@ def write_checkpoint(
     comm: Comm,
     device: torch.device,
 ) -> None:
-    """Write this rank's part, and rank 0's that is for all; the checkpoint before it goes when all have. Collective.
+    """Write this rank's part, and on rank 0 the shared part; then remove the earlier checkpoint. Collective.
 
     Raises:
-        OSError: On all ranks, if any could not write; the checkpoint that was there is as it was.
+        OSError: On all ranks, if any could not write; the earlier checkpoint is unchanged.
         ValueError: On all ranks, if something to be saved is neither a tensor nor plain data.
 
     """
@@ -138,7 +138,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _odd(file: Path) -> ValueError | None:
-    """Return what is wrong with a file that cannot be read without running what is in it."""
+    """Return a sentence on a file that cannot be read without running its content, or ""."""
     if names := torch.serialization.get_unsafe_globals_in_checkpoint(file):
         return ValueError(
             f"what is to be saved holds {', '.join(names)}, but a checkpoint holds tensors, numbers, texts, lists and "
@@ -173,7 +173,7 @@ def _commit(path: Path, folder: Path, plan: SyncPlan, step: int, numels: list[in
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has it."""
+    """Wait until a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

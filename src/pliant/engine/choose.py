@@ -1,4 +1,4 @@
-"""From what a user says to one plan that all ranks share."""
+"""Resolution of what a user gives, such as a name or a path, to one plan that all ranks share."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Marks in time: taken by the thread on CPU, by the current stream on CUDA, so that nothing waits to take one."""
+"""Time marks: taken by the thread on CPU and by the current stream on CUDA, so that nothing waits."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["DeviceTimer"]
 
 
 class DeviceTimer:
-    """Takes marks on a device, and says later how far apart they are."""
+    """Takes time marks on a device, and returns the seconds between two of them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -23,7 +23,7 @@ class DeviceTimer:
         return event
 
     def settle(self) -> None:
-        """Wait until the device has come to every mark."""
+        """Wait until the device has reached every mark."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

@@ -10,11 +10,11 @@ __all__ = ["Comms"]
 
 
 class Comms(NamedTuple):
-    """Comms over the same ranks, for exchanges that run in one order on all ranks."""
+    """Comms over the same ranks, for exchanges in one order on all ranks (Note [one order of collectives])."""
 
     all: Comm
     hosts: HierarchicalComm | None = None
-    """Sums inside hosts and between them; None as long as no node asks for hosts."""
+    """Comm of two levels, inside hosts and between them; None as long as no node needs hosts."""
 
     @property
     def by_hosts(self) -> HierarchicalComm:

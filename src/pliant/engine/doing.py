@@ -1,4 +1,4 @@
-"""Numbers by which ranks compare what they must have done alike."""
+"""Counts that ranks compare with each other."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _HASHED = ("another plan", "other buckets")
 
 @dataclass(frozen=True, kw_only=True)
 class Doing:
-    """Counts of one rank. Where ranks go at a pace of their own, what may differ is 0 on all of them."""
+    """Counts and plan of one rank. Where ranks step at their own pace, what may differ is 0 on all of them."""
 
     step: int = 0
     """Optimizer steps."""
@@ -34,11 +34,11 @@ class Doing:
 
 
 LEAVING = Doing(step=-1, turn=-1, exchanges=-1, plan=-1, layout=-1)
-"""Of a rank whose plan has failed, and whose weights wait for all ranks to leave it."""
+"""Counts of a rank whose plan has failed, and whose weights wait for all ranks to leave it."""
 
 
 def difference(rows: Sequence[Sequence[int]]) -> str:
-    """Say in words what ranks have not done alike, and who is behind; empty if they agree.
+    """Return a sentence on what ranks have not done alike, and who is behind; empty if they agree.
 
     Args:
         rows: `Doing.row` of each rank, in the order of ranks.

@@ -20,15 +20,19 @@ __all__ = ["Elastic", "begin"]
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """Options of a run that goes on without ranks that are lost, and takes in ranks that come."""
+    """Options of an elastic run, which continues without lost ranks and accepts new ones.
+
+    >>> Elastic(min_ranks=2).regroup_s
+    30.0
+    """
 
     min_ranks: int = 1
-    """Fewest that go on; with fewer, all end with a CommError."""
+    """Fewest ranks that continue; with fewer, all end with a CommError."""
     regroup_s: float = 30.0
-    """Longest wait for a rank that shows signs of life but does not come; make it longer than the longest step."""
+    """Longest wait for a rank that is alive but does not arrive; make it longer than the longest step."""
     secret_file: str | Path | None = None
-    """A file with at least 16 bytes that all ranks have and nobody else may read. With it, what ranks say to each other
-    in their store, and who is sent weights, is signed. Without it the run must stay on loopback."""
+    """File with at least 16 bytes that all ranks can read and nobody else may read. With it, ranks sign their messages
+    in the store and check who receives weights. Without it the run must stay on loopback."""
 
     def __post_init__(self) -> None:
         if self.min_ranks < 1 or self.regroup_s <= 0:

@@ -1,4 +1,4 @@
-"""The end of a run that nobody closes: at exit, when nobody holds it any more, and in the middle of an exchange."""
+"""End of a run that nobody closes: at exit, when nothing refers to it any more, or during an exchange."""
 
 import atexit
 import os
@@ -13,16 +13,16 @@ from pliant.comm.base import Comm
 __all__ = ["Ending", "Talker", "end", "tell_destroyed"]
 
 _GRACE_S = 1.0
-"""How long an exchange that has begun may still take when its run is broken off: others may be in it."""
+"""Time that an exchange in progress may still take when its run is broken off: other ranks may be in it."""
 _HUNG_UP_S = 5.0
-"""How long a thread may take to notice that its connections are broken; it takes milliseconds."""
+"""Time that a thread may take to notice that its connections are closed; it takes milliseconds."""
 
 
 class Talker(Protocol):
-    """Threads that talk through a run's comm."""
+    """Threads that communicate and must end with their run."""
 
     def stop(self) -> None:
-        """Begin nothing more. Takes no lock and waits for nobody: a finalizer calls it, in any thread."""
+        """Start nothing more. Takes no lock and waits for nobody: a finalizer calls it, in any thread."""
         ...
 
     def join(self, timeout_s: float) -> None:
@@ -31,10 +31,10 @@ class Talker(Protocol):
 
 
 class Ending:
-    """Ends a run's threads and connections without communication: what a daemon thread does at exit would abort.
+    """Ends a run's threads and connections without communication; torch would abort in daemon threads at exit.
 
-    Note: neither this nor any of the threads may hold the run, its model or its optimizer, or nothing ever ends. What
-    holds the run are the hooks of its model and its optimizer, so that a run whose result nobody keeps goes on.
+    Neither this object nor any of the threads may refer to the run, its model or its optimizer, or nothing ever ends.
+    The hooks of model and optimizer refer to the run, so that a run whose result nobody keeps goes on.
 
     Args:
         comm: Of the run.
@@ -45,14 +45,14 @@ class Ending:
         self.comm, self._pid = comm, os.getpid()
         self._talkers: weakref.WeakSet[Talker] = weakref.WeakSet()
         self.over = False
-        """Whether all has ended."""
+        """Whether everything has ended."""
 
     def add(self, talker: Talker) -> None:
-        """Note who has threads."""
+        """Register an object that has threads."""
         self._talkers.add(talker)
 
     def watch(self, run: object) -> None:
-        """End when nobody holds the run any more, and at exit."""
+        """End when nothing refers to the run any more, and at exit."""
         if not _open:
             atexit.unregister(_end_all)
             atexit.register(_end_all)  # last, so that it runs first
@@ -60,7 +60,7 @@ class Ending:
         weakref.finalize(run, self._collected).atexit = False
 
     def break_off(self) -> None:
-        """Let what has begun end if it soon does, drop the rest, and hang up."""
+        """Wait shortly for the exchange in progress, drop the rest, and close the connections."""
         if self.over or self._pid != os.getpid():
             return  # a forked process has none of the threads, and shares the sockets
         talkers = list(self._talkers)
@@ -93,7 +93,7 @@ class Ending:
 
 
 def end(comm: Comm) -> None:
-    """End what a run that could not begin has opened, its comm included."""
+    """Close what a run has opened that could not begin, its comm included."""
     for ending in list(_open):
         if ending.comm is comm:
             ending.break_off()
@@ -102,7 +102,7 @@ def end(comm: Comm) -> None:
 
 
 def tell_destroyed(*, left_apart: bool) -> None:
-    """Say that destroy_process_group() came before close().
+    """Warn that destroy_process_group() came before close(), or raise if ranks differ.
 
     Raises:
         RuntimeError: What close() does to leave all ranks with the same state was left out.

@@ -1,4 +1,4 @@
-"""One bucket's way through its algorithms, with what may go wrong said in full."""
+"""Exchange of gradients: one bucket through the executors of its parts, with checks of NaN and Inf."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,18 +29,28 @@ class NonFiniteGradientError(FloatingPointError):
     """
 
     of_plan = False
-    """Whether all ranks' gradients were finite, and what the plan has made of them is not."""
+    """Whether all ranks' gradients were finite, and only the result of the plan is not."""
 
 
 class GradientExchange:
-    """Carries out a plan on flat buffers. Called in the lane, except for `laid_out` and `inspect`.
+    """Carries out a plan on flat buffers. Runs in the communication thread, except for `laid_out` and `inspect`.
+
+    Note [conservation]: what the optimizer has got and what is kept add up to all gradients. For each parameter,
+
+        sum over steps of results + mean over ranks of what is kept = sum over steps of mean gradients.
+
+    What is kept is `residual` (by error feedback), `pending` (by `Every`) and `on its way` (by `Delayed`), the slots in
+    `store.OWED`, and `owed`, which an earlier plan left. So whatever drops, moves or scales one term must change
+    another: `store.adopt` (another plan), `rescale` (another loss scale), `take_back` (results that DDP drops) and
+    `end_pass` (a skipped step) do. Exempt are codecs without feedback, which are exact in the mean only or not at all;
+    momenta; and gradients that were not finite.
 
     Args:
         store: Nodes and state of all parameters.
-        comms: Who talks, for nodes that need hosts and for those that do not.
-        nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks,
-            as DDP does, for GradScaler to find.
-        optimizer: Whose learning rates algorithms may want to know.
+        comms: Comms for nodes that need hosts and for those that do not.
+        nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks, as
+            DDP does, for GradScaler to find.
+        optimizer: Optimizer whose learning rates algorithms may read.
         owed: Gradients per parameter that an earlier plan left; added once to the next exchange.
 
     """
@@ -57,27 +67,27 @@ class GradientExchange:
         self._comms = comms
         self._nonfinite = nonfinite
         self.owed = owed
-        """Parameter -> gradient that an earlier plan has left, until it is paid."""
+        """Parameter -> gradient that an earlier plan left, until it is added to an exchange."""
         self._optimizer = optimizer
         self._device = next(iter(store.parameters.values())).device
         self._laid_out: dict[int, BucketLayout] = {}
         self.dial: RatioSetting | None = None
-        """Of the controller, where a node has a target."""
+        """Ratio setting of the ratio controller, where a node has a target."""
         self._bad_before: dict[str, int] = {}
-        """Bucket -> what `inspect` has found in gradients that are exchanged later."""
+        """Bucket -> result of `inspect` for gradients that are exchanged later."""
         self._refused: NonFiniteGradientError | None = None
         self._undoes = nonfinite == "propagate" and store.keeps_gradients
-        """Whether steps may be skipped, and something is kept that must not know of them."""
+        """Whether steps may be skipped and kept gradients must then be restored."""
         self._spoiled = False
         """Whether a result of this backward pass was not finite."""
         self._was_spoiled = False
-        """Whether the one before was."""
+        """Whether a result of the pass before was not finite."""
         self._paid: dict[str, Tensor] = {}
 
     def laid_out(
         self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor
     ) -> BucketLayout:
-        """Return how a bucket is split, laid out anew when DDP has changed what it holds."""
+        """Return the split of a bucket into parts, made anew when DDP has changed its content."""
         if not self.knows(index, names):
             moved = set(names)
             self._laid_out = {k: v for k, v in self._laid_out.items() if moved.isdisjoint(v.names)}
@@ -90,14 +100,14 @@ class GradientExchange:
 
     @property
     def layout(self) -> dict[int, tuple[str, ...]]:
-        """Which parameters lie in which bucket, in order; empty before the first exchange."""
+        """Bucket -> its parameters, in order; empty before the first exchange."""
         return {index: bucket.names for index, bucket in self._laid_out.items()}
 
     def inspect(self, bucket: BucketLayout, buffer: Tensor) -> int:
-        """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or nobody asks.
+        """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or no check is wanted.
 
-        Where the bucket is exchanged in shares, the buffer is divided by the number of ranks on the way. Of a sparse
-        gradient it is 0 if there is any.
+        Where all parts accept prescaled gradients, the buffer is divided by the number of ranks in the same pass. For a
+        sparse gradient the index is 0 if there is any.
         """
         if buffer.is_sparse:
             return -1 if self._nonfinite == "propagate" or rows_finite(buffer) else 0
@@ -110,10 +120,10 @@ class GradientExchange:
     def run(
         self, bucket: BucketLayout, buffer: Tensor, bad: int, *, step: int, turn: int
     ) -> list[tuple[str, Deferred]]:
-        """Replace the local gradients in buffer, (numel,), by what the optimizer shall use; bad as `inspect` says.
+        """Replace the local gradients in buffer, (numel,), by the results for the optimizer; bad is that of `inspect`.
 
-        Returns what is left to do when all buckets have been handed over, under the bucket's name. A gradient that is
-        not finite stops nothing, so that state stays whole and DDP can go on: `take_refusal` tells of it.
+        Returns deferred work by bucket name (Note [deferred work]). A gradient that is not finite stops nothing, so
+        that state stays complete and DDP can go on: `take_refusal` returns the error.
         """
         rests: list[tuple[str, Deferred]] = []
         if buffer.is_sparse:
@@ -150,7 +160,7 @@ class GradientExchange:
         return rests
 
     def end_pass(self) -> None:
-        """Undo what has been done to the state in a step that a GradScaler skips; before what is left to do."""
+        """Restore the state of a step that a GradScaler skips; runs before deferred work."""
         if self._spoiled:
             for part in (part for bucket in self._laid_out.values() for part in bucket.parts):
                 part.undo.restore()
@@ -159,9 +169,9 @@ class GradientExchange:
         self._was_spoiled, self._spoiled = self._spoiled, False
 
     def owes(self, name: str) -> bool:
-        """Say whether a result may have something of earlier steps in it that a parameter's optimizer has not seen.
+        """Say whether a parameter's result may contain gradients of earlier steps, which must not be lost.
 
-        Not where results are no mean of gradients, or of one rank alone; nor of what an earlier plan has left.
+        False where results are no mean of gradients, or of one rank alone, and for what an earlier plan left.
         """
         node = self.store.nodes[name]
         if node.kind != "gradients" or node.has_owners:
@@ -172,7 +182,7 @@ class GradientExchange:
         return gathers or node.error_feedback in ("worker", "both")
 
     def take_back(self, results: Mapping[str, Tensor]) -> None:
-        """Keep results that do not reach the optimizer, parameter -> result, as what this rank owes; after the pass."""
+        """Keep results that do not reach the optimizer, parameter -> result, for a later exchange; after the pass."""
         if self._was_spoiled:
             return
         for name, result in results.items():
@@ -183,7 +193,7 @@ class GradientExchange:
                 self.owed[name] = self.owed[name] + result if name in self.owed else result
 
     def rescale(self, factor: float) -> None:
-        """Let what is kept of gradients follow a loss scale that has changed."""
+        """Scale all kept gradients by the change of the loss scale."""
         for tensor in (*self.store.of_gradients(), *self.owed.values()):
             tensor.mul_(factor)
 
@@ -192,17 +202,17 @@ class GradientExchange:
         self.owed.clear()
 
     def take_refusal(self) -> NonFiniteGradientError | None:
-        """Return, once, what is to be raised for the first gradient that was not finite; with the lane drained."""
+        """Return, once, the error of the first gradient that was not finite; with nothing in flight."""
         refused, self._refused = self._refused, None
         return refused
 
     def refuse(self, bucket: BucketLayout, bad: int) -> None:
-        """Note a gradient that stays here and is not finite; bad as `inspect` says."""
+        """Keep the error of a gradient that stays on this rank and is not finite; bad is that of `inspect`."""
         if bad >= 0 and self._nonfinite == "raise":
             self._refuse(f"rank {self._comms.all.rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
 
     def _sound(self, part: BucketPart) -> bool:
-        """Say whether a result is finite. Exact means of finite shares are, and poisoned ones are poison throughout."""
+        """Say whether a result is finite; an exact mean of prescaled gradients is NaN throughout or nowhere."""
         exact = isinstance(part.algorithm, AcceptsPrescaled) and part.node.payload_codec is None
         return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
 
@@ -226,7 +236,7 @@ class GradientExchange:
             return run(part.bucket, part.state, part.comm, moment)
 
     def _blame(self, bucket: BucketLayout, bad: int) -> None:
-        """Every rank has seen a poisoned result; tell all which rank began it, and with what."""
+        """Find the ranks whose gradients were not finite, by an all-gather, and keep the error."""
         device = self._device
         mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
         comm = self._comms.all

@@ -1,4 +1,4 @@
-"""Feel the curvature for algorithms that ask for it: on the raw module, between a step and the next forward pass."""
+"""Estimates of the curvature for algorithms that need it, on the raw module, between a step and the next pass."""
 
 import contextlib
 import logging
@@ -39,7 +39,7 @@ _log = logging.getLogger("pliant")
 
 _LOSSES = get_args(LossName)
 _UNKNOWN, _FAILED = len(_LOSSES) + 1, len(_LOSSES) + 2
-"""What a rank says of a look, beside the place of the loss, from 1, and 0 for nothing."""
+"""Codes of a rank's estimate beside the index of its loss, from 1, and 0 for none."""
 _NEVER = 1 << 62
 
 _ESTIMATORS: Mapping[str, Estimator] = {
@@ -50,25 +50,25 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 
 
 class CurvatureMonitor(Part):
-    """Looks at the curvature when it is time to, and writes it where algorithms read it.
+    """Estimates the curvature when it is due, and writes it where algorithms read it.
 
-    After a step, so that nothing of DDP is at work, and no hook of it is met: derivatives are taken of the inner
-    module's parameters, and `.grad` stays. The sums over ranks leave by the lane, in its order, so that an exchange
-    that is late reads the same values on every rank.
+    It runs after a step, when DDP is idle, and bypasses DDP's hooks: derivatives are taken of the inner module's
+    parameters, and `.grad` stays. Sums over ranks run in the communication thread, in its order, so that a late
+    exchange reads the same values on every rank.
 
-    The curvature is felt only where the loss is known: by its name, or recognized by its gradient, alike on all ranks.
-    Where it is not, or a look fails, all ranks stop looking, algorithms read zeros, as before the first look, and one
-    rank says so in a warning of the logger. No error leaves it but that of a lost rank.
+    The loss must be known: by its name, or recognized by its gradient, alike on all ranks. Where it is not, or an
+    estimate fails, all ranks stop, algorithms read zeros, as before the first estimate, and one rank says so in a
+    warning of the logger. It raises nothing but the error of a lost rank.
 
     Bytes: one all-reduce of 4 for each block, and of 12 for each rank.
 
     Args:
         ddp: The DDP around it, if there is one.
         module: The model without wrappers.
-        felt: What is asked for.
-        comm: Of the run.
-        lane: Of the run.
-        record: Of what was felt.
+        felt: Request of the plan's algorithms.
+        comm: Comm of the run.
+        lane: Communication thread of the gradients.
+        record: Samples of the run.
         step: Steps completed.
 
     """
@@ -118,11 +118,11 @@ class CurvatureMonitor(Part):
         self._mean.load(saved["mean"], looks)
 
     def knows(self, felt: CurvatureRequest) -> bool:
-        """Say whether what was felt so far is of use for what another plan asks for."""
+        """Say whether its estimates answer another plan's request too."""
         return felt.spec == self._felt.spec and felt.numels == self._felt.numels
 
     def close(self) -> None:
-        """Stop looking, and remove hooks."""
+        """Stop estimating, and remove hooks."""
         self._unwatch()
         self._outputs.close()
 
@@ -132,7 +132,7 @@ class CurvatureMonitor(Part):
             raise ValueError("the state is damaged: looks at the curvature are counted below 0.")
 
     def after_step(self, step: int) -> None:
-        """Look, if it is time. Collective then."""
+        """Estimate the curvature, if it is due. Collective then."""
         self._step = step
         if self._due == _NEVER and not self._record.unfelt:  # the caller has told how to read the output since
             self._due = step + 1
@@ -189,7 +189,7 @@ class CurvatureMonitor(Part):
         self._record.seconds += time.perf_counter() - start_s
 
     def _loss(self) -> tuple[LossName | None, str]:
-        """Return the loss that labels are to be drawn for, or why it is not known; neither: nothing was seen."""
+        """Return the loss from which labels are drawn, or why it is not known; neither if no pass was seen."""
         record = self._record
         if self._kept is None:
             return None, ""
@@ -216,7 +216,7 @@ class CurvatureMonitor(Part):
         return torch.cat([block_means(diagonal[name], numels) for name, numels in self._felt.numels.items()])
 
     def _share(self, shared: Tensor, step: int, why: str) -> None:
-        """Sum over ranks, average over looks, and write. Runs in the lane."""
+        """Sum over ranks, average over estimates, and write. Runs in the communication thread."""
         self._comm.all_reduce(shared).wait()
         num, size = self._mean.numel, self._comm.size
         looks, *told = shared[num:].tolist()
@@ -240,7 +240,7 @@ class CurvatureMonitor(Part):
         self._record.history.append(look)
 
     def _give_up(self, why: str, step: int, speaker: int) -> None:
-        """Stop looking, on all ranks; one says why."""
+        """Stop estimating, on all ranks; one logs why."""
         self._record.unfelt = f"on rank {speaker} {why}" if self._comm.rank == speaker else f"rank {speaker} says why"
         self._mean.forget()
         self._due = _NEVER
@@ -254,7 +254,7 @@ class CurvatureMonitor(Part):
 
 
 def _output(output: Any) -> Tensor:
-    """Return what the loss was recognized by."""
+    """Return the output by which the loss was recognized."""
     found = output_in(output)
     if found is None:
         raise ValueError(f"the model returns a {type(output).__name__}, in which nothing to take a loss of was found.")

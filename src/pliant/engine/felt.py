@@ -1,4 +1,4 @@
-"""Requests for the curvature and its samples: records between a plan and who looks."""
+"""Requests for curvature, made by algorithms, and samples of it, made by the monitor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ __all__ = ["Curvature", "CurvatureRequest", "CurvatureSample", "felt_in"]
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureSample:
-    """Result of one look at the curvature, the same on all ranks."""
+    """One estimate of the curvature, the same on all ranks."""
 
     step: int
     """Optimizer steps completed before it."""
     means: Mapping[str, float]
-    """Parameter -> mean of the positive part of the Hessian's diagonal, over elements, ranks and earlier looks."""
+    """Parameter -> mean of the positive part of the Hessian's diagonal, over elements, ranks and earlier estimates."""
     ranks: float
-    """Spearman's correlation, over all blocks, of what algorithms read from now on with what they read before."""
+    """Spearman's correlation, over all blocks, of the values that algorithms read from now on with those before."""
     shift: float
-    """Median over all blocks of the logarithm of what they read from now on over what they read before."""
+    """Median over all blocks of the logarithm of the new values over those before."""
     cost_s: float
     """Time that it took on the slowest rank."""
     next_steps: int
@@ -35,15 +35,15 @@ class CurvatureSample:
 
 
 class Curvature:
-    """Curvature of the loss that a run has sampled."""
+    """Samples of the curvature of a run, and how to read the model's output."""
 
     def __init__(self) -> None:
         self.history: list[CurvatureSample] = []
-        """All looks, in order, under whichever plan."""
+        """All samples, in order, under whichever plan."""
         self.seconds = 0.0
-        """Time that they have taken on this rank, with their sums over ranks."""
+        """Time that they have taken on this rank, including sums over ranks."""
         self.unfelt = ""
-        """Why it is not felt, once that is known; empty on all ranks, or on none."""
+        """Reason why there is no estimate, once that is known; empty on all ranks, or on none."""
         self.logits: Callable[[Any], Tensor] = find_logits
         self.loss: Callable[[Any], Tensor] | None = None
         self.loss_name: LossName | None = None
@@ -59,11 +59,11 @@ class Curvature:
         logits: Callable[[Any], Tensor] = find_logits,
         loss: Callable[[Any], Tensor] | LossName | None = None,
     ) -> None:
-        """Say how the model's output is to be read; on all ranks, before the first step.
+        """Set how the model's output is read; on all ranks, before the first step.
 
         Args:
-            logits: From the output to logits, (..., classes), where they are not found by themselves; of other losses
-                than a softmax's to what they are taken of.
+            logits: Function from the output to logits, (..., classes), where they are not found by themselves; for
+                other losses than a softmax's, to the argument of the loss.
             loss: Its name, where it is not recognized by its gradient: "cross_entropy" of a softmax,
                 "binary_cross_entropy" of sigmoids, or "squared_error". Or a function from the output to the mean loss,
                 or to losses of samples, for estimators that take one.
@@ -80,26 +80,26 @@ class Curvature:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureRequest:
-    """Curvature that a plan's algorithms ask for."""
+    """Curvature that the algorithms of a plan need, with the places to write it to."""
 
     spec: CurvatureSpec
     numels: Mapping[str, tuple[int, ...]]
     """Parameter -> elements of each of its blocks."""
     slots: Mapping[str, tuple[Tensor, ...]]
-    """Parameter -> where to write, float32 (num_blocks,); nothing on ranks that do not exchange it themselves."""
+    """Parameter -> tensor to write to, float32 (num_blocks,); empty on ranks that do not exchange it themselves."""
     sent_numel: float
     """Elements of these parameters that exchanges send in a step, by the ratios of the plan."""
 
 
 def felt_in(store: AlgorithmState, steppers: Mapping[int, Optimizer]) -> CurvatureRequest | None:
-    """Return what the algorithms of a store ask for, or None.
+    """Return the request of all algorithms of a store, or None.
 
     Args:
         store: Nodes and state of all parameters.
         steppers: Parameter's id -> the optimizer that holds it.
 
     Raises:
-        ValueError: Two of them ask for different settings, or one has no common step at which to look.
+        ValueError: Two of them need different settings, or one has no common step at which to estimate.
 
     """
     numels: dict[str, tuple[int, ...]] = {}
@@ -144,7 +144,7 @@ def felt_in(store: AlgorithmState, steppers: Mapping[int, Optimizer]) -> Curvatu
 
 
 def _feeling(algorithm: Algorithm) -> list[UsesCurvature]:
-    """Return what feels in an algorithm: itself, or the members of a combinator."""
+    """Return the algorithms inside an algorithm that use curvature: itself, or the members of a combinator."""
     own = unwrapped(algorithm)
     if isinstance(own, AfterExecutor):
         return _feeling(own.first) + _feeling(own.then)

@@ -1,4 +1,4 @@
-"""The DDP front end: buckets arrive through DDP's communication hook, in DDP's order, and leave by the lane."""
+"""Front end of DDP: buckets come from DDP's communication hook, in DDP's order."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,9 +29,9 @@ class ReadyBucket:
     index: int
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    """Of complex parameters as pairs of real numbers: so DDP lays them out."""
+    """Shapes of its parameters; complex ones as pairs of real numbers, as DDP lays them out."""
     buffer: Tensor
-    """(numel,), DDP's own: whatever stands in it when `finish` is called becomes the gradient."""
+    """Flat tensor of DDP, (numel,); its content when `finish` is called becomes the gradient."""
     last: bool
     finish: Callable[[], None]
 
@@ -43,22 +43,22 @@ def finish(arrivals: Sequence[ReadyBucket]) -> None:
 
 
 class DDPHook:
-    """Hook that DDP calls. It outlives a run, since DDP accepts one for life: between runs it does what DDP does."""
+    """Communication hook of a DDP model. DDP accepts one for life, so it outlives a run, and then all-reduces."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._group = cast(ProcessGroup, ddp.process_group)
         self._given_bytes = self._bucket_bytes = int(ddp.bucket_bytes_cap)
         self._names = {id(p): n for n, p in named_tensors(ddp.module)}
         self.layout: dict[int, tuple[str, ...]] = {}
-        """Which parameters the next pass has in which bucket; empty before the first."""
+        """Bucket -> its parameters in the next pass; empty before the first."""
         self.settled = True
-        """Whether they stay so; a static graph's do not after its first pass."""
+        """Whether the layout is final; that of a static graph is not before the end of its first pass."""
         self._complete = False
         """Whether a pass has come to its end since buckets were last looked at."""
         self._receive: weakref.WeakMethod[Callable[[ReadyBucket], None]] | None = None
         self._joining: weakref.ref[Joining] | None = None
         self.report: Callable[[RuntimeError], CommError | None] | None = None
-        """Who says which rank is lost, when what DDP itself sends before a forward pass fails."""
+        """Function that names the lost rank when DDP's own messages before a forward pass fail."""
 
     @property
     def receive(self) -> Callable[[ReadyBucket], None] | None:
@@ -82,7 +82,7 @@ class DDPHook:
         self._joining = None if joining is None else weakref.ref(joining)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Leave nothing in a copy or a pickle of the model: it has a reducer of its own, without a hook."""
+        """Leave nothing in a copy or a pickle of the model, which has a reducer of its own without a hook."""
         return type(None), ()
 
     def hook(self, bucket: GradBucket) -> Future[Tensor]:
@@ -94,7 +94,7 @@ class DDPHook:
         if receive is None:
             return allreduce_hook(self._group, bucket)
         buffer = bucket.buffer()
-        # A CUDA future records the stream that is current in `finish`, which is the lane's.
+        # A CUDA future records the stream that is current in `finish`, which is the exchange's.
         future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         receive(
             ReadyBucket(
@@ -109,7 +109,7 @@ class DDPHook:
         return future
 
     def rebucket(self, ddp: DistributedDataParallel, bucket_bytes: int) -> None:
-        """Let gradients come in buckets of at most so many bytes, or 0 for those that the model came with."""
+        """Set the largest size of buckets in bytes; 0 for the size that the model came with."""
         wanted = bucket_bytes or self._given_bytes
         if wanted != self._bucket_bytes:
             rebuild_reducer(ddp, wanted)
@@ -117,15 +117,15 @@ class DDPHook:
             self._bucket_bytes, self.layout, self.settled = wanted, {}, True
 
     def renew(self, ddp: DistributedDataParallel) -> None:
-        """Give DDP another reducer in place of one that waits for the end of a pass which was broken off."""
+        """Give DDP a new reducer after a pass that was broken off, whose end the old one waits for."""
         rebuild_reducer(ddp, self._bucket_bytes)
         ddp.register_comm_hook(self, _hook)
         self.layout, self.settled = {}, True
 
     def settle(self, ddp: DistributedDataParallel) -> bool:
-        """Let DDP lay out its buckets for good, if it is about to; say whether they stay from now on.
+        """Let DDP rebuild its buckets, if that is due; say whether they are final.
 
-        A state that is saved then says where the next pass goes on. Collective, in DDP's group, between two steps.
+        A saved state then holds the layout of the next pass. Collective, in DDP's group, between two steps.
         """
         if not self._complete:
             return False
@@ -143,7 +143,7 @@ class DDPHook:
         return self.settled
 
     def unused(self, ddp: DistributedDataParallel) -> dict[str, Tensor]:
-        """Return what no rank has used in the pass that has just ended, by name: DDP drops the results."""
+        """Return the parameters that no rank has used in the last pass, by name: DDP drops their results."""
         return {self._names[id(p)]: p for p in unused_parameters(ddp)}
 
     def begin(self, uneven: bool, by_all: bool) -> None:
@@ -162,7 +162,7 @@ class DDPHook:
             self.joining.end(root)
 
     def explain(self, error: RuntimeError) -> CommError | None:
-        """Return the report of a lost rank, or None if all live: then it was something else."""
+        """Return the report of a lost rank; None if all are alive and the error has another cause."""
         report = self.report(error) if self.receive is not None and self.report is not None else None
         return report if report is not None and report.lost else None
 
@@ -171,7 +171,7 @@ _fronts: "weakref.WeakKeyDictionary[nn.Module, DDPHook]" = weakref.WeakKeyDictio
 
 
 def reporter(comm: ProcessGroupComm) -> Callable[[RuntimeError], CommError | None]:
-    """Return what explains an error of DDP's own messages by who is lost, and does not hold the comm."""
+    """Return a function that explains errors of DDP's own messages by the lost rank; it does not hold the comm."""
     failure = weakref.WeakMethod(comm.failure)
 
     def report(error: RuntimeError) -> CommError | None:
@@ -186,7 +186,7 @@ def _hook(state: DDPHook, bucket: GradBucket) -> Future[torch.Tensor]:
 
 
 def attach(ddp: DistributedDataParallel) -> DDPHook:
-    """Return the model's front, registering it with DDP the first time.
+    """Return the model's hook, registered with DDP the first time.
 
     Raises:
         RuntimeError: Another communication hook is registered, or another run is still open on this model.

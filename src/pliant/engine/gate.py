@@ -1,4 +1,4 @@
-"""The gate: what a person holds, with the wrappers of torch.compile and of frameworks around it, or one sentence."""
+"""Models and optimizers inside the wrappers of torch.compile and of frameworks."""
 
 import sys
 import threading
@@ -27,31 +27,32 @@ __all__ = [
 ]
 
 _AROUND_MODULES = ("_orig_mod", "_forward_module")
-"""Where torch.compile, and Lightning Fabric, keep the module that they wrap."""
+"""Attributes in which torch.compile and Lightning Fabric keep the module that they wrap."""
 
 _AROUND_OPTIMIZERS = ("optimizer", "_optimizer")
-"""Where Accelerate, and Lightning and its Fabric, keep the optimizer that they wrap."""
+"""Attributes in which Accelerate, and Lightning and its Fabric, keep the optimizer that they wrap."""
 
 
 @dataclass(eq=False, kw_only=True)
 class RelaxedModel:
-    """A model and its optimizers, found inside of what relax() was given."""
+    """Model and optimizers that relax() was given, unwrapped."""
 
     called: nn.Module
-    """What the training loop calls: as it was given, wrappers and all."""
+    """Module that the training loop calls, with its wrappers."""
     ddp: DistributedDataParallel | None
     module: nn.Module
     """The module itself, without DDP and without wrappers."""
     optimizer: Optimizer
-    """The one that steps, or a `Together` of several."""
+    """The one optimizer, or a `Together` of several."""
 
     group: ProcessGroup | None = None
-    """Who trains it: the DDP's, or what relax() was given; None for an elastic run, which makes its own."""
+    """Process group that trains it: the DDP's, or the one given to relax(); None for an elastic run, which makes its
+    own."""
     wrapped_here: bool = False
     """Whether the DDP was made by relax()."""
 
     def wrap(self, group: ProcessGroup | None) -> None:
-        """Put a plain module into a DDP, which is to be called from now on. Collective."""
+        """Wrap a plain module in a DDP, which is to be called from now on. Collective."""
         self.called = self.ddp = DistributedDataParallel(self.called, process_group=group)
         self.wrapped_here = True
 
@@ -72,7 +73,7 @@ class RelaxedModel:
 
 
 def take(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> RelaxedModel:
-    """Return what is inside of a model and one or several optimizers. No communication.
+    """Return the unwrapped model with one or several optimizers. No communication.
 
     Raises:
         TypeError: One of them is not torch's, or wraps nothing that is.
@@ -150,7 +151,7 @@ def plain_name(name: str) -> str:
 
 
 def innermost(held: Any) -> Optimizer:
-    """Unwrap an optimizer until one has hooks of its own: wrappers inherit from Optimizer and never initialize it."""
+    """Unwrap an optimizer down to one with hooks: wrappers inherit from Optimizer and never initialize it."""
     inner, types = held, list[str]()
     while not (isinstance(inner, Optimizer) and "_optimizer_step_pre_hooks" in vars(inner)):
         types.append(type(inner).__name__)
@@ -195,7 +196,7 @@ def _refuse_models(held: RelaxedModel) -> None:
 
 
 def _refuse_sharded(module: nn.Module) -> None:
-    """Raise for what has parts of parameters on each rank; whoever has made such has imported its classes."""
+    """Raise for sharded models; a script that has made one has imported its classes."""
     fsdp: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if fsdp is not None and any(isinstance(part, fsdp) for part in module.modules()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The random generators of this rank: torch's, on the CPU and on the model's device, Python's and NumPy's."""
+"""Random generators of this rank: torch's, on the CPU and on the model's device, Python's and NumPy's."""
 
 import math
 import random
@@ -16,10 +16,10 @@ _NUMPY_WORDS = 624
 
 
 def generators(device: torch.device) -> dict[str, Tensor]:
-    """Return where the global generators stand, as tensors of fixed shapes.
+    """Return the states of the global generators, as tensors of fixed shapes.
 
-    A generator that is not there, as a device's on a CPU, is all NaN or begins with a 0. Generators that a script makes
-    for itself, such as that of a sampler, are the script's to save.
+    A missing generator, such as a device's on a CPU, is all NaN or begins with a 0. The script saves generators that it
+    makes for itself, such as that of a sampler.
     """
     _, words, gauss = random.getstate()
     at_device = torch.zeros(1 + _DEVICE_BYTES, dtype=torch.uint8)
@@ -34,7 +34,7 @@ def generators(device: torch.device) -> dict[str, Tensor]:
 
 
 def load_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
-    """Let the global generators go on from where they stood; nothing saved leaves them as they are."""
+    """Set the global generators to saved states; a state that was not saved leaves its generator as it is."""
     if not saved:
         return
     torch.set_rng_state(saved["torch"].cpu())
@@ -49,7 +49,7 @@ def load_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 def _of_numpy() -> Tensor:
-    """Return NumPy's words, place, and spare number, float64 (627,); NaN if the global generator is another kind."""
+    """Return the words, position and spare number of NumPy's generator, float64 (627,); NaN for another kind."""
     state = cast(Any, np.random.get_state(legacy=False))
     if state["bit_generator"] != "MT19937":
         return torch.full((_NUMPY_WORDS + 3,), math.nan, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Controller of a target: measures the exchanges of a run, and sets the ratio that its algorithms use."""
+"""Ratio controller: measures the exchanges of a run, and sets the ratio of its sparsifiers to meet a target."""
 
 import math
 import statistics
@@ -23,29 +23,29 @@ from pliant.spec import Exchange, Target
 __all__ = ["RatioController", "governor_for"]
 
 _WINDOW = 4
-"""Exchanges between two decisions: medians of four forgive a step that had to wait for a core."""
+"""Exchanges between two decisions: the median of four tolerates a step that had to wait for a core."""
 
 
 class RatioController(Part):
-    """Measures each step's exchange, and after every fourth lets all ranks set the same ratio.
+    """Measures each step's exchange, and sets the same ratio on all ranks after every fourth.
 
-    The training thread says after each step what was exposed of it; everything else happens in the lane, in its order,
-    so that a decision holds from the same exchange on everywhere. A decision costs one all-reduce of nine numbers in
-    float64, which is itself left out of what is measured.
+    The training thread reports the exposed time of each step. Everything else happens in the communication thread, in
+    its order, so that a decision holds from the same exchange on all ranks. A decision costs one all-reduce of nine
+    numbers in float64, which is itself left out of what is measured.
 
-    What is waited for is taken from the rank that waits least: the others have waited for a rank, not for the network.
-    Of bytes, selection and steps the largest counts.
+    The exposed time that counts is that of the rank that waits least: the others have waited for a rank, not for the
+    network. For bytes, selection and steps the largest counts.
 
-    Where hosts are summed first, the ratio is that between hosts; what goes on inside them has a fit of its own.
+    Where hosts are summed first, the ratio is that between hosts; the links inside them have a fit of their own.
 
     Args:
-        target: What to hold.
+        target: Target to meet.
         ratio: The plan's own.
-        tape: Of the run: what it has waited, and who talks.
-        lane: Of the run.
-        levels: Who talks at each level, from the inside out; the last is that of the ratio. None where this rank does
-            not talk at it.
-        begins: Whether the run begins now: what its start has cost is then taken from the counters before it trains.
+        tape: Tracer of the run, with its waiting time and its comm.
+        lane: Communication thread of the gradients.
+        levels: Comm of each level, from the inside out; the last is that of the ratio. None where this rank takes no
+            part.
+        begins: Whether the run begins now: the cost of its start is then taken from the counters before it trains.
 
     """
 
@@ -67,19 +67,19 @@ class RatioController(Part):
         self.control = RatioPolicy(target, ratio)
         self.effort = SelectionIntervalPolicy(target.effort)
         self.inside = AlphaBetaFit()
-        """Of the links inside hosts."""
+        """Fit of the links inside hosts."""
         self._plan_ratio = ratio
         self._tape, self._lane, self._levels = tape, lane, levels
         self._exposed_before_s = tape.exposed_s
         self._step_from_s = time.perf_counter()
         self._before: list[float] | None = [0.0] * (3 * len(levels) + 2) if begins else None
-        """Counters at the end of the last step; None if nobody has looked yet."""
+        """Counters at the end of the last step; None before the first."""
         self._rows: list[list[float]] = []
-        """Of each exchange since the last decision: its counters, seconds exposed, seconds of the step."""
+        """Rows of the exchanges since the last decision: counters, seconds exposed, seconds of the step."""
         self._width = 3 * len(levels) + 4
 
     def stats(self) -> dict[str, float]:
-        """Return the ratio that its algorithms were last set to."""
+        """Return the ratio of the last decision."""
         return {"ratio": self.dial.ratio}
 
     def check_state(self, saved: Tensor, step: int) -> None:
@@ -87,19 +87,19 @@ class RatioController(Part):
         require_like(saved, self.state, "governor")
 
     def after_step(self, step: int) -> None:
-        """Note what was exposed of the step that has just ended. Runs in the training thread."""
+        """Report the exposed time of the step that has just ended. Runs in the training thread."""
         now_s, exposed_s = time.perf_counter(), self._tape.exposed_s
         step_s, self._step_from_s = now_s - self._step_from_s, now_s
         mine_s, self._exposed_before_s = exposed_s - self._exposed_before_s, exposed_s
         self._lane.submit(lambda: self._note(mine_s, step_s))
 
     def belongs_to(self, target: Target, ratio: float) -> bool:
-        """Say whether it may go on under another plan."""
+        """Say whether it may continue under another plan."""
         return (self.target, self._plan_ratio) == (target, ratio)
 
     @property
     def state(self) -> Tensor:
-        """Everything that it has learned, float64 (numbers,)."""
+        """Fits and decisions so far, float64 (numbers,)."""
         learned = [*self.effort.state(), *self.inside.state(), *self.control.state()]
         rows = [*self._rows, *[[math.nan] * self._width] * (_WINDOW - len(self._rows))]
         numbers = [self.dial.ratio, self.dial.used, *learned, *(number for row in rows for number in row)]
@@ -118,10 +118,10 @@ class RatioController(Part):
         rows = [numbers[k : k + self._width] for k in range(c, len(numbers), self._width)]
         self._rows = [row for row in rows if not math.isnan(row[0])]
 
-    # - In the lane
+    # - In the communication thread
 
     def _counters(self, busy_s: float) -> list[float]:
-        """Bytes out, messages and waiting at each level, then all waiting, and the lane's work."""
+        """Bytes out, messages and waiting at each level, then all waiting, and the work of the communication thread."""
         numbers: list[float] = []
         for comm in self._levels:
             numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.calls.total(), comm.wait_s]
@@ -180,7 +180,7 @@ def governor_for(
     *,
     begins: bool,
 ) -> list[RatioController]:
-    """Return who holds the target of these nodes: the one before, if it held the same; none without a target.
+    """Return the controller of these nodes' target: the earlier one, if it has the same; none without a target.
 
     Raises:
         ValueError: The target is a time, and the model is on CUDA, where the host's clock does not see exchanges.

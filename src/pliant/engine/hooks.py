@@ -1,4 +1,4 @@
-"""Hooks on modules that stay where they were registered, and what is called around a module."""
+"""Hooks on modules that stay where they were registered, and callbacks around a module."""
 
 import functools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Hook:
 def watch_forward(
     ddp: nn.Module | None, module: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], None]
 ) -> Callable[[], None]:
-    """Show somebody what a module is called with, by place and by name, and what it returns.
+    """Call functions with a module's arguments, by place and by name, and with its output.
 
     Args:
         ddp: The DDP that the module is in, which then stays free of hooks and is compiled as it is.
@@ -40,7 +40,7 @@ def watch_forward(
         after: Gets the output.
 
     Returns:
-        What ends it; a second call does nothing.
+        A function that ends it; a second call does nothing.
 
     """
     if ddp is not None:
@@ -58,4 +58,4 @@ def watch_forward(
 
 
 def nothing(*_: Any) -> None:
-    """Do what a hook does in a copy of its module."""
+    """Do nothing, as a hook does in a copy of its module."""

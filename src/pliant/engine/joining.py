@@ -1,4 +1,4 @@
-"""Ranks with unequal numbers of batches, in DDP's join(): those that have run out stand in for the others' passes."""
+"""Uneven inputs in DDP's join(): ranks without batches take part in the others' passes."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ __all__ = ["CountsSteps", "Joining"]
 
 
 class CountsSteps(Protocol):
-    """Whoever knows how many optimizer steps were made."""
+    """Protocol: counts the optimizer's steps."""
 
     step: int
 
@@ -23,16 +23,16 @@ class CountsSteps(Protocol):
 class Joining:
     """State that ranks share while some have no batches left.
 
-    A rank that has run out gives zeros to every exchange of gradients, as DDP has it, and makes no steps. So before
-    each pass all agree on its step and on how many still train; no other communication is possible until the end. There
-    DDP gives all ranks the weights of one that trained to the last, and Pliant that rank's optimizer state too.
+    A rank without batches gives zeros to every exchange of gradients, as in DDP, and makes no steps. So before each
+    pass all agree on its step and on how many still train; no other communication is possible until the end. There DDP
+    gives all ranks the weights of one that trained to the last, and Pliant that rank's optimizer state too.
 
     Args:
-        comm: Who talks.
-        lane: Where they talk.
+        comm: Comm of the run.
+        lane: Communication thread of the gradients.
         optimizers: Of the run.
         counter: Of the run's steps.
-        refusal: Says why the plan in force cannot be joined, or "".
+        refusal: Returns why the plan in force cannot be joined, or "".
 
     """
 
@@ -66,7 +66,7 @@ class Joining:
         self.on, self._by_all = uneven, by_all
 
     def meet(self, *, trains: bool) -> float:
-        """Count the steps of the ranks that train; return what to multiply a mean over all ranks by. Collective."""
+        """Agree on the step of the ranks that train; return the factor of a mean over all ranks. Collective."""
         mine = torch.tensor([self._counter.step, int(trains)], dtype=torch.int64, device=self._device)
         table = torch.empty(2 * self._comm.size, dtype=torch.int64, device=self._device)
         self._lane.submit(lambda: self._comm.all_gather(table, mine).wait()).wait()

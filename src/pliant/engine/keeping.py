@@ -1,4 +1,4 @@
-"""State that a run gives to a checkpoint, and takes from one."""
+"""Saving and loading of a run, as the user calls it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ __all__ = ["KeepsState"]
 
 
 class KeepsState(CountsSkips):
-    """The part of a run that saves and loads."""
+    """Base of a run that saves and loads its state."""
 
     plan: SyncPlan
     trial: PlanOnTrial
@@ -123,7 +123,7 @@ class KeepsState(CountsSkips):
 
     @property
     def _layout(self) -> Mapping[int, Sequence[str]]:
-        """Which parameters the next pass has in which bucket; empty before the first."""
+        """Bucket -> its parameters in the next pass; empty before the first."""
         if self._arrivals.as_saved is not None:
             return self._arrivals.as_saved.buckets
         if not self._source.is_settled and not all(

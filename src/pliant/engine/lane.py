@@ -1,4 +1,4 @@
-"""The lane: where all communication of a kind happens, one task after another, in the same order on every rank."""
+"""Communication thread: runs exchange tasks in the order of submission, which is the same on every rank."""
 
 import os
 import queue
@@ -18,7 +18,7 @@ Task = Callable[[], None]
 
 
 class TaskHandle:
-    """A task in a lane."""
+    """Handle of a task in a communication thread."""
 
     def __init__(self, lane: "CommThread") -> None:
         self._lane = lane
@@ -27,18 +27,18 @@ class TaskHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the task has ended, was dropped or failed; on CUDA, whether the device has got there."""
+        """Whether the task has ended, was dropped or failed; on CUDA, whether the device has reached its end."""
         return self._done.is_set() and (self._recorded is None or self._recorded.query())
 
     def wait(self) -> None:
-        """Wait until the task is done (on CUDA: let the current stream wait), and raise an error the lane has met."""
+        """Wait until the task is done (on CUDA: let the current stream wait), and raise the thread's error, if any."""
         self._done.wait()
         if self._recorded is not None:
             torch.cuda.current_stream().wait_event(self._recorded)
         self._lane.raise_error()
 
     def punch(self, recorded: Any) -> None:
-        """Note that the task is done, and the event of its stream on CUDA. Called by the lane."""
+        """Mark the task as done, with the event of its stream on CUDA. Called by the communication thread."""
         self._recorded = recorded
         self._done.set()
 
@@ -46,16 +46,22 @@ class TaskHandle:
 class CommThread:
     """Runs tasks in the order of submission, beside the caller.
 
-    On CPU a thread of its own does it: waiting for Gloo releases the GIL, so the backward pass goes on. On CUDA
-    tasks only launch kernels, so they run at once, on a stream of their own that waits for the caller's.
+    On CPU a thread of its own runs them: waiting for Gloo releases the GIL, so the backward pass goes on. On CUDA tasks
+    only launch kernels, so they run at once, on a stream of their own that waits for the caller's.
 
-    After a task fails, later ones are dropped, so that nothing waits for a peer that will not answer; whoever waits
-    next raises the first error.
+    Note [one order of collectives]: the ranks of a group must make the same calls in the same order. So each group
+    belongs to one communication thread. Gradients have one, whose tasks are submitted in DDP's order of buckets, which
+    is the same on all ranks; weights have a second one, with a group of its own (`another`). The training thread uses a
+    group itself only between two steps, after `drain`. Nothing is communicated in a future's callback. What needs an
+    order of its own has groups of its own: server threads and the tuner.
+
+    After a task fails, later ones are dropped, so that nothing waits for a peer that will not answer; the next call
+    that waits raises the first error.
 
     Args:
-        device: Where the tensors are.
-        name: Of the thread.
-        tape: Where tasks that have a name are noted.
+        device: Device of the tensors.
+        name: Name of the thread.
+        tape: Tracer that records named tasks.
 
     """
 
@@ -78,10 +84,10 @@ class CommThread:
         """Queue a task; `done` follows it in any case, also when the task failed or was dropped.
 
         Args:
-            task: What to do.
-            done: What to do then.
-            name: Of the bucket that it exchanges, if it does: for timelines.
-            step: In which that bucket was ready.
+            task: Function to run in the thread.
+            done: Function to run after it.
+            name: Bucket that it exchanges, for timelines; "" for other tasks.
+            step: Step in which that bucket was ready.
 
         Raises:
             RuntimeError: The run has ended, or this process was forked from the one that trains.
@@ -104,7 +110,7 @@ class CommThread:
         return ticket
 
     def submit_all(self, tasks: list[tuple[str, Task]], *, step: int) -> TaskHandle:
-        """Queue all tasks, each under its bucket's name, that are in the list when those before have ended."""
+        """Queue the tasks that are in the list when the tasks before have ended, each under its bucket's name."""
 
         def run() -> None:
             for name, task in tasks:
@@ -129,7 +135,7 @@ class CommThread:
             del error  # else it would hold this frame, which holds it, and with both every connection on its way
 
     def stop(self) -> None:
-        """Drop what has not begun, and end the thread. Takes no lock and waits for nobody."""
+        """Drop queued tasks, and end the thread. Takes no lock and waits for nobody."""
         self._stopped = True
         self._tasks.put(None)
 

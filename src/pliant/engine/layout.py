@@ -1,4 +1,4 @@
-"""From DDP's buckets to ours: the parts of a flat buffer that share a node of the plan."""
+"""Layout of DDP's buckets: parts of a flat buffer with the same node of the plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,18 @@ __all__ = ["BucketLayout", "BucketPart", "lay_out"]
 
 @dataclass(kw_only=True)
 class BucketPart:
-    """Parameters of one DDP bucket that are synchronized alike."""
+    """Parameters of one DDP bucket with the same node.
+
+    Note [who owns a bucket's buffer]: one thread at a time may touch it.
+
+    - DDP's buffer is DDP's until its hook is called. Then it is the communication thread's, until the task has called
+      `finish`, which gives it back to DDP as the gradient.
+    - `bucket.flat` is a slice of DDP's buffer, or `staging`. It is the algorithm's during `on_ready`, and no longer.
+      Deferred work may use the state and buffers of its own (`Algorithm.prepare`), never `bucket.flat`.
+    - A bucket of weights is the run's own. The training thread loads it and submits a task. The communication thread
+      has it to the end of that task. The training thread stores it after waiting for the task's handle.
+    - State tensors are the communication thread's as long as a task is queued. Other threads touch them after a drain.
+    """
 
     node: Exchange
     bucket: Bucket
@@ -31,15 +42,16 @@ class BucketPart:
     """Half-open ranges of the DDP buffer that hold the part, in the order of the bucket."""
     undo: Undo
     staging: Tensor | None
-    """(numel,) where the part is gathered or converted; None when it is worked on inside DDP's buffer."""
+    """Buffer of its own, (numel,), where the part is gathered or converted; None when it lies in DDP's buffer as it
+    is."""
 
     @cached_property
     def acts_alone(self) -> bool:
-        """Whether a single rank has something to do."""
+        """Whether the algorithm changes something even with a single rank."""
         return self.node.kind != "gradients" or any(isinstance(node, Custom) for node in self.node.walk())
 
     def timing_at(self, step: int) -> Timing:
-        """Return the timing in a step; the nodes would make it anew each time."""
+        """Return the cached timing in a step; nodes build it on every access."""
         early, later = self._timings
         return early if step < later.until_step else later
 
@@ -59,7 +71,7 @@ class BucketPart:
             at += stop - start
 
     def save(self, buffer: Tensor) -> None:
-        """Copy the result back, if it is not there already."""
+        """Copy the result from the staging buffer, if there is one, to DDP's buffer."""
         if self.staging is None:
             return
         at = 0
@@ -70,17 +82,17 @@ class BucketPart:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketLayout:
-    """A DDP bucket, split by node."""
+    """A DDP bucket, split into parts by node."""
 
     name: str
     spans: tuple[Span, ...]
-    """All parameters of the bucket, where they lie in DDP's buffer."""
+    """Places of all parameters of the bucket in DDP's buffer."""
     nodes: tuple[Exchange, ...]
-    """Of its parameters, in the order of the first of each."""
+    """Nodes of its parameters, in the order of the first parameter of each."""
     parts: tuple[BucketPart, ...]
-    """One for each node; none where the gradient is sparse."""
+    """Parts, one for each node; empty where the gradient is sparse."""
     in_shares: bool
-    """Whether all parts can begin with gradients that were divided by the number of ranks."""
+    """Whether all parts accept gradients already divided by the number of ranks."""
 
     def stays(self, step: int) -> bool:
         """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
@@ -106,8 +118,8 @@ def lay_out(
 ) -> BucketLayout:
     """Split a DDP bucket into parts by node, in the order of their first parameter, and prepare each.
 
-    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. A sparse one is
-    a gradient, of one parameter, that no algorithm works on.
+    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. If it is sparse,
+    it is the gradient of one parameter, and no algorithm works on it.
     """
     whole = spans_of(names, shapes)
     nodes = tuple(dict.fromkeys(store.nodes[name] for name in names))

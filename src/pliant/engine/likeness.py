@@ -1,4 +1,4 @@
-"""Whether nested tensors that were saved have the places that a run has for them."""
+"""Comparison of nested tensors by keys, shapes and types, before they are loaded."""
 
 from collections.abc import Mapping
 from typing import Any, cast

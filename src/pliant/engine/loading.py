@@ -1,4 +1,4 @@
-"""A run that goes on from its checkpoint, in one call."""
+"""Resuming from a checkpoint in one call."""
 
 import zlib
 from collections.abc import Sequence
@@ -60,6 +60,21 @@ def load_run(
         ValueError: On all ranks, if a part of the checkpoint is missing or damaged, or belongs to another model,
             optimizer or number of ranks; or a scheduler or a scaler was saved and none is given, or the other way
             round. What `relax` raises.
+
+    >>> import tempfile, torch
+    >>> from pliant import relax, run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "topk", group=context.process_group) as run:
+    ...         run.model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    ...         run.save(folder)
+    ...     with load_run(folder, model, optimizer, group=context.process_group) as run:
+    ...         return run.steps
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run_world(2, train)
+    [1, 1]
 
     """
     held = take(model, optimizer)

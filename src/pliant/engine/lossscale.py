@@ -1,4 +1,4 @@
-"""The loss scale of a GradScaler: what a plan keeps of gradients is in its unit, and follows when it changes."""
+"""Loss scale of a GradScaler: kept gradients are in its unit, and follow when it changes."""
 
 import math
 
@@ -12,37 +12,36 @@ __all__ = ["LossScale"]
 
 
 class LossScale:
-    """Knows the scale in which gradients come, since a GradScaler calls the optimizer's step.
+    """Knows the scale of gradients, since a GradScaler calls the optimizer's step.
 
     A scaler is found in the first step that it makes; until then nothing is kept: steps before it were skipped, and a
-    skipped step leaves no trace in the state (`Undo`).
-
-    Note: all ranks change the scale alike, because all see the same overflow.
+    skipped step leaves no trace in the state (`Undo`). All ranks change the scale alike, because all see the same
+    overflow.
     """
 
     def __init__(self) -> None:
         self._scaler: torch.amp.GradScaler | None = None
         self._unit = 1.0
-        """The scale of what is kept."""
+        """Scale of the kept gradients."""
         self.num_skipped = 0
-        """Steps that the scaler has skipped on this rank, and that nobody has asked for yet."""
+        """Steps that the scaler has skipped on this rank and that were not counted yet."""
         self.is_sought = True
-        """Whether no step was made yet, so that nobody knows if there is a scaler."""
+        """Whether no step was made yet, so that it is not known if there is a scaler."""
         self._early = 0
-        """Steps that were skipped by then, as far as they have been noticed."""
+        """Steps skipped before the scaler was found, as far as they were noticed."""
         self._loaded = False
-        """Whether something is kept in that scale, of a run that was saved, and its scaler has not been found yet."""
+        """Whether gradients of a saved run are kept in that scale, and its scaler has not been found yet."""
 
     def notice(self, store: AlgorithmState, passes: int) -> None:
-        """Look who calls the optimizer; to be called in its step.
+        """Find the scaler that calls the optimizer; to be called in its step.
 
         Args:
-            store: What is kept.
+            store: State of the algorithms.
             passes: Backward passes that the run has seen.
 
         Raises:
-            ValueError: An algorithm hands over signs, which a scaler would divide by its scale; or what was loaded is
-                in another scale than the gradients to which it was added.
+            ValueError: An algorithm hands over signs, which a scaler would divide by its scale; or loaded gradients are
+                in another scale than those to which they were added.
 
         """
         scaler, self.is_sought = scaler_at_work(), False
@@ -73,15 +72,15 @@ class LossScale:
 
     @property
     def unit(self) -> float:
-        """The scale of what is kept, to be saved with it; 0 if no scaler was found."""
+        """Scale of the kept gradients, to be saved with them; 0 if no scaler was found."""
         return self._unit if self._scaler is not None or self._loaded else 0.0
 
     def load(self, unit: float, scaler: torch.amp.GradScaler | None) -> None:
-        """Take what is kept to be in a scale that was saved with it.
+        """Set the scale of the kept gradients to a saved one.
 
         Args:
-            unit: 0 if none was.
-            scaler: Who makes steps, if the caller knows.
+            unit: Saved scale; 0 if there was none.
+            scaler: GradScaler that will make steps, if the caller knows it.
 
         """
         self._scaler = scaler or self._scaler
@@ -91,7 +90,7 @@ class LossScale:
             self._unit = float(self._scaler.get_scale())
 
     def change(self) -> float:
-        """Return what to multiply by whatever is kept; to be called before a backward pass is exchanged."""
+        """Return the factor for all kept gradients; to be called before a backward pass is exchanged."""
         before = self._unit
         if self._scaler is not None:
             self._unit = float(self._scaler.get_scale())
@@ -100,7 +99,7 @@ class LossScale:
 
 
 def _skips(before: float, now: float, scaler: torch.amp.GradScaler) -> int:
-    """Return how often a scale was lowered, as it is for each step that is skipped."""
+    """Return how often a scale was lowered, which it is for each skipped step."""
     return round(math.log(now / before) / math.log(scaler.get_backoff_factor())) if 0 < now < before else 0
 
 

@@ -1,4 +1,4 @@
-"""From a plan to what carries it out on this model."""
+"""Building of a plan's executor for a model: exchanges, owners, monitors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,24 +39,24 @@ P = TypeVar("P", bound=Part)
 
 @dataclass(frozen=True, kw_only=True)
 class PlanExecutor:
-    """Parts that carry out a plan."""
+    """All parts that carry out a plan."""
 
     exchanger: GradientExchange
-    """Of gradients, and of momenta."""
+    """Exchange of gradients and momenta."""
     owners: Owners
-    """Of parameters that have one."""
+    """Owners of parameters."""
     served: tuple[Servers, ...] = ()
-    """Of owners at a free pace."""
+    """Server threads of owners at a free pace."""
     beside: tuple[Part, ...] = ()
-    """All else that the plan needs: exchanges of weights, a controller of ratios, a look at the curvature."""
+    """Other parts that the plan needs: exchanges of weights, ratio controllers, curvature monitors."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All of them, in the order in which their moments are called."""
+        """All parts, in the order in which their moments are called."""
         return (*self.served, self.owners, *self.beside)
 
     def of(self, kind: type[P]) -> list[P]:
-        """Return its parts of a kind."""
+        """Return the parts of a type."""
         return [part for part in self.parts if isinstance(part, kind)]
 
     @property
@@ -66,42 +66,42 @@ class PlanExecutor:
 
     @property
     def keeps_from_joining(self) -> str:
-        """Why a rank that makes no steps cannot stand in for one that does, or ""."""
+        """Reason why a rank that makes no steps cannot stand in for one that does, or ""."""
         inside = (inner for node in self.exchanger.store.nodes.values() for inner in node.walk())
         if any(isinstance(node, Delayed) and node.compensation for node in inside):
             return "this plan corrects gradients by what weights have done, and its own would stand still"
         return next((part.keeps_from_joining for part in self.parts if part.keeps_from_joining), "")
 
     def settle(self, step: int) -> None:
-        """Make what is in flight a state that can be saved; at a free pace this is collective."""
+        """Bring exchanges in flight to a state that can be saved; at a free pace this is collective."""
         for part in self.parts:
             part.settle(step)
 
     def hand_back(self, step: int) -> None:
-        """Finish what is in flight; owners are owners no more. Collective."""
+        """Finish exchanges in flight, and give all ranks the state that owners held. Collective."""
         for part in self.parts:
             part.hand_back(step)
 
     def hand_back_owned(self, step: int) -> None:
-        """Do so for parameters that have owners alone, where weights that ranks exchange have failed. Collective."""
+        """Give all ranks the state that owners held, and leave exchanges of weights, which have failed. Collective."""
         for part in (*self.served, self.owners):
             part.hand_back(step)
 
     def close(self) -> None:
-        """Let go of what is in flight, and end all parts."""
+        """Drop exchanges in flight, and end all parts."""
         for part in self.parts:
             part.abandon()
             part.close()
 
 
 class ExecutorBuilder:
-    """Makes what carries out a plan, on all ranks at once.
+    """Builds the executor of a plan, on all ranks at once.
 
     Args:
         held: The model and its optimizers.
-        tape: Where exchanges of weights are noted, and who talks.
-        lane: Where all else is exchanged.
-        agreement: Who compares what ranks have done.
+        tape: Tracer of the run, with its comm.
+        lane: Communication thread of the gradients.
+        agreement: Check of the replicas.
         hosts: Ranks of each host; torchrun's placement if None.
         nonfinite: What to do about gradients that are not finite.
 
@@ -119,7 +119,7 @@ class ExecutorBuilder:
     ) -> None:
         self._held, self._module, self._layers = held, held.module, owner_classes(held.module)
         self.curvature = Curvature()
-        """What was felt of the loss, under whichever plan."""
+        """Samples of the curvature, under whichever plan."""
         self._optimizer = held.optimizer
         self._steppers = held.steppers
         self._parameters: Mapping[str, Tensor] = held.parameters
@@ -130,13 +130,15 @@ class ExecutorBuilder:
         self._tape, self._lane, self._agreement = tape, lane, agreement
 
     def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int, *, compares: bool = True) -> PlanExecutor:
-        """Put a plan in the place of an old one that is drained, or of none. Collective.
+        """Build the executor of a plan in place of an earlier one with nothing in flight, or of none. Collective.
+
+        Note [what a switch carries over] says what moves.
 
         Args:
             plan: The new plan.
-            old: What carries out the old one, which ends here.
+            old: The earlier executor, which ends here.
             step: Steps made.
-            compares: Whether ranks that exchange weights compare now and then what they have done.
+            compares: Whether ranks that exchange weights compare their counts now and then.
 
         """
         self._steppers = self._held.steppers
@@ -171,7 +173,7 @@ class ExecutorBuilder:
     def _make_monitor(
         self, felt: CurvatureRequest | None, old: PlanExecutor | None, step: int
     ) -> list[CurvatureMonitor]:
-        """Return who looks at the curvature, if anybody asks for it, with what the one before has seen."""
+        """Return the monitor of the curvature, if an algorithm needs it, with the state of the earlier one."""
         if felt is None:
             return []
         comm, lane = self._comms.all, self._lane
@@ -197,7 +199,7 @@ class ExecutorBuilder:
                 )
 
     def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Servers, ...], Owners]:
-        """Return who serves parameters at a free pace, if the plan has it so, and who owns any."""
+        """Return the servers, if the plan has a bounded staleness, and the owners."""
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
         owned = {each: OwnerStep(store, self._comms.all, each) for each in self._held.optimizers if each in theirs}
         # A plan has one bound for all.
@@ -211,9 +213,9 @@ class ExecutorBuilder:
         return (Servers(served, self._tape),), owners
 
     def remake(self, old: PlanExecutor, step: int) -> PlanExecutor:
-        """Put the same plan in force among the ranks that go on, where weights are all that is exchanged. Collective.
+        """Build the executor of the same plan for other ranks, where only weights are exchanged. Collective.
 
-        The old one is abandoned. What belongs to this rank is kept; the caller makes the ranks alike, and follows.
+        The old one is abandoned. State of this rank is kept; the caller makes the ranks alike, and calls `follow`.
         """
         if old.of(CurvatureMonitor):
             raise ValueError(
@@ -244,7 +246,7 @@ class ExecutorBuilder:
         return [weights]
 
     def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Comms:
-        """Make comms of their own, since weights travel beside gradients."""
+        """Make a comm for weights alone, since they travel beside gradients."""
         ours = another(self._comms.all)
         if any(node.needs_hosts and node.exchanges_weights for node in nodes.values()):
             return Comms(ours, by_hosts(ours, self._know_hosts()))

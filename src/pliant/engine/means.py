@@ -1,4 +1,4 @@
-"""One model out of ranks that differ."""
+"""Averages of ranks that differ: weights, optimizer states, whole models."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ _FUSED_NUMEL = 1 << 24
 def average_weights(tensors: Iterable[Tensor], comm: Comm) -> None:
     """Replace each tensor by its mean over ranks, computed in float32, in place. Collective; the same on all ranks.
 
-    Many tensors travel at once, since each exchange takes as long as messages are under way.
+    Many tensors travel at once, which saves latency.
     """
     for fused in _fused(as_real(tensor) for tensor in tensors):
         mean = torch.cat([tensor.detach().to(torch.float32).reshape(-1) for tensor in fused])
@@ -32,10 +32,10 @@ def average_weights(tensors: Iterable[Tensor], comm: Comm) -> None:
 
 @torch.no_grad()
 def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Comm) -> None:
-    """Replace what an optimizer has gathered for parameters by its mean over ranks, in place. Collective.
+    """Replace an optimizer's state of parameters by its mean over ranks, in place. Collective.
 
-    Ranks whose weights are equal, but not their momenta, are apart again one step later. Where ranks have gathered
-    different things, or counted different steps, as at a free pace, all get rank 0's optimizer state instead.
+    Ranks with equal weights but different momenta differ again one step later. Where ranks hold different keys, or
+    counted different steps, as at a free pace, all get rank 0's optimizer state instead.
     """
     if comm.size == 1 or not parameters:
         return
@@ -56,7 +56,7 @@ def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Com
 
 
 def join(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) -> None:
-    """Let ranks that were apart go on as one: means of parameters, and of what the optimizer has gathered for them."""
+    """Replace parameters and their optimizer state by means over ranks. Collective."""
     average_weights(parameters, comm)
     average_states(optimizer, parameters, comm)
 
@@ -79,7 +79,7 @@ def _has_mean(x: Tensor) -> bool:
 
 
 def _fused(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors in order, together as long as they are not too much to copy."""
+    """Yield groups of consecutive tensors that are not too large to copy."""
     together: list[Tensor] = []
     for tensor in tensors:
         if together and sum(t.numel() for t in together) + tensor.numel() > _FUSED_NUMEL:

@@ -1,4 +1,4 @@
-"""Members of a new epoch become alike; who comes takes nothing that the first of them has not signed for."""
+"""Equal state for the members of a new epoch; a new member accepts only what the first member has signed."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ __all__ = ["digest_of", "hand_over", "make_alike"]
 
 
 def make_alike(module: nn.Module, optimizer: Optimizer, comm: Comm, party: ElasticGroup, device: torch.device) -> None:
-    """Give all members the mean of what those hold that have a state, and those that come the first one's rest.
+    """Give all members the mean of the states, and new members the rest from the first member.
 
-    Weights and floating-point buffers become the mean; frozen and other tensors, and of newcomers the optimizer's
-    state, are those of the first member. Until a newcomer has found the digest of all that in what the first member
-    has signed, its own tensors stay as they were.
+    Weights and floating-point buffers become the mean; frozen and other tensors, and of new members the optimizer's
+    state, are those of the first member. A new member's tensors stay as they were until it has found the digest of all
+    that in what the first member has signed.
 
     Raises:
-        CommError: A member is lost, or what came is not what was signed.
+        CommError: A member is lost, or data does not match the signed digest.
 
     """
     members = party.epoch.members
@@ -49,7 +49,7 @@ def make_alike(module: nn.Module, optimizer: Optimizer, comm: Comm, party: Elast
 
 
 def hand_over(tensors: Sequence[Tensor], comm: Comm, party: ElasticGroup) -> None:
-    """Give all members the first one's values, in place, once those that come have found them signed for."""
+    """Give all members the first one's values, in place, once new members have found the signed digest."""
     if all(member.sound for member in party.epoch.members):
         broadcast_tensors(tensors, comm)
         return
@@ -93,9 +93,9 @@ def _described(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _tensors_of(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what ranks have apart, and becomes a mean, and what they have alike: frozen, or whole numbers.
+    """Return the tensors that become a mean, and those that all have alike: frozen, or whole numbers.
 
-    Complex ones as pairs of real numbers, since those are what is added up and sent.
+    Complex ones are pairs of real numbers, in which they are added up and sent.
     """
     everything = [*module.parameters(), *module.buffers()]
     trained = [t for t in everything if t.requires_grad or not isinstance(t, nn.Parameter)]

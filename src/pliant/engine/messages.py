@@ -1,4 +1,4 @@
-"""Messages between ranks and owners, and waiting for them to be taken."""
+"""Messages between ranks and owners, and the threads that wait for them."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ class Message:
 
 
 def waiting(*works: Work) -> threading.Thread:
-    """Return a thread that waits for messages: their connections may have to be broken for it."""
+    """Return a thread that waits for messages, so that their connections can be closed by another."""
 
     def wait() -> None:
         for work in works:
@@ -32,6 +32,6 @@ def waiting(*works: Work) -> threading.Thread:
 
 
 def wait_for(work: Work) -> None:
-    """Keep a message and its connection until it has come, or nobody is there to receive it."""
+    """Wait for a message, and keep it and its connection until it has arrived or the peer is gone."""
     with contextlib.suppress(CommError):
         work.wait()

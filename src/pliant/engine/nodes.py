@@ -1,4 +1,4 @@
-"""The exchange that each parameter gets: what its rule says, unless its gradients are sparse or nobody steps it."""
+"""Nodes of parameters: that of their rule, unless their gradients are sparse or no optimizer steps them."""
 
 from collections.abc import Container, Mapping
 
@@ -20,18 +20,18 @@ def nodes_for(
     """Return parameter -> node of the plan.
 
     Sparse gradients are averaged exactly, as index-value pairs, whatever a plan says about gradients: a codec would
-    make them dense. What it says about weights holds for their tables too, since those are dense. What no optimizer
-    here steps is averaged exactly and left alone.
+    make them dense. A node of weights applies to their tables too, since those are dense. Parameters that no optimizer
+    of the run steps are averaged exactly and left alone.
 
     Args:
         plan: Has a rule for each parameter.
-        module: Whose layers say where gradients are sparse.
+        module: Its layers say where gradients are sparse.
         parameters: Name -> parameter, of those that are trained.
         layers: Name -> class of the layer that owns it.
         stepped: The ids of the parameters that an optimizer of the run steps.
 
     Raises:
-        ValueError: A gradient is sparse, but the plan hands over momenta, which never are.
+        ValueError: A gradient is sparse, but the plan exchanges momenta, which never are.
 
     """
     exact = AllReduce()

@@ -1,4 +1,4 @@
-"""Optimizer state, parameter by parameter: to be saved for this rank, and put back."""
+"""State of an optimizer, parameter by parameter: saved for this rank, and put back."""
 
 import copy
 from collections.abc import Collection, Mapping
@@ -14,17 +14,17 @@ __all__ = ["check_optimizer_state", "load_optimizer_state", "optimizer_state", "
 
 
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all parameters that an optimizer steps, under the model's names, or, of others, their place in it."""
+    """Return names of all parameters that an optimizer steps: the model's, or else their index in the optimizer."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     return {names.get(id(p), f"parameter {k} of the optimizer"): p for k, p in enumerate(held)}
 
 
 def optimizer_state(optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]) -> dict[str, Any]:
-    """Return copies of what the optimizer holds, of the parameters that are to be kept.
+    """Return copies of the optimizer's state of given parameters.
 
-    Shapes depend on the model and the optimizer alone: where nothing was gathered yet, zeros stand for what would be,
-    and "held" is 0. So a new run gives a checkpoint's loader a place for everything.
+    Shapes depend on the model and the optimizer alone: zeros stand for state that is not there yet, and "held" is then
+    0. So a new run gives a checkpoint's loader a place for everything.
 
     Returns:
         {"held": int64 (num_parameters,), 1 where the optimizer holds something, "state": {parameter: {key: value}}}.
@@ -70,7 +70,7 @@ def check_optimizer_state(
 def load_optimizer_state(
     saved: Mapping[str, Any], optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]
 ) -> None:
-    """Put back what `check_optimizer_state` has found sound; what was not held then is dropped."""
+    """Put back a state that `check_optimizer_state` has accepted; parameters without one then lose theirs."""
     for (name, parameter), held in zip(named.items(), saved["held"].tolist(), strict=True):
         if not held:
             optimizer.state.pop(parameter, None)
@@ -81,7 +81,7 @@ def load_optimizer_state(
 
 
 def twin_of(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer that steps alike, with none of the hooks and none of a scheduler's counters."""
+    """Return an optimizer with the same settings, without hooks and without a scheduler's counters."""
     twin = copy.copy(optimizer)  # torch copies state and groups alone
     own = {k: v for k, v in optimizer.__dict__.items() if k not in twin.__dict__ and k != "step"}
     twin.__dict__.update(own)
@@ -89,7 +89,7 @@ def twin_of(optimizer: Optimizer) -> Optimizer:
 
 
 def _first_state(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
-    """Return zeros shaped like what the optimizer gathers for a parameter; nothing if that cannot be known."""
+    """Return zeros with the shapes of the optimizer's state of a parameter; nothing if they are not known."""
     like = parameter.detach().clone().requires_grad_()
     like.grad = torch.zeros_like(like)
     members = optimizer.members if isinstance(optimizer, Together) else (optimizer,)
@@ -124,7 +124,7 @@ def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placed(value: Any, now: Any, parameter: Tensor) -> Any:
-    """Put a tensor where the optimizer has it now, or, of one number for each of many, where the parameter is."""
+    """Move a tensor to the device of the optimizer's, or, with one number for each element, to the parameter's."""
     if not isinstance(value, Tensor):
         return value
     if isinstance(now, Tensor):

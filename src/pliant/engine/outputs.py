@@ -1,4 +1,4 @@
-"""Gradients that reach a model's output, kept for a few rows: enough to tell which loss it is trained on."""
+"""Gradients that reach a model's output, kept for a few rows, by which the loss is recognized."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -12,18 +12,18 @@ from pliant.engine.hooks import nothing, watch_forward
 __all__ = ["OutputWatch", "output_in"]
 
 _ROWS, _NUMEL = 64, 1 << 18
-"""So many rows of an output are kept at most, and of many classes fewer, down to four."""
+"""Most rows of an output that are kept, and most elements: of many classes fewer rows, down to four."""
 
 
 class OutputWatch:
-    """Keeps rows of a model's output with the gradient that reaches them, in passes that are wanted.
+    """Keeps rows of a model's output with the gradient that reaches them, in selected passes.
 
-    A softmax, where there is one, is looked for in `.logits`, ``["logits"]``, a tensor, or the first of a tuple.
+    The output of a softmax is looked for in `.logits`, ``["logits"]``, a tensor, or the first of a tuple.
 
     Args:
         ddp: The DDP around it, if there is one.
         module: The model without wrappers.
-        wanted: Whether the next forward pass is to be looked at.
+        wanted: Returns whether rows of the next forward pass are kept.
 
     """
 
@@ -32,14 +32,14 @@ class OutputWatch:
         self._why = ""
         self._rows: tuple[Tensor, Tensor] | None = None
         self.close = watch_forward(ddp, module, nothing, self._keep)
-        """Stop looking."""
+        """Remove the hooks."""
 
     def forget(self) -> None:
-        """Drop what was kept."""
+        """Drop the kept rows."""
         self._rows, self._why = None, ""
 
     def loss(self) -> tuple[LossName | None, str]:
-        """Return the loss that the last pass was of, or None and why it is not known; both empty: ask again later."""
+        """Return the loss of the last pass, or None and why it is not known; both empty if a later pass may tell."""
         if self._rows is None:
             return None, self._why
         name = recognized(*self._rows)
@@ -71,7 +71,7 @@ class OutputWatch:
 
 
 def output_in(output: Any) -> Tensor | None:
-    """Return what a loss is likely to be taken of in a model's output: floating-point numbers, (samples, ...), or None.
+    """Return the likely argument of the loss in a model's output: floating-point numbers, (samples, ...), or None.
 
     A tensor, `.logits`, ``["logits"]``, or the first of a tuple or list.
     """

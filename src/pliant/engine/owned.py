@@ -1,4 +1,4 @@
-"""Owners around the optimizer's step: they step what is theirs, and give all ranks the new weights."""
+"""Parameters with owners, which step them and send the new weights to all ranks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +16,14 @@ __all__ = ["OwnerStep", "pack", "unpack"]
 
 
 class OwnerStep:
-    """Parameters of which each has one owner, and the optimizer's state, which only owners hold.
+    """Parameters with one owner each, and the optimizer's state, which only owners hold.
 
-    From here on the optimizer's state of others' parameters is dropped; `give_all` brings it back.
+    The optimizer's state of others' parameters is dropped here; `give_all` brings it back.
 
     Args:
-        store: Nodes and state of all parameters; the slot "owner" says whose each is.
-        comm: Who talks.
-        optimizer: Whose parameters they are, and whose state is divided.
+        store: Nodes and state of all parameters; the slot "owner" holds the rank of each.
+        comm: Comm of the run.
+        optimizer: Optimizer whose state is divided.
 
     """
 
@@ -55,14 +55,14 @@ class OwnerStep:
         return [name for name, own in self._owners.items() if own == rank]
 
     def before_step(self) -> None:
-        """Take from the optimizer what others own: it leaves alone what has no gradient."""
+        """Drop gradients of others' parameters, so that the optimizer leaves those alone."""
         for name, own in self._owners.items():
             if own != self._comm.rank:
                 self.parameters[name].grad = None
 
     @torch.no_grad()
     def share(self, step: int) -> None:
-        """Send new weights to all, and take theirs. Collective; runs in the lane, after a step."""
+        """Send new weights to all, and receive theirs. Collective; runs in the communication thread, after a step."""
         me, size = self._comm.rank, self._comm.size
         sends: list[tuple[int, Tensor]] = []
         receives: list[tuple[int, Tensor]] = []
@@ -96,7 +96,7 @@ class OwnerStep:
         return self._optimizer.state.get(self.parameters[name], {})
 
     def drop_others(self) -> None:
-        """Let the optimizer hold nothing of what others own."""
+        """Drop the optimizer's state of others' parameters."""
         for name, own in self._owners.items():
             if own != self._comm.rank:
                 self._optimizer.state.pop(self.parameters[name], None)

@@ -1,4 +1,4 @@
-"""Owners of parameters where several optimizers step: each optimizer's parameters are owned by themselves."""
+"""Owners of parameters for several optimizers: the parameters of each optimizer have owners of their own."""
 
 from collections.abc import Mapping
 
@@ -17,12 +17,12 @@ __all__ = ["Owners", "Servers", "place_owners"]
 
 
 class Owners(Part):
-    """Owners around the step of each optimizer.
+    """Steps of owners, around each optimizer's step.
 
     Args:
         owned: The owners of each optimizer's parameters; empty if every rank steps every parameter.
-        lane: Where new weights are sent.
-        tape: Where waiting for them is noted.
+        lane: Communication thread that sends new weights.
+        tape: Tracer that measures waiting for them.
         sends: Whether new weights are sent after a step; owners at a free pace answer from threads instead.
 
     """
@@ -35,12 +35,12 @@ class Owners(Part):
             self.keeps_from_joining = "this plan lets one rank step each parameter, and it would have to go on"
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
-        """Take from an optimizer what others own."""
+        """Drop an optimizer's gradients of others' parameters."""
         if optimizer in self._owned:
             self._owned[optimizer].before_step()
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
-        """Send the new weights of what an optimizer has stepped to all, and take theirs. Collective."""
+        """Send the new weights that an optimizer has stepped to all, and receive theirs. Collective."""
         if self._sends and optimizer in self._owned:
             share = self._owned[optimizer].share
             with self._tape.waiting():
@@ -52,7 +52,7 @@ class Owners(Part):
             owned.give_all()
 
     def loaded(self) -> None:
-        """Let all optimizers hold nothing of what others own."""
+        """Drop all optimizers' state of others' parameters."""
         for owned in self._owned.values():
             owned.drop_others()
 
@@ -67,11 +67,11 @@ class Owners(Part):
 
 
 class Servers(Part):
-    """Owners at a free pace, for each optimizer.
+    """Server threads of owners at a free pace, for each optimizer.
 
     Args:
         served: The servers of each optimizer's parameters.
-        tape: Where waiting for weights is noted.
+        tape: Tracer that measures waiting for weights.
 
     """
 
@@ -82,7 +82,7 @@ class Servers(Part):
         self._served, self._tape = served, tape
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
-        """Send an optimizer's gradients to the owners, and take weights from them."""
+        """Send an optimizer's gradients to the owners, and receive weights from them."""
         if optimizer in self._served:
             with self._tape.waiting():
                 self._served[optimizer].step(step)
@@ -99,12 +99,12 @@ class Servers(Part):
             served.close()
 
     def abandon(self) -> None:
-        """Tell all peers that this rank is lost to them; nothing after `hand_back`."""
+        """Tell all peers that this rank is lost to them; does nothing after `hand_back`."""
         for served in self._served.values():
             served.abandon()
 
     def loaded(self) -> None:
-        """Go on from the model's weights and the optimizers' states as they are."""
+        """Continue from the current weights and optimizer states."""
         for served in self._served.values():
             served.begin()
 

@@ -1,4 +1,4 @@
-"""A run that was saved by some ranks, for another number of them."""
+"""Saved states of a run, converted for another number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,24 +9,36 @@ from torch import Tensor
 __all__ = ["resize"]
 
 _ANEW = ("counters", "slots", "random")
-"""What is made for the new ranks; all else is that of the first."""
+"""Keys that are made for the new ranks; all others are those of the first rank."""
 
 
 def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
-    """Return the states with which `size` ranks go on where others have stopped, in the order of ranks.
+    """Return the states with which `size` ranks continue where others have stopped, in the order of ranks.
 
     For plans that exchange gradients. Every new rank gets the mean over the old ones of each tensor that algorithms
-    keep. What a rank still owes the weights counts 1/n among n ranks, so the mean of residuals is what is owed in all,
-    and that is conserved; what ranks have alike stays as it is. Buffers are rank 0's, as DDP would have it, and random
-    generators are left out: those of the new ranks stay as the script has seeded them.
+    keep. A rank's residual counts 1/n among n ranks, so the mean of residuals is conserved; what ranks have alike stays
+    as it is. Buffers are rank 0's, as DDP would have it, and random generators are left out: those of the new ranks
+    stay as the script has seeded them.
 
     Args:
-        states: What ``run.state_dict()`` has returned on each rank, in the order of ranks.
+        states: Results of ``run.state_dict()`` on each rank, in the order of ranks.
         size: Ranks of the run that loads them: rank k loads the k-th.
 
     Raises:
         ValueError: The states are not those of all ranks of one run at one step, or belong to ranks: of weights that
             differ, of owners, or of leaders of hosts.
+
+    >>> import torch
+    >>> from pliant import relax, run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "topk", group=context.process_group) as run:
+    ...         run.model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    ...         return run.state_dict()
+    >>> len(resize(run_world(2, train), 3))
+    3
 
     """
     if size < 1:

@@ -1,4 +1,4 @@
-"""To continue as if nothing had happened: everything of a run that belongs to this rank."""
+"""State of a run that belongs to this rank: written for a checkpoint, and read back."""
 
 import math
 import zlib
@@ -35,11 +35,11 @@ __all__ = ["ResumePoint", "SavedLayout", "Saver"]
 
 @dataclass(frozen=True, kw_only=True)
 class SavedLayout:
-    """The first backward passes after a resume, in the buckets of the run that was saved.
+    """Buckets of a saved run, used in the first backward passes after a resume.
 
-    A new DDP begins with a provisional bucketing and settles after one pass, or two if its graph is static. Codecs cut
-    at bucket borders, so passes would differ from the uninterrupted ones; here they are gathered into the saved buckets
-    first.
+    A new DDP begins with provisional buckets and rebuilds them after one pass, or two if its graph is static. Codecs
+    cut at bucket borders, so passes would differ from the uninterrupted ones; here gradients are gathered into the
+    saved buckets first.
     """
 
     buckets: Mapping[int, tuple[str, ...]]
@@ -47,7 +47,7 @@ class SavedLayout:
     def run(
         self, arrivals: Sequence[ReadyBucket], exchanger: GradientExchange, *, step: int, turn: int
     ) -> list[tuple[str, Deferred]]:
-        """Exchange what arrived, bucket by saved bucket; return what is left to do when it is handed over."""
+        """Exchange the gradients, bucket by saved bucket; return deferred work."""
         rests: list[tuple[str, Deferred]] = []
         pieces: dict[str, Tensor] = {}
         shapes: dict[str, tuple[int, ...]] = {}
@@ -73,21 +73,21 @@ class SavedLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """Point from which to go on."""
+    """Step, pass and layout from which a resumed run continues."""
 
     step: int
     turn: int
     layout: SavedLayout | None
     unit: float
-    """The loss scale of what is kept of gradients; 0 if a GradScaler was not seen."""
+    """Loss scale of the kept gradients; 0 if a GradScaler was not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saver:
-    """Writes and reads what belongs to this rank, under the plan in force.
+    """Writes and reads this rank's state, under the plan in force.
 
     Args:
-        made: What carries out the plan; nothing is in flight.
+        made: Executor of the plan; nothing is in flight.
         plan: The plan.
         comm: Of the run.
         module: The model without its DDP.
@@ -199,7 +199,7 @@ class Saver:
             require_like(tensor, torch.empty(real_shape(self.parameters[name])), f"owed {name}")
 
     def _doing(self, own: Mapping[str, Any]) -> Doing:
-        """Say what this rank had done when it saved, as far as all ranks must have done the same."""
+        """Return the counts of this rank when it saved, which must be the same on all."""
         step, turn, _, plan, _ = own["counters"].tolist()
         exchanges = int(own["weights"]["counters"][:, 1].sum()) if "weights" in own else 0
         nodes = self.made.exchanger.store.nodes
@@ -245,7 +245,7 @@ class Saver:
 
     @property
     def _named(self) -> dict[str, Tensor]:
-        """Return what the optimizer holds, without what others own, of which it has nothing."""
+        """Return the optimizer's state, without others' parameters, of which it has none."""
         others = self.made.owners.names - self._mine
         return {n: p for n, p in parameter_names(self.optimizer, self.parameters).items() if n not in others}
 
@@ -255,7 +255,7 @@ class Saver:
 
     @property
     def _kept(self) -> set[str]:
-        """Return the parameters of which this rank's optimizer holds something that others do not."""
+        """Return the parameters whose optimizer state is on this rank only."""
         return set(self._named) if self.made.ranks_differ else self._mine
 
 

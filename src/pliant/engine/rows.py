@@ -17,15 +17,15 @@ def rows_finite(g: Tensor) -> bool:
 
 
 def average_rows(g: Tensor, bad: int, comm: Comm) -> list[int]:
-    """Replace a sparse gradient by its mean over ranks, in place; return what every rank gave as `bad`.
+    """Replace a sparse gradient by its mean over ranks, in place; return `bad` of every rank.
 
-    All-gather of counts, then of indices and of values, padded to those of the rank that has most; added up in the
-    order of ranks, as DDP over Gloo does it, to the bit. Bytes out and in per rank: (n-1) (16 + rows (8 + row bytes)).
+    All-gather of counts, then of indices and of values, padded to the rank with most rows; added up in the order of
+    ranks, as DDP over Gloo does it, to the bit. Bytes out and in per rank: (n-1) (16 + rows (8 + row bytes)).
 
     Args:
         g: Sparse COO of any shape; afterwards without an index that comes twice.
         bad: Anything at least 0 if this rank's is not finite, else -1.
-        comm: Who averages.
+        comm: Ranks to average over.
 
     """
     mine = g.div_(comm.size).coalesce()

@@ -1,4 +1,4 @@
-"""A run: one model, one optimizer, one plan in force."""
+"""Run: a training in progress, with one model, its optimizers and one plan in force."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -139,11 +139,11 @@ class Run(KeepsState, SwitchesPlans, ABC):
 
     @property
     def curvature(self) -> Curvature:
-        """Curvature of the loss that algorithms have asked for, layer by layer."""
+        """Samples of the curvature that algorithms have asked for, layer by layer."""
         return self._maker.curvature
 
     def stats(self) -> RunStats:
-        """Return what the run has cost on this rank. No communication."""
+        """Return the cost of the run on this rank so far. No communication."""
         of_parts: dict[str, float] = {}
         for part in self._parts:
             of_parts |= part.stats()
@@ -166,7 +166,8 @@ class Run(KeepsState, SwitchesPlans, ABC):
     def consolidate(self) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
 
-        The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
+        Parameters and floating-point buffers are means over ranks where they differ, else rank 0's. The run does not
+        change.
         """
         self.catch_up()
         self._lane.drain()
@@ -175,25 +176,26 @@ class Run(KeepsState, SwitchesPlans, ABC):
         return mean_model(self._module, self._comm, differ=self._made.ranks_differ)
 
     def count(self, work: float) -> None:
-        """Say how much this rank has done since it last said so, such as samples: for plans that weigh ranks by it."""
+        """Add to this rank's work, such as samples, for plans that weight ranks by it."""
         for part in self._parts:
             part.report_work(work)
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
+        """Finish exchanges in flight and remove every hook; the model is then an ordinary DDP model again.
 
         Weights and momenta that differ between ranks become their mean, and optimizer state divided among owners whole,
-        which is collective: a `with` block that ends in an error leaves both as they are. Raises what nothing has
-        raised yet, and ReplicasDisagreeError if any parameters still differ. A second call does nothing.
+        which is collective; a `with` block that ends in an error leaves both as they are. A second call does nothing.
 
         Raises:
             RuntimeError: The process group was destroyed before, and ranks are left with different states.
+            ReplicasDisagreeError: Parameters that must be equal differ.
+            Exception: An error of the communication thread that was not raised before.
 
         """
 
     def _let_go(self, *, broken: bool = False) -> None:
-        """End what is local; a run that is broken off hangs up first, so that nobody waits, here or elsewhere."""
+        """End everything local; a run that is broken off closes its connections first, so that no rank waits."""
         if not self._open:
             return
         self._open = False

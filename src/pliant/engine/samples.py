@@ -9,7 +9,7 @@ __all__ = ["batch_size", "first_samples"]
 
 
 def batch_size(inputs: Any) -> int:
-    """Return the length of the first tensor that is found, 0 if there is none: its samples."""
+    """Return the number of samples: the length of the first tensor that is found, 0 if there is none."""
     if isinstance(inputs, Tensor):
         return inputs.shape[0] if inputs.dim() else 0
     if isinstance(inputs, Mapping):

@@ -1,4 +1,4 @@
-"""Which parameters lay in which bucket, as one tensor in a checkpoint."""
+"""Layout of buckets as one tensor in a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ def check_layout(layout: Tensor) -> None:
 
 
 def read_layout(layout: Tensor, names: Sequence[str]) -> dict[int, tuple[str, ...]] | None:
-    """Return what lay in each bucket, in order; None if some parameters lay in none yet."""
+    """Return the parameters of each bucket, in order; None if some were in none yet."""
     buckets: dict[int, list[tuple[int, str]]] = {}
     for name, (bucket, place) in zip(names, layout.tolist(), strict=True):
         buckets.setdefault(bucket, []).append((place, name))

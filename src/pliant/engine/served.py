@@ -1,4 +1,4 @@
-"""Stale synchronous parallel training: every rank computes gradients, and serves what it owns from threads beside."""
+"""Stale synchronous parallel training: every rank computes gradients, and serves its parameters from threads."""
 
 import contextlib
 import threading
@@ -20,35 +20,35 @@ from pliant.engine.shard import ServerShard
 __all__ = ["ServerThreads"]
 
 _PUSH, _LEAVE, _BYE, _FAIL = range(4)
-"""What a message to an owner says in its head; at least _FAIL, it is that plus the rank that failed first.
-What an answer says is the rank that has failed, or -1."""
+"""Codes in the head of a message to an owner; from _FAIL on, that plus the rank that failed first. The head of an
+answer holds the rank that has failed, or -1."""
 
 _IDLE_S = 365 * 86400.0
-"""Who serves waits for as long as others compute; who waits for an answer does so until the comm's timeout."""
+"""Idle limit of server threads; a rank that waits for an answer does so until the comm's timeout."""
 
 _EXPLAIN_S = 1.0
-"""How long a rank whose connection broke listens for the rank that began it."""
+"""Time for which a rank with a broken connection listens for the rank that failed first."""
 _HANG_UP_S = 5.0
-"""How long a rank that ends with an error waits for its peers to hang up too."""
+"""Time for which a rank that ends with an error waits for its peers to close their connections."""
 
 
 class ServerThreads:
-    """Parameters whose owners take gradients as they come (`StalenessClock` says who may go on).
+    """Threads that serve parameters to ranks within a bounded staleness (`StalenessClock`).
 
-    A rank sends its gradients to all owners after each backward pass, one message each, and is answered by each with
-    the weights that it owns. One thread for each peer receives, adds up, steps and answers, so that a rank serves
-    while it computes. Answers are written to the model in the user's thread, between two steps. Two groups of their
-    own keep questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank.
+    A rank sends its gradients to all owners after each backward pass, one message each, and each owner answers with the
+    weights that it owns. One thread for each peer receives, adds up, steps and answers, so that a rank serves while it
+    computes. Answers are written to the model in the user's thread, between two steps. Two groups of their own keep
+    questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank.
 
-    If a rank fails, its peers are told, or see its connections close, and answer everybody with its number: each
-    raises CommError at its next step, and tells its peers the same, so that all stop listening to each other. A rank
-    that is silent for the timeout while others wait for it is named too.
+    If a rank fails, its peers are told, or see its connections close, and answer everybody with its number: each raises
+    CommError at its next step, and tells its peers the same, so that all stop listening to each other. A rank that is
+    silent for the timeout while others wait for it is named too.
 
     Args:
-        owned: Who owns what.
-        comm: Who talks.
+        owned: Owners of the parameters.
+        comm: Comm of the run, which is duplicated.
         optimizer: The user's.
-        staleness: The bound.
+        staleness: Most steps that a rank may be ahead of the slowest.
 
     """
 
@@ -83,7 +83,7 @@ class ServerThreads:
     # - The rank that computes
 
     def step(self, step: int) -> None:
-        """Send the gradients that backward has left, take them from the optimizer, and take weights from owners."""
+        """Send the gradients to the owners, drop them from the optimizer, and receive weights."""
         if self._staleness > 0:
             self._take()
         for rank, parameters in self._held.items():
@@ -123,7 +123,7 @@ class ServerThreads:
         self._answers.close()
 
     def abandon(self) -> None:
-        """Tell all peers that this rank is lost to them, and hang up with those that do; nothing after `close`."""
+        """Tell all peers that this rank is lost, and close their connections; nothing after `close`."""
         if not self._open:
             return
         self._open = False
@@ -140,7 +140,7 @@ class ServerThreads:
         self._answers.close()
 
     def stop(self) -> None:
-        """Hang up, which ends the threads. Takes no lock and waits for nobody."""
+        """Close the connections, which ends the threads. Takes no lock and waits for nobody."""
         self._open = False
         self._asks.hang_up()
         self._answers.hang_up()
@@ -187,7 +187,7 @@ class ServerThreads:
             unpack(message.body, self._held[rank])
 
     def _settle(self) -> CommError | None:
-        """Wait for all that is under way, so that no peer is left with an answer that nobody takes."""
+        """Wait for all messages in flight, so that no peer is left with an answer that nobody takes."""
         asked, self._asked = self._asked, None
         first = None
         for work in asked or ():

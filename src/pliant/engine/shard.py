@@ -1,4 +1,4 @@
-"""The parameters that one owner serves: weights of its own, stepped by a copy of the user's optimizer."""
+"""Shard of a server: weights that one owner serves, stepped by a copy of the user's optimizer."""
 
 import weakref
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ __all__ = ["ServerShard"]
 
 
 class ServerShard:
-    """Weights that gradients are applied to as they come, apart from those that this rank computes with.
+    """Weights to which gradients are applied as they arrive, apart from those that this rank computes with.
 
     The copy of the optimizer shares the state of each parameter with the user's optimizer, where it is saved and
-    loaded; learning rates and the like are taken over by `follow_schedule`.
+    loaded; `follow_schedule` copies learning rates and other settings.
 
     Args:
-        parameters: What this rank owns, in an order that all ranks know.
+        parameters: This rank's own, in an order that all ranks know.
         optimizer: The user's.
 
     """
@@ -45,7 +45,7 @@ class ServerShard:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Begin, or go on, from the model's weights and the optimizer's state as they are."""
+        """Begin, or continue, from the model's weights and the optimizer's state."""
         self._stepper.state = type(self._optimizer.state)(dict)
         for weight, parameter in zip(self._weights, self._parameters, strict=True):
             weight.copy_(parameter)
@@ -60,7 +60,7 @@ class ServerShard:
         return optimizer
 
     def follow_schedule(self) -> None:
-        """Use learning rates and other settings as they now are in the user's optimizer."""
+        """Copy learning rates and other settings from the user's optimizer."""
         groups = self._optimizer.param_groups
         self._stepper.param_groups = [{**groups[k], "params": held} for k, held in self._groups]
 

@@ -1,4 +1,4 @@
-"""Steps that a GradScaler skips on one rank alone, while others wait for what follows them."""
+"""Skipped steps: a GradScaler skips one on a single rank, while others wait for the exchange after it."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ __all__ = ["CountsSkips"]
 
 
 class CountsSkips:
-    """The part of a run that counts steps which have not been made.
+    """Base of a run that counts steps which a GradScaler has skipped.
 
     Where weights are exchanged, gradients stay with their rank, and so does an overflow. The rank that skips its step
     takes part in the exchange after it with weights that have not moved, so that all ranks count the same steps.
@@ -20,7 +20,7 @@ class CountsSkips:
 
     _arrivals: Arrivals
     _complete: Callable[[], None]
-    """Ends a step."""
+    """Function that ends a step."""
     _made: PlanExecutor
     _parameters: Mapping[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Sources of gradients: who hands a backward pass over to a run, and is told what became of it."""
+"""Sources of gradients: objects that give the buckets of a backward pass to a run."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -19,7 +19,7 @@ __all__ = ["DDPSource", "GradientReceiver", "GradientSource", "NoGradients", "gr
 
 
 class GradientReceiver(Protocol):
-    """Takes what a source hands over: `Arrivals`."""
+    """Protocol: receives the buckets of a source, as `Arrivals` does."""
 
     broken_off: bool
     """Whether a pass has begun that did not come to its end."""
@@ -33,7 +33,7 @@ class GradientReceiver(Protocol):
         ...
 
     def settle(self) -> None:
-        """Take the next passes in the buckets in which they come."""
+        """Use DDP's buckets from the next pass on."""
         ...
 
 
@@ -55,27 +55,27 @@ class GradientSource(Part):
 
     @property
     def layout(self) -> Mapping[int, tuple[str, ...]]:
-        """Bucket -> the parameters that the next pass has in it; empty before the first."""
+        """Bucket -> its parameters in the next pass; empty before the first."""
         return {}
 
     def begin_pass(self, drain: Callable[[], None]) -> None:
-        """Make ready for a forward pass, after one that was broken off; `drain` waits for what that has queued."""
+        """Prepare a forward pass after one that was broken off; `drain` waits for queued tasks."""
 
     def require_carried(self, plan: SyncPlan) -> None:
         """Raise ValueError for a plan that needs more than is handed over."""
 
     def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
-        """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ."""
+        """Follow a plan: its size of buckets, and own buffers where ranks differ."""
 
     def meet(self) -> float:
-        """Agree on who takes part in a pass that begins; return what to multiply a mean over all ranks by."""
+        """Agree on the ranks that train in a pass that begins; return the factor of a mean over all ranks."""
         return 1.0
 
     def completed(self) -> None:
         """Note that a pass has handed over its last bucket."""
 
     def unused(self) -> Mapping[str, Tensor]:
-        """Return the parameters that no rank has used in the pass that has just ended, by name."""
+        """Return the parameters that no rank has used in the last pass, by name."""
         return {}
 
 
@@ -92,12 +92,12 @@ class NoGradients(GradientSource):
 
 
 class DDPSource(GradientSource):
-    """A model in DistributedDataParallel, which hands over its buckets through its communication hook.
+    """Source of a DDP model, which gives its buckets through DDP's communication hook.
 
     Args:
         ddp: The model.
-        receiver: Who takes the buckets.
-        watch: Who knows which parameters got a gradient.
+        receiver: Receiver of the buckets.
+        watch: Check of the parameters that got a gradient.
         joining: State of ranks of which some have no batches left.
 
     """
@@ -128,24 +128,24 @@ class DDPSource(GradientSource):
 
     @property
     def layout(self) -> Mapping[int, tuple[str, ...]]:
-        """Bucket -> the parameters that the next pass has in it; empty before the first."""
+        """Bucket -> its parameters in the next pass; empty before the first."""
         return self._hook.layout
 
     def begin_pass(self, drain: Callable[[], None]) -> None:
-        """Give DDP another reducer in place of one that waits for the end of a pass that was broken off."""
+        """Give DDP a new reducer after a pass that was broken off, whose end the old one waits for."""
         if self._receiver.broken_off:
             drain()
             self._receiver.forget()
             self._hook.renew(self._ddp)
 
     def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
-        """Let buckets be as large as the plan says, and buffers be broadcast only where ranks are to have the same."""
+        """Set the size of buckets, and broadcast buffers only where ranks must have the same."""
         self._nodes = nodes
         self._ddp.broadcast_buffers = self._shares_buffers and not differ
         self._hook.rebucket(self._ddp, plan.bucket_bytes)
 
     def meet(self) -> float:
-        """Agree on who takes part in a pass of join(); return what to multiply a mean over all ranks by."""
+        """Agree on the ranks that train in a pass of join(); return the factor of a mean over all ranks."""
         return self._joining.meet(trains=in_backward()) if self._joining.on else 1.0
 
     def completed(self) -> None:
@@ -153,7 +153,7 @@ class DDPSource(GradientSource):
         self._watch.complete = True
 
     def unused(self) -> Mapping[str, Tensor]:
-        """Return the parameters that no rank has used in the pass that has just ended: DDP drops their results."""
+        """Return the parameters that no rank has used in the last pass: DDP drops their results."""
         return {} if self._watch.all_touched else self._hook.unused(self._ddp)
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
@@ -165,7 +165,7 @@ class DDPSource(GradientSource):
         self._watch.end_step()
 
     def after_step(self, step: int) -> None:
-        """Let DDP lay out its buckets for good, if it is about to."""
+        """Let DDP rebuild its buckets, if that is due."""
         if not self.joins and self._hook.settle(self._ddp):
             self._receiver.settle()
 
@@ -180,11 +180,11 @@ class DDPSource(GradientSource):
 def gradient_source(
     held: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: Joining
 ) -> GradientSource:
-    """Return who hands over the gradients of a model.
+    """Return the source of a model's gradients.
 
     Args:
         held: The model.
-        receiver: Who takes them.
+        receiver: Receiver of the buckets.
         begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
         joining: State of ranks of which some have no batches left.
 

@@ -1,4 +1,4 @@
-"""Everybody begins like rank 0: parameters, buffers and the optimizer's state."""
+"""Initial synchronization: all ranks get rank 0's parameters, buffers and optimizer state."""
 
 import json
 from collections.abc import Iterable
@@ -59,14 +59,14 @@ def broadcast_data(mine: Any, root: int, comm: Comm, device: torch.device) -> An
 
 
 def steps_taken(optimizer: Optimizer) -> int:
-    """Return how many steps an optimizer says it has taken; 0 for one that does not count, such as SGD."""
+    """Return the steps that an optimizer has counted; 0 for one that does not count, such as SGD."""
     return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
 
 
 def is_no_step(optimizer: Optimizer) -> bool:
     """Say whether the optimizer is about to step with rates of zero and gradients of zero, which trains nothing.
 
-    That is how torch's `get_state_dict` and `set_state_dict` have an optimizer make its state, on some ranks or on all.
+    torch's `get_state_dict` and `set_state_dict` make an optimizer's state in this way, on some ranks or on all.
     """
     if any(float(group.get("lr", 1.0)) != 0 for group in optimizer.param_groups):
         return False

@@ -1,4 +1,4 @@
-"""A run begins: on all ranks, from rank 0's state, or on none."""
+"""Start of a run: on all ranks, from rank 0's state, or on none."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -36,11 +36,11 @@ def start_run(
     elastic: Elastic | None = None,
     attach_to: Callable[[Run, Comm], None] | None = None,
 ) -> Run:
-    """Begin a run under a plan; arguments and errors are those of `pliant.relax`. Collective.
+    """Start a run under a plan; arguments and errors are those of `pliant.relax`. Collective.
 
     Args:
         held: Model and optimizers.
-        plan: What to begin with.
+        plan: The first plan.
         group: See `pliant.relax`, as for all that follow.
         hosts: See there.
         timeout_s: See there.

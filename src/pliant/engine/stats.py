@@ -11,22 +11,22 @@ class RunStats(TypedDict):
     steps: int
     """Optimizer steps, those before the run counted in if the optimizer counts."""
     exchanges: int
-    """Backward passes that were synchronized, or, where weights are exchanged, local."""
+    """Backward passes whose gradients were exchanged, or, where weights are exchanged, stayed local."""
     sent_bytes: int
     received_bytes: int
     exposed_s: float
-    """Time in which backward, or the step, was done and the exchange was not."""
+    """Time that backward or the step has waited for exchanges."""
     exchange_s: float
-    """Time in which the lane was at work: waiting for the network, and codecs."""
+    """Time in which communication threads were busy: waiting for the network, and codecs."""
     codec_s: float
     """The part of exchange_s that was not spent waiting for the network."""
     consensus_distance: float
-    """Euclidean norm of what the last exchange of weights has changed in this rank's; 0 without such."""
+    """Euclidean norm of the last exchange's change of this rank's weights; 0 without exchanges of weights."""
     residual_norm: float
-    """Euclidean norm of what this rank's error feedback still owes."""
+    """Euclidean norm of this rank's residuals of error feedback."""
     last_agreement_step: int
     """The last step after which replicas were found equal; -1 before the first check."""
     curvature_s: float
-    """Time that looks at the curvature have taken, for algorithms that ask for it; 0 without such."""
+    """Time that estimates of the curvature have taken, for algorithms that ask for it; 0 without such."""
     ratio: float
-    """What `dynamic` has set a sparsifier's ratio to; 0 without it, or before its first decision."""
+    """Ratio that `dynamic` has set last; 0 without it, or before its first decision."""

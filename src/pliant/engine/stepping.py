@@ -1,4 +1,4 @@
-"""When a step begins and ends: the hooks of one optimizer, or of several that make a step together."""
+"""Steps of a run: hooks on one optimizer, or on several that make a step together."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ __all__ = ["Stepping", "refuse_turns"]
 
 
 class Stepping:
-    """Tells a run when its optimizers step.
+    """Calls a run's functions when its optimizers step.
 
-    One optimizer's step is the run's step. Of several, each makes a part: the run's step ends when all have stepped,
-    or, if one steps again before that, there. So Muon and AdamW make one step together, and the five steps of a
-    critic before its generator's make five. This depends on nothing but calls of step(), which all ranks make alike.
+    One optimizer's step is the run's step. Of several, each makes a part: the run's step ends when all have stepped, or
+    when one steps again before that. So Muon and AdamW make one step together, and the five steps of a critic before
+    its generator's make five. This depends on nothing but calls of step(), which all ranks make alike.
 
-    What torch's get_state_dict does to make an optimizer's state, on whichever ranks, counts for nothing.
-    An optimizer that is given a closure steps with gradients that come in it: `before` is then called after each.
+    The steps with which torch's get_state_dict makes an optimizer's state, on whichever ranks, do not count. An
+    optimizer that is given a closure steps with gradients that come in it: `before` is then called after each.
 
     Args:
         optimizer: One, or several together.
@@ -112,7 +112,7 @@ class Stepping:
 def refuse_turns(exchanger: GradientExchange, nonfinite: NonFinite) -> None:
     """Raise RuntimeError if gradients of one backward pass may come with those of a later one, of another optimizer.
 
-    With a GradScaler, which alone wants non-finite gradients, an optimizer that has been skipped looks just the same.
+    With a GradScaler, which alone needs non-finite gradients, an optimizer that was skipped looks just the same.
     """
     kept = next((node for node in exchanger.store.nodes.values() if node.keeps_gradients), None)
     if kept is not None and nonfinite == "raise":

@@ -1,4 +1,4 @@
-"""The state of algorithms, kept per parameter: it survives another bucketing, a switch of plan, and a restart."""
+"""State of algorithms, kept per parameter, so that it survives new buckets, a switch of plan, and a restart."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from pliant.spec import Exchange
 __all__ = ["CORRECTION", "AlgorithmState"]
 
 OWED = ("residual", "pending", "on its way")
-"""Slots that hold gradients which the optimizer has not seen yet."""
+"""Slots that hold gradients which the optimizer has not got yet (Note [conservation])."""
 
 _LIKE_GRADIENTS = (*OWED, "before", "velocity", "momentum", "estimate", "mean")
 """Slots in the unit of gradients, where gradients or momenta are exchanged."""
@@ -88,15 +88,14 @@ class AlgorithmState:
         return flat
 
     def adopt(self, old: "AlgorithmState", unpaid: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Take over what an earlier plan kept; return per parameter what this plan has no slot for.
+        """Take over the state of an earlier plan; return gradients per parameter for which this plan has no slot.
 
-        Equal nodes keep all slots. Otherwise gradients that the old algorithm still owed go into the new residual;
-        where there is none, they are returned, to be added to the next gradient. Momenta are not gradients: what an
-        exchange of momentum owes ends with it.
+        Equal nodes keep all slots. Otherwise gradients in the old slots go into the new residual; where there is none,
+        they are returned, to be added to the next gradient. Momenta are not gradients, and end with their exchange.
 
         Args:
-            old: The earlier plan's.
-            unpaid: Parameter -> gradient that the earlier plan itself was left, and made no exchange to pay.
+            old: State under the earlier plan.
+            unpaid: Parameter -> gradient that the earlier plan itself had been left, and had not exchanged yet.
 
         """
         unplaced: dict[str, Tensor] = {n: debt for n, debt in unpaid.items() if not old.nodes[n].exchanges_weights}
@@ -122,18 +121,18 @@ class AlgorithmState:
         return unplaced
 
     def of_ranks(self, name: str, slot: str) -> Tensor:
-        """Return gradients that a slot holds, such that the mean over ranks has them as this plan's result would."""
+        """Return gradients in a slot, scaled such that their mean over ranks is what this plan's result would get."""
         # What leaders keep counts as a share of the mean over hosts, and all other ranks keep zeros.
         return self.tensors[name][slot] * (self._ranks_per_host if "host" in slot.split("/")[:-1] else 1.0)
 
     def keep(self, old: "AlgorithmState") -> None:
-        """Take over from a store of the same nodes, made among other ranks, what still means something here."""
+        """Copy the state of the same nodes that was made among other ranks, as far as it is valid here."""
         for name, slots in self.tensors.items():
             for slot in (slots.keys() & old.tensors[name].keys()) - {CORRECTION}:
                 slots[slot].copy_(old.tensors[name][slot])
 
     def of_gradients(self) -> list[Tensor]:
-        """Return what is in the unit of gradients, and of their loss scale."""
+        """Return the tensors in the unit of gradients, which is that of the loss scale."""
         return [
             tensor
             for name, slots in self.tensors.items()
@@ -147,7 +146,7 @@ class AlgorithmState:
         return bool(self.of_gradients())
 
     def shared(self) -> list[Tensor]:
-        """Return what ranks have alike and cannot tell from the weights, such as an outer momentum, in one order."""
+        """Return tensors that ranks have alike and that weights do not determine, such as an outer momentum."""
         return [
             tensor
             for name in sorted(self.tensors)

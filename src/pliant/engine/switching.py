@@ -1,4 +1,4 @@
-"""The plan of a run changes: because the caller wants it, on trial, or since it has failed."""
+"""Changes of a run's plan: at the caller's wish, on trial, or after a failure."""
 
 import contextlib
 
@@ -28,7 +28,19 @@ __all__ = ["SwitchesPlans"]
 
 
 class SwitchesPlans(CountsSkips):
-    """The part of a run that puts plans in force."""
+    """Base of a run that changes its plan.
+
+    Note [what a switch carries over]: between the same two steps on all ranks, with nothing in flight.
+
+    - Weights, optimizer, step and the count of backward passes stay, and so do random numbers, which are drawn from it.
+    - A parameter whose node is equal under both plans keeps all slots.
+    - Otherwise its gradients in `store.OWED` slots, and what a plan before had left, move into the new residual, or are
+      added to the next gradient (Note [conservation]). Other slots, momenta included, start at zero.
+    - Weights that the old plan let differ become their mean where the new node is another, and the optimizer's state of
+      them too where gradients are exchanged from then on. Weights that are exchanged under a new node start from there.
+    - Owners give all ranks the optimizer's state before new owners drop it.
+    - A ratio controller with the same target and a curvature monitor with the same request keep their state.
+    """
 
     optimizer: Optimizer
     plan: SyncPlan
@@ -47,11 +59,11 @@ class SwitchesPlans(CountsSkips):
     _source: GradientSource
 
     def switch(self, what: PlanLike, *, pay: bool = True) -> None:
-        """Put another plan in force, on all ranks between the same two steps.
+        """Put another plan in force, on all ranks between the same two steps (Note [what a switch carries over]).
 
-        Gradients that the old plan still owes pass to the new one: into its residual, or, unless they are not to be
-        paid, into its next exchange. Weights that the old plan let differ, and the new one treats otherwise, become
-        their mean over ranks; so do momenta where gradients are exchanged from then on.
+        Args:
+            what: A plan, or what `relax` takes for one.
+            pay: Whether gradients that have no residual to go to are added to the next exchange; else they are dropped.
 
         Raises:
             ValueError: Ranks ask for different plans, or the plan does not fit the optimizer. Nothing has changed.
@@ -71,14 +83,14 @@ class SwitchesPlans(CountsSkips):
             self._exchanger.forgive()
 
     def try_out(self, plan: SyncPlan) -> None:
-        """Put a plan in force on trial: until `trial.end()` what it raises is noted. Collective."""
+        """Put a plan in force on trial: its errors are kept, not raised, until `trial.end()`. Collective."""
         self._lane.drain()
         self.trial.begin(self._module, self._held.optimizers, self._exchanger.owed)
         with self.trial.noting():
             self.switch(plan)
 
     def undo(self, plan: SyncPlan) -> None:
-        """Put a plan in force in place of one whose trial has failed, and all else back. Collective, on all ranks."""
+        """Put a plan in force in place of one whose trial has failed, and restore the rest. Collective."""
         with self.trial.noting():
             self._lane.drain()
         with self.trial.noting():
@@ -88,7 +100,7 @@ class SwitchesPlans(CountsSkips):
         self.trial.restore()
 
     def adopt(self, plan: SyncPlan) -> None:
-        """Put a plan in force for good: until `trial.end()` what it raises is noted. Collective."""
+        """Put a plan in force for good: its errors are kept, not raised, until `trial.end()`. Collective."""
         self._lane.drain()
         self.trial.guard(self._module, self._held.optimizers)
         with self.trial.noting():
@@ -97,8 +109,8 @@ class SwitchesPlans(CountsSkips):
     def fall_back(self, plan: SyncPlan) -> None:
         """Put a plan in force in place of one that was adopted and has failed. Collective, on all ranks.
 
-        Weights and optimizer states are then those of the first rank of those that have most steps in them; where ranks
-        had weights of their own, their mean. What the plan still owes is forgotten: nobody knows what is in it.
+        Weights and optimizer states become those of the first rank among those with most steps in them; where ranks had
+        weights of their own, their mean. Residuals of the failed plan are dropped, since they may be invalid.
         """
         nodes, held = self._exchanger.store.nodes, self._held
         with self.trial.noting():

@@ -1,4 +1,4 @@
-"""Notes of what a run's threads do, taken where they do it; nothing is kept until a recording asks for it."""
+"""Tracer of a run's threads: measures waiting, and records events while a recording asks for them."""
 
 import threading
 import time
@@ -18,10 +18,10 @@ __all__ = ["TaskRecord", "ThreadEvent", "Tracer", "TransferRecord"]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadEvent:
-    """Something that took time in the thread that trains; marks are those of the tape's clock."""
+    """An interval of the training thread, between two marks of the tracer's clock."""
 
     kind: str
-    """As of `pliant.spec.Event`."""
+    """Kind of event, as in `pliant.spec.Event`."""
     name: str
     step: int
     start: Any
@@ -30,7 +30,7 @@ class ThreadEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferRecord:
-    """One communication, from its posting until somebody who waited for it had it."""
+    """One communication, from its start until the end of the wait for it."""
 
     name: str
     step: int
@@ -43,7 +43,7 @@ class TransferRecord:
 
 @dataclass(kw_only=True)
 class TaskRecord:
-    """Record of what a lane did for one bucket."""
+    """Record of one task of a communication thread: an exchange of a bucket."""
 
     name: str
     step: int
@@ -53,13 +53,13 @@ class TaskRecord:
 
 
 class Tracer:
-    """Knows how long a run has waited for exchanges; while `on`, also keeps what happened, on marks of its clock.
+    """Measures how long a run waits for exchanges; while `on`, also records events, with marks of its clock.
 
-    Lanes, comms and the run write on it from threads of their own; a list's append is atomic.
+    Communication threads, comms and the run write to it from threads of their own; a list's append is atomic.
 
     Args:
-        device: Where the model is.
-        comm: Of the run; it tells of each communication.
+        device: Device of the model.
+        comm: Comm of the run, which reports each communication.
 
     """
 
@@ -67,27 +67,27 @@ class Tracer:
         self.device, self.comm = device, comm
         comm.listen(self)
         self.ending = Ending(comm)
-        """Of the threads that write here."""
+        """End of the threads that write here."""
         self.clock = DeviceTimer(device)
         self.on = False
         self.step = 0
-        """That the training thread is in, while on."""
+        """Step of the training thread, while on."""
         self.exposed_s = 0.0
-        """Time in which backward, or the step, was done and the exchange was not."""
+        """Time that backward or the step has waited for exchanges."""
         self.notes: list[ThreadEvent] = []
         self.tasks: list[TaskRecord] = []
         self.strays: list[TransferRecord] = []
-        """Of nobody's task: servers of owners talk for themselves."""
+        """Messages sent outside any bucket's task, such as by server threads."""
         self._at_work = threading.local()
 
     def start(self, step: int) -> None:
-        """Keep what happens from now on, in this step and the next ones."""
+        """Record events from now on, in this step and the next ones."""
         self.notes, self.tasks, self.strays = [], [], []
         self.step, self.on = step, True
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Count what happens in the block as time that was waited for exchanges."""
+        """Count the time of the block as waiting for exchanges."""
         start_s, start = time.perf_counter(), self.now()
         try:
             yield
@@ -97,7 +97,7 @@ class Tracer:
 
     @contextmanager
     def task(self, name: str, step: int) -> Generator[None]:
-        """Take what happens in the block, in this thread, as the exchange of a bucket; one without a name is none."""
+        """Record the block, in this thread, as the exchange of a bucket; without a name, record nothing."""
         if not (self.on and name):
             yield
             return
@@ -110,18 +110,18 @@ class Tracer:
             self.tasks.append(task)
 
     def note(self, kind: str, name: str, start: Any, end: Any = None) -> None:
-        """Keep something of the training thread; its end is now if none is given."""
+        """Record an interval of the training thread; it ends now if no end is given."""
         if self.on and start is not None:
             self.notes.append(
                 ThreadEvent(kind=kind, name=name, step=self.step, start=start, end=end or self.clock.now())
             )
 
     def now(self) -> Any:
-        """Return a mark; None while nothing is kept."""
+        """Return a mark; None while nothing is recorded."""
         return self.clock.now() if self.on else None
 
     def moved(self, name: str, start: Any, wait_from: Any, sent_bytes: int, received_bytes: int) -> None:
-        """Keep a communication that has just ended; called by comms, in the thread that waited for it."""
+        """Record a communication that has just ended; called by comms, in the thread that waited for it."""
         if self.on and start is not None and wait_from is not None:
             task: TaskRecord | None = getattr(self._at_work, "task", None)
             message = TransferRecord(

@@ -1,4 +1,4 @@
-"""Several optimizers of one model, such as Muon and AdamW, seen as one."""
+"""Several optimizers of one model, such as Muon and AdamW, as one object."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -46,7 +46,7 @@ class _States(MutableMapping[Tensor, Any]):
 class Together(Optimizer):
     """Groups and state of several optimizers, in their order.
 
-    It does not step. Its hooks are called by a run: before the first member's part of a step, and after the last's.
+    It does not step. A run calls its hooks before the first optimizer's part of a step, and after the last's.
     """
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
@@ -58,12 +58,12 @@ class Together(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """All members' groups, as they now are."""
+        """Current groups of all members."""
         return [group for member in self.members for group in member.param_groups]
 
     @property
     def state(self) -> MutableMapping[Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """All members' states, live."""
+        """Live states of all members."""
         return _States(self.members)
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,11 +78,11 @@ class Together(Optimizer):
             member.zero_grad(set_to_none)
 
     def step(self, closure: object = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Refuse: which member steps when is the training loop's."""
+        """Refuse to step, since the training loop decides which member steps when."""
         raise TypeError("this stands for several optimizers; call step() of each.")
 
     def tell(self, *, begins: bool) -> None:
-        """Call the hooks of the beginning, or of the end, of a step that all members make."""
+        """Call the hooks at the beginning, or at the end, of a step that all members make."""
         hooks = self._optimizer_step_pre_hooks if begins else self._optimizer_step_post_hooks
         for hook in list(hooks.values()):
             hook(self, (self,), {})
@@ -94,6 +94,6 @@ def as_one(optimizers: Sequence[Optimizer]) -> Optimizer:
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
-    """Return the class of an optimizer, or the classes of all that it stands for."""
+    """Return the class name of an optimizer, or of all that it stands for."""
     members = optimizer.members if isinstance(optimizer, Together) else (optimizer,)
     return " and ".join(sorted({type(each).__name__ for each in members}))

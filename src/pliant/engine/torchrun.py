@@ -1,4 +1,4 @@
-"""The only place that reads environment variables: those that torchrun sets."""
+"""Environment variables of torchrun: the only place that reads them."""
 
 import os
 
@@ -26,5 +26,5 @@ def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | N
 
 
 def run_from_torchrun() -> str:
-    """Return the name that torchrun gives to all ranks of a run and to those that come later; nothing without it."""
+    """Return torchrun's name of a run, the same on all ranks, also those that join later; "" without it."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")

@@ -1,4 +1,4 @@
-"""A trial is a transaction: what a plan raises in it is noted, and its steps are as if they had not been made."""
+"""Trials of plans as transactions: errors are kept, and the steps of a failed trial are undone."""
 
 import copy
 import os
@@ -21,8 +21,8 @@ __all__ = ["PlanOnTrial", "Snapshot"]
 class Snapshot:
     """A copy of weights, buffers and optimizers' states, beside the model's own.
 
-    Not in it: the optimizers' settings, such as learning rates, and random generators. Both belong to the caller, whose
-    schedules and batches go on.
+    The optimizers' settings, such as learning rates, and random generators are not copied: they belong to the caller,
+    whose schedules and batches go on.
     """
 
     @torch.no_grad()
@@ -39,7 +39,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back; the copy stays, so that it can be put back again."""
+        """Put everything back; the copy stays, so that it can be used again."""
         for parameter, before in self._parameters:
             parameter.copy_(before)
         for owner, name, before in self._buffers:
@@ -60,23 +60,23 @@ class Snapshot:
 
 
 class PlanOnTrial:
-    """Notes what a plan raises while it is on trial, so that the training goes on, and undoes its steps.
+    """Keeps the errors of a plan on trial, so that the training goes on, and undoes its steps.
 
     A run has one of these. Between `begin` and `end` an error of Pliant's own work, in a hook, a step or a switch, is
-    noted and not raised, and this rank's weights are those of the beginning after each of its steps from then on. All
-    others pass: those of the caller's code, and CommError, since a rank that is lost stays lost.
+    kept and not raised, and this rank's weights are restored to those of the beginning after each step from then on.
+    All other errors pass: those of the caller's code, and CommError, since a lost rank stays lost.
 
-    A plan that was adopted is guarded likewise, but without a copy: that is made when something is raised. A rank's
-    weights then stay as they were in that moment until all ranks have met, and get equal again (`alike`). What would be
-    raised under any plan is raised: gradients that were not finite before, and a model or ranks that do not fit.
+    An adopted plan is guarded likewise, but without a copy, which is made when an error comes. A rank's weights then
+    stay as they were at that moment until all ranks have met and are equal again. An error that any plan would raise is
+    raised: gradients that were not finite before their exchange, and a model or ranks that do not fit.
 
-    Note: an error is noted on the rank that has it. Ranks tell each other at their next meeting (`TryOut`, `Cruise`),
-    and the same thing is undone on all of them: copies are equal on all ranks if weights were when the trial began.
+    An error is kept on the rank that has it. Ranks tell each other when they next meet (`TrialRunner`, `StepMonitor`),
+    and all undo the same: copies are equal on all ranks if weights were when the trial began.
     """
 
     def __init__(self) -> None:
         self.why = ""
-        """What was raised first, as 'ValueError: its message'; empty as long as nothing was."""
+        """First error, as 'ValueError: its message'; empty as long as there is none."""
         self.is_agreed = False
         """Whether all ranks know that the trial has failed."""
         self.is_on = False
@@ -84,18 +84,18 @@ class PlanOnTrial:
         self.guards = False
         """Whether the plan in force was adopted, and is left if it raises."""
         self.undone = 0
-        """Steps since something was raised, of which this rank's weights know nothing."""
+        """Steps since the first error, which this rank's weights do not contain."""
         self._snapshot: Snapshot | None = None
         self._owed: dict[str, Tensor] = {}
         self._of: tuple[nn.Module, Sequence[Optimizer], int] | None = None
 
     def begin(self, module: nn.Module, optimizers: Sequence[Optimizer], owed: dict[str, Tensor]) -> None:
-        """Copy what a failure would undo.
+        """Copy everything that a failure would undo.
 
         Args:
             module: The model without its DDP.
             optimizers: Those of its parameters.
-            owed: Gradients that the plan before has left, and that have not been paid.
+            owed: Gradients that the plan before has left, and that were not exchanged yet.
 
         """
         self.end()
@@ -103,7 +103,7 @@ class PlanOnTrial:
         self.is_on = True
 
     def guard(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Note from now on what is raised by the plan in force, or the one that is about to be, which was adopted.
+        """Keep errors of the adopted plan from now on.
 
         Args:
             module: The model without its DDP.
@@ -121,7 +121,7 @@ class PlanOnTrial:
 
     @contextmanager
     def noting(self) -> Generator[None]:
-        """Note an error of the block during a trial, or under a plan that is guarded, and raise it otherwise."""
+        """Keep an error of the block during a trial, or under a guarded plan, and raise it otherwise."""
         try:
             yield
         except CommError:
@@ -132,7 +132,7 @@ class PlanOnTrial:
             self.fail(f"{type(error).__name__}: {error}")  # as text: an error holds its frames, and they connections
 
     def noted(self, moment: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """Return what is done at a moment of a step, with its errors noted as those of `noting` are."""
+        """Return a function that keeps its errors as `noting` does."""
 
         def run(optimizer: Optimizer) -> None:
             with self.noting():
@@ -147,11 +147,11 @@ class PlanOnTrial:
             self._snapshot = Snapshot(*self._of[:2])
 
     def agree(self, why: str) -> None:
-        """Note, on all ranks, why the trial has failed on one of them."""
+        """Keep, on all ranks, why the trial has failed on one of them."""
         self.why, self.is_agreed = why, True
 
     def check(self) -> None:
-        """Note weights that have become NaN or Inf."""
+        """Fail the trial if weights have become NaN or Inf."""
         if not self.why and self._snapshot is not None and self._snapshot.spoiled:
             self.fail("weights have become NaN or Inf")
 
@@ -163,7 +163,7 @@ class PlanOnTrial:
 
     @property
     def owed(self) -> dict[str, Tensor]:
-        """Gradients that were owed when the trial began, by parameter."""
+        """Gradients that an earlier plan had left when the trial began, by parameter."""
         return dict(self._owed)
 
 

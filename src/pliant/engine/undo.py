@@ -1,4 +1,4 @@
-"""A skipped step leaves no trace: what the plan kept before an exchange that was not finite comes back."""
+"""State before a step, put back when the exchange was not finite and a GradScaler skips the step."""
 
 from torch import Tensor
 
@@ -10,10 +10,10 @@ __all__ = ["Undo"]
 
 
 class Undo:
-    """A copy of what one part of a bucket keeps, as it was when the step began.
+    """A copy of the state of one part of a bucket, from before the step.
 
-    Gradients that come late are not in it: they belong to the step that uses them. Nor are gathered ones that have not
-    been finite before, and are gone with the exchange that has found them. Memory: as much as the state.
+    Late gradients are not copied: they belong to the step that uses them. Nor are pending ones that were not finite
+    before: they end with the exchange that finds them. Memory: as much as the state.
     """
 
     def __init__(self, node: Exchange, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Was every gradient exchanged? A parameter that got none would leave the ranks to drift apart unseen."""
+"""Check that every gradient was exchanged: a parameter without one would let ranks diverge unnoticed."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ class IncompleteBackwardError(RuntimeError):
 
 
 class UnusedParameterCheck:
-    """Notes which parameters got a gradient since the last synchronized forward pass, or the last step.
+    """Records which parameters got a gradient since the last synchronized forward pass, or the last step.
 
-    DDP itself notices an unused parameter only in the next forward pass, after the optimizer has taken a step with
-    gradients that differ between ranks; and a model that is never called, such as the module inside it, not at all.
+    DDP itself notices an unused parameter only in the next forward pass, after a step with gradients that differ
+    between ranks. It never notices a model that is not called, such as the module inside it.
 
     Args:
         ddp: The model that hands over buckets.
@@ -43,7 +43,7 @@ class UnusedParameterCheck:
         self._parameters = parameters
         self._wrapped_here = wrapped_here
         self._synchronizes: bool | None = None
-        """Whether the last forward pass is followed by exchanges, which `no_sync` forbids; None if there was none."""
+        """Whether exchanges follow the last forward pass, which `no_sync` forbids; None if there was none."""
         self._touched: set[str] = set()
         self.complete = False
         """Whether DDP has handed over the last bucket of this backward pass."""
@@ -80,7 +80,7 @@ class UnusedParameterCheck:
 
     @property
     def _cause(self) -> str:
-        """Why no bucket came, and what to do about it."""
+        """Return why no bucket came, and the cure."""
         if self._synchronizes:
             return (
                 "with static_graph=True DDP leaves out the first pass of a model whose forward() returns its tensors "
@@ -102,7 +102,7 @@ class UnusedParameterCheck:
         return len(self._touched) == len(self._parameters)
 
     def end_step(self) -> None:
-        """Begin anew: what has come so far has been used."""
+        """Begin a new record, since the gradients so far were used."""
         self._synchronizes, self.complete = None, False
         self._touched.clear()
 

@@ -1,4 +1,4 @@
-"""A bucket of weights: what it holds, when it is due, and where the result goes."""
+"""Buckets of weights: their content, when they are due, and where results go."""
 
 import math
 from collections.abc import Sequence
@@ -22,31 +22,31 @@ __all__ = ["WeightPart", "lay_out_weights"]
 
 @dataclass(kw_only=True)
 class WeightPart:
-    """A bucket of weights that are exchanged alike."""
+    """A bucket of weights with the same node (Note [who owns a bucket's buffer])."""
 
     node: Exchange
     timing: Timing
-    """That of the node, which makes it anew each time it is asked."""
+    """Cached timing of the node, which builds it on every access."""
     algorithm: ExchangesWeights
     bucket: Bucket
     views: list[Tensor]
-    """Where each parameter lies in bucket.flat, in its own shape."""
+    """View of each parameter in bucket.flat, in its own shape."""
     comm: Comm
     state: State
     offset: int
-    """0, or how far before the period of the plan that of its fragment begins, which spreads fragments over it."""
+    """Steps by which its period begins before the plan's, at most 0, so that fragments are spread over a period."""
     last: int
     """Step of the last exchange."""
     round: int = 0
     """Exchanges so far."""
     work: float = 0.0
-    """What this rank had done by the last exchange."""
+    """Work of this rank at the last exchange."""
     distance: float = 0.0
-    """Euclidean norm of what the last exchange has changed."""
+    """Euclidean norm of the last exchange's change."""
     changed: list[Tensor] = field(default_factory=list[Tensor])
-    """The same, parameter by parameter, of an exchange whose result replaces the weights."""
+    """The same per parameter, for an exchange whose result replaces the weights."""
     ticket: TaskHandle | None = None
-    """An exchange whose result has not been taken."""
+    """Handle of an exchange whose result was not stored yet."""
 
     @property
     def late(self) -> bool:
@@ -55,7 +55,7 @@ class WeightPart:
 
     @property
     def acts_alone(self) -> bool:
-        """Whether a single rank has something to do: its outer optimizer."""
+        """Whether an exchange changes something even with a single rank, as an outer optimizer does."""
         core = self.node.core
         return isinstance(core, LocalSteps) and core.outer != Outer()
 
@@ -74,7 +74,7 @@ class WeightPart:
 
     @torch.no_grad()
     def store(self) -> None:
-        """Take the result: it replaces the weights, or, if it comes late, what it has changed is added to them."""
+        """Store the result: it replaces the weights, or, if it is late, its change is added to them."""
         if self.late:
             self.bucket.flat.copy_(self.state.flat[CORRECTION])
         self.changed.clear()

@@ -1,4 +1,4 @@
-"""Weights exchanged between optimizer steps, in buckets of our own: however DDP lays out its own, replicas stay."""
+"""Exchange of weights between optimizer steps, in buckets of our own, whatever DDP's are."""
 
 import functools
 import weakref
@@ -26,15 +26,14 @@ __all__ = ["WeightExchange"]
 
 
 class WeightExchange(Part):
-    """Carries out what a plan says about weights, after each of this rank's steps.
+    """Exchanges weights after this rank's steps, as a plan says (Note [who waits for whom], Note [deferred work]).
 
     Args:
         store: Nodes and state of all parameters.
-        comms: Who talks, for nodes that need hosts and for those that do not; nobody else
-            uses them.
-        optimizer: Whose learning rate stretches periods.
+        comms: Comms of weights alone, for nodes that need hosts and for those that do not.
+        optimizer: Optimizer whose learning rate stretches periods.
         step: Steps made so far.
-        tape: Where exchanges are noted.
+        tape: Tracer of the run.
 
     """
 
@@ -53,18 +52,18 @@ class WeightExchange(Part):
         self._agreement: tuple[ReplicaCheck, int] | None = None
         self._begun = step
         self._counted = 0.0
-        """Work that the caller has told of; if none, steps are what counts."""
+        """Work that the caller has reported; if 0, steps count."""
         self._leaving = self._all_leave = False
 
     def follow(self, which: Callable[[str], bool] = lambda _: True) -> None:
-        """Begin from the weights as they are, equal on all ranks, in every bucket with a parameter that is meant."""
+        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
         for part in self._parts:
             if any(which(span.name) for span in part.bucket.spans):
                 part.load()
                 part.algorithm.follow(part.bucket, part.state)
 
     def agree(self, agreement: ReplicaCheck, plan: int) -> None:
-        """Let ranks compare now and then what they have done, under a plan with this hash, after an exchange."""
+        """Let ranks compare their counts now and then, after an exchange, under a plan with this hash."""
         self._agreement = agreement, plan
 
     def report_work(self, work: float) -> None:
@@ -72,7 +71,7 @@ class WeightExchange(Part):
         self._counted += work
 
     def after_step(self, step: int) -> None:
-        """Take what has arrived, and exchange what is due."""
+        """Store results that are due, and start exchanges that are due."""
         self._lane.raise_error()
         optimizer = self._optimizer()
         lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
@@ -90,7 +89,7 @@ class WeightExchange(Part):
         self._take_all([part for part in due if not part.late])
 
     def hand_back(self, step: int) -> None:
-        """Take everything that is in flight. Collective, between two steps; waits for ranks at a free pace to come."""
+        """Store all results in flight. Collective, between two steps; at a free pace it waits for all ranks to come."""
         if self._free and self._comms.all.size > 1:
             self._leaving, self._all_leave = True, False
             while not self._all_leave:
@@ -102,23 +101,23 @@ class WeightExchange(Part):
         self._lane.drain()
 
     def settle(self, step: int) -> None:
-        """Make what is in flight a state that can be saved; at a free pace by taking it, which is collective."""
+        """Bring exchanges in flight to a state that can be saved; at a free pace by storing them. Collective then."""
         if self._free:
             self.hand_back(step)
         self._lane.drain()
 
     def abandon(self) -> None:
-        """Let go of what is in flight. Others may be lost, so an exchange that has begun may fail."""
+        """Drop exchanges in flight, which may fail since other ranks may be lost."""
         for part in self._parts:
             part.ticket = None
 
     def close(self) -> None:
-        """End the lane, and the comm."""
+        """End the communication thread, and close the comm."""
         self._lane.close()
         self._comms.all.close()
 
     def stats(self) -> dict[str, float]:
-        """Return what exchanges of weights have cost, and how far the last ones have moved this rank."""
+        """Return the time of exchanges of weights, and the norm of their last change on this rank."""
         return {"exchange_s": self._lane.busy_s, "consensus_distance": self.distance}
 
     @property
@@ -169,7 +168,7 @@ class WeightExchange(Part):
 
     @property
     def distance(self) -> float:
-        """Euclidean norm of what exchanges have last changed in this rank's weights; waits for nobody."""
+        """Euclidean norm of the last exchanges' change of this rank's weights; waits for nobody."""
         for part in self._parts:
             if part.changed:
                 part.distance = float(torch.stack(part.changed).norm())
@@ -210,7 +209,7 @@ class WeightExchange(Part):
             )
 
     def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
-        """Learn which part of all work is this rank's, and whether all ranks are leaving."""
+        """Compute this rank's share of all work, and whether all ranks are leaving. Collective."""
         comm = self._comms.all
         table = torch.tensor([work, float(leaving)], dtype=torch.float64, device=self._parts[0].bucket.flat.device)
         comm.all_reduce(table).wait()

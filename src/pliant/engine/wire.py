@@ -1,4 +1,4 @@
-"""Which plans a process group's backend can carry."""
+"""Check of plans against the backend of a process group."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ __all__ = ["backend_of", "require_carried"]
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> str:
-    """Return the name of the backend that moves tensors of a device: a group may have one for each kind."""
+    """Return the name of the backend for tensors of a device: a group may have one for each kind."""
     moves: Any = group._get_backend(device)  # pyright: ignore
     return str(moves.name()).lower()
 
 
 def require_carried(plan: SyncPlan, group: ProcessGroup, device: torch.device) -> None:
-    """Raise ValueError for a plan whose exchange would wait for ever over this group. No communication.
+    """Raise ValueError for a plan whose exchange would deadlock over this group. No communication.
 
-    NCCL carries out what a rank asks for in one order, and some exchanges ask for what others send before they send.
+    NCCL carries out a rank's operations in one order, and some exchanges receive what others send only after their own.
     """
     if group.size() == 1 or backend_of(group, device) != "nccl":
         return

@@ -56,16 +56,16 @@ def rows_of(shape: tuple[int, ...], block: int) -> SegmentedRows | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Divided:
-    """Tensors that are exchanged together: which stay dense, and what there is to choose from."""
+    """Tensors of one exchange: those that stay dense, and the blocks of the others."""
 
     selection: Selection
     num_ranks: int
     dense: tuple[bool, ...]
-    """Of each tensor, whether all of it goes in every exchange."""
+    """Flag per tensor: whether all of it is sent in every exchange."""
     numel: int
     numel_dense: int
     num_blocks: int
-    """Of tensors that do not stay dense."""
+    """Blocks of the tensors that do not stay dense."""
     largest: int
     """Elements of the largest block."""
 
@@ -76,7 +76,7 @@ class Divided:
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of a bit for each block; of a leader, filled up so that turns share them evenly."""
+        """Bytes of a bit for each block; a leader's are padded so that ranks share them evenly."""
         granule = self.num_ranks if self.selection.agreement == "leader" else 4
         return -(-math.ceil(self.num_blocks / 8) // granule) * granule
 
@@ -107,7 +107,7 @@ class Divided:
         return self.selection.value_bits
 
     def is_whole(self, ratio: float) -> bool:
-        """Say whether a ratio pays for everything, so that nothing is chosen and no score travels."""
+        """Say whether a ratio pays for everything, so that nothing is selected and no score is sent."""
         return self.room(ratio) >= self.numel_blocks
 
     def message_numel(self, ratio: float) -> int:

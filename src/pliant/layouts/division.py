@@ -15,8 +15,8 @@ _OWNED_BYTES = 1 << 22
 
 
 _PARTS_BYTES = 1 << 19
-"""The same for messages that are to be short: measured, two hops of 0.2 MB take 1.09 of what the link
-allows at 100 Mbit/s, of 1.2 MB 1.41, and a ring 1.06."""
+"""Largest part for messages that must be short: measured, two hops of 0.2 MB take 1.09 of what the link allows at 100
+Mbit/s, of 1.2 MB 1.41, and a ring 1.06."""
 
 
 def num_hops(numel: int, size: int, *, in_parts: bool = False) -> int:
@@ -68,16 +68,16 @@ def weight_buckets(numels: Sequence[int], num_fragments: int) -> list[tuple[int,
 
 
 def place(numels: Sequence[int], bandwidths: Sequence[float]) -> tuple[int, ...]:
-    """Return the owner of each parameter: the largest first, each to the rank that would be done with it soonest.
+    """Return the owner of each parameter: the largest first, each to the rank that would finish it soonest.
 
     Graham's longest-processing-time rule (SIAM J. Appl. Math. 17, 1969), for machines of different speed: with equal
-    bandwidths the fullest rank has at most 4/3 of what the best placement would give it. A parameter is never cut, so
-    that optimizers which look at whole matrices (Muon, LAMB, Adafactor) work as they are. Equal arguments give equal
-    owners on every rank: ties go to the lower index.
+    bandwidths the fullest rank has at most 4/3 of its load in the best placement. A parameter is never cut, so that
+    optimizers of whole matrices (Muon, LAMB, Adafactor) work as they are. Equal arguments give equal owners on every
+    rank: ties go to the lower index.
 
     Args:
         numels: Elements of each parameter.
-        bandwidths: What each rank's network carries, in any unit; positive.
+        bandwidths: Bandwidth of each rank's network, in any unit; positive.
 
     """
     if not bandwidths or min(bandwidths) <= 0:

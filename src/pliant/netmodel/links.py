@@ -37,14 +37,13 @@ class _Loads:
 
 
 class Links:
-    """The rates of a topology, ready to be asked; the one model of the wire that all predictions read.
+    """Rates of a topology; turns messages into seconds. It is the one model of the wire for all predictions.
 
-    All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack,
-    links of their own where the topology names some, and the loopback of their host where they stay inside. The round
-    takes as long as the resource that is loaded most, over its rate: so owners that all send to, and one slow host,
-    need no rule of their own. Flows that share a host's interface get in each other's way: f at once take
-    `Overheads.sharing_factor` times as long (docs/schedules.md); flows on uplinks do not. Latency is the largest on
-    any path that is used: the delay of the receiving host, or that of the link.
+    All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack, and
+    links that the topology names. Messages inside a host share its loopback. The round takes as long as its busiest
+    resource, over its rate: so owners that all send to, and one slow host, need no rule of their own. Flows that share
+    a host's interface, f at once, take `Overheads.sharing_factor` times as long (docs/schedules.md); flows on uplinks
+    do not. Latency is the largest on any path that is used: the delay of the receiving host, or that of the link.
     """
 
     def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
@@ -86,7 +85,7 @@ class Links:
         )
 
     def load(self, messages: Messages, repeat: int = 1) -> RoundTime:
-        """Return what messages take that travel at once, `repeat` times one after another.
+        """Return the time of messages that are sent at once, `repeat` times one after another.
 
         Rounds that are repeated wait for one another at every rank, so that all times count `repeat` times; around a
         ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops.

@@ -1,4 +1,4 @@
-"""Messages that travel at once, between many ranks, for many buckets, in little memory."""
+"""Messages that are sent at once, between many ranks, for many buckets, in little memory."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -25,9 +25,9 @@ class PointToPoint:
     num_bytes: Floats
     """(num_buckets,)"""
     cyclic: bool = False
-    """Whether message k + 1 begins where message k ends, around a ring, and what a rank sends next waits only for what
-    it gets: repeated rounds then take the delay of the longest path of so many hops, not of so many times the largest
-    hop."""
+    """Whether message k + 1 begins where message k ends, around a ring, where a rank waits only for the message before
+    its own. Repeated rounds then take the delay of the longest path of so many hops, not so many times the largest
+    delay."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return the bytes out of each rank, (num_buckets, num_ranks)."""
@@ -47,7 +47,7 @@ class PointToPoint:
 class DenseExchange:
     """Messages from every rank to every other: i sends `give[b, i] * take[b, j]` bytes to j for bucket b.
 
-    So all-to-all, all-gather, broadcast, and what owners get and send need n numbers, not n^2.
+    So all-to-all, all-gather, broadcast, and messages to and from owners need n numbers, not n^2.
     """
 
     give: Floats

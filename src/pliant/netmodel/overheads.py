@@ -15,10 +15,10 @@ __all__ = ["IDEAL", "KEYS", "Overheads"]
 _PLAIN = ("compute_s", "wire_s", "latency_s", "messages", "buckets", "loopback_bytes", "reduce_bytes")
 
 KEYS = (*_PLAIN, *(f"{verb} {codec}" for verb in ("encode", "feedback", "decode", "add") for codec in CODECS))
-"""Names of the quantities that are counted: seconds of computing, of the bottleneck's rate and of latency; messages
-that a rank handles; exchanges; bytes between ranks of a host; bytes that are added up or copied; and for each codec
-the elements that are encoded, encoded with error feedback, decoded, and decoded and added (`topk`, `blocktopk` and
-`randomk` add only the elements that travel)."""
+"""Names of the counted quantities. Seconds: of computing, of the bottleneck's rate, of latency. Counts: messages that a
+rank handles; exchanges. Bytes: between ranks of a host; added up or copied. Elements, for each codec: encoded, encoded
+with error feedback, decoded, and decoded and added (`topk`, `blocktopk` and `randomk` add only the elements that are
+sent)."""
 
 
 def _seconds(verb: str) -> Mapping[str, float]:
@@ -38,15 +38,15 @@ class Overheads:
     wire_factor: float = 1.05
     """Time on a link over bytes / rate: headers, and what TCP does not use."""
     message_s: float = 1.5e-4
-    """Of a rank, for each message that it sends or receives."""
+    """Seconds of a rank for each message that it sends or receives."""
     bucket_s: float = 3e-4
-    """Of a rank, for each exchange: hook, communication thread, checks."""
+    """Seconds of a rank for each exchange: hook, communication thread, checks."""
     sharing: float = 0.17
     """Cost of flows that share an interface, see `sharing_factor`; fitted in docs/schedules.md."""
     loopback_bytes_per_s: float = 3e9
     """Between ranks of one host."""
     reduce_bytes_per_s: float = 1.2e10
-    """Of sums and copies."""
+    """Throughput of sums and copies."""
     encode_s: Mapping[str, float] = field(default_factory=lambda: _seconds("encode"))
     """Codec -> seconds per element."""
     feedback_s: Mapping[str, float] = field(default_factory=lambda: _seconds("feedback"))

@@ -9,16 +9,16 @@ from pliant.netmodel.messages import DenseExchange, Floats, PointToPoint
 __all__ = ["BucketBatch", "Round", "passes", "work"]
 
 _ROUNDING = 1e-6
-"""Of a byte: what remains of fractions that are whole numbers in truth."""
+"""Tolerance in bytes for fractions that are whole numbers up to rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """Messages that travel at once, and what the busiest rank computes before and after them.
+    """Messages that are sent at once, and the work of the busiest rank before and after them.
 
-    Work is counted in elements (of what a codec sees) or bytes, under the names of `netmodel.KEYS`, (num_buckets,)
-    each. Where a message is cut into pieces, neighbouring stages overlap: of the last `after_share` of the messages, in
-    `after_pieces` pieces, each is worked on while the next is on its way.
+    Work is counted in elements (for a codec) or bytes, under the names of `netmodel.KEYS`, (num_buckets,) each. Where a
+    message is cut into pieces, neighbouring stages overlap: of the last `after_share` of the messages, in
+    `after_pieces` pieces, each is processed while the next is on its way.
     """
 
     messages: PointToPoint | DenseExchange | None

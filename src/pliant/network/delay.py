@@ -51,7 +51,7 @@ class DelayRelay:
             raise
 
     def remove(self) -> None:
-        """Remove the rule, so that nothing is sent to a queue that nobody serves, then end the relay."""
+        """Remove the rule, so that no packet waits for a relay that is gone, then end the relay."""
         self._host.run(*self._undo)
         self.close()
 

@@ -1,4 +1,4 @@
-"""From a Topology to live hosts: namespaces on a bridge, or one a rack, links shaped both ways, ranks on them."""
+"""Emulation of a topology: namespaces on a bridge, or one a rack, links shaped both ways, ranks in them."""
 
 import os
 import re
@@ -41,11 +41,11 @@ class _Made:
     uplinks: list[RackSwitch] = field(default_factory=list[RackSwitch])
     limits: dict[int, CpuLimit] = field(default_factory=dict[int, CpuLimit])
     secret_file: Path | None = None
-    """Of elastic runs."""
+    """Secret file of elastic runs."""
 
 
 class EmulatedCluster:
-    """Emulated hosts that are up. Made by `emulated`."""
+    """Emulated hosts that are running."""
 
     def __init__(self, topology: Topology, made: _Made, *, burst: int) -> None:
         self.topology = topology
@@ -116,11 +116,11 @@ class EmulatedCluster:
     ) -> list[RankResult]:
         """Run a command once per rank and wait. When one fails, or after timeout_s, the others are ended.
 
-        On elastic hosts the others go on when one fails, and it is started again up to `restarts` times. `on_line` gets
-        each rank's output line by line, from a thread per rank.
+        On elastic hosts the others continue when one fails, and it is started again up to `restarts` times. `on_line`
+        gets each rank's output line by line, from a thread per rank.
 
         Raises:
-            ValueError: Restarts are asked for, but the hosts are not elastic, so that who comes back finds no store.
+            ValueError: Restarts are asked for, but the hosts are not elastic, so that a restarted rank finds no store.
 
         """
         if restarts and not self._elastic:
@@ -164,10 +164,10 @@ class EmulatedCluster:
         self.topology = topology
 
     def check_links(self) -> list[LinkReport]:
-        """Measure each host's link, and each rack's, to the next, in some seconds; `refuse_wrong` judges them.
+        """Measure each host's link, and each rack's, to the next, in some seconds; `refuse_wrong` checks the rates.
 
-        Up to three times while one is not what was asked for, since the machine may be busy for a moment; what was
-        found last is returned.
+        Up to three times while a rate is wrong, since the machine may be busy for a moment; the last rates are
+        returned.
         """
         addresses = [self.address(k) for k in range(len(self._hosts))]
         reports = measure(self.topology, self._hosts, addresses, self._burst)
@@ -248,7 +248,7 @@ def _new_secret(path: Path) -> Path:
 
 
 def _names(topology: Topology) -> str:
-    """Return a hosts file, in which torch's store looks up who has come; a name that is none there becomes a number."""
+    """Return a hosts file for torch's store, which looks up connecting addresses; unknown ones become numbers."""
     named = {_address(k): host.name for k, host in enumerate(topology.hosts)}
     named = {address: name if _HOST_NAME.fullmatch(name) else f"host-{address}" for address, name in named.items()}
     lines = ["127.0.0.1 localhost", "::1 localhost"]

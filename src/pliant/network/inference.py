@@ -1,4 +1,4 @@
-"""From figures of pairs of hosts to a Topology: pure functions of matrices."""
+"""Inference of a topology from rates of pairs of hosts: pure functions of matrices."""
 
 from collections.abc import Sequence
 
@@ -87,10 +87,10 @@ def slow_pairs(rounds: Matrix, pairs: Matrix) -> list[Pair]:
 
 
 def lone_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
-    """Return (round, source, target) of streams that beat all others of either end by more than the noise.
+    """Return (round, source, target) of streams that are faster than all others of either end by more than the noise.
 
-    Such a stream alone says what that end can do. It is the only one to an equal, or a mishap of whoever took its
-    times: a second one decides.
+    Such a stream alone gives the rate of its end. It is the only one to an equal, or a mistake in timing: a second one
+    decides.
 
     Args:
         rounds: As in `host_rates`.

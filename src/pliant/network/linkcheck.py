@@ -1,4 +1,4 @@
-"""Are the links what was asked for? Measured between live hosts, and held against it."""
+"""Check of emulated links: rates measured between live hosts against the requested ones."""
 
 import json
 import math
@@ -157,7 +157,7 @@ def _stop(probe: "subprocess.Popen[str]") -> None:
 
 
 def _turn(probes: Sequence["subprocess.Popen[str]"]) -> list[float]:
-    """Collect one figure of each probe, then let all go on together."""
+    """Collect one figure of each probe, then let all continue together."""
     figures: list[float] = []
     for probe in probes:
         line = probe.stdout.readline() if probe.stdout is not None else ""

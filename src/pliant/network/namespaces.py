@@ -65,11 +65,11 @@ def run_tool(argv: Sequence[str], *, text: str = "") -> str:
 
 
 class Namespace:
-    """A network namespace with a process namespace of its own, alive as long as its holder process is.
+    """A network namespace with a process namespace, alive as long as its holder process is.
 
     The holder is the first process of the process namespace: when it ends, the kernel kills all others in there, even
-    those that left their session. It ends with its parent, however that dies. Root makes namespaces directly; anybody
-    else makes them inside a user namespace, which the hosts of a cluster share through `sibling`.
+    those that left their session. It ends with its parent, however that dies. Root makes namespaces directly; other
+    users make them inside a user namespace, which the hosts of a cluster share through `sibling`.
     """
 
     def __init__(self, name: str, sibling: "Namespace | None" = None) -> None:
@@ -120,7 +120,7 @@ class Namespace:
         return run_tool([*self.prefix(), *argv], text=text)
 
     def show(self, source: Path, target: Path) -> None:
-        """Let the ranks on this host, and nobody else, see one file in the place of another, if that is there."""
+        """Replace one file by another, for the ranks on this host only, if it exists."""
         if target.exists():
             run_tool([*self.rank_prefix(), "mount", "--bind", str(source), str(target)])
 

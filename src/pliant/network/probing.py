@@ -1,4 +1,4 @@
-"""`probe`: all ranks measure together who reaches whom, and how fast."""
+"""Probe of the network: all ranks measure rates and latencies together."""
 
 import hashlib
 import os
@@ -33,18 +33,18 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
 
     One rank of each host takes part; the others wait. Round trips, then streams both ways, in rounds of disjoint pairs
     of hosts in which each meets each; then all hosts send at once round a ring, to the next and to the next but one.
-    What a host sends and receives in its best streams is its rate. A pair that is 20 % below what its hosts can do is
-    looked at again, and becomes a `Link` if it stays there; a stream that beats all others is looked at again, too.
-    Rates are of payload, without the headers of TCP/IP, over one connection, as there is in training.
+    The best streams of a host give its rates. A pair that is 20 % below its hosts' rates is measured again, and becomes
+    a `Link` if it stays there; a stream that beats all others is measured again, too. Rates are of payload, without the
+    headers of TCP/IP, over one connection, as there is in training.
 
     Args:
-        comm: Who is measured; over Gloo.
-        budget_s: Time for it all, not counting second looks. Where it does not suffice for a stream of 0.3 s in each
-            round, rounds are left out, evenly; hosts that did not meet are taken to be what each is by itself.
+        comm: Ranks to measure; over Gloo.
+        budget_s: Time for it all, not counting second measurements. Where it does not suffice for a stream of 0.3 s in
+            each round, rounds are left out, evenly; a pair that was left out gets its hosts' own rates.
         hosts: Ranks of each host, in order; where None, ranks that see one network of one machine are on one host.
 
     Returns:
-        The same on all ranks. A host's delay is its part in half of a round trip, less what a message costs.
+        The same on all ranks. A host's delay is its part in half of a round trip, less the time of a message.
 
     Raises:
         ValueError: The comm is not over Gloo, the budget is not below half of the comm's timeout, or the ranks of a

@@ -1,4 +1,4 @@
-"""The store in which the ranks of an elastic run meet, hosted by none of them but by a process of its own."""
+"""Store of an elastic run's ranks, hosted by a process of its own and by none of them."""
 
 import os
 import select

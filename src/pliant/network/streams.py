@@ -28,7 +28,7 @@ _LEAST_ANSWER_S = 0.1
 _SETTLING = 0.4
 """Part of an answer that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 _AT_ONCE = 0.25
-"""Of the mean time between chunks: what comes sooner after another had come before, and waited to be looked at."""
+"""Share of the mean time between chunks: a chunk that follows sooner had arrived before, and waited to be read."""
 _FEW = 3
 _LOOPBACK_BYTES = 4_000_000
 _TRIPS = (3, 20)
@@ -58,7 +58,7 @@ def round_trip_s(comm: Comm, peer: int, limit_s: float) -> float:
 
 
 def message_s(comm: Comm) -> float:
-    """Return what one more small message costs each rank, from how much longer many take than few. Collective.
+    """Return the cost of one more small message for each rank, from the time of many over that of few. Collective.
 
     All go round a ring, posted at once, so that neither delays nor rates have a part in it; the median of three.
     """
@@ -107,10 +107,10 @@ def stream(
 ) -> dict[int, float]:
     """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
 
-    Each source is asked for 64 KB and then, as long as there is time, for four times as much, never for more than fits
-    into what is left of duration_s at the rate so far, nor for more than 64 MB. An answer that counts came in 0.1 s or
-    more, or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not
-    what it seemed.
+    Each source is asked for 64 KB and then, as long as there is time, for four times as much. It is never more than 64
+    MB, nor more than fits into the rest of duration_s at the rate so far. An answer that counts came in 0.1 s or more,
+    or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not what it
+    seemed.
 
     Questions and answers need comms of their own over the same ranks, since two ranks may send to each other. A thread
     for each stream: a slow one holds up no other.
@@ -125,13 +125,13 @@ def stream(
 
 
 def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
-    """Return bytes per second once an answer has settled: the median slope of what lies far apart (Theil-Sen).
+    """Return bytes per second of a settled stream: the median slope of distant points (Theil-Sen).
 
-    Far is half of what is counted: whoever takes the times may have to wait for a core, and then finds several chunks.
-    Of these only the last one's time counts, or a wait at the beginning would make the rest look fast.
+    Distant is half of what is counted: the timing thread may have to wait for a core, and then reads several chunks. Of
+    these only the last one's time counts, or a wait at the beginning would make the others look fast.
 
     Args:
-        arrivals: When each chunk was complete, in s, and how many bytes had come by then; at least two.
+        arrivals: When each chunk was complete, in s, and the bytes received by then; at least two.
 
     """
     at_once_s = _AT_ONCE * (arrivals[-1][0] - arrivals[0][0]) / (len(arrivals) - 1)

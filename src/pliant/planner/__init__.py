@@ -1,4 +1,4 @@
-"""Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
+"""Search for a plan: a space of plans, predicted costs, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
 from pliant.planner.allot import allot

@@ -38,7 +38,7 @@ class Advice:
 
     @property
     def sentence(self) -> str:
-        """All of it, without reasons."""
+        """The advice in one sentence, without reasons."""
         rate = "Keep the learning rate" if self.lr_scale == 1 else f"Multiply the learning rate by {self.lr_scale:.3g}"
         rise = ", after a warm-up" if self.warm_up else ""
         other = f"; consider {self.optimizer}" if self.optimizer else ""
@@ -47,14 +47,14 @@ class Advice:
 
     @property
     def paragraph(self) -> str:
-        """All of it, and why."""
+        """The advice with its reasons."""
         return " ".join(
             part for part in (self.sentence, self.lr_reason, self.optimizer_reason, self.pace_reason) if part
         )
 
 
 def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str = "SGD", tuned_for: int = 0) -> Advice:
-    """Say what a plan asks of the optimizer.
+    """Return the changes of the optimizer that a plan asks for.
 
     The rate that is best for a batch B is eps_max / (1 + B_noise / B) (McCandlish et al., arXiv:1812.06162, section
     2.2): linear in B up to about the noise scale, as in Goyal et al. (arXiv:1706.02677), and constant far beyond it.
@@ -63,8 +63,8 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
 
     Args:
         workload: Its batch_size, and noise_scale and rank_factors where they were measured.
-        num_ranks: Who trains.
-        plan: What is exchanged: the exchange of most elements decides.
+        num_ranks: Ranks that train.
+        plan: The exchange of most elements decides.
         optimizer: Name of its class, such as 'SGD', 'AdamW'. A name without a known rule keeps its rate.
         tuned_for: Samples a step for which the learning rate was tuned; 0 for those of one rank.
 

@@ -13,15 +13,15 @@ _LEVELS = 10_000
 def allot(errors: Floats, costs: Floats, budget: float, levels: int = _LEVELS) -> list[int]:
     """Return for each group the setting with which all together cost least and err at most by the budget.
 
-    What the budget leaves after every group's least error is cut into so many levels, and each error above the least
-    is rounded up to whole ones. So a result is never above the budget; it is the least costly one of the problem in
-    levels, and of those one with the least error. Rounding gives away at most num_groups / levels of what is left.
+    The budget beyond every group's least error is cut into levels, and each error above the least is rounded up to
+    whole ones. So a result is never above the budget; it is the least costly one of the problem in levels, and of those
+    one with the least error. Rounding loses at most num_groups / levels of the budget beyond the least errors.
 
     Args:
         errors: (num_groups, num_settings), at least 0.
         costs: (num_groups, num_settings), at least 0.
         budget: On the sum over groups of the errors.
-        levels: Finer is nearer to the best, and takes longer: num_groups * num_settings * levels additions.
+        levels: More are nearer to the optimum, and take longer: num_groups * num_settings * levels additions.
 
     Raises:
         ValueError: Even the least errors exceed the budget.

@@ -10,7 +10,7 @@ __all__ = ["LOW_RANKS", "CodecErrors", "lossy_codecs"]
 
 
 LOW_RANKS = tuple(int(rank) for rank in FAMILIES["low_rank"].grids["rank"])
-"""What the search may choose among for PowerSGD: for `pliant.observe(ranks=...)`."""
+"""Ranks of PowerSGD that the search may use: for `pliant.observe(ranks=...)`."""
 
 
 def lossy_codecs() -> tuple[CodecSpec, ...]:
@@ -49,7 +49,7 @@ class CodecErrors:
     def of_tensor(self, place: int, node: Exchange) -> float | None:
         """Return the error of workload.tensors[place] under a node, as a share of the whole gradient's square.
 
-        None where nobody knows: the codec was not measured on it, or weights are exchanged instead of gradients.
+        None if it is not known: the codec was not measured on it, or weights are exchanged instead of gradients.
         """
         if node.weights_may_diverge or isinstance(node.core, BlockSparse):
             return None
@@ -61,7 +61,7 @@ class CodecErrors:
         return self._weighed[place].get(coding)
 
     def of(self, plan: SyncPlan) -> float | None:
-        """Return the relative squared error of the whole gradient under a plan, or None where nobody knows."""
+        """Return the relative squared error of the whole gradient under a plan, or None if it is not known."""
         total = 0.0
         for place, tensor in enumerate(self._workload.tensors):
             error = self.of_tensor(place, plan.exchange_for(tensor.name, tensor.layer, tensor.numel))

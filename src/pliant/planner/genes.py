@@ -1,4 +1,4 @@
-"""A plan as the search sees it: what it may change, apart from what follows from it."""
+"""Genome of a plan: the settings that a search may change."""
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -71,7 +71,7 @@ class Genes:
 
     @property
     def genes(self) -> tuple[Gene, ...]:
-        """All of them, the base first."""
+        """All genes, the base first."""
         return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
 
     def plan(self, name: str = "") -> SyncPlan:

@@ -20,7 +20,7 @@ __all__ = ["FeatureModel", "Predictor", "TransferPrior", "calibrated"]
 Floats = NDArray[np.float64]
 
 _PRIOR_WEIGHT = 0.01
-"""Of every coefficient's given value, in trials: what no trial speaks of stays what it was."""
+"""Weight of every coefficient's initial value, in trials: trials that do not depend on it leave it unchanged."""
 _ROUNDS = 3
 """Which path is critical depends on the coefficients, and they on the path: a few rounds settle it."""
 _FAMILIES = tuple(FAMILIES)
@@ -120,7 +120,7 @@ class Predictor:
         self._residual = BoostedCorrection(seed)
         self._unlearned = None if experience is None else (experience.features, experience.error, experience.groups)
         self._counted: dict[Genes, Floats] = {}
-        """What the physics says at these coefficients, so that nothing is simulated twice."""
+        """Counted quantities at these coefficients, so that nothing is simulated twice."""
 
     @property
     def residual(self) -> BoostedCorrection:

@@ -53,12 +53,12 @@ and on small models the loss was 6 to 25 % higher than DDP's after 1.5 times its
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Limit of what a plan may cost: at most `budget` times the steps to the same accuracy. 1 is exact.
+    """Limit of a plan: at most `budget` times the steps to the same accuracy. 1 admits exact plans alone.
 
-    Time to accuracy is step time times steps; `ratio` is the second factor. A setting that nobody has measured counts
-    as the mildest one that was and is at least as strong in everything; without such, it is admitted under no budget.
-    Our ratios are of trainings with SGD: with another optimizer none but exact plans are admitted by them; and none
-    that are known not to hold elsewhere.
+    Time to accuracy is step time times steps; `ratio` is the second factor. A setting that was not measured counts as
+    the mildest measured one that is at least as strong in everything; without such, it is admitted under no budget. Our
+    ratios are of trainings with SGD: with another optimizer they admit exact plans only. Ratios that are known not to
+    hold elsewhere admit nothing.
     """
 
     budget: float = 1.0
@@ -76,7 +76,7 @@ class Quality:
             raise ValueError(f"a quality budget of {self.budget} would need fewer steps than exact training; use >= 1.")
 
     def ratio_of(self, gene: Gene) -> float | None:
-        """Return the ratio of steps of one gene, or None if nobody has measured it or anything stronger."""
+        """Return the ratio of steps of one gene, or None if neither it nor anything stronger was measured."""
         for measured in (self.ratios, MEASURED_STEPS_RATIO):
             if gene in measured:
                 return measured[gene]
@@ -90,7 +90,7 @@ class Quality:
         return max(known) if len(known) == len(found) else None
 
     def factor(self, genes: Genes) -> float:
-        """Return by how much a plan's step time counts more: its ratio, or 1 if nobody knows it."""
+        """Return the factor of a plan's step time: its ratio, or 1 if it is not known."""
         return self.ratio(genes) or 1.0
 
     def admits(self, gene: Gene) -> bool:

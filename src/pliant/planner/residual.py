@@ -14,7 +14,7 @@ _log = logging.getLogger("pliant")
 __all__ = ["FEW", "MANY", "BoostedCorrection"]
 
 FEW, MANY = 25, 100
-"""Below FEW runs nothing is learned; up to MANY at most half of what was learned is believed."""
+"""Below FEW runs nothing is learned; up to MANY at most half of the correction is applied."""
 _BAGS = 10
 _TREES = 250
 _SETTINGS = {
@@ -33,11 +33,11 @@ _SHRINKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class BoostedCorrection:
-    """An ensemble of boosted trees, shrunken by how much it has proved to help, and silent where it has seen nothing.
+    """Boosted trees that correct predicted times, shrunk by their cross-validated benefit.
 
-    The share of the correction that is applied is the one with the least error on groups left out of the fit, at most
-    a half below 100 runs and none below 25. For a plan with a feature outside what was seen in training, it falls to
-    zero with the distance: trees extrapolate by their last leaf, the simulator by physics.
+    The share of the correction that is applied is the one with the least error on groups left out of the fit, at most a
+    half below 100 runs and none below 25. For a plan with a feature outside the range of training, it falls to zero
+    with the distance: trees extrapolate by their last leaf, the simulator by its model.
 
     Uncertainty: the spread of the ensemble, and the error that was left on the groups left out.
 

@@ -17,11 +17,11 @@ from pliant.planner.trials import Measure, Trial
 __all__ = ["SearchLimits", "SearchResult", "StepTimeModel", "search", "searching"]
 
 _RANDOM_SHARE = 0.2
-"""Of a later batch that is drawn without asking the model, so that it is proved wrong where it is."""
+"""Share of a later batch that is drawn at random, so that errors of the model are found."""
 _LOWER = 1.0
 """Standard deviations below the mean at which a candidate is judged."""
 _ALIKE = 0.1
-"""What being just like a candidate that is already in the batch costs, in the logarithm of time: AutoSync's rule."""
+"""Penalty, in the logarithm of time, of a candidate equal to one already in the batch: AutoSync's rule."""
 _RACE = 1.2
 """A trial ends early when it is surely so many times slower than the best."""
 _ELITE = 10
@@ -47,7 +47,7 @@ class StepTimeModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLimits:
-    """When a search ends, and how wide it looks."""
+    """Limits of a search: when it ends, and how wide it is."""
 
     max_trials: int = 200
     """Plans to run at most, builders included."""
@@ -66,7 +66,7 @@ class SearchLimits:
     known: Sequence[Trial] = ()
     """Trials that were made before, under the same conditions: they are learned from and compared, and cost nothing."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +115,10 @@ def search(
 def searching(
     space: Space, model: StepTimeModel, limits: SearchLimits
 ) -> Generator[tuple[Genes, float], Trial, SearchResult]:
-    """Search for whoever runs the trials: yield plans, each with the step time above which it may be given up.
+    """Search as a generator: yield plans with the step time above which a trial may end; receive trials.
 
-    First come the best predicted of builders and samples. Then, batch after batch: candidates come from the best so far
-    by mutation and crossover, and from the space at random. Each batch is picked one by one, the least in lower
+    First come the best predicted of baselines and samples. Then, batch after batch: candidates come from the best so
+    far by mutation and crossover, and from the space at random. Each batch is picked one by one, the least in lower
     confidence bound plus likeness to those picked; a fifth of a later one is random. After each batch the model learns.
     """
     rng = random.Random(limits.seed)  # noqa: S311  not for secrets
@@ -218,7 +218,7 @@ def _candidates(
 def _pick(
     features: NDArray[np.float64], bound: NDArray[np.float64], number: int, at_random: float, rng: random.Random
 ) -> list[int]:
-    """Pick plans that look good and differ from each other, a share of them at random."""
+    """Pick plans with low predicted times that differ from each other, a share of them at random."""
     scaled = (features - features.mean(0)) / (features.std(0) + 1e-12)
     scaled /= np.linalg.norm(scaled, axis=1, keepdims=True) + 1e-12
     alike = np.zeros(len(bound))

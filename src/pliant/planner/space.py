@@ -1,4 +1,4 @@
-"""Which plans there are to choose from, and how one comes from another."""
+"""Space of plans: samples, neighbours and crossovers."""
 
 import itertools
 import random
@@ -78,7 +78,7 @@ class Space:
         return all(self.quality.admits(gene) for gene in genes.genes)
 
     def sample(self, rng: random.Random) -> Genes:
-        """Draw a plan: families alike, then settings alike, then, rarely, a class of layers of its own."""
+        """Draw a plan: families with equal probability, then settings, then, rarely, a class of layers of its own."""
         return self._first_inside(lambda: self._draw(rng))
 
     def distinct(

@@ -13,7 +13,7 @@ Status = Literal["ok", "aborted", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One plan that was really run."""
+    """One plan that was run and timed."""
 
     genes: Genes
     steps_s: tuple[float, ...] = ()

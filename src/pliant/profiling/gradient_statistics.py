@@ -146,10 +146,10 @@ def _square(x: Tensor) -> Tensor:
 
 
 def _beyond_rank(x: Tensor, rank: int, seed: int) -> Tensor:
-    """Return the squared norm of what a parameter's gradient has beyond a low rank; 0 if it would be sent whole.
+    """Return the squared norm of a parameter's gradient outside a low rank; 0 if it would be sent whole.
 
     M - P P^T M, with P from four rounds of subspace iteration: PowerSGD (arXiv:1905.13727) makes one in each step, and
-    goes on from the step before, so that it comes near the best P of its rank.
+    starts from the step before, so that it comes near the best P of its rank.
     """
     factor = factor_shape(tuple(x.shape), rank)
     if factor is None or not x.isfinite().all():  # a step that is not finite counts for nothing anyway

@@ -1,4 +1,4 @@
-"""Watch ordinary training steps, and write down what they ask of the network."""
+"""Measurement of ordinary training steps, as a workload."""
 
 import statistics
 import zlib
@@ -28,7 +28,7 @@ __all__ = ["Observation", "observe"]
 
 
 class Observation:
-    """Result of `observe`: a context manager around ordinary steps. The hooks go when enough was seen."""
+    """Result of `observe`: a context manager around ordinary steps. Its hooks are removed after the last one."""
 
     def __init__(
         self,
@@ -213,31 +213,41 @@ def observe(
     group: ProcessGroup | None = None,
     timeout_s: float = 300.0,
 ) -> Observation:
-    """Watch the next steps of an ordinary training: a context manager around them, whose `workload()` is a Workload.
+    """Measure the next steps of an ordinary training: a context manager around them, with a `workload()`.
 
-    The steps are real ones, and nothing of them is changed: hooks take times and look at gradients, on copies, without
-    drawing from torch's generators and without communication. So there is nothing to restore, as there would be after
-    steps that were made for the sake of measuring. After warmup_steps, `steps` are timed; in gradient_steps more,
-    gradients are looked at, which takes time of its own. Then the hooks go by themselves.
+    The steps are real ones and do not change: hooks take times and read gradients, on copies, without drawing from
+    torch's generators and without communication. So nothing has to be restored afterwards. After warmup_steps, `steps`
+    are timed; in gradient_steps more, gradients are measured, which takes time of its own. Then the hooks are removed.
 
-    Times are those of this training, with whatever runs beside backward: under DDP's ``no_sync()``, or on a plain
-    module, of computing alone. Call observe() before relax(), so that what relax() does is not in the optimizer's time.
+    Times are those of this training, with everything that runs beside backward; under DDP's ``no_sync()``, or on a
+    plain module, they are those of computing alone. Call observe() before relax(), so that its work is not in the
+    optimizer's time.
 
     Args:
         model: A DistributedDataParallel model or a plain module, the one that is called.
         optimizer: Of its parameters.
         steps: Steps to time; medians are kept.
         warmup_steps: Steps before those.
-        codecs: Codecs whose error on each tensor's gradient is wanted, such as ``pliant.codecs.Qsgd(bits=4)``.
-        ranks: Low ranks whose error on each matrix's gradient is wanted, as `powersgd` sends them: (4, 1). The error
+        codecs: Codecs whose error on each tensor's gradient is measured, such as ``pliant.codecs.Qsgd(bits=4)``.
+        ranks: Low ranks whose error on each matrix's gradient is measured, as `powersgd` sends them: (4, 1). The error
             is entered as that of 'rank(rank=4)'.
-        gradient_steps: Steps whose gradients are looked at; 0 for none.
+        gradient_steps: Steps whose gradients are measured; 0 for none.
         batch_size: Samples that one rank takes in a step, for the noise scale.
-        group: For a plain module: whose ranks observe; the default process group, if there is one, if None.
+        group: Process group of a plain module's ranks; None for the default group, or for this rank alone without one.
         timeout_s: Longest that one collective of `workload` may take.
 
     Raises:
         ValueError: A number of steps or the batch is not possible, or the model has nothing to train.
+
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0) as observation:
+    ...     for _ in range(3):
+    ...         optimizer.zero_grad()
+    ...         model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    >>> observation.workload().numel
+    5
 
     """
     if steps < 1 or warmup_steps < 0 or gradient_steps < 0 or min((batch_size, *ranks)) < 1:
@@ -261,7 +271,7 @@ def observe(
 
 
 def _check_names(names: Sequence[str], comm: Comm, device: torch.device) -> None:
-    """Raise ValueError on all ranks if they hold different parameters, before a collective of unequal sizes hangs."""
+    """Raise ValueError on all ranks if they hold different parameters, before a collective of unequal sizes blocks."""
     table = torch.empty(comm.size, dtype=torch.int64, device=device)
     comm.all_gather(table, torch.tensor([zlib.crc32("\n".join(names).encode())], device=device)).wait()
     odd = [rank for rank, value in enumerate(table.tolist()) if value != int(table[0])]

@@ -1,4 +1,4 @@
-"""Write down what happens in the next steps of a run, rank by rank: timelines for `pliant report`."""
+"""Recording of the next steps of a run as timelines, one for each rank, for `pliant report`."""
 
 import functools
 import time
@@ -21,11 +21,11 @@ from pliant.spec import Event, Timeline, save
 __all__ = ["Recording", "record"]
 
 _SHORTEST_WAIT_S = 20e-6
-"""What is shorter is the price of asking whether there is anything to wait for."""
+"""Shortest wait that is recorded: a shorter one is the cost of asking."""
 
 
 class Recording(AttachedRecording):
-    """Result of `record`: a context manager around ordinary steps. The hooks go when enough was seen."""
+    """Result of `record`: a context manager around ordinary steps. Its hooks are removed after the last one."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
         self._run, self._folder = run, folder
@@ -192,10 +192,10 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
 
     The steps are ordinary ones: hooks take times, and nothing is communicated for it. After warmup_steps, `steps` are
     noted; then the timeline is written to ``folder/rank0.json`` (by rank 1 to ``rank1.json``, and so on) at once, and
-    the hooks go by themselves. A run that is closed, or that switches its plan, ends the recording with the steps
-    there are. What is noted: forward and backward passes, waits for exchanges, the optimizer's step, and for every
-    bucket its exchange, its messages, and what is computed beside them: 'encode' until the last message is on its way
-    (adding up what others sent included), 'decode' from then on. On CUDA times are those of the streams.
+    the hooks go by themselves. A run that is closed, or that switches its plan, ends the recording with the steps there
+    are. Events are forward and backward passes, waits for exchanges, the optimizer's step, and for every bucket its
+    exchange, its messages, and the coding beside them. Coding is 'encode' until the last message is on its way (sums
+    included), 'decode' from then on. On CUDA times are those of the streams.
 
     Args:
         run: What `relax` returned.
@@ -206,6 +206,18 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
     Raises:
         ValueError: A number of steps is not possible.
         RuntimeError: The run is being recorded already.
+
+    >>> from pliant import relax, run_world
+    >>> def train(context):
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with relax(model, optimizer, "bytegrad", group=context.process_group) as run:
+    ...         with record(run, steps=1, warmup_steps=0) as recording:
+    ...             run.model(torch.ones(2, 4)).sum().backward()
+    ...             optimizer.step()
+    ...         return recording.timeline().num_ranks
+    >>> run_world(2, train)
+    [2, 2]
 
     """
     if steps < 1 or warmup_steps < 0:
@@ -220,7 +232,7 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
 
 
 def _events(tape: Tracer, origin: Any) -> Iterator[Event]:
-    """Turn marks into times, and what the lane did between its messages into events of coding."""
+    """Turn marks into times, and the gaps between a task's messages into events of coding."""
     event = functools.partial(_event, tape, origin)
     for note in tape.notes:
         found = event(note.kind, note.name, note.step, note.start, note.end)

@@ -1,4 +1,4 @@
-"""When things happen in a training step: marks taken by hooks, and the times between them."""
+"""Times of the parts of a training step, from marks that hooks take."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass

@@ -1,4 +1,4 @@
-"""In which order sends go: collectives as conditions, schedules by rule and by program, proof, cost, execution."""
+"""Schedules of collectives: conditions, families, integer programs, verification, predicted cost, execution."""
 
 import lazy_loader
 

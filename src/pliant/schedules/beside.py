@@ -1,4 +1,4 @@
-"""Integer programs beside training: rank 0 has a process that looks, and says when to change, and change back."""
+"""Background solver: integer programs that rank 0 runs beside training, and the decision to use their results."""
 
 import os
 import signal
@@ -27,12 +27,12 @@ _SLACK_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Improving:
-    """When programs look for something better than the family beside training, and when that is dropped again."""
+    """Settings of the background solver: when it starts, and when its result is dropped again."""
 
     after: int = 16
-    """Calls with the same blocks after which it is worth it: blocks that change each time leave no time to look."""
+    """Calls with the same blocks before it starts: blocks that change in each call leave no time for it."""
     limit_s: float = 20.0
-    """Of the programs together."""
+    """Time limit of the programs together, in seconds."""
     trials: int = 5
     """Calls before and after the change whose medians are compared."""
 
@@ -51,7 +51,7 @@ class Improving:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTask:
-    """Orders that a process is given."""
+    """Input of the solver's process."""
 
     collective: Collective
     topology: Topology
@@ -72,7 +72,7 @@ class SearchTask:
 
 
 class ScheduleSearch:
-    """A process that solves a task with what the training leaves it, and ends in any case."""
+    """Process of the background solver, which uses spare cores and ends with the training."""
 
     def __init__(self, task: SearchTask) -> None:
         # Files, not pipes: nobody has to read while it writes.
@@ -115,16 +115,16 @@ class _Watched:
     """Calls with the same blocks."""
 
     seconds: list[float] = field(default_factory=list[float])
-    """Of each, until they are enough."""
+    """Seconds of each call, until there are enough."""
     searched: bool = False
 
 
 class Beside:
-    """Record of one sum's calls on rank 0, which decides for all: it says so before a call, and all do it in that call.
+    """Record of one sum's calls on rank 0, which announces a change before a call, so that all make it then.
 
-    One search at a time, once for each set of blocks. What is found comes into use when it is predicted to be faster
-    than what is in use, and goes again when the median of its first calls is slower than that of the last ones before
-    the search, which were not beside it.
+    One search at a time, once for each set of blocks. Its result is used when it is predicted to be faster than the
+    schedule in use. It is dropped again when the median of its first calls is slower than that of the last calls before
+    the search, which did not run beside it.
     """
 
     def __init__(self, improving: Improving, topology: Topology, overheads: Overheads) -> None:
@@ -134,7 +134,7 @@ class Beside:
         self._blocks = b""
         """Those that a search or a trial is about."""
         self._predicted_s = self._before_s = 0.0
-        """Of what was in use for them."""
+        """Predicted seconds of the schedule in use for them."""
         self._found: Candidate | None = None
         """On trial."""
         self._trial_s: list[float] = []
@@ -161,13 +161,13 @@ class Beside:
         return self._blocks, self._found
 
     def called(self, blocks: bytes, collective: Collective, in_use: Candidate, seconds: float) -> None:
-        """Take note of a call, and start a search if it is time.
+        """Record a call, and start a search if it is due.
 
         Args:
-            blocks: Who held what.
-            collective: The same.
-            in_use: What was carried out.
-            seconds: What it took.
+            blocks: Which rank held which block.
+            collective: The same as a task.
+            in_use: Schedule that was carried out.
+            seconds: Its duration.
 
         """
         if self._found is not None and blocks == self._blocks:

@@ -1,4 +1,4 @@
-"""Which schedule of the family suits a bitmap and a topology, and when to look for another."""
+"""Selection of a schedule of the family for a bitmap and a topology, and the time of the next selection."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NUM_CACHED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Way to make a schedule for any bitmap."""
+    """A way to make a schedule for any bitmap."""
 
     shape: Shape
     owners: Literal["greedy", "merged", "spread", "one"]
@@ -30,7 +30,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """For tables: 'ring', 'tree', '4d.2r (merged)'."""
+        """Name for tables, such as 'ring', 'tree' or '4d.2r (merged)'."""
         if self.owners == "one":
             return "tree" if self.shape.name == "halving" else f"{self.shape.name} (one)"
         return self.shape.name if self.owners == "greedy" else f"{self.shape.name} ({self.owners})"
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """Choice for one bitmap."""
+    """The schedule selected for one bitmap."""
 
     best: Candidate
     bound_s: float
@@ -102,7 +102,7 @@ def candidates(grouped: Grouped, topology: Topology, overheads: Overheads | None
 
 @dataclass(frozen=True, kw_only=True)
 class Choosing:
-    """When a chooser looks again, and when it changes."""
+    """Settings of the selection: when it is repeated, and when the schedule changes."""
 
     gain: float = 0.05
     """Predicted saving, as a part of the time, below which the recipe in use stays."""
@@ -117,12 +117,12 @@ class Choosing:
 
 
 class Chooser:
-    """Finds a schedule for each bitmap that comes along.
+    """Selects a schedule for each bitmap.
 
-    A bitmap that was there before gets what it got then. For another one the recipe in use is carried out again, which
-    takes milliseconds; all recipes are tried for the first bitmap and once in a `period`, and another one comes into
-    use when it is predicted to save more than `gain`. The choice depends on topology and bitmaps alone, so ranks that
-    see the same bitmaps choose the same.
+    A bitmap that was seen before gets the same schedule again. For another one the recipe in use is carried out, which
+    takes milliseconds. All recipes are tried for the first bitmap and once in a `period`, and another one comes into
+    use when it is predicted to save more than `gain`. The selection depends on topology and bitmaps alone, so ranks
+    that see the same bitmaps select the same.
     """
 
     def __init__(

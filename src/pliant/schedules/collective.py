@@ -1,4 +1,4 @@
-"""Task of a schedule: who holds a partial sum of which block, and who needs the whole."""
+"""Task of a schedule: the ranks that hold a partial sum of each block, and the ranks that need the whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ __all__ = ["Collective", "Grouped", "group"]
 _PIECES_PER_RANK = 8
 """So many super-blocks per rank divide work among owners to a few percent."""
 _PIECES = 128
-"""Of many ranks: in all, or one per rank, so that schedules stay short enough to be tried by the dozen."""
+"""Pieces for many ranks: in all, or one per rank, so that schedules stay short enough to try dozens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """A sum over ranks of vectors in blocks, as pre- and postcondition.
 
-    Before: the ranks in `holders[b]` each have a partial sum of block b; everybody else's is zero, and is not sent.
-    After: the ranks in `needers[b]` have the sum over all holders. All ranks need all blocks: a sparse all-reduce;
-    one needs each: a sparse reduce-scatter.
+    Before: the ranks in `holders[b]` each have a partial sum of block b; all others' are zero, and not sent. After: the
+    ranks in `needers[b]` have the sum over all holders. All ranks need all blocks: a sparse all-reduce; one needs each:
+    a sparse reduce-scatter.
     """
 
     num_ranks: int
@@ -51,7 +51,7 @@ class Collective:
 
     @classmethod
     def of(cls, bitmap: Any, block_bytes: int | Sequence[int], needers: Sequence[Sequence[int]] | None = None) -> Self:
-        """Return the collective of a bitmap, (num_ranks, num_blocks): who has something else than zero where.
+        """Return the collective of a bitmap, (num_ranks, num_blocks), of the blocks that are not zero.
 
         Args:
             bitmap: True where a rank holds a block.
@@ -84,19 +84,19 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """A collective over super-blocks, and of which blocks of the first one each is made."""
+    """A collective over merged blocks, and the blocks of each."""
 
     collective: Collective
     members: tuple[tuple[int, ...], ...]
-    """Super-block -> blocks, ascending. Blocks that nobody holds or nobody needs are in none: they do not move."""
+    """Merged block -> its blocks, ascending. Blocks without holders or needers are in none: they do not move."""
 
 
 def group(collective: Collective, num_pieces: int = 0) -> Grouped:
-    """Return the collective with all blocks of the same holders and needers as super-blocks of about equal size.
+    """Return the collective with blocks of the same holders and needers merged into super-blocks of about equal size.
 
-    What every schedule does with such blocks may as well be done with a whole run of them, so programs and verifier
-    have less to look at. A class of blocks is cut into pieces of 1/num_pieces of all bytes that somebody holds, so that
-    owners can share it; `num_pieces` is 8 per rank if 0, for more than 16 ranks fewer.
+    A schedule can treat a whole run of such blocks alike, so programs and verifier have less work. A class of blocks is
+    cut into pieces of 1/num_pieces of all bytes with a holder, so that owners can share it; `num_pieces` is 8 per rank
+    if 0, for more than 16 ranks fewer.
     """
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for b, key in enumerate(zip(collective.holders, collective.needers, strict=True)):

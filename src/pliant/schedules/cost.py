@@ -15,18 +15,19 @@ __all__ = ["Cost", "RoundCost", "cost", "lower_bound_s"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCost:
-    """One round: these times follow one another, but that interfaces and loopback work side by side."""
+    """Seconds of one round by cause; they follow one another, but interfaces and loopback work at once."""
 
     wire_s: float
-    """Of the busiest interface: a host's or a rack's rate out, its rate in, or a link with a rate of its own."""
+    """Seconds of the busiest interface: a host's or a rack's rate out, its rate in, or a link with a rate of its
+    own."""
     loopback_s: float
-    """Of the host with the most bytes between its own ranks."""
+    """Seconds of the host with the most bytes between its own ranks."""
     latency_s: float
     """The largest on a path that is used."""
     message_s: float
-    """Of the rank that handles the most messages."""
+    """Seconds of the rank that handles the most messages."""
     reduce_s: float
-    """Of the rank that adds the most up."""
+    """Seconds of the rank that adds the most up."""
 
     @property
     def total_s(self) -> float:
@@ -40,7 +41,7 @@ class Cost:
 
     rounds: tuple[RoundCost, ...]
     sent_bytes: tuple[int, ...]
-    """Of each rank."""
+    """Bytes that each rank sends."""
     num_messages: int
 
     @property
@@ -99,14 +100,14 @@ def _round(pair_bytes: Counter[tuple[int, int]], most_reduced: int, links: Links
 
 
 def lower_bound_s(collective: Collective, topology: Topology, overheads: Overheads | None = None) -> float:
-    """Return a time that no schedule of moves beats, whatever its owners and rounds are.
+    """Return a time that no schedule beats, whatever its owners and rounds are.
 
-    Bytes: a host with something that others need sends it once at least, and one that needs what others have receives
-    it once at least; and a block that is held on p hosts and needed on q crosses between hosts p - 1 times to become
-    one sum, and q - 1 times to be everywhere (q, if nobody who holds it needs it), at the rates of all hosts together.
-    So it is with racks and their uplinks. With all bytes held and needed by all this is the bound 2 (n - 1)/n of
-    all-reduce. Latency: a sum over hosts that is needed on several has two rounds between hosts. The largest of the
-    byte bounds, and the latency.
+    Bytes: a host with a block that others need sends it once at least, and one that needs others' blocks receives each
+    once at least. A block that is held on p hosts and needed on q crosses between hosts p - 1 times to become one sum.
+    It crosses q - 1 times to be everywhere (q, if no holder needs it), at the rates of all hosts together. The same
+    holds for racks and their uplinks. With all bytes held and needed by all this is the bound 2 (n - 1)/n of
+    all-reduce. Latency: a sum over hosts that is needed on several has two rounds between hosts. The result is the
+    largest of the byte bounds and the latency.
     """
     overheads = overheads if overheads is not None else Overheads()
     links, factor = Links(topology, overheads), overheads.wire_factor

@@ -37,22 +37,22 @@ class _Round:
 
 
 class ScheduledSum:
-    """The sums over ranks of a vector's blocks, by a schedule.
+    """Sum over ranks of a vector's blocks that follows a schedule.
 
     When it is made, the schedule is verified, and compared with those of the other ranks (8 bytes each). Phases, per
-    round: pack what goes to each peer in one buffer; post all receives, then all sends, beginning with the next rank
-    (one `Comm.exchange`); wait; add what came in ascending order of sources. Lengths follow from the schedule on both
-    sides, so none are sent. A sum is formed on one rank and copied: results are equal to the bit on all that need them.
-    Bytes: those of the moves, no more. Every rank calls it at the same point of its program, and nobody else uses the
-    comm meanwhile.
+    round: pack the blocks for each peer in one buffer; post all receives, then all sends, beginning with the next rank
+    (one `Comm.exchange`); wait; add the received blocks in ascending order of sources. Lengths follow from the schedule
+    on both sides, so none are sent. A sum is formed on one rank and copied: results are equal to the bit on all ranks
+    that need them. Bytes: those of the moves, no more. Every rank calls it at the same point of its program, and
+    nothing else uses the comm meanwhile.
 
     Args:
         schedule: Over the super-blocks of `grouped`.
-        grouped: Of which blocks each super-block is made; as `group(collective)` gives.
-        collective: Who holds and needs which block.
+        grouped: Blocks of each super-block, as `group(collective)` gives.
+        collective: Holders and needers of each block.
         numels: Elements of each block, in the order in which they lie in the vector.
-        comm: Who adds up; best one of its own, as `own_group` makes.
-        like: The vectors to come, for their dtype and device.
+        comm: Ranks that take part; best one of its own, as `own_group` makes.
+        like: A vector of the same dtype and device.
 
     Raises:
         ScheduleError: The schedule is not right, or not for these blocks, or other ranks have another one.
@@ -93,7 +93,7 @@ class ScheduledSum:
     def __call__(self, x: Tensor) -> None:
         """Replace each block of x, (numel,), by its sum over the ranks that hold it, where this rank needs it.
 
-        What x has in a block that this rank does not hold is not looked at; one that it does not need is left in an
+        The content of x in a block that this rank does not hold is ignored; a block that it does not need is left in an
         undefined state.
         """
         require_contiguous(x)
@@ -156,9 +156,9 @@ def _rows_of(blocks: Sequence[int], counts: NDArray[np.int64]) -> Tensor:
 def _order(
     schedule: Schedule, index: int, has: list[set[int]]
 ) -> Mapping[tuple[int, int], tuple[list[int], list[int]]]:
-    """Return the messages of a round as (blocks to add, blocks to take as they are); `has` goes on to the next round.
+    """Return the messages of a round as (blocks to add, blocks to copy); `has` is updated for the next round.
 
-    A partial that comes where there is nothing is taken: what lies there in x is of an earlier round, or nobody's.
+    A partial sum that arrives where this rank has none is copied: x holds nothing valid there.
     """
     for move in schedule.rounds[index]:
         if move.kind == "reduce":

@@ -20,14 +20,14 @@ class Level:
     """Grouping of the groups of the level below, or of ranks: runs of neighbours."""
 
     sizes: tuple[int, ...]
-    """Of how many each group is made."""
+    """Sizes of the groups, in members."""
     ring: bool = False
     """Whether partial sums go along a chain of neighbours, or each directly to where they are added up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Levels from the smallest groups, whose ranks are nearest, to the one that holds everybody."""
+    """Nested levels of groups, from the smallest, whose ranks are nearest, to the one with all ranks."""
 
     name: str
     levels: tuple[Level, ...]
@@ -37,8 +37,8 @@ def mixed_radix(radices: Sequence[int], ring: Sequence[bool] | None = None) -> S
     """Return the butterfly in which rank r has the digits of r in these radices, the first one least significant.
 
     One radix: `direct` or `ring`. All 2: recursive halving and doubling (Rabenseifner 2004). Two, the first one the
-    ranks of a host: hierarchical. Decreasing ones: Kylix (Zhao and Canny 2014), which pays with sparse data, since the
-    more is merged, the denser it is.
+    ranks of a host: hierarchical. Decreasing ones: Kylix (Zhao and Canny 2014), which suits sparse data, since merged
+    data is denser.
     """
     ring = ring if ring is not None else [False] * len(radices)
     levels = tuple(
@@ -100,12 +100,12 @@ def _uneven(name: str, lowest: Sequence[tuple[int, ...]]) -> Iterator[Shape]:
 
 
 def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedule:
-    """Return the schedule in which the sum of block b is formed on rank `owners[b]`, by way of these groups.
+    """Return the schedule in which the sum of block b is formed on rank `owners[b]`, through these groups.
 
-    Every group has, for every block, one rank that adds up what its members hold: the one whose place in the group is
-    the owner's in its own, so that work is spread as owners are. Level by level partial sums go there, and from the
-    owner the sum goes back the same way. Direct level: one round. Ring level of k: k - 1 rounds, in which a partial
-    goes from neighbour to neighbour, ends where it is added up, and leaves out who has nothing to add. Ranks that hold
+    Every group has, for every block, one rank that adds up its members' partial sums: the one whose place in the group
+    is the owner's in its own, so that work is spread as owners are. Level by level partial sums go there, and from the
+    owner the sum goes back the same way. Direct level: one round. Ring level of k: k - 1 rounds, in which a partial sum
+    goes from neighbour to neighbour, ends where it is added up, and skips ranks with nothing to add. Ranks that hold
     nothing send nothing, and groups that need nothing are sent nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""On which rank each block's sum is formed: by the turn, greedily, or by an integer program."""
+"""Owners of blocks, on which sums are formed: in rotation, greedily, or by an integer program."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pliant.spec import Topology
 __all__ = ["Assignment", "greedy_owners", "one_owner", "program_owners", "spread_owners"]
 
 _POWERS, _FEW = (4, 4, 4, 8, 8, 16, 32), (4, 8, 32)
-"""Of the norm, pass by pass; and for who is in a hurry, with which direct sums on 4 to 16 hosts take 2 % more."""
+"""Powers of the norm, pass by pass; and the few for `quick`, with which direct sums on 4 to 16 hosts take 2 % more."""
 _Floats = NDArray[np.float64]
 
 
@@ -31,8 +31,8 @@ class Assignment:
 class _Loads:
     """Load of an owner's choice on every host's link and every rack's uplink: partials to the owner, sums from it.
 
-    With `merged`, ranks of one host first add up what they hold and share what they are sent, and so do hosts of one
-    rack, as they do in a schedule whose first levels are these; so a place's partials of a block count once.
+    With `merged`, ranks of one host first add up their blocks and share those that they receive, and so do hosts of one
+    rack, as in a schedule whose first levels are these; so a place's partials of a block count once.
     """
 
     def __init__(self, collective: Collective, topology: Topology, overheads: Overheads, *, merged: bool) -> None:
@@ -57,7 +57,8 @@ class _Loads:
             self._phase(held, size, out_s, in_s, merged=merged),
             self._phase(needed, size, in_s, out_s, merged=merged),
         ]
-        """Of each: seconds, (num_blocks, num_links), on a link that the owner is not behind, and on one that it is."""
+        """Seconds of each phase, (num_blocks, num_links), on a link that the owner is not behind, and on one that it
+        is."""
 
     def _phase(
         self, counts: _Floats, size: _Floats, apart_s: _Floats, home_s: _Floats, *, merged: bool
@@ -85,7 +86,7 @@ def one_owner(collective: Collective, rank: int) -> tuple[int, ...]:
 
 
 def spread_owners(collective: Collective) -> tuple[int, ...]:
-    """Return owners with about equal bytes: the largest block first, to who has least; among equals, to a holder."""
+    """Return owners with about equal bytes: the largest block first, to the rank with least; holders first."""
     return _ranks_for(collective, [range(collective.num_ranks)] * collective.num_blocks)
 
 
@@ -99,15 +100,15 @@ def greedy_owners(
 ) -> Assignment:
     """Return owners chosen one after another, the largest block first, so that the busiest link is done soonest.
 
-    Minimizes max(in, out) of the first phase + that of the second, with what has been assigned before: the objective
-    of `program_owners`. Then each host's blocks are spread over its ranks.
+    Minimizes max(in, out) of the first phase + that of the second, given the assignment so far: the objective of
+    `program_owners`. Then each host's blocks are spread over its ranks.
 
     Args:
-        collective: Who holds and needs what.
-        topology: Whose rates count.
+        collective: Holders and needers of each block.
+        topology: Network with the rates.
         overheads: The wire's factor is used.
         merged: Whether ranks of one host count as one, as in schedules whose first level is the host.
-        quick: In less than half the time, and not quite as good.
+        quick: Whether to take less than half the time, with a slightly worse result.
 
     """
     overheads = overheads if overheads is not None else Overheads()
@@ -208,8 +209,8 @@ def _elsewhere(counts: _Floats) -> _Floats:
 def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int], powers: Sequence[int]) -> list[int]:
     """Return the host of each block's owner: placed once, then in each pass taken out and placed again.
 
-    What is minimized is a p-norm of the links' loads in each phase, which unlike their maximum shows what helps when
-    several links are as busy; as p grows it becomes the maximum. The best of all passes by that is kept.
+    The objective is a p-norm of the links' loads in each phase, which unlike their maximum shows progress when several
+    links are equally busy; as p grows it becomes the maximum. The best of all passes by that is kept.
     """
     inside = loads.inside  # (num_hosts, num_links)
     num_hosts, num_links = inside.shape

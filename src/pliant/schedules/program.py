@@ -13,7 +13,7 @@ from pliant.spec import Move, Schedule, Topology
 __all__ = ["Improved", "improve", "too_large"]
 
 _UNITS = 1_000_000
-"""Of time, in what the first schedule takes: costs of the program are whole numbers of them, rounded up."""
+"""Units of time in the first schedule's duration: costs of the program are whole numbers of them, rounded up."""
 _MAX_MOVES = 40_000
 """Binaries of moves beyond which the solver finds nothing in any time that one would wait."""
 
@@ -27,7 +27,7 @@ class Improved:
     predicted_s: float
     before_s: float
     bound_s: float
-    """What the solver proved that no schedule of as many rounds beats, by its rounded costs; 0 if nothing."""
+    """Time that the solver proved no schedule of as many rounds beats, by its rounded costs; 0 if it proved none."""
 
 
 def improve(
@@ -39,19 +39,19 @@ def improve(
     limit_s: float = 10.0,
     num_workers: int = 1,
 ) -> Improved:
-    """Look for a faster schedule of at most as many rounds; never returns a slower one, or one that is not verified.
+    """Search a faster schedule of at most as many rounds; the result is verified and never slower.
 
     Unknowns, for block b, ranks r and s, round k: y (r hands its partial to s), v (r copies the sum to s), a (r has a
-    partial when the round begins), f (r has the sum and keeps it). A partial is handed over at most once by a rank, and
+    partial when the round begins); f (r has the sum and keeps it). A partial is handed over at most once by a rank, and
     not after it has become the sum; the only rank with a partial has the sum; all needers have it in the end. So no
-    sets of contributors are needed. Times of a round are those of `cost`, without sharing; so the bound holds, and what
-    is found counts only if it is faster with sharing, too. The result depends on how fast the solver is: let one rank
-    look, and broadcast what it finds.
+    sets of contributors are needed. Times of a round are those of `cost`, without sharing; so the bound holds, and a
+    result counts only if it is faster with sharing, too. The result depends on how fast the solver is: let one rank
+    solve, and broadcast its result.
 
     Args:
-        schedule: A right one, which the solver starts from.
-        collective: What it achieves: of few blocks, such as `group(collective, 2 * num_ranks)` gives.
-        topology: Whose links count.
+        schedule: A valid one, from which the solver starts.
+        collective: Its task: of few blocks, such as `group(collective, 2 * num_ranks)` gives.
+        topology: Network with the rates.
         overheads: Overheads beside them.
         limit_s: Of the solver.
         num_workers: Threads of the solver.
@@ -143,7 +143,7 @@ class _Program:
             self.model.add_at_most_one(self.y[b, r, s, k] for k in self.rounds for s in self.ranks if s != r)
 
     def _rank(self, b: int, r: int, k: int) -> None:
-        """Say what rank r may do with block b in round k, and what it has afterwards."""
+        """Add the constraints on rank r and block b in round k, and return its state afterwards."""
         add, others = self.model.add, [s for s in self.ranks if s != r]
         a, then = self.a[b, r, k], self.a[b, r, k + 1]
         f, kept = self.f[b, r, k], self.f[b, r, k + 1]

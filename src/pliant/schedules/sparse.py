@@ -37,24 +37,24 @@ class _Ready:
 
 
 class SparseSum:
-    """The sums over ranks of the blocks that each rank has chosen, on all ranks.
+    """Sum over ranks of the blocks that each rank has selected, on all ranks.
 
-    Phases: all-gather of who holds what, a bit for each block; every rank chooses the same schedule (`Chooser`), which,
-    if it is new, is verified and compared, and carried out (`ScheduledSum`). Bytes beside the schedule's:
-    (size - 1) (blocks/8 + 8) in and out. Once, when it is made, all ranks compare what they were given.
+    Phases: all-gather of the bitmaps, a bit for each block; every rank selects the same schedule (`Chooser`), which, if
+    it is new, is verified and compared, and carried out (`ScheduledSum`). Bytes beside the schedule's: (size - 1)
+    (blocks/8 + 8) in and out. When it is made, all ranks compare their arguments.
 
-    With `improving`, rank 0 looks for something better in a process of its own where blocks stay the same. Its word
-    goes along with the bitmaps, in a byte more, so all change in the same call: to what it then broadcasts, which is
-    verified and compared like any other; and back, if that is measured to be slower.
+    With `improving`, rank 0 runs a background solver where blocks stay the same. Its decision is sent with the bitmaps,
+    in a byte more, so all change in the same call: to the schedule that it then broadcasts, which is verified and
+    compared like any other; and back, if that is measured to be slower.
 
     Args:
         numels: Elements of each block, in the order in which they lie in the vector.
         topology: The same on all ranks.
-        comm: Who adds up; best one of its own, as `own_group` makes.
-        like: The vectors to come, for their dtype and device.
+        comm: Ranks that take part; best one of its own, as `own_group` makes.
+        like: A vector of the same dtype and device.
         overheads: Overheads beside the topology's.
-        choosing: When to look for another schedule.
-        improving: Whether and when programs look; None: never.
+        choosing: Settings of the selection.
+        improving: Settings of the background solver; None for none.
 
     Raises:
         ScheduleError: The ranks were given different things.
@@ -78,7 +78,7 @@ class SparseSum:
         self._chooser = Chooser(topology, overheads, choosing)
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
         self._before: tuple[bytes, _Ready] | None = None
-        """What something better has taken the place of, while that is on trial."""
+        """Schedule before the solver's, while that is on trial."""
         told = f"{to_json(topology)} {self._numels} {overheads} {choosing} {improving} {like.dtype}"
         what = "the topology, the blocks or the settings of a sparse sum"
         require_same(comm, what, told, like.device, error=ScheduleError)
@@ -89,14 +89,14 @@ class SparseSum:
             self._beside = Beside(improving, topology, self._chooser.overheads) if comm.rank == 0 else None
 
     def __call__(self, x: Tensor, held: Sequence[bool]) -> Planned:
-        """Replace x, (numel,), by the sum over ranks of the blocks that each holds; return what was carried out.
+        """Replace x, (numel,), by the sum over ranks of the blocks that each holds; return the schedule that was used.
 
         Args:
-            x: What it has in blocks that this rank does not hold is not looked at; where nobody does, it becomes 0.
+            x: Vector; its content in blocks that this rank does not hold is ignored, and 0 where no rank holds them.
             held: For each block, whether this rank holds it.
 
         Raises:
-            RuntimeError: On rank 0, with `improving`: the process that looks has failed.
+            RuntimeError: On rank 0, with `improving`: the solver's process has failed.
 
         """
         decision, blocks = self._exchange(np.asarray(held, dtype=bool))
@@ -113,12 +113,12 @@ class SparseSum:
         return ready.planned
 
     def close(self) -> None:
-        """End what looks for something better, if it still does."""
+        """End the background solver, if it runs."""
         if self._beside is not None:
             self._beside.close()
 
     def _exchange(self, held: np.ndarray) -> tuple[str, bytes]:
-        """Return rank 0's decision, and who holds what, as it was gathered: whole bytes of bits for each rank."""
+        """Return rank 0's decision, and the bitmaps as gathered: whole bytes of bits for each rank."""
         if held.shape != (len(self._numels),):
             raise ValueError(
                 f"there are {len(self._numels)} blocks, but it is said of {held.shape} whether they are held."
@@ -162,7 +162,7 @@ class SparseSum:
         return time.perf_counter() - start_s
 
     def _change(self, decision: str) -> None:
-        """Put what rank 0 has found in the place of what is in use, or that back."""
+        """Use the solver's schedule that rank 0 announces, or return to the one before."""
         if decision == "back" and self._before is not None:
             self._keep(*self._before)
         if decision != "change":

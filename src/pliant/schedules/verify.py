@@ -11,7 +11,7 @@ __all__ = ["ScheduleError", "Verified", "verify"]
 
 
 class ScheduleError(ValueError):
-    """A schedule would give a wrong sum, or sends what it must not. The message says in which round and who."""
+    """A schedule would give a wrong sum or sends what it must not; the message names round and ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Verified:
     num_messages: int
     """At most one per round, source and target."""
     sent_bytes: tuple[int, ...]
-    """Of each rank."""
+    """Bytes that each rank sends."""
     received_bytes: tuple[int, ...]
 
 
@@ -38,7 +38,7 @@ class _Walk:
         self.whole = [sum(1 << rank for rank in ranks) for ranks in collective.holders]
         self.has = [{rank: 1 << rank for rank in ranks} for ranks in collective.holders]
         self.in_passing: set[tuple[int, int]] = set()
-        """(Rank, block) of copies to who does not need them, and has to hand them on."""
+        """Pairs (rank, block) of copies on ranks that do not need them, and must pass them on."""
         self.handed_over: set[tuple[int, int]] = set()
         """(Rank, block) of partial sums that have left."""
 
@@ -88,14 +88,14 @@ class _Walk:
 
 
 def verify(schedule: Schedule, collective: Collective) -> Verified:
-    """Prove a schedule, or raise. Knows nothing of how it was made, and uses no floating point.
+    """Verify a schedule, or raise. It does not depend on how the schedule was made, and uses no floating point.
 
-    Holds, for every round and block: who sends something has it; nobody hands a block over twice; only complete sums
-    are copied; no contribution is added twice, or lost. At the end every needer has each holder's contribution once.
-    With a move left out or doubled this no longer holds.
+    For every round and block: a sender has the block; no rank hands a block over twice; only complete sums are copied;
+    no contribution is added twice, or lost. At the end every needer has each holder's contribution once. A schedule
+    with a move left out or doubled fails.
 
     Raises:
-        ScheduleError: Something of this is not so; with the first place where.
+        ScheduleError: One of these does not hold; with the first place.
 
     """
     for name in ("num_ranks", "num_blocks"):

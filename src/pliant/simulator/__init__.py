@@ -1,4 +1,4 @@
-"""Plans, simulated: how long a step takes, what it waits for and what it sends, without torch and without a network."""
+"""Simulation of plans: step time, waiting time and bytes, without torch and without a network."""
 
 from pliant.netmodel import IDEAL, KEYS, Overheads
 from pliant.simulator.models import MODELS, bert_large, equal_layers, vgg16, workload_named

@@ -18,18 +18,18 @@ def blocks(
     num_ranks: int,
     coded: Callable[[Floats], list[Round]],
 ) -> list[Round]:
-    """Return the rounds of an exchange at the final ratio: scores or a mask, values, and payloads of local choices.
+    """Return the rounds of an exchange of blocks at the final ratio: scores or a mask, values, and payloads.
 
-    A leader's mask counts as the mean of the turns of all ranks.
+    A leader's mask counts as the mean over all leaders.
 
     Args:
         selection: After its ramp, and without relief.
         shapes: Per bucket, of its tensors.
-        num_ranks: n.
-        coded: From elements, (num_buckets,), to the rounds of an average that travels in codes.
+        num_ranks: Ranks that take part.
+        coded: From elements, (num_buckets,), to the rounds of an average in codes.
 
     Raises:
-        ValueError: Sums get a schedule, so that what is sent depends on what each rank has chosen.
+        ValueError: Sums get a schedule, so that messages depend on each rank's selection.
 
     """
     if selection.topology is not None and selection.agreement == "local":

@@ -10,7 +10,7 @@ from pliant.spec import Event, Timeline
 __all__ = ["timeline_of"]
 
 _MOST_RANKS = 8
-"""In a timeline: the others look alike."""
+"""Most ranks in a timeline; others look the same."""
 
 
 def timeline_of(stepper: Stepper, prepared: PreparedPlan) -> Timeline:

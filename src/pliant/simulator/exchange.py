@@ -1,4 +1,4 @@
-"""Time of an exchange by itself: stages that overlap piece by piece, on the CPU and on the wire in turn."""
+"""Time of an exchange by itself: stages that overlap piece by piece, on the CPU and on the wire."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _AT = {key: k for k, key in enumerate(KEYS)}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """When a stage runs, counted from the start of its exchange."""
+    """Start and end of a stage, counted from the start of its exchange."""
 
     kind: str
     """'encode' and 'decode' for what is computed before and after messages; 'communicate'."""
@@ -132,7 +132,7 @@ def _counts(work: dict[str, Floats], none: Floats) -> Floats:
 
 
 def _wire(each: Round, links: Links, coefficients: Floats, none: Floats) -> tuple[Floats, Floats]:
-    """Return what keeps the wire busy and what only delays, (num_buckets, num_keys) both."""
+    """Return the time that occupies the wire and the time that only delays, (num_buckets, num_keys) both."""
     if each.messages is None:
         return none, none
     took = links.load(each.messages, each.repeat)

@@ -1,4 +1,4 @@
-"""The clock: one rank that computes, and lanes beside it in which exchanges run one after another."""
+"""Simulated clock: one rank that computes, and its communication threads, each with a queue of exchanges."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _EPS = 1e-15
 
 @dataclass(kw_only=True, eq=False)
 class QueuedExchange:
-    """An exchange in a lane."""
+    """An exchange in the queue of a communication thread."""
 
     label: str
     seconds: float
@@ -20,7 +20,7 @@ class QueuedExchange:
     step: int
     remaining: float = 0.0
     before: "QueuedExchange | None" = None
-    """What was in front of it when it came."""
+    """Exchange in front of it when it was queued."""
     arrival_s: float = 0.0
     start_s: float = -1.0
     end_s: float = -1.0
@@ -33,7 +33,7 @@ class QueuedExchange:
 
 @dataclass(frozen=True, kw_only=True)
 class RankActivity:
-    """Time of the rank itself: compute, or wait for an item."""
+    """Time of the rank itself: computing, or waiting for an exchange."""
 
     kind: str
     step: int
@@ -43,15 +43,15 @@ class RankActivity:
 
 
 class RankClock:
-    """Simulated time of a rank and its lanes.
+    """Simulated time of a rank and its communication threads.
 
-    While the rank computes and a lane is busy, computing is slower by one factor and the exchange by another: two
-    fluids that hinder each other. Making an exchange or a computation shorter never makes anything later.
+    While the rank computes and a communication thread is busy, computing is slower by one factor and the exchange by
+    another. A shorter exchange or computation never makes anything later.
 
     Args:
-        num_lanes: Lanes, each first in, first out.
-        compute_overlap: How much longer computing takes beside an exchange.
-        exchange_overlap: How much longer an exchange takes beside computing.
+        num_lanes: Communication threads, each first in, first out.
+        compute_overlap: Factor of the time of computing beside an exchange.
+        exchange_overlap: Factor of the time of an exchange beside computing.
 
     """
 
@@ -65,11 +65,11 @@ class RankClock:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in any lane."""
+        """Whether all queues are empty."""
         return not any(self._lanes)
 
     def submit(self, lane: int, item: QueuedExchange) -> QueuedExchange:
-        """Put an item at the end of a lane, now."""
+        """Append an exchange to a communication thread's queue, now."""
         item.arrival_s, item.remaining = self.now_s, item.seconds
         item.before, self._last[lane] = self._last[lane], item
         queue = self._lanes[lane]
@@ -82,7 +82,10 @@ class RankClock:
     def compute(
         self, seconds: float, kind: str, step: int, arrivals: list[tuple[float, int, QueuedExchange]] | None = None
     ) -> None:
-        """Compute for so long, and submit items to lanes at offsets of it, in order: (offset_s, lane, item)."""
+        """Compute for so long, and queue exchanges at offsets of it, in order.
+
+        `arrivals` has (offset_s, index of the communication thread, exchange).
+        """
         from_s, progress = self.now_s, 0.0
         for offset, lane, item in arrivals or ():
             progress = self._compute_until(progress, offset)
@@ -91,7 +94,7 @@ class RankClock:
         self.segments.append(RankActivity(kind=kind, step=step, start_s=from_s, end_s=self.now_s))
 
     def wait(self, item: QueuedExchange, step: int) -> None:
-        """Do nothing until an item has ended."""
+        """Wait until an exchange has ended."""
         if item.done:
             return
         from_s = self.now_s
@@ -114,7 +117,7 @@ class RankClock:
         return max(progress, target)
 
     def _pass(self, seconds: float, slow: float) -> None:
-        """Let time pass in which no lane does more than end the item at its front."""
+        """Advance time by an interval in which each communication thread at most ends the exchange at its front."""
         self.now_s += seconds
         for queue in self._lanes:
             if queue:

@@ -1,4 +1,4 @@
-"""Which tensors travel together: buckets of gradients as torch's DDP makes them, and of weights as the engine does."""
+"""Layout of buckets: of gradients as torch's DDP makes them, and of weights as the engine does."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Backwards through a simulation: what each moment waited for."""
+"""Critical path of a simulated step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["CriticalSegment", "critical"]
 
 @dataclass(frozen=True, kw_only=True)
 class CriticalSegment:
-    """A stretch of the critical path."""
+    """A segment of the critical path."""
 
     name: str
     """'forward', 'backward', 'optimize', or the exchange."""
@@ -19,10 +19,10 @@ class CriticalSegment:
 
 
 def critical(segments: Sequence[RankActivity], from_s: float, until_s: float) -> list[CriticalSegment]:
-    """Return what took the time between two moments, in order: nothing beside it could have made it shorter.
+    """Return the critical path between two moments, in order: only these segments determine the time.
 
-    Where the rank waited, the path follows the exchange, and those before it in its lane, back to when the first of
-    them was handed over; there the rank was computing.
+    Where the rank waited, the path follows the exchange, and those before it in its communication thread, back to when
+    the first of them was queued; there the rank was computing.
     """
     legs: list[CriticalSegment] = []
     now_s, k = until_s, len(segments) - 1

@@ -1,4 +1,4 @@
-"""The simulator as a table of quantities, for whoever fits coefficients to what was measured."""
+"""Counted quantities of simulated steps, to which coefficients are fitted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ __all__ = ["CostFeatures"]
 
 
 class CostFeatures:
-    """Simulated times of plans on one workload and topology, for whoever fits coefficients to measured steps.
+    """Counted quantities on the critical paths of plans, on one workload and topology.
 
     Args:
         workload: The model and its times.
         topology: The ranks and their links.
-        overheads: Coefficients to begin with; defaults if None.
-        slowdown: As of `simulate`.
+        overheads: Initial coefficients; defaults if None.
+        slowdown: As in `simulate`.
 
     """
 

@@ -1,4 +1,4 @@
-"""A plan on a workload and a topology, with every exchange measured by itself: what the clock then runs."""
+"""Plans ready to be simulated: every exchange with its time by itself."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ __all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimedExchange:
-    """One exchange, with what it takes by itself."""
+    """One exchange of gradients, with its time by itself."""
 
     label: str
     seconds: float
@@ -40,7 +40,7 @@ class TimedExchange:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWeightExchange:
-    """A bucket of weights that is exchanged between steps, with what its exchanges take, turn by turn."""
+    """A bucket of weights that is exchanged between steps, with the times of its exchanges, one after another."""
 
     part: SimulatedWeights
     tasks: tuple[TimedExchange, ...]
@@ -63,12 +63,12 @@ class PreparedPlan:
 
     ground: SimulationContext
     gradients: tuple[tuple[float, int, TimedExchange], ...]
-    """(seconds after the start of backward, exchanged every so many steps, what it takes), in the lane's order."""
+    """Rows of (seconds after the start of backward, period in steps, times), in the order of the queue."""
     rests: tuple[tuple[int, TimedExchange], ...]
-    """What follows in the lane when all buckets have been handed over."""
+    """Deferred work, which follows when all buckets have been handed over."""
     weights: tuple[TimedWeightExchange, ...]
     meet: TimedExchange | None
-    """What ranks tell each other before weights at a free pace, or weighted ones, are exchanged."""
+    """Time of the message in which ranks agree before weights at a free pace, or weighted ones, are exchanged."""
     share: TimedExchange | None
     """New weights from owners to all, after a step."""
     served: TimedExchange | None
@@ -221,7 +221,7 @@ def _from_owners(held: Floats) -> tuple[Round, ...]:
 
 
 def _served(owners: Sequence[int], ground: SimulationContext, busiest: float) -> tuple[Round, ...]:
-    """One message of a head and float32 to each owner, its step, and as much back."""
+    """Return the round trip to servers: a head and float32 to each owner, its step, and as much back."""
     tensors, num_ranks = ground.workload.tensors, ground.num_ranks
     numel = np.zeros(num_ranks)
     for tensor, owner in zip(tensors, owners, strict=True):

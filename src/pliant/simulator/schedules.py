@@ -1,4 +1,4 @@
-"""Sums over all ranks as rounds of messages: what the engine runs, and the classic schedules to compare with."""
+"""Rounds of collectives: ring, all-gather and the like."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def ring(num_bytes: Floats, num_ranks: int) -> Round:
 
 
 def around_ring(num_bytes: Floats, num_ranks: int) -> Round:
-    """All-gather of `num_bytes` from each rank, (num_buckets,): n-1 rounds, each rank hands on what it has last got."""
+    """All-gather of `num_bytes` from each rank, (num_buckets,), in n-1 rounds: each rank passes on its last message."""
     ranks = np.arange(num_ranks)
     share = np.ones(num_ranks)
     pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)

@@ -19,7 +19,7 @@ from pliant.spec import SyncPlan, Timeline, Topology, Workload
 __all__ = ["BUCKET_BYTES", "Simulated", "ground_of", "run", "simulate", "simulate_many"]
 
 BUCKET_BYTES = 25 << 20
-"""Of DDP, by default."""
+"""Default size of DDP's buckets."""
 _MOST_STEPS = 2048
 """A period that is longer is cut here."""
 _MOST_TURNS = 16
@@ -33,21 +33,21 @@ class Simulated:
     step_s: float
     """From one step to the next; where ranks go at paces of their own, the time in which n ranks make n steps."""
     makespan_s: float
-    """From the start to the end of the last of `steps` steps, with all lanes empty at first."""
+    """Time from the start of the first to the end of the last of `steps` steps, with all queues empty at first."""
     compute_s: float
-    """Of a step: what the slowest rank computes, and how much exchanges beside it slow that down."""
+    """Seconds per step that the slowest rank computes, including the slowdown by exchanges beside it."""
     exposed_s: float
-    """Of a step: what it waits for exchanges. compute_s + exposed_s = step_s."""
+    """Seconds per step that it waits for exchanges. compute_s + exposed_s = step_s."""
     exchange_s: float
-    """Of a step: what its exchanges take, hidden or not."""
+    """Seconds per step of its exchanges, hidden or not."""
     codec_s: float
-    """Of a step: what exchanges compute, hidden or not: coding, adding up, overhead."""
+    """Seconds per step that its exchanges compute, hidden or not: coding, adding up, overhead."""
     sent_bytes: tuple[float, ...]
     """Per rank, of a step."""
     period: int
     """Steps that the means are over."""
     critical_path: tuple[tuple[str, float], ...]
-    """What took the time of one period, in order, with its seconds; what follows itself is put together."""
+    """Segments of the critical path of one period, in order, with their seconds; equal neighbours are merged."""
     counted: dict[str, float]
     """Quantities on the critical path of a step, by the names of `KEYS`; what is 0 is left out.
 
@@ -113,7 +113,7 @@ def simulate_many(
     bucket_bytes: int = BUCKET_BYTES,
     slowdown: Sequence[float] = (),
 ) -> Floats:
-    """Return the step_s of many plans, (num_plans,); what they have in common is found out once. As `simulate`."""
+    """Return the step_s of many plans, (num_plans,), sharing work between them; arguments as in `simulate`."""
     ground = ground_of(workload, topology, overheads, slowdown)
     return np.array([run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
 
@@ -139,7 +139,7 @@ def ground_of(
 
 
 def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated:
-    """Simulate a plan that is ready; briefly, if nobody asks what is on its critical path."""
+    """Simulate a prepared plan; faster without its critical path."""
     if steps < 0:
         raise ValueError(f"{steps} steps cannot be; use 1 or more, or 0 for one period.")
     period = min(prepared.period, _MOST_STEPS)
@@ -175,10 +175,10 @@ def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated
 
 
 def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulated:
-    """Return what ranks do of which none waits: each computes at its own pace, and all meet when the last has come.
+    """Return the result where no rank waits: each computes at its own pace, and exchanges begin with the last rank.
 
-    An exchange begins with the step of the last rank that is free for it; so from one to the next it is as many whole
-    steps of some rank as the exchange takes, or as the plan wants.
+    An exchange begins with the step of the last rank that is free for it. So the interval between two is as many whole
+    steps of some rank as the exchange takes, or as the plan's period.
     """
     ground, overheads, workload = prepared.ground, prepared.ground.overheads, prepared.ground.workload
     whole_s = workload.forward_s + workload.backward_s + workload.step_s

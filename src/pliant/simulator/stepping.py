@@ -1,4 +1,4 @@
-"""Training steps on the clock, as the engine makes them: backward beside a lane, weights in a lane of their own."""
+"""Training steps on the simulated clock: backward beside exchanges of gradients and of weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Stepper:
     prepared: PreparedPlan
     clock: RankClock = field(init=False)
     exchanged: list[TimedExchange] = field(default_factory=list[TimedExchange])
-    """What each item of the clock is, by its row."""
+    """Exchange of each item of the clock, by its row."""
     ends_s: list[float] = field(default_factory=list[float])
     """When each step has ended."""
 
@@ -82,7 +82,7 @@ class Stepper:
             self.clock.wait(self._served, step)
 
     def _after_step(self, step: int) -> None:
-        """Take what has arrived, and exchange what is due; as `engine.Weights` does."""
+        """Store results that are due, and start exchanges that are due, as `engine.WeightExchange` does."""
         lockstep = [turn for turn in self._turns if not turn.mixed.free]
         for turn in lockstep:
             if turn.ticket is not None and step >= turn.last + turn.mixed.part.timing.delay_steps:

@@ -1,4 +1,4 @@
-"""Settings of the look at the curvature, which are part of a plan."""
+"""Settings of the curvature estimate, which are part of a plan."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -12,31 +12,35 @@ EstimatorName = Literal["gauss_newton", "hutchinson", "fisher"]
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureSpec:
-    """Which estimate of the Hessian's diagonal, on how much of a batch, how often, and at what price.
+    """Settings of an estimate of the Hessian's diagonal: estimator, share of the batch, interval and cost.
 
     Raises:
         ValueError: A setting is out of its range.
+
+    >>> CurvatureSpec(estimator="hutchinson").interval
+    20
 
     """
 
     estimator: EstimatorName = "gauss_newton"
     """Gauss-Newton-Bartlett costs one forward and backward, Hutchinson two or more, Fisher one for each sample."""
     batch_share: float = 0.25
-    """Part of each rank's batch that is looked at: its first samples, at least one, or two if there are as many."""
+    """Part of each rank's batch that is used: its first samples, at least one, or two if there are as many."""
     beta: float = 0.9
-    """Of the moving average over refreshes, which is corrected for having begun at zero; 0 keeps the last estimate."""
+    """Decay of the moving average over estimates, with bias correction; 0 keeps the last estimate."""
     shrink: float = 0.5
-    """How far a block's value goes towards the mean of its parameter, since single blocks are noisy; 0 to 1."""
+    """Weight of the parameter's mean in a block's value, since single blocks are noisy; 0 to 1."""
     clip: float = 50.0
-    """A block's value stays between the mean of its parameter over, and times, this."""
+    """Largest factor between a block's value and the mean of its parameter, up or down."""
     interval: int = 20
-    """Steps until the second look; from then on the interval follows how stable the ranks of the blocks are."""
+    """Steps until the second estimate; from then on the interval follows how stable the ranking of the blocks is."""
     max_interval: int = 200
-    """It does not grow beyond this, unless time_share asks for it."""
+    """Largest interval, unless time_share asks for more."""
     time_share: float = 0.03
-    """Upper limit of the time that goes into curvature, as a part of that of the steps without it."""
+    """Upper limit of the time for curvature, as a share of the steps' time without it."""
     bytes_share: float = field(default=0.05, metadata=LATER)
-    """Upper limit of the bytes that looks send, as a part of those that exchanges of blocks do; but for the first."""
+    """Upper limit of the bytes for curvature, as a share of the bytes of block exchanges; the first estimate is
+    exempt."""
 
     def __post_init__(self) -> None:
         ranges = {

@@ -78,12 +78,36 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def save(record: Any, path: str | Path) -> None:
-    """Save a record as readable JSON, atomically."""
+    """Save a record as readable JSON, atomically.
+
+    >>> import tempfile
+    >>> from pliant import Graph
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(Graph(kind="grid"), f"{folder}/graph.json")
+    ...     load(Graph, f"{folder}/graph.json").kind
+    'grid'
+    """
     write_atomically(Path(path), to_json(record, indent=2) + "\n")
 
 
 def load(kind: type[R], path: str | Path) -> R:
-    """Load a record. Raises ValueError, which names the file, for all that `from_json` and `read_text` refuse."""
+    """Load a record that `save` has written, such as a plan, a topology or a workload.
+
+    Args:
+        kind: Type of the record.
+        path: File to read.
+
+    Raises:
+        ValueError: The file holds another kind or format, or a value out of range; the message names the file.
+
+    >>> import tempfile
+    >>> from pliant import SyncPlan
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(SyncPlan(name="exact"), f"{folder}/plan.json")
+    ...     load(SyncPlan, f"{folder}/plan.json").name
+    'exact'
+
+    """
     text = read_text(path)
     try:
         return from_json(kind, text)

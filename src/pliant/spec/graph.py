@@ -16,22 +16,25 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A rule that gives every step a mixing matrix W over n ranks: x_i <- sum_j W_ij x_j.
+    """Graph of a gossip: a mixing matrix W over n ranks for each step, x_i <- sum_j W_ij x_j.
 
     Rows and columns of W sum to 1, so the mean over ranks stays. `ring`: both neighbours, a third each. `complete`:
     everybody. `exponential`: ranks i + 1, 2, 4, ... `grid`: up to four neighbours in the squarest grid, Metropolis
     weights. One partner a step, half and half: `one_peer`: rank i + 2^t (Ying et al., arXiv:2110.13363: for n = 2^k
     exact after k steps), `hypercube`: rank i xor 2^t, `round_robin`: every pair once in a round, `matching`: pairs at
-    random. Who finds no partner keeps its own. `matrix`: W as given.
+    random. A rank without a partner keeps its own weights. `matrix`: W as given.
+
+    >>> Graph(kind="ring").mixing(step=0, size=4)[0] == {0: 1 / 3, 1: 1 / 3, 3: 1 / 3}
+    True
     """
 
     kind: Literal[
         "ring", "complete", "exponential", "grid", "one_peer", "hypercube", "round_robin", "matching", "matrix"
     ] = "ring"
     seed: int = 0
-    """Of matching."""
+    """Seed of the random pairs of `matching`."""
     rows: tuple[tuple[float, ...], ...] = ()
-    """W of matrix."""
+    """Rows of W, for `matrix`."""
 
     def __post_init__(self) -> None:
         if (self.kind == "matrix") != bool(self.rows):

@@ -1,4 +1,4 @@
-"""Published models as layers: shapes and arithmetic by formula, written once for whoever predicts or measures."""
+"""Published models as layers: shapes and arithmetic by formula, for predictions and measurements."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

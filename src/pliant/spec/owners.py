@@ -11,7 +11,7 @@ __all__ = ["ParameterServer", "Placement", "ShardedOptimizer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Which rank owns how much."""
+    """Parameters per owner: the share that each rank's bandwidth allows."""
 
     bandwidths: tuple[float, ...] = ()
     """What each rank's network carries, in any unit: owners hold parts of that size; equal if not given."""

@@ -1,4 +1,4 @@
-"""The written answer to: what is exchanged, with whom, in how many bits, and when, per group of parameters."""
+"""Plans: what is exchanged, with whom, in how many bits, and when, per group of parameters."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -19,7 +19,11 @@ Order = Literal["ready", "at_end"]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """Which parameters a rule speaks of: all conditions that are given must hold."""
+    """Conditions that select the parameters of a rule: all that are given must hold.
+
+    >>> Match(layer="*Norm*")("blocks.0.norm.weight", "LayerNorm", 64)
+    True
+    """
 
     pattern: str = "*"
     """Shell pattern over the parameter's full name."""
@@ -34,7 +38,7 @@ class Match:
             raise ValueError(f"a rule is for {self.min_numel} to {self.max_numel} elements; neither can be negative.")
 
     def __call__(self, name: str, layer: str, numel: int) -> bool:
-        """Say whether a parameter is meant."""
+        """Say whether a parameter with this full name, layer class and number of elements is selected."""
         return (
             fnmatch.fnmatchcase(name, self.pattern)
             and fnmatch.fnmatchcase(layer, self.layer)
@@ -60,7 +64,12 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncPlan:
-    """Rules in order: the first that matches a parameter decides. The last must match everything."""
+    """Rules in order: the first that matches a parameter decides. The last must match everything.
+
+    >>> plan = SyncPlan(bucket_bytes=1 << 20)
+    >>> str(plan.exchange_for("head.weight", "Linear", 4096))
+    'AllReduce'
+    """
 
     rules: tuple[Rule, ...] = (Rule(),)
     bucket_bytes: int = 0

@@ -1,4 +1,4 @@
-"""In which order a collective's blocks move."""
+"""Schedules: rounds of moves of a collective's blocks."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Rounds of moves. What a round sends is what its sender had when the round began; rounds follow one another.
+    """Rounds of moves. A round sends what its senders had when the round began; rounds follow one another.
 
-    Since a partial sum is moved, never copied, every contribution is somewhere exactly once, and whoever is the only
-    one left with a partial has the sum.
+    Since a partial sum is moved, never copied, every contribution is in one place exactly once, and the only rank with
+    a partial sum has the sum.
     """
 
     name: str

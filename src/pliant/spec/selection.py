@@ -1,4 +1,4 @@
-"""Which blocks of a gradient travel: settings that are part of a plan."""
+"""Settings of the selection of blocks, which are part of a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +13,18 @@ __all__ = ["VALUE_BYTES", "Agreement", "Selection", "ValueBits"]
 Agreement = Literal["global", "leader", "local"]
 ValueBits = Literal[32, 16, 4]
 VALUE_BYTES: Mapping[ValueBits, float] = MappingProxyType({32: 4.0, 16: 2.0, 4: 0.5 + 4 / 64})
-"""Of an element on the wire; of 4 bits, with a float32 for each 64."""
+"""Bytes of an element on the wire, by bits; 4 bits include a float32 scale for each 64 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Settings of the choice of blocks: how many, by what, and who agrees on them.
+    """Settings of the selection of blocks: how many, by which score, and which ranks agree on them.
 
     Raises:
         ValueError: A setting is out of its range, or scores would take more than half of the bytes.
+
+    >>> str(Selection(ratio=0.05, power=1))
+    "blocks of 128, a leader's, ratio 0.05, p=1"
 
     """
 
@@ -35,32 +38,32 @@ class Selection:
     """p of the score h^p |u|^2, h the curvature; None for 0 under optimizers that divide by a variance (those with
     betas, such as Adam), where the weighting cancels, and 1 under others."""
     agreement: Agreement = "leader"
-    """Whether all ranks add up scores and choose alike, or one rank's choice is for all, or each has its own."""
+    """"global": ranks add up scores and select alike; "leader": one rank selects for all; "local": each for itself."""
     topology: Topology | None = None
-    """Of local choices: the network for which sums get a schedule; without, payloads are gathered."""
+    """Network for which sums get a schedule, with a "local" agreement; without it payloads are gathered."""
     rescore: int = 8
-    """Of global choices: exchanges in which each block's score is told once, behind the values; 1 tells all scores
-    first, in 16 bits and a message of their own."""
+    """Exchanges in which each block's score is sent once, with a "global" agreement, behind the values; 1 sends all
+    scores first, in 16 bits and a message of their own."""
     floor: float = 0.05
-    """Each parameter gets at least this share of the mean density."""
+    """Least density of each parameter, as a share of the mean density."""
     resolve: int = 50
     """Exchanges after which blocks are divided among parameters anew; between, each parameter keeps its number. A
     leader divides in each of its turns."""
     age: float = 0.05
-    """A block's score grows by so much with each 1 / ratio exchanges that it waits, so that none waits for ever."""
+    """Growth of a block's score with each 1 / ratio exchanges that it waits, so that no block waits for ever."""
     dense: float = 0.25
-    """Most of the bytes that go to tensors which stay dense: vectors first, then the smallest, whole ones."""
+    """Largest share of the bytes for tensors that stay dense: vectors first, then the smallest, whole ones."""
     value_bits: ValueBits = 4
-    """Of an element on the wire: float32; bfloat16; or 4 bits, in steps of the largest of 64 (the codec `int4`). What
-    rounding loses stays in the residual. Where a ratio pays for everything in more bits, more are used."""
+    """Bits of an element on the wire: float32; bfloat16; or 4 bits, in steps of the largest of 64 (the codec `int4`).
+    The rounding error stays in the residual. Where a ratio pays for everything in more bits, more are used."""
     relief: float = 1.0
     """Factor of the ratio for a while when gradients or the learning rate change much; 1 for never."""
     eta: float = 0.5
-    """How much is much: relative change of the norm from one window to the next, or of the rate."""
+    """Relative change that counts as much: of the norm from one window to the next, or of the learning rate."""
     window: int = 50
     """Exchanges over which norms are compared, and for which the relief lasts."""
     curvature: CurvatureSpec | None = field(default_factory=CurvatureSpec)
-    """How the curvature is felt, where the power is not 0; None for all blocks alike."""
+    """Settings of the curvature estimate, used where the power is not 0; None weights all blocks alike."""
 
     def __post_init__(self) -> None:
         for name in ("ratio", "floor", "age", "dense", "relief", "eta"):

@@ -9,7 +9,7 @@ __all__ = ["Event", "Timeline"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that took time on one rank."""
+    """One interval on one rank: computing, communicating or waiting."""
 
     rank: int
     step: int
@@ -33,7 +33,12 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Events of a run, in the order in which they ended."""
+    """Events of a run, in the order in which they ended.
+
+    >>> event = Event(rank=0, step=0, kind="wait", name="bucket 0", start_s=0.01, end_s=0.02)
+    >>> Timeline(events=(event,)).events[0].kind
+    'wait'
+    """
 
     events: tuple[Event, ...]
     """Time 0 is the start of the first step."""
@@ -42,5 +47,5 @@ class Timeline:
     num_ranks: int = 0
     """Ranks that took part, though this may be the timeline of one alone; 0 where that is not known."""
     began_unix_s: float = 0.0
-    """When time 0 was, by the clock of the rank's machine; 0 for what never happened."""
+    """Time 0 by the clock of the rank's machine, in Unix seconds; 0 for a simulated timeline."""
     provenance: str = ""

@@ -1,4 +1,4 @@
-"""Topologies: who reaches whom, and how fast."""
+"""Topologies: hosts and racks, with the rates and delays between them."""
 
 import math
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A measured or wanted connection from one host to another, where it differs from what the hosts' own rates say."""
+    """Measured or required connection from one host to another, where it differs from the hosts' own rates."""
 
     source: str
     target: str
@@ -54,7 +54,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Rack:
-    """Hosts behind one switch. They share its uplink with all that they exchange with hosts of other racks."""
+    """Hosts behind one switch, which share its uplink for all traffic with hosts of other racks."""
 
     name: str
     hosts: tuple[str, ...]
@@ -73,14 +73,19 @@ class Rack:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Hosts in the order of their ranks: host 0 holds ranks 0..num_ranks-1, and so on."""
+    """Hosts in the order of their ranks: host 0 holds ranks 0..num_ranks-1, and so on.
+
+    >>> hosts = tuple(Host(name=name, num_ranks=2, send_bytes_per_s=1.25e8) for name in ("a", "b"))
+    >>> Topology(hosts=hosts).num_ranks
+    4
+    """
 
     hosts: tuple[Host, ...]
     links: tuple[Link, ...] = ()
     provenance: str = ""
     """Where the figures come from: 'given', or the command and time of a measurement."""
     racks: tuple[Rack, ...] = field(default=(), metadata=LATER)
-    """None, or so that each host is in one. Without any, the file is what it was before there were racks."""
+    """Either none, or racks such that each host is in one."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]

@@ -1,4 +1,4 @@
-"""Workloads: what a training step asks of the network, which tensors, how large, ready when."""
+"""Workloads: tensors of a model, with their sizes and the times at which their gradients are ready."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _MOST_NUMEL = 10**15
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One parameter as the network sees it."""
+    """One parameter: its shape, and the time and statistics of its gradient."""
 
     name: str
     shape: tuple[int, ...]
@@ -20,9 +20,9 @@ class TensorSpec:
     layer: str
     """Class of the layer that owns it, such as 'Linear'."""
     ready_s: float
-    """When its gradient is complete, counted from the start of backward."""
+    """Time at which its gradient is complete, counted from the start of backward."""
     gradient_share: float = 0.0
-    """Its part of the model's squared gradient norm; 0 where that was not measured."""
+    """Share of the model's squared gradient norm; 0 where that was not measured."""
     gradient_error: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     """`Exchange.coding`, such as 'qsgd(bits=4)' or 'rank(rank=4)' -> relative squared error |C(g) - g|^2/|g|^2.
 
@@ -48,7 +48,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One model, batch and machine: tensors in the order in which their gradients are ready."""
+    """One model, batch and machine: tensors in the order in which their gradients are ready.
+
+    >>> tensor = TensorSpec(name="weight", shape=(64, 8), dtype="float32", layer="Linear", ready_s=0.001)
+    >>> Workload(name="tiny", tensors=(tensor,), forward_s=0.001, backward_s=0.002).numel
+    512
+    """
 
     name: str
     tensors: tuple[TensorSpec, ...]

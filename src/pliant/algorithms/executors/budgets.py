@@ -1,4 +1,4 @@
-"""Which blocks to send: a budget for the whole model, divided among its parameters, and the best blocks of each."""
+"""Selection of blocks: a budget for the whole model, divided among its parameters, and the best blocks of each."""
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ def chosen_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor
 
         max sum_b s_b x_b   with   sum_b c_b x_b <= room,   at least first_l blocks of layer l,   x_b in {0, 1},
 
-    a multiple-choice knapsack of layers and numbers of blocks whose gains are concave, as the best go first: what it
-    misses is less than the gain of one block, which is less than 1 % of the total where a hundred or more are sent
-    (L-GreCo, arXiv:2210.17357, solves the same for compression errors). With an earlier solution's counts it finds
-    the best blocks of each layer. Ties go to the lower index: equal arguments give equal masks.
+    This is a multiple-choice knapsack of layers and numbers of blocks whose gains are concave, as the best go first.
+    The solution misses less than the gain of one block, which is less than 1 % of the total where a hundred or more are
+    sent. (L-GreCo, arXiv:2210.17357, solves the same for compression errors.) With an earlier solution's counts it
+    finds the best blocks of each layer. Ties go to the lower index: equal arguments give equal masks.
 
     Args:
         density: Score over elements, (num_blocks,), finite.

@@ -15,7 +15,7 @@ _RAMP_FACTOR = 4
 COURSE_NUMEL = 6
 """Numbers in a `Course`."""
 _MOST_COUNTED = 1 << 20
-"""float32 counts exactly beyond this, and what is done by turns may begin anew here."""
+"""Largest count: float32 counts exactly beyond it, and periodic work may begin anew here."""
 
 
 def ramped(ratio: float, step: int, ramp_steps: int) -> float:
@@ -42,7 +42,7 @@ class Course:
     squares: float = 0.0
     """Sum over this window of the mean gradient's squared norm."""
     before: float = 0.0
-    """The same of the window before; 0 if there was none."""
+    """Norm of the window before; 0 if there was none."""
     relief_left: float = 0.0
     """Exchanges for which the ratio is still higher."""
     lr: float = 0.0

@@ -1,4 +1,4 @@
-"""Decoupled momentum: ranks share the components of their momenta that matter now, and keep the rest to themselves."""
+"""Decoupled momentum: ranks share the largest coefficients of their momenta, and keep the others."""
 
 from dataclasses import dataclass
 from typing import Any, cast

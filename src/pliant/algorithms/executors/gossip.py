@@ -53,7 +53,7 @@ class GossipExecutor:
 
 @dataclass(frozen=True)
 class CodedGossipExecutor:
-    """Gossip in fewer bits: neighbours keep replicas of each other, and coded differences to them travel.
+    """Gossip in fewer bits: neighbours keep replicas of each other, and exchange coded differences to them.
 
     With gamma above 0, CHOCO-SGD (Koloskova et al., arXiv:1902.00340, Algorithm 2), one step late like `Gossip`:
 
@@ -63,9 +63,9 @@ class CodedGossipExecutor:
 
         q_i = C(x_i - lr g_i + sum_j W_ij r_j - 2 r_i);  r_i <- r_i + q_i;  x_i <- r_i,  where x_i was r_i before
 
-    A rank knows its own r_i at once, and its neighbours' only by the next step: so their messages travel beside
-    forward and backward here as well, and the result is still the paper's.
-    Bytes per exchange: one payload per target and source. Memory: one replica per source and one of its own.
+    A rank knows its own r_i at once, and its neighbours' only by the next step. So messages run beside forward and
+    backward here as well, and the result is still the paper's. Bytes per exchange: one payload per target and source.
+    Memory: one replica per source and one of its own.
     """
 
     node: CodedGossip
@@ -84,7 +84,7 @@ class CodedGossipExecutor:
         """Leave gradients as they are."""
 
     def follow(self, bucket: Bucket, state: State) -> None:
-        """All ranks are equal: so are all replicas."""
+        """Set all replicas to the weights, which are equal on all ranks."""
         for slot, replica in state.flat.items():
             if slot.startswith("replica"):
                 replica.copy_(bucket.flat)

@@ -24,7 +24,7 @@ class BetweenHostsExecutor:
     """
 
     prefix: ClassVar[str] = "host/"
-    """Of slots that only the rank which leads its host has."""
+    """Prefix of slots that only the leader of a host has."""
     node: BetweenHosts
     inner: Algorithm
 

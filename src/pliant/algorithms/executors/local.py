@@ -15,18 +15,18 @@ __all__ = ["LocalStepsExecutor"]
 
 @dataclass(frozen=True)
 class LocalStepsExecutor:
-    """H steps alone; then the mean change of the weights is taken by an outer optimizer, from where all set out.
+    """Local steps for a period; then an outer optimizer takes the mean change of the weights.
 
     Stich, local SGD (arXiv:1805.09767), is outer lr 1 without momentum; Douillard et al., DiLoCo (arXiv:2311.08105,
     Algorithm 1), is Nesterov momentum, with D the mean over ranks, by any averaging algorithm and codec:
 
         D <- mean(theta - x_i);  m <- mu m + D;  theta <- theta - lr (D + mu m);  x_i <- theta
 
-    In fragments, parts of the model take turns within the period; with a delay, the exchange runs beside the next
-    steps, whose progress is added to theta (Douillard et al., Streaming DiLoCo, arXiv:2501.18512, sections 2.2 and
-    2.3, which blends the two instead). `stretch` lets the period grow as the learning rate falls: every
-    max(H, (stretch / lr)^2) steps (Gu et al., Quadratic Synchronization Rule, arXiv:2310.14423).
-    Bytes per step: those of the averaging algorithm, divided by H. Memory: theta, and m if mu is not 0.
+    In fragments, parts of the model are exchanged at different steps of the period. With a delay, the exchange runs
+    beside the next steps, whose progress is added to theta (Douillard et al., Streaming DiLoCo, arXiv:2501.18512,
+    sections 2.2 and 2.3, which blends the two instead). `stretch` lets the period grow as the learning rate falls:
+    every max(H, (stretch / lr)^2) steps (Gu et al., Quadratic Synchronization Rule, arXiv:2310.14423). Bytes per step:
+    those of the averaging algorithm, divided by H. Memory: theta, and m if mu is not 0.
     """
 
     prefix: ClassVar[str] = "averaging/"

@@ -1,4 +1,4 @@
-"""1-bit Adam: an optimizer and the exchange that feeds it."""
+"""Optimizer of 1-bit Adam and the exchange of its momentum."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class OneBitAdam(Optimizer):
 
         p <- p - lr clamp((m / (1 - beta_1^t)) / (sqrt(v_w / (1 - beta_2^w)) + eps), -1, 1),   w = warmup_steps
 
-    The bias correction of the frozen variance is frozen with it. In the second stage an element moves by at most lr:
-    a coded momentum gives every element of a block the same magnitude, which an element with hardly any variance
-    (a dead unit, a rare embedding row) would divide by almost nothing; users of the paper's method mask such by hand.
-    Weight decay is decoupled, as in AdamW, so that it acts in both stages. Clipping ``p.grad`` after the warm-up
-    clips a momentum: clip before, or not at all.
+    The bias correction of the frozen variance is frozen with it. In the second stage an element moves by at most lr. A
+    coded momentum gives every element of a block the same magnitude, which an element with hardly any variance (a dead
+    unit, a rare embedding row) would divide by almost nothing; users of the paper's method mask such by hand. Weight
+    decay is decoupled, as in AdamW, so that it acts in both stages. Clipping ``p.grad`` after the warm-up clips a
+    momentum: clip before, or not at all.
 
     Args:
         params: Parameters or groups, as for every torch optimizer.
@@ -40,6 +40,10 @@ class OneBitAdam(Optimizer):
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay.
         warmup_steps: Steps of plain Adam; the paper and its users found 15 to 25 % of all steps to be right.
+
+    >>> optimizer = OneBitAdam([torch.nn.Parameter(torch.zeros(2))], lr=0.01, warmup_steps=50)
+    >>> str(optimizer.algorithm)
+    'CompressedMomentum(beta=0.9, warmup_steps=50)'
 
     """
 
@@ -112,11 +116,11 @@ class OneBitAdam(Optimizer):
 
 @dataclass(frozen=True)
 class CompressedMomentumExecutor:
-    """The exchange of 1-bit Adam.
+    """Exchange of the momentum of 1-bit Adam.
 
-    Warm-up: g <- mean g, exactly, and m <- beta m + (1-beta) g is followed. Then, per bucket:
-    m_i <- beta m + (1-beta) g_i; average m_i by scatter - reduce - gather with C and feedback on both sides;
-    the result replaces the gradient, and m. Bytes: those of `ScatterGatherExecutor` with the same codec.
+    Warm-up: g <- mean g, exactly, and m <- beta m + (1-beta) g is followed. Then, per bucket: m_i <- beta m + (1-beta)
+    g_i; average m_i by scatter - reduce - gather with C and feedback on both sides; the result replaces the gradient,
+    and m. Bytes: those of `ScatterGatherExecutor` with the same codec.
     """
 
     node: CompressedMomentum
@@ -151,7 +155,7 @@ class CompressedMomentumExecutor:
             m.copy_(g)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Only OneBitAdam knows that a momentum arrives in ``p.grad``, and both must turn at the same step."""
+        """Raise ValueError unless it is a OneBitAdam with the same warm-up, which expects a momentum in ``p.grad``."""
         if not isinstance(optimizer, OneBitAdam):
             raise ValueError(
                 f"the optimizer is {type(optimizer).__name__}, but onebit_adam hands over momentum in p.grad, which "

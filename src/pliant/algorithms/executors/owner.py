@@ -1,4 +1,4 @@
-"""Each parameter has an owner, who alone holds its optimizer state and steps it: parameter servers without servers."""
+"""Owners of parameters, which hold their optimizer state and step them: ZeRO stage 1 and parameter servers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +15,20 @@ __all__ = ["OwnerExecutor"]
 
 @dataclass(frozen=True)
 class OwnerExecutor:
-    """Gradients go to the owner of their parameter; it steps, and sends the new weights to all.
+    """Gradients go to the owner of their parameter, which steps it and sends the new weights to all.
 
-    In lockstep, of parameter p with owner o(p), on n ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 1;
-    Li et al., parameter server, OSDI 2014):
+    In lockstep, of parameter p with owner o(p), on n ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 1; Li et
+    al., parameter server, OSDI 2014):
 
         at o(p):  g <- (1/n) sum_i g_i;  x_p <- optimizer(x_p, g);  everywhere:  x_p <- x_p of o(p)
 
-    which is an all-reduce and the plain optimizer, up to rounding; bytes are the same too, 2 (n-1)/n N out and in, but
+    This is an all-reduce and the plain optimizer, up to rounding. Bytes are the same too, 2 (n-1)/n N out and in, but
     the optimizer's state and work are divided by n. Elsewhere p.grad is a stand-in with the norm of g
     (`ReduceToOwners`).
 
     With a staleness s, stale synchronous parallel (Ho et al., NeurIPS 2013): owners make one step with the mean of
-    every n gradients, from whomever and in the order in which they come; a rank that has made c steps goes on when
-    the slowest has made c - s, with weights that hold all gradients but the last fewer than n of what had come by then.
+    every n gradients, in the order in which they arrive. A rank that has made c steps continues when the slowest has
+    made c - s, with weights that hold all gradients but the last fewer than n of those that had arrived by then.
     """
 
     node: ShardedOptimizer | ParameterServer

@@ -1,6 +1,6 @@
-"""Every gradient element in fewer bits, over scatter - reduce - gather (BAGUA's C_LP_S).
+"""Quantized averages of gradients by scatter - reduce - gather (BAGUA's C_LP_S).
 
-Which known methods are which settings: ByteGrad = minmax8 without feedback; QSGD = qsgd without feedback, unbiased;
+Known methods are settings of it: ByteGrad = minmax8 without feedback; QSGD = qsgd without feedback, unbiased;
 DoubleSqueeze / 1-bit SGD = sign with feedback on worker and owner; TernGrad = ternary without feedback.
 """
 

@@ -1,4 +1,4 @@
-"""Blocks that each rank has chosen by itself, summed by a schedule that is made for what they have."""
+"""Sum of blocks that each rank has selected for itself, by a schedule made for their bitmap."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ __all__ = ["ScheduledBlocks"]
 
 
 class ScheduledBlocks:
-    """The mean of what ranks hold of the vector's blocks: `SparseSum`, where dense tensors are blocks that all hold.
+    """Mean of blocks by a `SparseSum`, in which dense tensors are blocks that all ranks hold.
 
-    Bytes: (n-1) (blocks/8 + 8), and the schedule's, which depend on who has chosen what.
+    Bytes: (n-1) (blocks/8 + 8), and the schedule's, which depend on the selections.
 
     Args:
         grid: Of the vectors to come.
-        topology: The network that the schedule is for.
-        comm: Who adds up.
+        topology: Network for which schedules are made.
+        comm: Ranks that take part.
 
     Raises:
         ValueError: The topology is for another number of ranks.

@@ -20,7 +20,7 @@ __all__ = ["AllGatherExecutor"]
 
 @dataclass(frozen=True)
 class AllGatherExecutor:
-    """Send the largest elements (or blocks) of what has gathered; keep the rest for later steps.
+    """Send the largest accumulated elements (or blocks); keep the others for later steps.
 
     Lin et al., Deep Gradient Compression (arXiv:1712.01887), section 3:
 
@@ -28,9 +28,8 @@ class AllGatherExecutor:
         v <- v + u
         send v at the k largest |v|; there v <- 0 and u <- 0 (momentum factor masking)
 
-    The ratio falls to its final value over `ramp_steps` in factors of 4 (25 %, 6.25 %, ...).
-    Bytes: (n-1) payloads in, each 8 bytes per chosen element.
-    With momentum correction the optimizer's own momentum must be 0.
+    The ratio falls to its final value over `ramp_steps` in factors of 4 (25 %, 6.25 %, ...). Bytes: (n-1) payloads in,
+    each 8 bytes per selected element. With momentum correction the optimizer's own momentum must be 0.
     """
 
     node: AllGather

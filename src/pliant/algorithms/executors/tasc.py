@@ -29,7 +29,7 @@ class _Workspace:
         shapes = [span.shape for span in bucket.spans]
         self.grid = BlockGrid(shapes, divided(shapes, selection, comm.size), bucket.flat.device)
         self.names = tuple(bucket.spans[place].name for place in self.grid.places)
-        """Of the parameters that have blocks."""
+        """Names of the parameters that have blocks."""
         self.mask = LeaderMask(self.grid, comm)
         self.scores = ScoreMean(len(self.grid.starts), comm, bucket.flat.device)
         self.comm, self._ratio = comm, 0.0
@@ -61,28 +61,28 @@ class _Workspace:
 
 @dataclass(frozen=True)
 class BlockSparseExecutor:
-    """Send the blocks that matter most for their bytes; keep the rest for later steps.
+    """Send the blocks that matter most for their bytes; keep the others for later steps.
 
-    After TASC (Dong, Liu, Keutzer), with what it leaves open taken from the papers named here. Block b of u, h_b the
-    mean curvature over it, c_b its bytes, w_b for how long it has waited:
+    After TASC (Dong, Liu, Keutzer); where it leaves something open, after the papers named here. Block b of u, h_b the
+    mean curvature over it, c_b its bytes, w_b the exchanges that it has waited:
 
         u <- m u + g;  v <- v + u                      momentum correction (DGC, arXiv:1712.01887)
-        s_b = h_b^p |v_b|^2 (1 + age ratio w_b)        what staying behind costs: L(w) - L(x) has 1/2 e'He
+        s_b = h_b^p |v_b|^2 (1 + age ratio w_b)        cost of not sending b: L(w) - L(x) has 1/2 e'He
         S = argmax sum s_b  with  sum c_b <= budget    densest s_b / c_b first, floors of layers before (budgets.py)
         send v_S;  v_S <- 0,  u_S <- 0                 one mean of a compact vector where ranks agree on S
 
-    Ranks agree on S by the mean of |v_b|^2 over ranks ('global'), or take what the rank whose turn it is has chosen
+    Ranks agree on S by the mean of |v_b|^2 over ranks ('global'), or use the selection of one rank, each in rotation
     ('leader': ScaleCom, arXiv:2104.11125), or do not agree ('local': payloads are gathered, or summed by a schedule).
     With feedback 'difference' ranks send blocks of d = u - e, e <- e + sent, and use the mean of all e (EF21,
-    arXiv:2106.05203; with momentum arXiv:2305.15155), which needs no bound on gradients.
-    A ratio of 1 is SGD with momentum m. Bytes: the ratio's share of an all-reduce's, see `Selection.ratio`.
+    arXiv:2106.05203; with momentum arXiv:2305.15155), which needs no bound on gradients. A ratio of 1 is SGD with
+    momentum m. Bytes: the ratio's share of an all-reduce's, see `Selection.ratio`.
     """
 
     node: BlockSparse
 
     @property
     def curvature(self) -> CurvatureSpec | None:
-        """Settings of the look at the curvature; None where it does not count."""
+        """Settings of the curvature estimate; None where it does not count."""
         return self.node.selection.curvature if self.node.selection.feels else None
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -209,7 +209,7 @@ class BlockSparseExecutor:
         return _finite(density)
 
     def _take(self, carried: BlockResult, g: Tensor, state: State) -> None:
-        """Replace g by what the optimizer uses, and keep what was not sent."""
+        """Replace g by the result for the optimizer, and keep what was not sent."""
         if self.node.feedback == "worker":
             state.flat["residual"].index_add_(0, carried.index, carried.sent, alpha=-1)
             out = g.zero_()

@@ -1,4 +1,4 @@
-"""When: every n-th step, one step late, or something else at first. Each exists once, for all algorithms."""
+"""Combinators of timing: every n-th step, one step late, or another algorithm in a warm-up."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ __all__ = ["AfterExecutor", "DelayedExecutor", "EveryExecutor"]
 
 @dataclass(frozen=True)
 class EveryExecutor:
-    """Exchange in every n-th step only.
+    """Exchange gradients in every n-th step only.
 
-    In the steps between, gradients are gathered and the optimizer sees zeros, so that ranks stay equal; the n-th
-    step exchanges their sum. Nothing is lost: sum of what is applied + what is pending = sum of the means.
+    In the steps between, gradients are added up and the optimizer sees zeros, so that ranks stay equal; the n-th step
+    exchanges their sum. Nothing is lost (Note [conservation]).
     """
 
     node: Every
@@ -69,21 +69,20 @@ class DelayedExecutor:
     """The optimizer uses the gradients of the step before, while those of this step are exchanged.
 
     Li et al., Pipe-SGD (arXiv:1811.03619): x_{t+1} = x_t - lr g(x_{t-1}), so an exchange may take as long as a whole
-    step without being waited for. With a compensation c, the late gradient is corrected for what the weights have
-    done since it was taken (Zheng et al., DC-ASGD, arXiv:1609.08326, equation 10): g + c g o g o (x_t - x_{t-1}).
-    With a lookahead k it is extrapolated: g(x_{t-1}) + k (g(x_{t-1}) - g(x_{t-2})). Where the loss is quadratic that is
-    the gradient at weights predicted from their last move, x_{t-1} + k (x_{t-1} - x_{t-2}), as in SpecTrain (Chen et
-    al., arXiv:1809.02839), and with k the momentum it is what Nesterov's momentum does, so that it steadies SGD with
-    momentum m: on a curvature h, lr h must stay below 1 - m without (0.1 for 0.9), below 0.25 for 0.9 with it.
-    The first step sees zeros. Memory: two gradients; one more with a lookahead, a copy of the weights with a
-    compensation.
+    step without being waited for. With a compensation c, the late gradient is corrected for what the weights have done
+    since it was taken (Zheng et al., DC-ASGD, arXiv:1609.08326, equation 10): g + c g o g o (x_t - x_{t-1}). With a
+    lookahead k it is extrapolated: g(x_{t-1}) + k (g(x_{t-1}) - g(x_{t-2})). Where the loss is quadratic that is the
+    gradient at weights predicted from their last move, x_{t-1} + k (x_{t-1} - x_{t-2}), as in SpecTrain (Chen et al.,
+    arXiv:1809.02839). With k the momentum it does the same as Nesterov's momentum, and so stabilizes SGD with momentum
+    m. On a curvature h, lr h must stay below 1 - m without it (0.1 for 0.9), and below 0.25 for 0.9 with it. The first
+    step sees zeros. Memory: two gradients; one more with a lookahead, a copy of the weights with a compensation.
     """
 
     node: Delayed
     inner: Algorithm
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The gradient on its way, the one before, the weights at which it was taken, and the inner slots."""
+        """Slots of the late gradient, the one before, the weights at which it was taken, and the inner ones."""
         slots: StateSpec = {"on its way": None, **self.inner.slots(shape, comm)}
         slots = {**slots, "before": None} if self.node.lookahead else slots
         return {**slots, "taken at": None} if self.node.compensation else slots
@@ -130,7 +129,7 @@ class DelayedExecutor:
 
 @dataclass(frozen=True)
 class AfterExecutor:
-    """Do `first` in the steps before `node.steps`, and `then` from there on: the one warm-up."""
+    """Run `first` in the steps before `node.steps`, and `then` from there on."""
 
     node: After
     first: Algorithm
@@ -142,7 +141,7 @@ class AfterExecutor:
         return {**prefixed("first/", first), **self.then.slots(shape, _among(comm, self.node.then))}
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Let both look at the optimizer."""
+        """Let both algorithms check the optimizer."""
         for each in (self.first, self.then):
             inner = unwrapped(each)
             if isinstance(inner, ChecksOptimizer):
@@ -181,5 +180,5 @@ class AfterExecutor:
 
 
 def _among(comm: Comm, node: Exchange) -> Comm:
-    """Return who exchanges under a node: all ranks alike where only the other stage asks for hosts."""
+    """Return the comm of a node: all ranks where only the other stage needs hosts."""
     return comm.flat if isinstance(comm, HierarchicalComm) and not node.needs_hosts else comm

@@ -1,4 +1,4 @@
-"""`pliant report`: what happened in the steps of a run, and what was predicted, as one page."""
+"""Command `pliant report`: a page on the steps of a run, measured and predicted."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from pliant.spec.units import format_time, parse_bytes
 __all__ = ["report"]
 
 _MOST_LANES = 8
-"""Ranks whose lanes are drawn one above the other."""
+"""Most ranks that are drawn one above the other."""
 _NOTE = (
     "Measured are means over steps and ranks, sent is the busiest rank's. Exposed: what a step waits for exchanges; "
     "compute: the rest of it. Exchange and coding count whether they are hidden or not. What is still on its way when "

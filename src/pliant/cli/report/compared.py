@@ -29,7 +29,7 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """Something of a step that is both measured and predicted."""
+    """A quantity of a step that is both measured and predicted."""
 
     key: str
     name: str
@@ -59,11 +59,11 @@ class Measured:
     timelines: tuple[Timeline, ...]
     """One a rank, the lowest rank first."""
     steps: tuple[tuple[Step, ...], ...]
-    """Of each: whole periods of the plan."""
+    """Steps of each rank: whole periods of the plan."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Whose timelines these are."""
+        """Ranks of the timelines."""
         return tuple(steps[0].rank for steps in self.steps)
 
     def means(self) -> dict[str, float]:
@@ -119,7 +119,7 @@ def check(timelines: Sequence[Timeline], names: Sequence[str]) -> None:
 
 
 def check_prediction(timeline: Timeline, name: str, plan: SyncPlan, topology: Topology) -> None:
-    """Raise ValueError if what is predicted is not what was measured: another plan, or another number of ranks."""
+    """Raise ValueError if prediction and measurement are of different plans, or numbers of ranks."""
     if timeline.plan != plan.hash:
         raise ValueError(
             f"{name} was recorded under the plan {timeline.plan or '(unknown)'}, but the one to predict, "

@@ -9,28 +9,28 @@ from pliant.spec import Event, Timeline
 __all__ = ["BucketTimes", "Step", "buckets_of", "clipped", "events_in", "merged", "shown", "steps_of"]
 
 _COMPUTING = ("forward", "backward", "optimize", "wait")
-"""What the thread that trains does, one after the other."""
+"""Kinds of events of the training thread, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of one rank, from the end of the one before."""
+    """One step of one rank, which begins at the end of the one before."""
 
     rank: int
     step: int
     start_s: float
     end_s: float
     exposed_s: float
-    """What it waited for exchanges."""
+    """Seconds that it waited for exchanges."""
     exchange_s: float
-    """What its exchanges took, hidden or not."""
+    """Seconds of its exchanges, hidden or not."""
     codec_s: float
-    """What was computed for its exchanges: encoding, adding up, decoding."""
+    """Seconds of computing for its exchanges: encoding, adding up, decoding."""
     sent_bytes: int
 
     @property
     def seconds(self) -> float:
-        """From one step to the next."""
+        """Seconds from one step to the next."""
         return self.end_s - self.start_s
 
     @property

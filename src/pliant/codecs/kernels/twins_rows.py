@@ -1,4 +1,4 @@
-"""Rows of embedding tables, in plain torch: the twins of rows.c."""
+"""Reference of rows.c in plain torch: rows of embedding tables."""
 
 from typing import NamedTuple
 

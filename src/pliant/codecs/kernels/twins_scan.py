@@ -1,4 +1,4 @@
-"""One look at all of a tensor, in plain torch: the twins of scan.c."""
+"""Reference of scan.c in plain torch: scans of a whole tensor."""
 
 import torch
 from torch import Tensor
