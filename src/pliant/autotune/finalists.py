@@ -10,7 +10,7 @@ __all__ = ["Finalist", "finalists"]
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
 _LEAVE_ABOVE = 1.03
-"""After a change, the plan in force is left only for one that took so many times less: near ties do not take turns."""
+"""Least gain, as a factor, for which the plan in force is left after a change: near ties do not alternate."""
 
 
 class Finalist(NamedTuple):

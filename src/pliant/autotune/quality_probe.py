@@ -90,7 +90,7 @@ class QualityProbe:
         )
 
     def close(self) -> None:
-        """Stop looking, and remove hooks."""
+        """Stop estimating, and remove hooks."""
         for hook in self._hooks:
             hook.remove()
 

@@ -48,7 +48,7 @@ class BlockGrid:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Which of the shapes have blocks, in order."""
+        """Indices of the shapes that have blocks, in order."""
         return tuple(place for _, _, place in self._tensors)
 
     @property

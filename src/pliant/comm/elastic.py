@@ -102,7 +102,7 @@ class ElasticGroup:
         self.epoch = Epoch(number=-1, members=())
         """The one that this rank is in."""
         self._over_number = -1
-        """The last of its epochs that the watcher has seen called over."""
+        """Last of its epochs whose end the thread has seen."""
         self._left = False
         beside = self._agreement.records.beside(PrefixStore(_PREFIX, meeting.beside))
         self._watcher = Beats(lambda: self._watch(beside), "pliant-elastic")
@@ -225,11 +225,11 @@ class ElasticGroup:
             self._agreement.leave()
 
     def stop(self) -> None:
-        """End the watcher, and say nothing to anybody. Takes no lock and waits for nobody."""
+        """End the thread without an announcement. Takes no lock and waits for nobody."""
         self._watcher.stop()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the watcher to end."""
+        """Wait for the thread to end."""
         self._watcher.join(timeout_s)
 
     def _meeting(self, group: ProcessGroup | None, timeout_s: float) -> Rendezvous:

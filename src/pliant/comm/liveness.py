@@ -119,7 +119,7 @@ class HeartbeatMonitor:
             return ()
 
     def stop(self) -> None:
-        """Count no more. Takes no lock and waits for nobody."""
+        """Stop counting. Takes no lock and waits for nobody."""
         self._beats.stop()
 
     def close(self) -> None:

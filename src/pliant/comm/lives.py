@@ -26,7 +26,7 @@ class Lives:
         self._newest: dict[int, Life] = {}
         """Rank -> the newest sign of life that was seen of it."""
         self._heard: dict[int, tuple[Life, float]] = {}
-        """Rank -> its sign of life, and when that last changed."""
+        """Rank -> its heartbeat, and when that last changed."""
         self.fresh: set[int] = set()
         """Ranks whose signs of life have changed while this one looked on, so that they are not from before."""
         self.replaced = False

@@ -76,7 +76,7 @@ class MembershipProtocol:
         self.beat()
 
     def beat(self, records: Records | None = None) -> None:
-        """Give a sign of life, through another connection if another thread does."""
+        """Send a heartbeat, through another connection if another thread does."""
         self.lives.beat(records or self.records, self._in)
 
     def agree_on(self, fingerprint: str) -> str:
@@ -107,7 +107,7 @@ class MembershipProtocol:
         return EpochWords(self.records, self._in, self.lives.own.life)
 
     def has_lost(self, member: MemberRecord, now_s: float) -> bool:
-        """Say whether a member of this rank's epoch has left, was started again, or gives no sign of life."""
+        """Say whether a member of this rank's epoch has left, was started again, or sends no heartbeat."""
         life = self.lives.own if member.rank == self.rank else self.lives.of(member.rank)
         return life is None or life.life != member.life or self.lives.is_lost(life, now_s)
 
@@ -219,7 +219,7 @@ class MembershipProtocol:
         self.number, self._after, self._before = epoch.number + 1, epoch.id, epoch.members
 
     def _roll(self, now_s: float) -> tuple[list[MemberRecord], list[int]]:
-        """Return who has announced itself and is alive, and the ranks that are still waited for."""
+        """Return the ranks that have announced themselves and are alive, and those still awaited."""
         lives = [life for life in map(self.lives.of, range(self._size)) if life is not None]
         if self.lives.replaced:
             raise MembershipError(f"rank {self.rank} was started again, and the later process has its place.")

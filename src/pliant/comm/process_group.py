@@ -217,7 +217,7 @@ class ProcessGroupComm:
         self.give_up()
 
     def give_up(self) -> None:
-        """Break this group's connections after a failure: who comes late must not go on with half of the others."""
+        """Close this group's connections after a failure, so that late ranks do not continue with only some others."""
         if (group := self._open_group) is not None and self._owns_group:
             hang_up(group)
 
@@ -239,7 +239,7 @@ class ProcessGroupComm:
         return failure
 
     def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
-        """Make the report of a failed communication: who noticed, what it was, who is gone."""
+        """Make the report of a failed communication: the rank that noticed, the operation, and lost ranks."""
         me, group, verdict = self.progress.members[self._rank], self._open_group, None
         if group is None or self._hung_up:
             who = "this rank has hung up meanwhile"

@@ -18,7 +18,8 @@ class Rendezvous:
     """Store in which the ranks of a world find each other."""
 
     store: Store
-    """In a world of processes a connection that nobody else uses, which hosts the store if this rank does."""
+    """Store of the rendezvous; in a world of processes a connection of its own, hosted by this rank if it hosts the
+    store."""
     beside: Store
     """Another, for a second thread, since a call may block; in a world of threads the same."""
     rank: int

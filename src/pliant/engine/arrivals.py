@@ -36,7 +36,7 @@ class Arrivals:
     def __init__(self, lane: CommThread, tape: Tracer, trial: PlanOnTrial) -> None:
         self._lane, self._tape, self._trial = lane, tape, trial
         self.source: GradientSource = NoGradients()
-        """Who hands the buckets over."""
+        """Source of the buckets."""
         self.step = 0
         """Optimizer steps made."""
         self.turn = 0

@@ -38,7 +38,7 @@ class AttachedRecording:
         """End the recording now, and write the steps so far."""
 
     def close(self) -> None:
-        """End now, and remove hooks."""
+        """End the recording now, and remove its hooks."""
 
 
 class RecordsNothing(AttachedRecording):

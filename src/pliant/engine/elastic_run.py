@@ -1,4 +1,4 @@
-"""Runs that go on without a lost rank, and take in one that comes."""
+"""Elastic runs: they continue without lost ranks, and accept new ones."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -31,13 +31,13 @@ _log = logging.getLogger("pliant")
 
 
 class ElasticRun(Run):
-    """A run whose ranks may be lost and come, at any moment.
+    """A run whose ranks may leave and join at any moment.
 
-    When an exchange fails, when a rank comes or when one leaves, all that are there agree on who goes on and make a
-    new group. Weights, and floating-point buffers, become their mean over those that hold a state; a newcomer gets
-    that mean, and optimizer state, step and outer state from the first of them. What was in flight is dropped: the
-    steps that ranks have made since the last exchange are in the mean, so none is lost but those of a lost rank.
-    A rank counts as lost when it says so, or gives no sign of life for 5 s.
+    When an exchange fails, or a rank joins or leaves, the ranks that are there agree on the members of the next epoch
+    and make a new group. Weights, and floating-point buffers, become their mean over members with a state. A new member
+    gets that mean, and optimizer state, step and outer state from the first member. What was in flight is dropped:
+    steps since the last exchange are in the mean, so only those of a lost rank are lost. A rank is lost when it says
+    so, or sends no heartbeat for 5 s.
     """
 
     def __init__(self, held: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
@@ -54,11 +54,11 @@ class ElasticRun(Run):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that train now, by their numbers in the world they were started for."""
+        """Ranks that train now, by their numbers in the world for which they were started."""
         return tuple(member.rank for member in self._party.epoch.members)
 
     def consolidate(self) -> dict[str, Tensor]:
-        """Return the model to evaluate or export, of those that are there. Collective, after the same step."""
+        """Return the model to evaluate or export, from the current members. Collective, after the same step."""
         return self._enduring(super().consolidate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,15 +66,15 @@ class ElasticRun(Run):
         return self._enduring(super().state_dict)
 
     def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
-        """Write a checkpoint of the members; after a loss, of those that go on. Collective, after the same step."""
+        """Write a checkpoint of the members; after a loss, of the remaining ones. Collective, after the same step."""
         save = super().save
         self._enduring(lambda: save(path, scheduler=scheduler, scaler=scaler))
 
     def load_state_dict(self, state: Mapping[str, Any], *, scaler: Any = None) -> None:
-        """Continue from a state_dict, before a rank is lost or comes. Collective.
+        """Continue from a state_dict, before a rank is lost or joins. Collective.
 
         Raises:
-            ValueError: As for any run; or the run has gone on with other ranks, and a rank that joins loads nothing,
+            ValueError: As for any run; or the run has continued with other ranks, and a joining rank loads nothing,
                 since it gets its state from those that train.
 
         """
@@ -86,7 +86,7 @@ class ElasticRun(Run):
         super().load_state_dict(state, scaler=scaler)
 
     def switch(self, what: PlanLike, *, pay: bool = True) -> None:
-        """Refuse: ranks that come later would not know of the new plan.
+        """Refuse to change the plan, since ranks that join later would not know of it.
 
         Raises:
             ValueError: Always.
@@ -98,7 +98,7 @@ class ElasticRun(Run):
         )
 
     def close(self) -> None:
-        """Meet the others once more, take the mean, and leave; who still trains goes on without this rank.
+        """Average with the others once more, and leave; the others continue without this rank.
 
         At a free pace it waits for all that train, and averages with them, until they close as well.
         """
@@ -130,7 +130,7 @@ class ElasticRun(Run):
             self._regroup()
 
     def _enduring(self, act: Callable[[], T]) -> T:
-        """Do something collective, again after each loss."""
+        """Call a collective function, again after each loss."""
         while True:
             try:
                 return act()
@@ -139,7 +139,7 @@ class ElasticRun(Run):
             self._regroup()
 
     def _regroup(self, *, closing: bool = False) -> None:
-        """Agree on who goes on, and go on with them. Raises CommError if that cannot be."""
+        """Agree on the members that continue, and form their group. Raises CommError if too few are left."""
         failure, num_refused = "", 0
         for _ in range(_MOST_ATTEMPTS):
             self._comm.hang_up()  # so that nobody waits for this rank, whatever still holds its connections

@@ -94,7 +94,7 @@ class CurvatureMonitor(Part):
         )
         self._mean = CurvatureMean(felt, self._device)
         self._least_steps = math.ceil(self._mean.numel / (spec.bytes_share * felt.sent_numel))
-        """Between two looks, so that they stay within their share of the bytes."""
+        """Least steps between two estimates, so that they stay within their share of the bytes."""
         self._step, self._due = step, _NEVER if record.unfelt else step + 1
         self._kept: tuple[Task, bool, torch.dtype] | None = None
         self._looking = False

@@ -55,9 +55,9 @@ class Run(KeepsState, SwitchesPlans, ABC):
         self.tape = Tracer(self._device, comm)
         self.tape.ending.watch(self)
         self.recording: AttachedRecording = RecordsNothing()
-        """Who writes down what happens, once `pliant.record` was called."""
+        """Recording of steps, once `pliant.record` was called."""
         self.tuner: AttachedTuner = KeepsPlan()
-        """Who chooses the plan, with "auto"."""
+        """Tuner that chooses the plan, with "auto"."""
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
         self._lane = CommThread(self._device, "pliant-lane", self.tape)
         self._maker = ExecutorBuilder(held, self.tape, self._lane, self._agreement, hosts=hosts, nonfinite=nonfinite)
@@ -224,7 +224,7 @@ class FixedRun(Run):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that train."""
+        """Ranks that train, by number."""
         return tuple(range(self._comm.size))
 
     def close(self) -> None:

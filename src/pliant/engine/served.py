@@ -110,7 +110,7 @@ class ServerThreads:
             self._comm.barrier()
 
     def begin(self) -> None:
-        """Go on from the model's weights and the optimizer's state as they are; between two steps."""
+        """Continue from the current weights and optimizer state; between two steps."""
         self._shared.begin()
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class ServerThreads:
         return first
 
     def _explain(self, error: CommError) -> NoReturn:
-        """Raise for the rank that began it: a broken connection is seen first here, and explained to a thread."""
+        """Raise for the rank that failed first: a broken connection is seen here first, and explained to a thread."""
         if (failure := self._shared.failure_within(_EXPLAIN_S)) is not None:
             self._raise_for(*failure)
         if error.lost:
@@ -214,7 +214,7 @@ class ServerThreads:
     # - The rank that owns
 
     def _serve(self, peer: int) -> None:
-        """Receive from a peer and answer it, until it says goodbye. Runs in a thread of its own."""
+        """Receive from a peer and answer it, until it leaves. Runs in a thread of its own."""
         question, answer = Message(self._numel), Message(self._numel)
         try:
             while True:

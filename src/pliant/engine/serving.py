@@ -40,7 +40,7 @@ class SharedShard:
             self._shard.begin()
 
     def follow_schedule(self) -> None:
-        """Use learning rates and other settings as they now are in the user's optimizer."""
+        """Copy learning rates and other settings from the user's optimizer."""
         with self._changed:
             self._shard.follow_schedule()
 

@@ -62,7 +62,7 @@ class GradientSource(Part):
         """Prepare a forward pass after one that was broken off; `drain` waits for queued tasks."""
 
     def require_carried(self, plan: SyncPlan) -> None:
-        """Raise ValueError for a plan that needs more than is handed over."""
+        """Raise ValueError for a plan that needs gradients."""
 
     def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
         """Follow a plan: its size of buckets, and own buffers where ranks differ."""

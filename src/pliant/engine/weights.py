@@ -67,7 +67,7 @@ class WeightExchange(Part):
         self._agreement = agreement, plan
 
     def report_work(self, work: float) -> None:
-        """Add to the work that this rank has done."""
+        """Add to the work that this rank has done since the start."""
         self._counted += work
 
     def after_step(self, step: int) -> None:

@@ -63,10 +63,10 @@ class StoreHost:
 
 
 def reserve_port() -> socket.socket:
-    """Return a socket that keeps a port of loopback for a store: until it is closed nobody is given that port.
+    """Return a socket that reserves a port of loopback for a store until it is closed.
 
     A store may listen there all the same, since both sockets allow their address to be used again, and this one never
-    listens. A port that was only looked up may be somebody's connection by the time that a rank listens on it.
+    listens. A port that was only looked up may belong to another connection by the time that a rank listens on it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

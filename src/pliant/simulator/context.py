@@ -14,7 +14,7 @@ _CPU_KEYS = slice(KEYS.index("messages"), None)
 
 @dataclass(kw_only=True, eq=False)
 class SimulationContext:
-    """Parts that plans on one workload and topology share, and what has been found out about it."""
+    """Data that all plans on one workload and topology share, computed once."""
 
     workload: Workload
     topology: Topology
@@ -53,7 +53,7 @@ class SimulationContext:
         return scaled
 
     def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
-        """Return what `num` exchanges take: what is waited for, and what follows."""
+        """Return the times of `num` exchanges: the part that is waited for, and the part that follows."""
         return (
             take_time(task, self.links, self.coefficients, num),
             take_time(rest, self.links, self.coefficients, num, own_work=False),

@@ -58,7 +58,7 @@ def report(
     trace: Annotated[Path | None, typer.Option(help="Write all ranks as a trace for Chrome or Perfetto.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
-    """Draw what ranks did in each step, as one HTML page; with --plan and --workload also what was predicted."""
+    """Draw what ranks did in each step, as one HTML page; with --plan and --workload also the prediction."""
     require_plotly()
     paths = _paths(files)
     timelines = [_load(path) for path in paths]
