@@ -6,9 +6,9 @@ _ENGINE = ("tests/engine",)
 
 _TABLE: dict[str, tuple[str, ...]] = {
     "codecs/kernels/lowrank.c": ("tests/codecs", "tests/collectives/test_compressed.py"),
-    "codecs/kernels/rows.c": ("tests/recsys/test_rows.py", "tests/codecs"),
-    "codecs/kernels/twins_rows.py": ("tests/recsys/test_rows.py", "tests/codecs"),
-    "codecs/kernels/native_rows.py": ("tests/recsys/test_rows.py", "tests/codecs"),
+    "codecs/kernels/rows.c": ("tests/recsys/embedding/test_module.py", "tests/codecs"),
+    "codecs/kernels/twins_rows.py": ("tests/recsys/embedding/test_module.py", "tests/codecs"),
+    "codecs/kernels/native_rows.py": ("tests/recsys/embedding/test_module.py", "tests/codecs"),
     "codecs/": (*_CODECS, "tests/engine/test_algorithms.py"),
     "collectives/gossip.py": ("tests/collectives", *_ALGORITHMS),
     "collectives/clocks.py": ("tests/collectives/test_clocks.py", "tests/engine/test_stale.py"),
