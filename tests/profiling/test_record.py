@@ -13,6 +13,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.codecs.minmax8 import MinMax8
 from pliant.comm import run_world
 from pliant.comm.process_group import _Pending
+from pliant.engine.attached import AttachedTuner
 from pliant.engine.lane import TaskHandle
 from pliant.spec import load
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
@@ -176,22 +177,13 @@ def test_a_run_that_ends_or_switches_ends_the_recording_with_the_steps_there_are
 def test_a_plan_may_be_switched_within_the_optimizers_hooks():
     """As auto does it: there no hook may go."""
 
-    class Chooser:
+    class Chooser(AttachedTuner):
         def __init__(self, run):
             self.run = run
-
-        def land(self):
-            pass
-
-        def end_plan(self):
-            pass
 
         def after_step(self, step):
             if self.run.steps == 3:
                 self.run.switch("allreduce")
-
-        def close(self):
-            pass
 
     def body(place):
         ddp, optimizer, run = alone(place)
