@@ -14,7 +14,7 @@ from models import Net, batch, new_ddp, weights
 from pliant.comm.elastic import ElasticGroup
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.rendezvous import Rendezvous
-from pliant.engine import elastic
+from pliant.engine import elastic_run
 from pliant.engine.meeting import make_alike
 from pliant.network.store import reserve_port
 
@@ -255,7 +255,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
                     parameter.copy_(value)
             raise pliant.CommError("the last answer did not come", rank=1, op="regroup")
 
-    monkeypatch.setattr(elastic, "make_alike", fails_once)
+    monkeypatch.setattr(elastic_run, "make_alike", fails_once)
 
     def body(place):
         # The others are in an exchange for so long: longer than they are waited for in training.
