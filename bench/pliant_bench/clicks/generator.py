@@ -25,13 +25,13 @@ _HELD_OUT = 2**32
 
 @dataclass(frozen=True, kw_only=True)
 class Clicks:
-    """A click log that is drawn instead of read. The same values, step and rank give the same batch on every machine.
+    """Synthetic click log. The same values, step and rank give the same batch on every machine.
 
     Lookups of a table are independent draws from Zipf's law (with a plateau: Mandelbrot's), by inverting its sum over
     bins of at most 1.2 %; row ids are the places in that law, permuted by arithmetic. Nothing is as large as a
-    table. The label is drawn from sigmoid(bias + strength z), where z has about unit variance: 0.8 of it from the rows,
-    each with an effect hashed from its id (a bag counts its sum over sqrt of its size), 0.2 from dense features, which
-    are standard normal.
+    table. The label is drawn from sigmoid(bias + strength z), where z has about unit variance. Rows give 0.8 of it,
+    each by an effect hashed from its id; a bag counts its sum over sqrt of its size. Dense features, which are standard
+    normal, give 0.2.
     """
 
     num_rows: tuple[int, ...] = CRITEO_ROWS

@@ -1,4 +1,4 @@
-"""Thread that does something twice a second, such as giving signs of life."""
+"""Thread that does something twice a second, such as giving heartbeats."""
 
 import queue
 import threading

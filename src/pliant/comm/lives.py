@@ -1,4 +1,4 @@
-"""Signs of life of the ranks of an elastic run: this one's, and what it has seen of the others'."""
+"""Heartbeats of the ranks of an elastic run: this one's, and what it has seen of the others'."""
 
 import secrets
 import threading
@@ -11,12 +11,12 @@ __all__ = ["Lives"]
 
 
 class Lives:
-    """Gives one rank's signs of life, and tells which others are lost. No clock in here.
+    """Gives one rank's heartbeats, and tells which others are lost. No clock in here.
 
     Args:
-        records: Where signs of life stand.
+        records: Where heartbeats stand.
         rank: This rank's number in the world.
-        silent_s: How long without a sign of life until a rank counts as lost.
+        silent_s: How long without a heartbeat until a rank counts as lost.
         started: A number that grows from one start of a rank to the next, such as the time.
 
     """
@@ -24,11 +24,11 @@ class Lives:
     def __init__(self, records: Records, rank: int, *, silent_s: float, started: int) -> None:
         self._records, self._rank, self._silent_s = records, rank, silent_s
         self._newest: dict[int, Life] = {}
-        """Rank -> the newest sign of life that was seen of it."""
+        """Rank -> the newest heartbeat that was seen of it."""
         self._heard: dict[int, tuple[Life, float]] = {}
         """Rank -> its heartbeat, and when that last changed."""
         self.fresh: set[int] = set()
-        """Ranks whose signs of life have changed while this one looked on, so that they are not from before."""
+        """Ranks whose heartbeats have changed while this one looked on, so that they are not from before."""
         self.replaced = False
         """Whether a later process has this rank's place."""
         self._one_at_a_time = threading.Lock()
@@ -37,7 +37,7 @@ class Lives:
             self.own = replace(self.own, start=max(started, before.start + 1))
 
     def beat(self, records: Records, now: Epoch) -> None:
-        """Give a sign of life in an epoch, through the connection of the thread that does."""
+        """Give a heartbeat in an epoch, through the connection of the thread that does."""
         with self._one_at_a_time:
             there = records.get(Life, f"rank {self._rank}")
             if there is not None and there.rank == self._rank and there.start > self.own.start:
@@ -48,7 +48,7 @@ class Lives:
             self._newest[self._rank] = self.own
 
     def end(self) -> None:
-        """Say with the next sign of life that it is the last."""
+        """Say with the next heartbeat that it is the last."""
         self.own = replace(self.own, gone=True)
 
     def look_anew(self) -> None:
@@ -56,7 +56,7 @@ class Lives:
         self._heard.clear()
 
     def of(self, rank: int) -> Life | None:
-        """Return the newest sign of life of a rank; where junk or an older one stands, the newest that was seen."""
+        """Return the newest heartbeat of a rank; where junk or an older one stands, the newest that was seen."""
         found, last = self._records.get(Life, f"rank {rank}"), self._newest.get(rank)
         if found is None or found.life == self.own.life:
             return last
@@ -67,7 +67,7 @@ class Lives:
         return found
 
     def is_lost(self, life: Life, now_s: float) -> bool:
-        """Say whether a rank has left, or has given no sign of life for long; this one never is."""
+        """Say whether a rank has left, or has given no heartbeat for long; this one never is."""
         if life.gone or life.rank == self._rank:
             return life.rank != self._rank
         before, since_s = self._heard.get(life.rank, (life, now_s))

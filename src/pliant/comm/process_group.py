@@ -233,7 +233,7 @@ class ProcessGroupComm:
         del self.group  # a group of Gloo closes its connections with its last reference
 
     def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
-        """Make the report of a failed communication, and hang up."""
+        """Make the report of a failed communication, and close the connections."""
         failure = self.failure(op, error, size, waited_s)
         self.give_up()
         return failure

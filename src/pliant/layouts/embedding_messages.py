@@ -11,12 +11,12 @@ A step of the sharded tables between two ranks, a requester and an owner, for ea
 Pieces are alike whose (dim, moves, bits, distinct) are equal, and, where sums move, whether ids are weighted. A piece
 at one home is asked for by the other ranks only; empty bags, ids that pad and rows on all ranks are never asked for.
 
-Rows on all ranks are synchronized once in `every` steps for each group of one dim: one byte for each of them by an
-all-reduce (has anybody touched it?), then the gradients of the rows that somebody has, float32, by another.
+Rows on all ranks are synchronized once in `every` steps, for each group of one dim. A first all-reduce has one byte for
+each of them (has anybody touched it?), a second the gradients of the touched rows, float32.
 
-A batch that is asked for ahead has its answers in two: where vectors move, the owner first sends one bit for each id
-that it was asked for, those of a group in whole bytes (is its row sent early?), in one message for all groups; then
-the early ones, and the others in their turn. Both together are as many as otherwise.
+A batch that is prefetched has its answers in two parts. Where vectors move, the owner first sends one bit for each id
+that it was asked for (is its row sent early?), in one message for all groups; a group's bits fill whole bytes. Then it
+sends the early rows, and later the others. Both together are as many as otherwise.
 
 A rank whose inputs are bad sends sizes of -1, and then, by broadcast, its error.
 """

@@ -53,9 +53,8 @@ class Observation:
         self._device = next(iter(self._parameters.values())).device
         self._timed_until, self._warmup_steps = warmup_steps + steps, warmup_steps
         self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
-        self._shadow = GradientStatistics(
-            {name: as_real(p).numel() for name, p in self._parameters.items()}, codecs, ranks
-        )
+        sizes = {name: as_real(p).numel() for name, p in self._parameters.items()}
+        self._shadow = GradientStatistics(sizes, codecs, ranks)
         self._taken = 0
         self._times = StepTimer(self._parameters, self._device)
         self._hooks = [
@@ -115,8 +114,6 @@ class Observation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
-
-    # - The moments
 
     def _before_forward(self) -> None:
         if self.done:

@@ -38,8 +38,7 @@ class Recording(AttachedRecording):
         self._ready: Any = None
         """When the last gradient was complete."""
         self._optimizer_from: Any = None
-        self._noted = 0
-        """Notes there were before the optimizer's step."""
+        self._noted = 0  # events there were before the optimizer's step
         self._origin: Any = None
         self._began_unix_s = 0.0
         self._over = False

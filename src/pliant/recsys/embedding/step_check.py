@@ -1,4 +1,4 @@
-"""A word to who steps an optimizer of torch and forgets the tables, which none can hold, or scales their gradients."""
+"""Warning of steps of torch's optimizers that leave out the tables, and a check of gradients that a scaler scales."""
 
 import threading
 import warnings

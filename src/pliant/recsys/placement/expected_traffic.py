@@ -1,8 +1,8 @@
 """Expectation of what a step moves and does, from frequencies alone: closed forms for any plan.
 
-With k lookups of a table on each of n ranks, drawn independently, a row of probability p is asked for by a rank with
-probability 1 - (1 - p)^k, and touched by anybody in m steps with 1 - (1 - p)^(k n m). A bag of s ids has something
-for an owner whose rows have the share w of lookups with 1 - (1 - w)^s.
+Each of n ranks draws k lookups of a table independently. A rank asks for a row of probability p with probability
+1 - (1 - p)^k. Some rank touches it in m steps with 1 - (1 - p)^(k n m). A bag of s ids has something for an owner
+whose rows have the share w of lookups with 1 - (1 - w)^s.
 """
 
 from collections.abc import Sequence
