@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from pliant.planner import BUILDERS, Trial
+from pliant.planner import BASELINES, Trial
 from pliant_bench.dataset.judge import judged
 
 TIMES = (0.5, 0.2, 0.4, 0.1, 0.3, 0.6, 0.8, 0.7, 1.0, 0.9, 1.2, 1.1)
-TRIALS = [Trial(genes=g, steps_s=(t, t, 1.01 * t)) for g, t in zip(BUILDERS.values(), TIMES, strict=False)]
+TRIALS = [Trial(genes=g, steps_s=(t, t, 1.01 * t)) for g, t in zip(BASELINES.values(), TIMES, strict=False)]
 LOG_S = np.log(TIMES)
 
 
@@ -34,6 +34,6 @@ def test_a_factor_changes_errors_and_no_order():
 
 
 def test_pairs_within_their_noise_do_not_count():
-    names = list(BUILDERS.values())
+    names = list(BASELINES.values())
     noisy = [Trial(genes=names[k], steps_s=(t - 0.05, t, t + 0.05)) for k, t in enumerate((1.0, 1.01, 2.0))]
     assert judged(np.log([1.01, 1.0, 2.0]), noisy)["pair"] == 1  # the first two cannot be told apart

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from pliant_bench.models import TASKS, Gpt, Task
+from pliant_bench.models import TASKS, Gpt, TimingTask
 
 VOCABULARY, LENGTH, LINES = 1024, 64, 3
 
@@ -19,9 +19,9 @@ def _words(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets
 
 
-MODELS: dict[str, Callable[[], Task]] = {
+MODELS: dict[str, Callable[[], TimingTask]] = {
     "cnn": lambda: TASKS["cnn"],
-    "gpt": lambda: Task(model=_gpt, batch=_words),
+    "gpt": lambda: TimingTask(model=_gpt, batch=_words),
 }
 """The laboratory's convolutional network, and its GPT with 2.0 M parameters, which 100 Mbit/s carry in a second."""
 

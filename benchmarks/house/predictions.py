@@ -27,7 +27,7 @@ from versions import REPOSITORY, built, commit_of, environment, machine
 
 import pliant
 from pliant.cli.emulate import topology_from_flags
-from pliant.network import EmulatedCluster, emulated
+from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.spec.files import write_atomically
 from pliant_bench.harness.setup import MARK
 
@@ -81,14 +81,14 @@ def run_ranks(cluster: EmulatedCluster, argv: list[str], take: Callable[[dict], 
         raise RuntimeError("\n".join([f"{argv[0]} failed on {[r.exit_code for r in results]}:", *words[-40:]]))
 
 
-def measure(book: Book, given: argparse.Namespace) -> None:
+def measure(journal: Book, given: argparse.Namespace) -> None:
     """Measure what the book lacks."""
     for rate in given.rates:
-        left = {model: book.left(rate, model, given.algorithms) for model in given.models}
+        left = {model: journal.left(rate, model, given.algorithms) for model in given.models}
         if not any(left.values()):
             continue
         topology = topology_from_flags(HOSTS, rate, given.delay, [], 1, 0.0)
-        with tempfile.TemporaryDirectory() as folder, emulated(topology) as cluster:
+        with tempfile.TemporaryDirectory() as folder, emulate_cluster(topology) as cluster:
             files = {name: Path(folder) / f"{name}.json" for name in ("topology", "machine")}
             argv = [str(Path(sys.executable).with_name("pliant")), "probe", "--budget", given.probe]
             argv += ["--out", str(files["topology"]), "--machine", str(files["machine"])]
@@ -96,17 +96,17 @@ def measure(book: Book, given: argparse.Namespace) -> None:
             probed = {name: json.loads(path.read_text()) for name, path in files.items()}
             for model, algorithms in left.items():
                 if algorithms:
-                    _session(cluster, book, {"rate": rate, "model": model, **probed}, algorithms, given.seconds)
+                    _session(cluster, journal, {"rate": rate, "model": model, **probed}, algorithms, given.seconds)
 
 
-def _session(cluster: EmulatedCluster, book: Book, place: dict, algorithms: list[str], seconds: float) -> None:
+def _session(cluster: EmulatedCluster, journal: Book, place: dict, algorithms: list[str], seconds: float) -> None:
     named = {"session": f"{time.time():.3f}", "rate": place["rate"], "model": place["model"]}
 
     def take(said: dict) -> None:
         if said["kind"] == "workload":
-            book.write({**place, **named, **machine(), "kind": "session", "workload": said["workload"]})
+            journal.write({**place, **named, **machine(), "kind": "session", "workload": said["workload"]})
             return
-        book.write({**said, **named})
+        journal.write({**said, **named})
         took = f"{1e3 * measured_s(said):.1f} ms" if said["status"] == "ok" else said["reason"]
         print(f"{place['model']} at {place['rate']}, {said['algorithm']}: {took}", flush=True)
 
@@ -184,9 +184,9 @@ def _places(rows: list[dict]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((row["model"], row["rate"]) for row in rows))
 
 
-def compare(book: Book, given: argparse.Namespace) -> dict:
+def compare(journal: Book, given: argparse.Namespace) -> dict:
     """Return all arms with what each version predicts for them."""
-    cases, before = book.cases(), commit_of(given.before)
+    cases, before = journal.cases(), commit_of(given.before)
     predictions = predicted(cases, before)
     kept = ("model", "rate", "algorithm", "sent_bytes", "exposed_s", "exchange_s", "codec_s", "num_steps", "session")
     rows = []
@@ -195,7 +195,9 @@ def compare(book: Book, given: argparse.Namespace) -> dict:
         row = {name: case[name] for name in kept}
         row |= {"measured_s": measured_s(case), "least_s": min(samples), "most_s": max(samples)}
         rows.append(row | {name: found[k] for name, found in predictions.items()})
-    failed = [f"{a['model']} {a['rate']} {a['algorithm']}: {a['reason']}" for a in book.arms() if a["status"] != "ok"]
+    failed = [
+        f"{a['model']} {a['rate']} {a['algorithm']}: {a['reason']}" for a in journal.arms() if a["status"] != "ok"
+    ]
     command = shlex.join(["python", *sys.argv])
     return {
         "after": commit_of("HEAD"),
@@ -221,9 +223,9 @@ def main() -> None:
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
     print(f"{pliant.__file__}, beside {REPOSITORY}", flush=True)
-    book = Book(given.jsonl)
-    measure(book, given)
-    found = compare(book, given)
+    journal = Book(given.jsonl)
+    measure(journal, given)
+    found = compare(journal, given)
     print(table(found))
     if given.json is not None:
         write_atomically(given.json, json.dumps(found) + "\n")

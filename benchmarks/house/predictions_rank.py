@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant
 from pliant.algorithms.by_name import plan_of_text
 from pliant.spec import to_json
-from pliant_bench.collect.trial import attempt
-from pliant_bench.harness.lines import say
+from pliant_bench.collect.trial import run_trial
+from pliant_bench.harness.emit import emit
 
 TIMEOUT_S = 60.0
 
 
 class Subject:
-    """A model in DDP whose plan is switched from trial to trial, as `attempt` takes it. Collective."""
+    """A model in DDP whose plan is switched from trial to trial, as `run_trial` takes it. Collective."""
 
     def __init__(self, model_name: str) -> None:
         torch.manual_seed(0)
@@ -61,12 +61,12 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     subject = Subject(model_name)
-    say("workload", {"workload": json.loads(to_json(subject.workload))})
-    attempt(subject, plan_of_text("bf16"), 0.0, wire=True)  # DDP lays out its buckets, and TCP finds its window
+    emit("workload", {"workload": json.loads(to_json(subject.workload))})
+    run_trial(subject, plan_of_text("bf16"), 0.0, wire=True)  # DDP lays out its buckets, and TCP finds its window
     for algorithm in algorithms:
         plan = plan_of_text(algorithm)
-        found = attempt(subject, plan, float(seconds), wire=True)
-        say("arm", {"algorithm": algorithm, "plan": json.loads(to_json(plan)), **found})
+        found = run_trial(subject, plan, float(seconds), wire=True)
+        emit("arm", {"algorithm": algorithm, "plan": json.loads(to_json(plan)), **found})
         if found["status"] != "ok":  # what it left cannot be relied on
             subject.abandon()
             subject = Subject(model_name)

@@ -52,7 +52,7 @@ def within(cell: MeasuredCell) -> Iterator[dict]:
             genes = [t.genes for t in test]
             learned = Predictor(cell.physics, seed)
             learned.fit(train)
-            scores = {"simulator as given" if not number else "coefficients fitted": learned.simulated(genes)}
+            scores = {"simulator as given" if not number else "coefficients fitted": learned.simulate(genes)}
             if number:
                 scores["and the residual"] = learned.predict(genes)[0]
                 features = Predictor(cell.physics, seed)
@@ -101,11 +101,11 @@ def transferred(
     genes = [t.genes for t in test]
     learned = Predictor(cell.physics, seed, experience)
     learned.fit(train)
-    scores = {"coefficients from elsewhere": learned.simulated(genes)}
+    scores = {"coefficients from elsewhere": learned.simulate(genes)}
     if train:
         alone = Predictor(cell.physics, seed)
         alone.fit(train)
-        scores["coefficients from its own runs"] = alone.simulated(genes)
+        scores["coefficients from its own runs"] = alone.simulate(genes)
     if not learns:
         return scores
     scores["and the residual"] = learned.predict(genes)[0]

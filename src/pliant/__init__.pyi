@@ -28,7 +28,7 @@ from .entry import (
 )
 from .profiling import (
     observe as observe,
-    record as record,
+    profile as profile,
 )
 from .spec import (
     CurvatureSpec as CurvatureSpec,
@@ -45,29 +45,29 @@ from .spec import (
 
 # isort: split
 # Algorithms, as `scripts/rows.py` writes them from the registry.
-from .algorithms.combining import (
+from .algorithms.combinators import (
     after as after,
     between_hosts as between_hosts,
-    dynamic as dynamic,
+    delayed as delayed,
     every as every,
-    late as late,
+    with_target as with_target,
 )
 from .algorithms.gradients import (
     allreduce as allreduce,
     bf16 as bf16,
     blocktopk as blocktopk,
+    bounded_staleness as bounded_staleness,
     bytegrad as bytegrad,
-    demo as demo,
+    decoupled_momentum as decoupled_momentum,
     fp16 as fp16,
     int4 as int4,
     natural as natural,
     onebit as onebit,
     onebit_adam as onebit_adam,
-    owner as owner,
     powersgd as powersgd,
     qsgd as qsgd,
     randomk as randomk,
-    stale as stale,
+    sharded_optimizer as sharded_optimizer,
     tasc as tasc,
     terngrad as terngrad,
     topk as topk,

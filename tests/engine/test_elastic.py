@@ -15,8 +15,8 @@ from pliant.comm.elastic import ElasticGroup
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.rendezvous import Rendezvous
 from pliant.engine import elastic_run
-from pliant.engine.meeting import make_alike
-from pliant.network.store import reserve_port
+from pliant.engine.epoch_sync import average_members
+from pliant.network.store_host import reserve_port
 
 PLANS = {
     "gossip": pliant.gossip(),
@@ -247,7 +247,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
 
     def fails_once(module, optimizer, comm, party, device):
         own = [parameter.detach().clone() for parameter in module.parameters()]
-        make_alike(module, optimizer, comm, party, device)
+        average_members(module, optimizer, comm, party, device)
         if closes.is_set() and party.rank == 1 and not failed:
             failed.append(party.rank)
             with torch.no_grad():
@@ -255,7 +255,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
                     parameter.copy_(value)
             raise pliant.CommError("the last answer did not come", rank=1, op="regroup")
 
-    monkeypatch.setattr(elastic_run, "make_alike", fails_once)
+    monkeypatch.setattr(elastic_run, "average_members", fails_once)
 
     def body(place):
         # The others are in an exchange for so long: longer than they are waited for in training.

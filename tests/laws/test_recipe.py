@@ -36,15 +36,15 @@ assert plan.rules[0].exchange == pliant.fading(keep=0.9) == pliant.parse("fading
 node = pliant.parse("diloco(averaging=Fading(keep=0.5, codec=trunc(kept=9)))").averaging
 assert (node.keep, node.codec) == (0.5, CodecSpec(name="trunc", settings={"kept": 9}))
 
-from pliant.planner import Gene, Genes, Quality, Space, all_of
+from pliant.planner import Gene, Genome, Quality, Space, all_of
 from pliant.simulator import workload_named
 from pliant.spec import Host, Topology
 
 topology = Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for k in range(2)))
 space = Space(workload_named("vgg16", 0.1), topology, Quality(budget=1.0001))
 mild, strong = all_of("fading")
-assert Genes(strong).plan().rules[-1].exchange == pliant.fading(keep=0.9)
-assert Genes(mild) in space and Genes(strong) in space
+assert Genome(strong).plan().rules[-1].exchange == pliant.fading(keep=0.9)
+assert Genome(mild) in space and Genome(strong) in space
 assert any(genes.base == strong for genes in space.enumerate())
 
 import rows

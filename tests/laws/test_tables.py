@@ -83,7 +83,8 @@ LOOKING = {"__post_init__", "text_of", "plain", "_left_out", "timing", "early_ti
 FIRST = {
     kind.__name__: next(name for name, row in ROWS.items() if any(type(node) is kind for node in row.walk()))
     for name, kind in NODES.items()
-    if name != "Combinator" and kind is not Custom  # its name and settings choose a builder: tests/engine/test_own.py
+    if name != "Combinator"
+    and kind is not Custom  # its name and settings choose a builder: tests/engine/test_custom.py
 }
 """Type of node -> a row that has one."""
 

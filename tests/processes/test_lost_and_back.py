@@ -12,7 +12,7 @@ import torch
 from torch.distributed import TCPStore
 
 import pliant
-from pliant.network.store import reserve_port
+from pliant.network.store_host import reserve_port
 from waiting import until
 
 pytestmark = [pytest.mark.processes]

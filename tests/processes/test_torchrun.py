@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pliant.network.store import reserve_port
+from pliant.network.store_host import reserve_port
 from waiting import until
 
 pytestmark = [pytest.mark.processes]

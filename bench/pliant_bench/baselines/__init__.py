@@ -1,7 +1,7 @@
 """Sparse algorithms of other systems, written from their papers, as arms to compare with; not part of Pliant's own."""
 
 from pliant import blocktopk, register, topk
-from pliant.algorithms.given import AlgorithmLike
+from pliant.algorithms.inputs import AlgorithmLike
 from pliant_bench.baselines.gtopk import GTopK
 from pliant_bench.baselines.layered import UniformBlocks
 from pliant_bench.baselines.oktopk import OkTopk

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pliant.network.emulate import RankResult, run_ranks
 from pliant.network.namespaces import die_with_parent
-from pliant.network.store import reserve_port
+from pliant.network.store_host import reserve_port
 
 __all__ = ["LocalHosts"]
 

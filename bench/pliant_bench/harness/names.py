@@ -16,9 +16,9 @@ __all__ = [
     "PLIANT_ARMS",
     "TORCH_ARMS",
     "bare_name",
-    "known",
-    "known_arms",
     "settings_of",
+    "split",
+    "split_arms",
     "text_of",
     "warmup_steps_of",
 ]
@@ -41,9 +41,9 @@ _DRAWN = (
     "topk_dgc",
     "blocktopk",
     "randomk",
-    "demo",
+    "decoupled_momentum",
     "tasc",
-    "late",
+    "delayed",
     "gossip",
     "choco",
     "dcd",
@@ -53,8 +53,8 @@ _DRAWN = (
     "streaming_diloco",
     "sparse_loco",
     "async_average",
-    "owner",
-    "stale",
+    "sharded_optimizer",
+    "bounded_staleness",
 )
 """Order in which jobs over all algorithms draw: seeds that are committed count on it."""
 PLIANT_ARMS = (*_DRAWN, *(name for name, row in ALGORITHMS.items() if row.bare and name not in (*_DRAWN, "fp16")))
@@ -101,7 +101,7 @@ def text_of(arm: str, total_steps: int) -> str:
     return _SHORT[arm].format(warmup=warmup_steps_of(total_steps)) if arm in _SHORT else arm
 
 
-def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
+def split(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     """Split a list with commas. Raises ValueError for a name that does not exist, or if there is none."""
     chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     for name in chosen:
@@ -112,7 +112,7 @@ def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     return chosen
 
 
-def known_arms(names: str, foreign: Sequence[str] = (*TORCH_ARMS, *BASELINE_ARMS, AUTO)) -> tuple[str, ...]:
+def split_arms(names: str, foreign: Sequence[str] = (*TORCH_ARMS, *BASELINE_ARMS, AUTO)) -> tuple[str, ...]:
     """Split a list of arms with commas: each a name of its own, or an algorithm in the grammar.
 
     Args:

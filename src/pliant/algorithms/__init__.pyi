@@ -8,22 +8,22 @@ from .base import (
     UsesCurvature as UsesCurvature,
 )
 from .by_name import (
+    plan_for_name as plan_for_name,
     plan_of_text as plan_of_text,
-    recommended as recommended,
 )
 from .executors import (
     executor_for as executor_for,
 )
-from .executors.onebit_adam import (
+from .executors.compressed_momentum import (
     OneBitAdam as OneBitAdam,
-)
-from .given import (
-    AlgorithmLike as AlgorithmLike,
-    as_codec_spec as as_codec_spec,
-    node_of as node_of,
 )
 from .grammar import (
     parse as parse,
+)
+from .inputs import (
+    AlgorithmLike as AlgorithmLike,
+    as_codec_spec as as_codec_spec,
+    node_of as node_of,
 )
 from .plans import (
     partition as partition,
@@ -31,6 +31,6 @@ from .plans import (
 )
 from .registry import (
     ALGORITHMS as ALGORITHMS,
-    named as named,
+    algorithm_named as algorithm_named,
     register as register,
 )

@@ -18,16 +18,16 @@ __all__ = [
     "ChecksOptimizer",
     "Deferred",
     "ExchangesWeights",
-    "FeelsUnder",
     "InitializesFromOptimizer",
     "RatioSetting",
     "State",
     "StateSpec",
     "StepContext",
     "UsesCurvature",
-    "prefixed",
+    "UsesCurvatureUnder",
+    "innermost",
+    "prefix_slots",
     "start_innermost",
-    "unwrapped",
 ]
 
 StateSpec = Mapping[str, tuple[int, ...] | None]
@@ -81,13 +81,13 @@ class RatioSetting:
     whole: Tensor | None = None
     """Squared norm of all elements, summed likewise."""
 
-    def tell(self, ratio: float, left: Tensor, whole: Tensor) -> None:
+    def report(self, ratio: float, left: Tensor, whole: Tensor) -> None:
         """Report an exchange; called by algorithms."""
         self.used = ratio
         self.left = left if self.left is None else self.left + left
         self.whole = whole if self.whole is None else self.whole + whole
 
-    def take_left(self) -> float:
+    def pop_dropped_share(self) -> float:
         """Return the share of the squared norm that was not sent since the last call; 0 if nothing was exchanged."""
         left, whole, self.left, self.whole = self.left, self.whole, None, None
         if left is None or whole is None or not 0 < float(whole) < float("inf"):
@@ -107,14 +107,14 @@ class StepContext:
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
     """Largest learning rate of the optimizer's groups, the same on all ranks; 0 where weights are exchanged."""
-    dial: RatioSetting | None = None
+    ratio_setting: RatioSetting | None = None
     """Ratio setting of the controller, if the node has a target."""
     share: float = 1.0
     """This rank's share of all ranks' work since the last exchange of weights, times the number of ranks."""
 
     def ratio(self, own: float, ramp_steps: int) -> float:
         """Return the ratio of this exchange: the controller's, once a ramp is over, or else the algorithm's own."""
-        set_by = self.dial.ratio if self.dial is not None and self.step >= ramp_steps else 0.0
+        set_by = self.ratio_setting.ratio if self.ratio_setting is not None and self.step >= ramp_steps else 0.0
         return set_by or own
 
 
@@ -134,7 +134,7 @@ class Algorithm(Protocol):
         """Return the workspace for one bucket: buffers are allocated here and not while training."""
         ...
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Replace the complete local gradients in bucket.flat by those for the optimizer.
 
         Runs in the communication thread, beside the rest of backward. bucket.flat is float32 if the node works in it,
@@ -148,11 +148,11 @@ class Algorithm(Protocol):
 class ExchangesWeights(Protocol):
     """Protocol of algorithms that exchange weights between steps. Their `on_ready` leaves gradients with their rank."""
 
-    def follow(self, bucket: Bucket, state: State) -> None:
+    def reset_reference(self, bucket: Bucket, state: State) -> None:
         """Begin from the weights in bucket.flat, which are equal on all ranks. No communication."""
         ...
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Replace the weights in bucket.flat, float32, by the new ones.
 
         Runs in the communication thread. Where the node has a delay or a free pace, the engine adds what has happened
@@ -169,7 +169,7 @@ class AcceptsPrescaled(Protocol):
     every element of the result.
     """
 
-    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_prescaled(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Do what `on_ready` does, except for the division."""
         ...
 
@@ -213,10 +213,10 @@ class UsesCurvature(Protocol):
 
 
 @runtime_checkable
-class FeelsUnder(Protocol):
+class UsesCurvatureUnder(Protocol):
     """Protocol of algorithms for which the optimizer decides whether curvature is needed."""
 
-    def feels_under(self, optimizer: Optimizer) -> bool:
+    def uses_curvature_under(self, optimizer: Optimizer) -> bool:
         """Say whether the curvature counts; if not, it is not estimated, and its slots stay zero."""
         ...
 
@@ -231,12 +231,12 @@ def start_innermost(algorithm: Algorithm, optimizer: Optimizer, parameter: Tenso
         algorithm.start_from(optimizer, parameter, slots)
 
 
-def prefixed(prefix: str, slots: StateSpec) -> StateSpec:
+def prefix_slots(prefix: str, slots: StateSpec) -> StateSpec:
     """Return the slots of a combinator's member under names of their own."""
     return {f"{prefix}{name}": shape for name, shape in slots.items()}
 
 
-def unwrapped(algorithm: Algorithm) -> Algorithm:
+def innermost(algorithm: Algorithm) -> Algorithm:
     """Return the innermost algorithm of combinators that hold one, or the algorithm itself."""
     while (inner := getattr(algorithm, "inner", None)) is not None:
         algorithm = inner

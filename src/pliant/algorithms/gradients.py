@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pliant.algorithms.given import CodecLike, as_codec_spec
+from pliant.algorithms.inputs import CodecLike, as_codec_spec
 from pliant.spec import (
     Agreement,
     AllGather,
@@ -26,18 +26,18 @@ __all__ = [
     "allreduce",
     "bf16",
     "blocktopk",
+    "bounded_staleness",
     "bytegrad",
-    "demo",
+    "decoupled_momentum",
     "fp16",
     "int4",
     "natural",
     "onebit",
     "onebit_adam",
-    "owner",
     "powersgd",
     "qsgd",
     "randomk",
-    "stale",
+    "sharded_optimizer",
     "tasc",
     "terngrad",
     "topk",
@@ -176,12 +176,14 @@ def powersgd(rank: int = 4) -> LowRank:
     return LowRank(rank=rank)
 
 
-def demo(ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True) -> DecoupledMomentum:
+def decoupled_momentum(
+    ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True
+) -> DecoupledMomentum:
     """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps for itself.
 
     DeMo (Peng et al., arXiv:2411.19870). Details: `DecoupledMomentumExecutor`.
 
-    >>> str(demo(momentum=0.9))
+    >>> str(decoupled_momentum(momentum=0.9))
     'DecoupledMomentum(momentum=0.9)'
     """
     codec = CodecSpec(name="dct", settings={"ratio": ratio, "block": block})
@@ -235,26 +237,26 @@ def tasc(
     return BetweenHosts(inner=node) if agreement == "host" else node
 
 
-def owner(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
+def sharded_optimizer(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
     """Let each parameter's owner step it: optimizer state and work are divided by the ranks (ZeRO-1, arXiv:1910.02054).
 
     Args:
         codec: An unbiased codec in which gradients travel; None for full precision.
         bandwidths: One for each rank, in any unit: a rank owns parameters in proportion. Equal if empty.
 
-    >>> str(owner(qsgd().codec))
+    >>> str(sharded_optimizer(qsgd().codec))
     'ShardedOptimizer(codec=qsgd)'
 
     """
     return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
 
 
-def stale(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
+def bounded_staleness(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
     """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
 
     Stale synchronous parallel (Ho et al., NeurIPS 2013).
 
-    >>> str(stale(2))
+    >>> str(bounded_staleness(2))
     'ParameterServer(staleness=2)'
     """
     return ParameterServer(staleness=staleness, placement=Placement(bandwidths=tuple(bandwidths)))

@@ -1,5 +1,6 @@
 """The one registry: a row for each name that users type, and the algorithms of their own. No torch here."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -8,10 +9,21 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from pliant.algorithms.given import AlgorithmLike, HasGroups, node_of
+from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
-__all__ = ["ALGORITHMS", "Row", "custom", "custom_names", "is_adaptive", "named", "names", "register", "row_of"]
+__all__ = [
+    "ALGORITHMS",
+    "Row",
+    "algorithm_named",
+    "algorithm_names",
+    "custom_algorithm",
+    "custom_names",
+    "is_adaptive",
+    "register",
+    "row_of",
+    "standard_text",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +37,8 @@ class Row:
     """How it is typed, where the name alone does not say enough: combinators need what they hold."""
     one_bucket: bool = False
     """Whether all of a model comes in one bucket, so that one budget is divided among all layers."""
+    aliases: tuple[str, ...] = ()
+    """Older names, which parse to the same node."""
     spare_small: bool = False
     """Whether small parameters are averaged exactly, for algorithms of your own; Pliant's nodes say it themselves."""
     grid: Mapping[str, tuple[float | str, ...]] | None = None
@@ -91,15 +105,15 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "topk": Row(make=_made_by("gradients:topk")),
         "blocktopk": Row(make=_made_by("gradients:blocktopk")),
         "randomk": Row(make=_made_by("gradients:randomk")),
-        "demo": Row(make=_made_by("gradients:demo")),
+        "decoupled_momentum": Row(make=_made_by("gradients:demo")),
         "tasc": Row(
             make=_made_by("gradients:tasc"),
             from_optimizer=_power,
             grid={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
         ),
-        "owner": Row(make=_made_by("gradients:owner"), grid={}, exact=True, steps_ratio=1.0),
-        "stale": Row(make=_made_by("gradients:stale")),
-        "late": Row(make=_made_by("combining:late"), from_optimizer=_momentum),
+        "sharded_optimizer": Row(make=_made_by("gradients:owner"), grid={}, exact=True, steps_ratio=1.0),
+        "bounded_staleness": Row(make=_made_by("gradients:stale")),
+        "delayed": Row(make=_made_by("combining:late"), from_optimizer=_momentum),
         "gossip": Row(make=_made_by("weights:gossip")),
         "choco": Row(make=_made_by("weights:choco")),
         "dcd": Row(make=_made_by("weights:dcd")),
@@ -112,10 +126,15 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "every": Row(make=_made_by("combining:every"), example="every(2, qsgd)"),
         "after": Row(make=_made_by("combining:after"), example="after(100, bf16, then=onebit)"),
         "between_hosts": Row(make=_made_by("combining:between_hosts"), example="between_hosts(int4)"),
-        "dynamic": Row(make=_made_by("combining:dynamic"), example="dynamic(tasc, exposed_share=0.1)"),
+        "with_target": Row(make=_made_by("combining:dynamic"), example="with_target(tasc, exposed_share=0.1)"),
     }
 )
 """Name -> row."""
+
+_STANDARD: Mapping[str, str] = MappingProxyType({old: name for name, row in ALGORITHMS.items() for old in row.aliases})
+"""Older name -> name."""
+
+_WORD = re.compile(r"""(?<![\w"'])[a-z_]\w*(?![\w"'])(?!\s*=)""")
 
 
 _OWN: dict[str, Row] = {}
@@ -144,7 +163,7 @@ def register(
         ValueError: The name is one of Pliant's own.
 
     """
-    if name in ALGORITHMS:
+    if name in ALGORITHMS or name in _STANDARD:
         raise ValueError(f"the name {name!r} is taken by Pliant's own algorithm; register yours under another name.")
     _OWN[name] = Row(make=builder, one_bucket=one_bucket, spare_small=spare_small)
 
@@ -158,9 +177,15 @@ def _register_installed() -> None:
 
 def row_of(name: str) -> Row | None:
     """Return the row of a name: Pliant's, the user's, or an installed distribution's; None if there is none."""
+    name = _STANDARD.get(name, name)
     if name not in ALGORITHMS and name not in _OWN:
         _register_installed()
     return ALGORITHMS.get(name) or _OWN.get(name)
+
+
+def standard_text(text: str) -> str:
+    """Return an algorithm's text with the standard name in place of each older one; settings keep their names."""
+    return _WORD.sub(lambda word: _STANDARD.get(word[0], word[0]), text)
 
 
 def custom_names(plan: SyncPlan) -> dict[str, bool]:
@@ -169,7 +194,7 @@ def custom_names(plan: SyncPlan) -> dict[str, bool]:
     return {node.name: row_of(node.name) is not None for node in nodes if isinstance(node, Custom)}
 
 
-def custom(node: Custom) -> AlgorithmLike:
+def custom_algorithm(node: Custom) -> AlgorithmLike:
     """Return the registered algorithm that a node names. Raises ValueError if there is none."""
     row = row_of(node.name)
     if row is None:
@@ -180,12 +205,12 @@ def custom(node: Custom) -> AlgorithmLike:
     return row.make(**node.settings)
 
 
-def names(*, bare: bool = False) -> tuple[str, ...]:
+def algorithm_names(*, bare: bool = False) -> tuple[str, ...]:
     """Return all names, Pliant's and the user's; with `bare`, those that say enough by themselves."""
     return (*(name for name, row in ALGORITHMS.items() if row.bare or not bare), *_OWN)
 
 
-def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
+def algorithm_named(name: str, optimizer: HasGroups | None = None) -> Exchange:
     """Return an algorithm with its default settings, and with those that it takes from the optimizer, if one is given.
 
     Raises:
@@ -194,7 +219,7 @@ def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
     """
     row = row_of(name)
     if row is None:
-        there = ", ".join(names(bare=True))
+        there = ", ".join(algorithm_names(bare=True))
         raise ValueError(
             f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
         )

@@ -1,7 +1,7 @@
 """Functions for algorithms that exchange weights between steps: each returns a node of a plan. No torch here."""
 
-from pliant.algorithms.given import AlgorithmLike, CodecLike, as_codec_spec, node_of
 from pliant.algorithms.gradients import int4, topk
+from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
 from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer
 
 __all__ = [
@@ -78,8 +78,8 @@ def local_sgd(
     """Average weights every `period` steps (local SGD, Stich, arXiv:1805.09767).
 
     With a delay the exchange runs beside the next steps, whose progress is kept: DaSGD (Zhou et al., arXiv:2006.00441).
-    ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole step, as `late` does,
-    but a rank's own gradient is never late: only the others' are.
+    ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole step, as `delayed`
+    does, but a rank's own gradient is never late: only the others' are.
 
     Args:
         period: Steps from one exchange to the next.
@@ -91,7 +91,7 @@ def local_sgd(
     'LocalSteps(period=16)'
 
     """
-    return LocalSteps(period=period, averaging=_averaging(averaging), stretch=stretch, delay_steps=delay_steps)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), stretch=stretch, delay_steps=delay_steps)
 
 
 def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
@@ -103,7 +103,7 @@ def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) ->
     >>> str(async_average())
     "LocalSteps(period=1, pace='free', weighted=True)"
     """
-    return LocalSteps(period=period, averaging=_averaging(averaging), pace="free", weighted=True)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), pace="free", weighted=True)
 
 
 def post_local_sgd(warmup_steps: int, period: int = 8) -> After:
@@ -126,7 +126,7 @@ def diloco(
     "ScatterGather(codec=int4, feedback='both')"
     """
     outer = Outer(lr=outer_lr, momentum=outer_momentum)
-    return LocalSteps(period=period, averaging=_averaging(averaging), outer=outer)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), outer=outer)
 
 
 def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> LocalSteps:
@@ -150,5 +150,5 @@ def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> LocalSteps:
     return LocalSteps(period=period, averaging=topk(ratio))
 
 
-def _averaging(given: AlgorithmLike | None) -> Exchange:
+def _averaging_node(given: AlgorithmLike | None) -> Exchange:
     return AllReduce() if given is None else node_of(given)

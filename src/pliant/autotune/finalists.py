@@ -5,7 +5,7 @@ from typing import NamedTuple
 from pliant.planner import Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Finalist", "finalists"]
+__all__ = ["Finalist", "select_finalists"]
 
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
@@ -24,7 +24,7 @@ class Finalist(NamedTuple):
     """Step time in its trial."""
 
 
-def finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
+def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
     """Return the best of a search, best first, or what is in force if that is about as good."""
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
     cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}

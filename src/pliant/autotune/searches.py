@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.autotune.options import Auto
-from pliant.planner import BUILDERS, Genes, SearchLimits, SearchResult, Space, Trial, searching
+from pliant.planner import BASELINES, Genome, SearchLimits, SearchResult, Space, Trial, search_steps
 from pliant.planner.predictor import Predictor, TransferPrior
 from pliant.simulator import CostFeatures
 
@@ -39,11 +39,11 @@ class Searches:
         self,
         space: Space,
         features: CostFeatures,
-        seeds: Mapping[str, Genes],
+        seeds: Mapping[str, Genome],
         in_force: Trial | None,
         num_trials: int,
-    ) -> Generator[tuple[Genes, float], Trial, SearchResult]:
-        """Search, as `searching` does.
+    ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+        """Search, as `search_steps` does.
 
         Args:
             space: Plans to choose from.
@@ -58,13 +58,13 @@ class Searches:
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
-            seeds={**seeds, **BUILDERS},
+            seeds={**seeds, **BASELINES},
             num_drawn=_SAMPLES,
             num_seeds=min(_BATCH, num_trials),
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
-        found = yield from searching(space, Predictor(features, self._auto.seed, self._learned()), limits)
+        found = yield from search_steps(space, Predictor(features, self._auto.seed, self._learned()), limits)
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as Shown
 
-from pliant.cli import given
+from pliant.cli import inputs
 from pliant.cli.curve import curve_figure
 from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
@@ -37,11 +37,11 @@ _LARGEST_BAG = 1 << 20
 
 def embed(
     tables: Annotated[str, typer.Argument(help=f"A JSON list of tables, or one of {', '.join(_BUILT_IN)}.")],
-    topology: given.TopologyOption = None,
-    hosts: given.HostsOption = 0,
-    ranks: given.RanksOption = None,
-    rate: given.RateOption = "",
-    delay: given.DelayOption = "",
+    topology: inputs.TopologyOption = None,
+    hosts: inputs.HostsOption = 0,
+    ranks: inputs.RanksOption = None,
+    rate: inputs.RateOption = "",
+    delay: inputs.DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     frequencies: Annotated[Path | None, typer.Option(help="Counted rows, as Frequencies.save writes them.")] = None,
@@ -58,7 +58,7 @@ def embed(
     communication: Annotated[str, typer.Option(help="Most bytes that a rank may send in a step: 5MB.")] = "",
     dense: Annotated[str, typer.Option(help="Time of everything else in a step, for each sample: 10us.")] = "0us",
     overlap: Annotated[bool, typer.Option("--overlap", help="The next batch is prefetched.")] = False,
-    machine: given.MachineOption = "",
+    machine: inputs.MachineOption = "",
     rates: Annotated[Path | None, typer.Option(help="What work on tables costs on the machine, as measured.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Also solve an integer program; for few tables.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput against memory there, as a page.")] = None,
@@ -66,7 +66,7 @@ def embed(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the layout of embedding tables that trains most samples a second within these limits, and say why."""
-    where = given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    where = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     _check(plot, optimizer)
     wanted, bags = _tables(tables, dim)
     limits = PlacementLimits(
@@ -91,7 +91,7 @@ def embed(
     _show(placement)
     if out is not None:
         save(placement.plan, out)
-    points = _drawn(plot, placement, limits) if plot is not None else []
+    points = _draw(plot, placement, limits) if plot is not None else []
     if json_file is not None:
         write_atomically(json_file, json.dumps(_plain(placement, points), indent=1, allow_nan=False) + "\n")
 
@@ -107,7 +107,7 @@ def _check(plot: Path | None, optimizer: str) -> None:
 
 def _rates(path: Path | None, machine: str) -> Rates:
     rates = load(Rates, path) if path is not None else Rates()
-    return replace(rates, overheads=given.overheads_given(None, machine)) if machine else rates
+    return replace(rates, overheads=inputs.read_overheads(None, machine)) if machine else rates
 
 
 def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
@@ -191,7 +191,7 @@ def _show(placement: EmbeddingPlacement) -> None:
         console.print(f"Samples per second by batch of a rank: {tried}", highlight=False)
 
 
-def _drawn(plot: Path, placement: EmbeddingPlacement, limits: PlacementLimits) -> list[tuple[float, float | None]]:
+def _draw(plot: Path, placement: EmbeddingPlacement, limits: PlacementLimits) -> list[tuple[float, float | None]]:
     points = placement.curve([limits.memory_bytes * share for share in _SHARES])
     plan = placement.plan
     title = f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"

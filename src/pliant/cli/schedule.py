@@ -9,19 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli import given
-from pliant.cli.drawing import schedule_figure
+from pliant.cli import inputs
 from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
+from pliant.cli.schedule_figure import schedule_figure
 from pliant.netmodel import Overheads
 from pliant.schedules import (
     Candidate,
     Collective,
-    better_owners,
-    better_rounds,
     candidates,
-    group,
+    improve_owners,
+    improve_rounds,
     lower_bound_s,
+    merge_blocks,
     verify,
 )
 from pliant.spec import Topology, save
@@ -37,11 +37,11 @@ _CLASSIC = ("direct", "ring", "halving", "tree")
 
 
 def schedule(
-    topology: given.TopologyOption = None,
-    hosts: given.HostsOption = 0,
-    ranks: given.RanksOption = None,
-    rate: given.RateOption = "",
-    delay: given.DelayOption = "",
+    topology: inputs.TopologyOption = None,
+    hosts: inputs.HostsOption = 0,
+    ranks: inputs.RanksOption = None,
+    rate: inputs.RateOption = "",
+    delay: inputs.DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
     size: Annotated[str, typer.Option(help="Of the whole vector: 4MiB.")] = "4MiB",
@@ -53,8 +53,8 @@ def schedule(
         Path | None, typer.Option(help="Who holds what: a line of 0 and 1 for each rank; instead of the last four.")
     ] = None,
     improve: Annotated[str, typer.Option(help="How long integer programs may look for something better: 10s.")] = "0s",
-    machine: given.MachineOption = "",
-    overheads: given.OverheadsOption = None,
+    machine: inputs.MachineOption = "",
+    overheads: inputs.OverheadsOption = None,
     draw: Annotated[Path | None, typer.Option(help="Draw the best there, as a page.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the best schedule there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
@@ -64,13 +64,13 @@ def schedule(
         require_plotly()
         if draw.suffix != ".html":
             raise ValueError(f"--draw is {draw}, but a drawing is a page; name it .html.")
-    where = given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    where = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     if bitmap is not None:
         held = _read(bitmap, where.num_ranks)
     else:
-        held = _drawn_by_chance(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
+        held = _random_bitmap(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
     collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
-    known = given.overheads_given(overheads, machine)
+    known = inputs.read_overheads(overheads, machine)
     found, notes = _search(collective, where, known, parse_time(improve))
     bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)
@@ -87,19 +87,19 @@ def _search(
     collective: Collective, topology: Topology, overheads: Overheads, limit_s: float
 ) -> tuple[list[Candidate], list[str]]:
     """Return verified candidates, the fastest first, and notes on the programs."""
-    family = candidates(group(collective), topology, overheads)
+    family = candidates(merge_blocks(collective), topology, overheads)
     found, notes = list(family), list[str]()
     if limit_s > 0:
-        found.append(better_owners(family[0], topology, overheads, limit_s=limit_s / 2))
+        found.append(improve_owners(family[0], topology, overheads, limit_s=limit_s / 2))
         try:
-            found.append(better_rounds(family[0], collective, topology, overheads, limit_s=limit_s / 2))
+            found.append(improve_rounds(family[0], collective, topology, overheads, limit_s=limit_s / 2))
         except ValueError as error:
             notes.append(f"no program over all rounds: {error}")
         if all(each is family[0] for each in found[len(family) :]):
             notes.append(f"the programs found nothing faster in {format_time(limit_s)}.")
         found = [*family, *(each for each in found[len(family) :] if each is not family[0])]
     for each in found:
-        verify(each.schedule, each.grouped.collective)
+        verify(each.schedule, each.merged.collective)
     return sorted(found, key=lambda each: each.cost.total_s), notes
 
 
@@ -145,7 +145,7 @@ def _plain(found: list[Candidate], bound_s: float, overheads: Overheads) -> dict
         "message_s": overheads.message_s,
         "wire_factor": overheads.wire_factor,
         "best": found[0].name,
-        "members": [list(blocks) for blocks in found[0].grouped.members],
+        "members": [list(blocks) for blocks in found[0].merged.members],
         "candidates": [
             {
                 "name": each.name,
@@ -178,7 +178,7 @@ def _sizes(num_bytes: int, num_blocks: int) -> list[int]:
     return [4 * (words * (k + 1) // num_blocks - words * k // num_blocks) for k in range(num_blocks)]
 
 
-def _drawn_by_chance(num_ranks: int, num_blocks: int, part: float, *, agreed: bool, seed: int) -> list[list[bool]]:
+def _random_bitmap(num_ranks: int, num_blocks: int, part: float, *, agreed: bool, seed: int) -> list[list[bool]]:
     """Return (ranks, blocks): each rank holds the same number, drawn anew for each unless agreed."""
     generator = random.Random(seed)  # noqa: S311  which blocks, not a secret
     number = max(round(part * num_blocks), int(part > 0 and num_blocks > 0))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.algorithms.by_name import plan_of_text
-from pliant.cli import given
+from pliant.cli import inputs
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.simulator import Simulated, simulate as simulate_plan, write_trace
 from pliant.spec.files import write_atomically
@@ -23,18 +23,18 @@ _LEGS = 12
 
 def simulate(
     plan: Annotated[str, typer.Argument(help="A plan's file, or an algorithm with settings: 'diloco(period=64)'.")],
-    workload: given.WorkloadOption,
-    topology: given.TopologyOption = None,
-    hosts: given.HostsOption = 0,
-    ranks: given.RanksOption = None,
-    rate: given.RateOption = "",
-    delay: given.DelayOption = "",
+    workload: inputs.WorkloadOption,
+    topology: inputs.TopologyOption = None,
+    hosts: inputs.HostsOption = 0,
+    ranks: inputs.RanksOption = None,
+    rate: inputs.RateOption = "",
+    delay: inputs.DelayOption = "",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
-    compute: given.ComputeOption = "",
-    machine: given.MachineOption = "",
-    overheads: given.OverheadsOption = None,
-    bucket: given.BucketOption = given.BUCKET,
+    compute: inputs.ComputeOption = "",
+    machine: inputs.MachineOption = "",
+    overheads: inputs.OverheadsOption = None,
+    bucket: inputs.BucketOption = inputs.BUCKET,
     steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Chrome or Perfetto there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
@@ -42,14 +42,14 @@ def simulate(
     """Predict the time of a training step, its waiting and its bytes. Needs no network and no model."""
     found = simulate_plan(
         plan_of_text(plan),
-        given.workload_given(workload, compute),
-        given.topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine),
-        overheads=given.overheads_given(overheads, machine),
+        inputs.read_workload(workload, compute),
+        inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine),
+        overheads=inputs.read_overheads(overheads, machine),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
     )
     _show(plan, found)
-    Console().print(given.overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    Console().print(inputs.describe_overheads(overheads, machine), markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(found.timeline, trace)
     if json_file is not None:

@@ -9,7 +9,7 @@ from pliant.collectives.gossip import CodedNeighborAverage, NeighborAverage
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.collectives.owner import ReduceToOwners
 from pliant.collectives.sparse import SparseAverage
-from pliant.layouts.division import factor_shape, place
+from pliant.layouts.division import assign_owners, factor_shape
 
 __all__ = [
     "BlockAllGather",
@@ -28,6 +28,6 @@ __all__ = [
     "ShortVectorAverage",
     "SparseAverage",
     "StalenessClock",
+    "assign_owners",
     "factor_shape",
-    "place",
 ]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pliant.layouts.blocks import Divided, rows_of
+from pliant.layouts.blocks import BlockDivision, row_blocks
 
 __all__ = ["BlockGrid", "packed", "unpacked"]
 
@@ -21,7 +21,7 @@ class BlockGrid:
 
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], parts: Divided, device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], parts: BlockDivision, device: torch.device) -> None:
         self.parts, self.device = parts, device
         self._tensors = []
         """(offset, rows, tensor's place) of each tensor that has blocks."""
@@ -29,7 +29,7 @@ class BlockGrid:
         starts, numels, layers = list(dense), list(dense), list(dense)
         offset = 0
         for place, (shape, whole) in enumerate(zip(shapes, parts.dense, strict=True)):
-            rows = rows_of(shape, parts.selection.block)
+            rows = row_blocks(shape, parts.selection.block)
             if rows is None:
                 continue
             if whole:

@@ -37,9 +37,9 @@ class BlockResult:
     """(num_sent,) places of what this rank has sent, dense tensors included."""
     sent: Tensor
     """(num_sent,) what it has sent there, float32, after rounding to the wire's format."""
-    got: tuple[tuple[Tensor, Tensor], ...]
+    means: tuple[tuple[Tensor, Tensor], ...]
     """Places, and the float32 values to be added there: together the mean over ranks."""
-    told: Tensor | None
+    scores: Tensor | None
     """Means of the scores that were sent with the values, (num_told,)."""
     sound: bool
     """Whether all that came is finite, which all ranks see alike."""
@@ -76,7 +76,7 @@ class SharedBlockAverage:
         if len(told):
             scores = self._scores(told) if apart else means[len(index) :]
         return BlockResult(
-            index=index, sent=sent[: len(index)], got=((index, means[: len(index)]),), told=scores, sound=sound
+            index=index, sent=sent[: len(index)], means=((index, means[: len(index)]),), scores=scores, sound=sound
         )
 
 
@@ -123,7 +123,7 @@ class BlockAllGather:
         got.append((grid.dense, means))
         index = torch.cat([grid.dense, of_blocks])
         return BlockResult(
-            index=index, sent=torch.cat([dense, sent]), got=tuple(got), told=None, sound=sound and dense_sound
+            index=index, sent=torch.cat([dense, sent]), means=tuple(got), scores=None, sound=sound and dense_sound
         )
 
 

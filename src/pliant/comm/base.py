@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["Comm", "CommError", "Limit", "PeerTensors", "ReduceOp", "Work", "another", "require_contiguous"]
+__all__ = ["Comm", "CommError", "Limit", "PeerTensors", "ReduceOp", "Work", "duplicate", "require_contiguous"]
 
 ReduceOp = Literal["sum", "min", "max"]
 
@@ -125,7 +125,7 @@ class Comm(Protocol):
         ...
 
 
-def another(comm: Comm) -> Comm:
+def duplicate(comm: Comm) -> Comm:
     """Return a comm over a new group of the same ranks, with an order of its own. Collective."""
     own = comm.split([list(range(comm.size))])
     if own is None:

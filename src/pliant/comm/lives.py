@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 
 from pliant.comm.records import Epoch, Life
-from pliant.comm.signed import Records
+from pliant.comm.signed_records import Records
 
 __all__ = ["Lives"]
 
@@ -36,7 +36,7 @@ class Lives:
         if (before := self.of(rank)) is not None:
             self.own = replace(self.own, start=max(started, before.start + 1))
 
-    def beat(self, records: Records, now: Epoch) -> None:
+    def heartbeat(self, records: Records, now: Epoch) -> None:
         """Give a heartbeat in an epoch, through the connection of the thread that does."""
         with self._one_at_a_time:
             there = records.get(Life, f"rank {self._rank}")

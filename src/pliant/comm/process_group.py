@@ -59,7 +59,7 @@ class _Pending:
 
 
 class ProcessGroupComm:
-    """Comm over a torch process group, usually one that nothing else uses (`own_group`).
+    """Comm over a torch process group, usually one that nothing else uses (`new_comm`).
 
     Args:
         group: The group; rank and size are read from it and never from the default world.
@@ -108,7 +108,7 @@ class ProcessGroupComm:
     def timeout_s(self) -> float:
         return self._limit.timeout_s
 
-    def started(self, timeout_s: float) -> None:
+    def with_timeout(self, timeout_s: float) -> None:
         """Wait no longer than this for one communication from now on, also in what was split from this comm."""
         self._limit.timeout_s = timeout_s
 

@@ -24,10 +24,10 @@ __all__ = [
     "ThreadWorld",
     "destroy",
     "gloo_group",
+    "group_factory",
     "hang_up",
     "is_destroyed",
     "liveness_store",
-    "maker_of",
     "scaler_at_work",
     "thread_world",
 ]
@@ -103,7 +103,9 @@ def gloo_group(
     return _note(group)
 
 
-def maker_of(group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None) -> GroupMaker:
+def group_factory(
+    group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None
+) -> GroupMaker:
     """Return a function that makes groups over the ranks of `group`, in its world of threads or in the default world.
 
     Args:
@@ -160,7 +162,7 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
 
 
 def destroy(group: ProcessGroup) -> None:
-    """Let torch forget a group that `maker_of` made in its default world; others end with their last reference."""
+    """Let torch forget a group that `group_factory` made in its default world; others end with their last reference."""
     if group in _registered and not is_destroyed(group):
         dist.destroy_process_group(group)
     _registered.discard(group)

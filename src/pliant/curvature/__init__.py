@@ -2,11 +2,11 @@
 
 from pliant.curvature.estimators import Estimator, Fisher, GaussNewton
 from pliant.curvature.hessian import Hutchinson, hessian
-from pliant.curvature.losses import LossName, recognized
+from pliant.curvature.losses import LossName, recognize_loss
+from pliant.curvature.objective import LossObjective, find_logits, preserved_state
 from pliant.curvature.refresh import RefreshInterval, log_shift, spearman
-from pliant.curvature.spectrum import TraceEstimate, top_eigenvalues, trace
-from pliant.curvature.structure import block_means, settled, view_means
-from pliant.curvature.task import Task, find_logits, untouched
+from pliant.curvature.spectrum import TraceEstimate, hessian_trace, top_eigenvalues
+from pliant.curvature.structure import block_means, shrink_and_clip, view_means
 
 __all__ = [
     "Estimator",
@@ -14,18 +14,18 @@ __all__ = [
     "GaussNewton",
     "Hutchinson",
     "LossName",
+    "LossObjective",
     "RefreshInterval",
-    "Task",
     "TraceEstimate",
     "block_means",
     "find_logits",
     "hessian",
+    "hessian_trace",
     "log_shift",
-    "recognized",
-    "settled",
+    "preserved_state",
+    "recognize_loss",
+    "shrink_and_clip",
     "spearman",
     "top_eigenvalues",
-    "trace",
-    "untouched",
     "view_means",
 ]

@@ -10,12 +10,12 @@ from torch.distributed import ProcessGroup
 from pliant.comm.elastic import ElasticGroup
 from pliant.comm.secret import read_secret
 from pliant.engine.elastic_run import ElasticRun
-from pliant.engine.exchange import NonFinite
-from pliant.engine.gate import RelaxedModel
-from pliant.engine.torchrun import run_from_torchrun
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.launcher_env import run_from_torchrun
+from pliant.engine.relaxed_model import RelaxedModel
 from pliant.spec import CodedGossip, Gossip, SyncPlan
 
-__all__ = ["Elastic", "begin"]
+__all__ = ["Elastic", "start_elastic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Elastic:
             )
 
 
-def begin(
-    held: RelaxedModel,
+def start_elastic(
+    relaxed: RelaxedModel,
     plan: SyncPlan,
     elastic: Elastic,
     *,
@@ -53,7 +53,7 @@ def begin(
     nonfinite: NonFinite,
 ) -> ElasticRun:
     """Begin an elastic run, or join one."""
-    _require_possible(held, plan)
+    _require_possible(relaxed, plan)
     party = ElasticGroup(
         group,
         min_ranks=elastic.min_ranks,
@@ -64,15 +64,15 @@ def begin(
         run=run_from_torchrun(),
     )
     try:
-        party.require_same(_fingerprint(held.module, plan))
-        return ElasticRun(held, plan, party=party, nonfinite=nonfinite)
+        party.require_same(_fingerprint(relaxed.module, plan))
+        return ElasticRun(relaxed, plan, party=party, nonfinite=nonfinite)
     except BaseException:
         party.leave()
         raise
 
 
-def _require_possible(held: RelaxedModel, plan: SyncPlan) -> None:
-    if held.ddp is not None:
+def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
+    if relaxed.ddp is not None:
         raise ValueError(
             "an elastic run needs a plain module, but got a DistributedDataParallel: DDP talks to all ranks of its "
             "group by itself (about its buckets, about unused parameters), and would wait for a lost rank; pass "
@@ -90,7 +90,7 @@ def _require_possible(held: RelaxedModel, plan: SyncPlan) -> None:
                 f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
-    device = next(p.device for p in held.module.parameters() if p.requires_grad)
+    device = next(p.device for p in relaxed.module.parameters() if p.requires_grad)
     if device.type != "cpu":
         raise ValueError(
             f"an elastic run talks through Gloo, on CPU tensors, but the model is on {device}: a group of another "

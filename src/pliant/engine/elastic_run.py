@@ -10,15 +10,15 @@ from torch import Tensor
 
 from pliant.comm.base import CommError
 from pliant.comm.elastic import ElasticGroup, NotSignedError
-from pliant.comm.own import alone
+from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.records import Epoch
-from pliant.engine.choose import PlanLike
-from pliant.engine.exchange import NonFinite
-from pliant.engine.gate import RelaxedModel
-from pliant.engine.meeting import hand_over, make_alike
+from pliant.engine.epoch_sync import average_members, send_first_state
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.plan_resolution import PlanLike
+from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
-from pliant.engine.weights import WeightExchange
+from pliant.engine.weight_exchange import WeightExchange
 from pliant.spec import SyncPlan
 
 __all__ = ["ElasticRun"]
@@ -43,13 +43,13 @@ class ElasticRun(Run):
     def __init__(self, held: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
         self._party = party
         self._sound = False
-        comm = RecordedComm(alone())  # a rank is alone until it has met the others
+        comm = RecordedComm(self_comm())  # a rank is alone until it has met the others
         super().__init__(held, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
-        self.tape.ending.add(party)
+        self.tracer.shutdown.add(party)
         try:
             self._regroup()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     @property
@@ -102,23 +102,23 @@ class ElasticRun(Run):
 
         At a free pace it waits for all that train, and averages with them, until they close as well.
         """
-        if not self._open or self.tape.ending.over:
+        if not self._open or self.tracer.shutdown.over:
             return
         try:
-            self._enduring(lambda: self._made.hand_back(self._arrivals.step))
+            self._enduring(lambda: self._made.hand_back(self._dispatcher.step))
             self._regroup(closing=True)
             if all(member.closing for member in self._party.epoch.members):
-                self._party.conclude()
+                self._party.finalize()
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self, *, broken: bool = False) -> None:
-        super()._let_go(broken=broken)
+    def _release(self, *, broken: bool = False) -> None:
+        super()._release(broken=broken)
         self._party.leave()
 
     def _after_step(self) -> None:
         if self._party.is_over:
-            self._arrivals.step += 1
+            self._dispatcher.step += 1
             self._regroup()
             return
         lost = False
@@ -146,7 +146,7 @@ class ElasticRun(Run):
             self._made.close()
             self._comm.close()
             before = self._party.epoch
-            epoch = self._party.agree(step=self._arrivals.step, sound=self._sound, closing=closing)
+            epoch = self._party.agree(step=self._dispatcher.step, sound=self._sound, closing=closing)
             try:
                 self._comm.go_on_with(self._party.connect())
                 self._meet(epoch)
@@ -163,7 +163,7 @@ class ElasticRun(Run):
             except CommError as error:
                 failure = str(error)
                 continue  # one more is lost, or has come
-            _tell(self._party.rank, before, epoch, self._arrivals.step)
+            _tell(self._party.rank, before, epoch, self._dispatcher.step)
             if closing or not any(member.closing for member in epoch.members):
                 return
         raise CommError(
@@ -177,17 +177,17 @@ class ElasticRun(Run):
     def _meet(self, epoch: Epoch) -> None:
         """Make the members of a new epoch alike."""
         num_sound = sum(member.sound for member in epoch.members)
-        make_alike(self._module, self.optimizer, self._comm, self._party, self._device)
-        lockstep = any(node.timing.pace == "lockstep" for node in self._exchanger.store.nodes.values())
+        average_members(self._module, self.optimizer, self._comm, self._party, self._device)
+        lockstep = any(node.timing.pace == "lockstep" for node in self._gradients.store.nodes.values())
         if lockstep or not self._sound:
-            self._arrivals.step = max(member.step for member in epoch.members[: num_sound or 1])
-        self._made = made = self._maker.remake(self._made, self._arrivals.step)
-        self._exchanger = made.exchanger
+            self._dispatcher.step = max(member.step for member in epoch.members[: num_sound or 1])
+        self._made = made = self._executor_builder.rebuild(self._made, self._dispatcher.step)
+        self._gradients = made.gradients
         for weights in made.of(WeightExchange):
-            weights.follow()
+            weights.reset_reference()
             counters = weights.counters
             rounds = counters[:, 1].contiguous()
-            hand_over([*made.exchanger.store.shared(), rounds], self._comm, self._party)
+            send_first_state([*made.gradients.store.shared(), rounds], self._comm, self._party)
             counters[:, 1] = rounds
             weights.counters = counters
         self._sound = True

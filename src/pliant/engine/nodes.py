@@ -4,10 +4,10 @@ from collections.abc import Container, Mapping
 
 from torch import Tensor, nn
 
-from pliant.engine.gate import plain_name
+from pliant.engine.relaxed_model import name_without_wrappers
 from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["nodes_for", "owner_classes", "with_sparse_gradients"]
+__all__ = ["nodes_for", "owner_classes", "sparse_parameters"]
 
 
 def nodes_for(
@@ -39,7 +39,7 @@ def nodes_for(
         name: plan.exchange_for(name, layers[name], p.numel()) if id(p) in stepped else exact
         for name, p in parameters.items()
     }
-    for name in with_sparse_gradients(module, parameters):
+    for name in sparse_parameters(module, parameters):
         if nodes[name].kind == "momentum":
             raise ValueError(
                 f"{name!r} has sparse gradients (sparse=True), but its algorithm exchanges momenta, which are dense: "
@@ -50,7 +50,7 @@ def nodes_for(
     return nodes
 
 
-def with_sparse_gradients(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:
+def sparse_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the parameters whose gradients are sparse: those of embeddings made so, as DDP finds them."""
     tables = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
     ids = {id(table.weight) for table in tables}
@@ -60,7 +60,7 @@ def with_sparse_gradients(module: nn.Module, parameters: Mapping[str, Tensor]) -
 def owner_classes(module: nn.Module) -> dict[str, str]:
     """Return, for each parameter's full name, the class name of the layer that owns it."""
     return {
-        plain_name(f"{prefix}.{name}" if prefix else name): type(layer).__name__
+        name_without_wrappers(f"{prefix}.{name}" if prefix else name): type(layer).__name__
         for prefix, layer in module.named_modules(remove_duplicate=False)
         for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
     }

@@ -7,7 +7,7 @@ from torch import Tensor
 from pliant.collectives import StalenessClock
 from pliant.comm.base import Comm
 from pliant.engine.messages import Message
-from pliant.engine.shard import ServerShard
+from pliant.engine.server_shard import ServerShard
 
 __all__ = ["SharedShard"]
 

@@ -3,9 +3,9 @@
 from .emulate import (
     EmulatedCluster as EmulatedCluster,
     RankResult as RankResult,
-    emulated as emulated,
+    emulate_cluster as emulate_cluster,
 )
-from .linkcheck import (
+from .link_check import (
     LinkReport as LinkReport,
 )
 from .machine import (

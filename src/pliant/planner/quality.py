@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pliant.algorithms.registry import ALGORITHMS
 from pliant.planner.families import FAMILIES
-from pliant.planner.genes import Gene, Genes, all_of
+from pliant.planner.genome import Gene, Genome, all_of
 
 __all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "NOT_ELSEWHERE", "Quality"]
 
@@ -68,7 +68,7 @@ class Quality:
     """Class of the training's optimizer."""
     unmeasured: bool = False
     """Whether our ratios count with any optimizer, and those that did not hold elsewhere."""
-    refused: Set[Gene] = frozenset()
+    rejected: Set[Gene] = frozenset()
     """Ways of exchanging that are not within any budget; may grow while a search goes on."""
 
     def __post_init__(self) -> None:
@@ -83,13 +83,13 @@ class Quality:
         bounds = [ratio for other, ratio in {**MEASURED_STEPS_RATIO, **self.ratios}.items() if _milder(gene, other)]
         return min(bounds, default=None)
 
-    def ratio(self, genes: Genes) -> float | None:
+    def ratio(self, genes: Genome) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
         found = [self.ratio_of(gene) for gene in genes.genes]
         known = [ratio for ratio in found if ratio is not None]
         return max(known) if len(known) == len(found) else None
 
-    def factor(self, genes: Genes) -> float:
+    def factor(self, genes: Genome) -> float:
         """Return the factor of a plan's step time: its ratio, or 1 if it is not known."""
         return self.ratio(genes) or 1.0
 
@@ -97,7 +97,7 @@ class Quality:
         """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact."""
         ratio, exact = self.ratio_of(gene), FAMILIES[gene.family].exact
         ours = self.unmeasured or (self.optimizer == MEASURED_WITH and gene.family not in NOT_ELSEWHERE)
-        if gene in self.refused or ratio is None or not (exact or ours or gene in self.ratios):
+        if gene in self.rejected or ratio is None or not (exact or ours or gene in self.ratios):
             return False
         return exact if self.budget == 1 else ratio <= self.budget
 

@@ -1,55 +1,55 @@
 """Names of `pliant.schedules`, each handed on when it is first asked for."""
 
-from .beside import (
-    Improving as Improving,
-)
-from .choose import (
-    Candidate as Candidate,
-    Chooser as Chooser,
-    Choosing as Choosing,
-    Planned as Planned,
-    Recipe as Recipe,
-    candidates as candidates,
+from .background import (
+    SolverOptions as SolverOptions,
 )
 from .collective import (
     Collective as Collective,
-    Grouped as Grouped,
-    group as group,
+    MergedCollective as MergedCollective,
+    merge_blocks as merge_blocks,
 )
 from .cost import (
     Cost as Cost,
     RoundCost as RoundCost,
-    cost as cost,
     lower_bound_s as lower_bound_s,
+    predict_cost as predict_cost,
 )
 from .execute import (
-    ScheduledSum as ScheduledSum,
+    ScheduledAllReduce as ScheduledAllReduce,
 )
 from .family import (
-    Level as Level,
-    Shape as Shape,
-    build as build,
+    GroupLevel as GroupLevel,
+    NestedGroups as NestedGroups,
+    build_schedule as build_schedule,
     halving as halving,
     mixed_radix as mixed_radix,
     shapes as shapes,
-)
-from .improving import (
-    better_owners as better_owners,
-    better_rounds as better_rounds,
 )
 from .owners import (
     Assignment as Assignment,
     greedy_owners as greedy_owners,
     one_owner as one_owner,
-    program_owners as program_owners,
+    solve_owners as solve_owners,
     spread_owners as spread_owners,
 )
 from .program import (
-    Improved as Improved,
-    improve as improve,
+    SolvedRounds as SolvedRounds,
+    solve_rounds as solve_rounds,
+)
+from .refine import (
+    improve_owners as improve_owners,
+    improve_rounds as improve_rounds,
+)
+from .select import (
+    Candidate as Candidate,
+    ScheduleRule as ScheduleRule,
+    ScheduleSelector as ScheduleSelector,
+    SelectedSchedule as SelectedSchedule,
+    SelectorOptions as SelectorOptions,
+    candidates as candidates,
 )
 from .sparse import (
-    SparseSum as SparseSum,
+    SparseAllReduce as SparseAllReduce,
 )
 from .verify import (
     ScheduleError as ScheduleError,

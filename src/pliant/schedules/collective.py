@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Collective", "Grouped", "group"]
+__all__ = ["Collective", "MergedCollective", "merge_blocks"]
 
 _PIECES_PER_RANK = 8
 """So many super-blocks per rank divide work among owners to a few percent."""
@@ -83,7 +83,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped:
+class MergedCollective:
     """A collective over merged blocks, and the blocks of each."""
 
     collective: Collective
@@ -91,7 +91,7 @@ class Grouped:
     """Merged block -> its blocks, ascending. Blocks without holders or needers are in none: they do not move."""
 
 
-def group(collective: Collective, num_pieces: int = 0) -> Grouped:
+def merge_blocks(collective: Collective, num_pieces: int = 0) -> MergedCollective:
     """Return the collective with blocks of the same holders and needers merged into super-blocks of about equal size.
 
     A schedule can treat a whole run of such blocks alike, so programs and verifier have less work. A class of blocks is
@@ -111,7 +111,7 @@ def group(collective: Collective, num_pieces: int = 0) -> Grouped:
         class_bytes = sum(sizes[b] for b in blocks)
         parts = min(len(blocks), max(1, round(class_bytes / piece_bytes))) if piece_bytes else 1
         pieces += _cut(blocks, sizes, class_bytes / parts)
-    return Grouped(
+    return MergedCollective(
         collective=Collective(
             num_ranks=num_ranks,
             block_bytes=tuple(sum(sizes[b] for b in piece) for piece in pieces),

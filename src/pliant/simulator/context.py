@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from pliant.netmodel import KEYS, Floats, Links, Overheads, Round
-from pliant.simulator.exchange import Exchanges, take_time
+from pliant.simulator.exchange_time import Exchanges, exchange_time
 from pliant.spec import Topology, Workload
 
 __all__ = ["SimulationContext"]
@@ -55,6 +55,6 @@ class SimulationContext:
     def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
         """Return the times of `num` exchanges: the part that is waited for, and the part that follows."""
         return (
-            take_time(task, self.links, self.coefficients, num),
-            take_time(rest, self.links, self.coefficients, num, own_work=False),
+            exchange_time(task, self.links, self.coefficients, num),
+            exchange_time(rest, self.links, self.coefficients, num, own_work=False),
         )

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round, passes, work
+from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -17,7 +18,6 @@ from pliant.simulator.rounds import (
     owner_rounds,
     scatter_gather_rounds,
 )
-from pliant.simulator.schedules import embedded
 from pliant.spec import (
     After,
     AllGather,
@@ -41,7 +41,7 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_hosts", "moved", "num_turns"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_hosts", "num_turns", "traffic_of"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
@@ -64,7 +64,7 @@ class Moves(Protocol):
         ...
 
 
-def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0) -> ExchangeTraffic:
+def traffic_of(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0) -> ExchangeTraffic:
     """Return what an exchange of a node moves, on all ranks of a topology; after its warm-up, if it has one.
 
     Args:
@@ -79,10 +79,10 @@ def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0)
     """
     if node.works_in_float32 or node.exchanges_weights:
         batch = replace(batch, itemsize=np.full_like(batch.itemsize, 4.0))
-    return _moved(node, batch, topology, turn)
+    return _traffic_of(node, batch, topology, turn)
 
 
-def _moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+def _traffic_of(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     if isinstance(node, Moves):
         return _said(node, batch, topology, turn)
     if type(node) not in TRAFFIC:
@@ -93,7 +93,7 @@ def _moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) ->
 def _said(node: Moves, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Put together what a node says of itself."""
     parts = [
-        _moved(part, batch, topology, turn) if isinstance(part, Exchange) else ExchangeTraffic(task=(part,))
+        _traffic_of(part, batch, topology, turn) if isinstance(part, Exchange) else ExchangeTraffic(task=(part,))
         for part in node.moves(batch, topology.num_ranks)
     ]
     return ExchangeTraffic(task=tuple(r for p in parts for r in p.task), rest=tuple(r for p in parts for r in p.rest))
@@ -140,21 +140,21 @@ def _custom(node: Custom, batch: BucketBatch, topology: Topology, turn: int) -> 
 
 
 def _inside(node: Every, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    return _moved(node.inner, batch, topology, turn)
+    return _traffic_of(node.inner, batch, topology, turn)
 
 
 def _after(node: After, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    return _moved(node.then, batch, topology, turn)
+    return _traffic_of(node.then, batch, topology, turn)
 
 
 def _delayed(node: Delayed, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    exchange = _moved(node.inner, batch, topology, turn)
+    exchange = _traffic_of(node.inner, batch, topology, turn)
     return ExchangeTraffic(task=(work(passes(batch, 3)),), rest=exchange.task + exchange.rest)
 
 
 def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count the difference to where all set out, its average, and the outer step."""
-    average = _moved(node.averaging, batch, topology, turn)
+    average = _traffic_of(node.averaging, batch, topology, turn)
     return ExchangeTraffic(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
 
 
@@ -172,8 +172,8 @@ def _between_hosts(node: BetweenHosts, batch: BucketBatch, topology: Topology, t
     between = ExchangeTraffic(task=())
     if len(sizes) > 1:
         flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
-        between = _moved(node.inner, batch, flat, turn)
-    task, rest = (embedded(rounds, leaders, topology.num_ranks) for rounds in (between.task, between.rest))
+        between = _traffic_of(node.inner, batch, flat, turn)
+    task, rest = (among_ranks(rounds, leaders, topology.num_ranks) for rounds in (between.task, between.rest))
     if len(followers):
         first = [] if node.exchanges_weights else [Round(messages=up, after=added)]
         task = [*first, *task, Round(messages=down)]

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from pliant.algorithms.base import Algorithm
-from pliant.algorithms.registry import custom
+from pliant.algorithms.registry import custom_algorithm
 from pliant.codecs import codec_from
 from pliant.spec import Custom, Exchange
 
@@ -37,5 +37,5 @@ def executor_for(node: Exchange) -> Algorithm:
 
 def registered(node: Custom) -> Algorithm:
     """Return the algorithm that was registered under a node's name, or the executor of the node that it is."""
-    made = custom(node)
+    made = custom_algorithm(node)
     return executor_for(made) if isinstance(made, Exchange) else cast(Algorithm, made)

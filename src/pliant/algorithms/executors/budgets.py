@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-__all__ = ["chosen_blocks", "floor_counts"]
+__all__ = ["minimum_counts", "select_blocks"]
 
 
-def chosen_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor, room: int) -> Tensor:
+def select_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor, room: int) -> Tensor:
     """Return the blocks that are sent, bool (num_blocks,): densest first, as many elements as there is room for.
 
     Of each layer the `first` densest go before all others. With floors as `first` this is the greedy solution of
@@ -39,7 +39,7 @@ def chosen_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor
     return chosen
 
 
-def floor_counts(share: float, room: int, layer_numels: Tensor, segments: Tensor) -> Tensor:
+def minimum_counts(share: float, room: int, layer_numels: Tensor, segments: Tensor) -> Tensor:
     """Return how many blocks of each layer have its share of the mean density, rounded down: int64 (num_layers,).
 
     Args:

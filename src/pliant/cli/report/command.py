@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.algorithms.by_name import plan_of_text
-from pliant.cli import given
+from pliant.cli import inputs
 from pliant.cli.page import document, plot, require_plotly, table
-from pliant.cli.report.compared import (
+from pliant.cli.report.comparison import (
     QUANTITIES,
     Measured,
     bucket_table,
@@ -24,7 +24,7 @@ from pliant.cli.report.compared import (
     predicted_buckets,
     predicted_value,
 )
-from pliant.cli.report.steps import events_in, merged, shown, steps_of
+from pliant.cli.report.steps import events_in, median_step, merge_timelines, steps_of
 from pliant.simulator import Simulated, simulate, write_trace
 from pliant.spec import Event, Timeline, load
 from pliant.spec.files import write_atomically
@@ -32,7 +32,7 @@ from pliant.spec.units import format_time, parse_bytes
 
 __all__ = ["report"]
 
-_MOST_LANES = 8
+_MOST_TRACKS = 8
 """Most ranks that are drawn one above the other."""
 _NOTE = (
     "Measured are means over steps and ranks, sent is the busiest rank's. Exposed: what a step waits for exchanges; "
@@ -42,19 +42,19 @@ _NOTE = (
 
 
 def report(
-    files: Annotated[list[Path], typer.Argument(help="What pliant.record wrote: files, or folders with rank*.json.")],
+    files: Annotated[list[Path], typer.Argument(help="What pliant.profile wrote: files, or folders with rank*.json.")],
     html: Annotated[Path, typer.Option(help="Write the page there.")] = Path("report.html"),
     plan: Annotated[str, typer.Option(help="The run's plan, to predict: a file, or an algorithm.")] = "",
     workload: Annotated[str, typer.Option(help="Its workload, from pliant.observe: a file, or a model's name.")] = "",
-    topology: given.TopologyOption = None,
-    hosts: given.HostsOption = 0,
-    ranks: given.RanksOption = None,
-    rate: given.RateOption = "",
-    delay: given.DelayOption = "",
-    compute: given.ComputeOption = "",
-    machine: given.MachineOption = "",
-    overheads: given.OverheadsOption = None,
-    bucket: given.BucketOption = given.BUCKET,
+    topology: inputs.TopologyOption = None,
+    hosts: inputs.HostsOption = 0,
+    ranks: inputs.RanksOption = None,
+    rate: inputs.RateOption = "",
+    delay: inputs.DelayOption = "",
+    compute: inputs.ComputeOption = "",
+    machine: inputs.MachineOption = "",
+    overheads: inputs.OverheadsOption = None,
+    bucket: inputs.BucketOption = inputs.BUCKET,
     trace: Annotated[Path | None, typer.Option(help="Write all ranks as a trace for Chrome or Perfetto.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
@@ -69,18 +69,18 @@ def report(
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
         wanted = plan_of_text(plan)
-        network = given.topology_given(topology, hosts, ranks, rate, delay, machine=machine)
+        network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
         check_prediction(timelines[0], str(paths[0]), wanted, network)
-        known = given.overheads_given(overheads, machine)
-        work = given.workload_given(workload, compute)
+        known = inputs.read_overheads(overheads, machine)
+        work = inputs.read_workload(workload, compute)
         predicted = simulate(wanted, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
     if predicted is not None:
-        Console().print(given.overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
-    write_atomically(html, _page(measured, predicted, given.overheads_from(overheads, machine)))
+        Console().print(inputs.describe_overheads(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    write_atomically(html, _page(measured, predicted, inputs.describe_overheads(overheads, machine)))
     if trace is not None:
-        write_trace(merged(timelines), trace)
+        write_trace(merge_timelines(timelines), trace)
     if json_file is not None:
         write_atomically(json_file, _json(measured, predicted))
 
@@ -91,7 +91,7 @@ def _paths(files: Sequence[Path]) -> list[Path]:
         found = sorted(path.glob("rank*.json")) if path.is_dir() else [path]
         if not found or not all(each.exists() for each in found):
             what = "no rank*.json in the folder" if path.is_dir() else "no file"
-            raise ValueError(f"there is {what} {path}; pliant.record(run, folder) writes one for each rank.")
+            raise ValueError(f"there is {what} {path}; pliant.profile(run, folder) writes one for each rank.")
         paths += found
     return paths
 
@@ -99,7 +99,7 @@ def _paths(files: Sequence[Path]) -> list[Path]:
 def _load(path: Path) -> Timeline:
     timeline = load(Timeline, path)
     if not any(event.kind in ("forward", "backward", "optimize") for event in timeline.events):
-        raise ValueError(f"{path} holds no step; pliant.record notes the steps that are made after it was called.")
+        raise ValueError(f"{path} holds no step; pliant.profile notes the steps that are made after it was called.")
     return timeline
 
 
@@ -112,7 +112,7 @@ def _show(measured: Measured, predicted: Simulated | None) -> None:
 
 
 def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
-    from pliant.cli.report.figures import bucket_figure, bytes_figure, lanes_figure, steps_figure
+    from pliant.cli.report.figures import bucket_figure, bytes_figure, steps_figure, timeline_figure
 
     said = None if predicted is None else predicted_buckets(predicted)
     buckets = measured.buckets()
@@ -122,9 +122,9 @@ def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
     title = f"A step of rank {measured.ranks[0]}"
     if predicted is not None:
         title += ": measured above, predicted below"
-    parts.append(plot(lanes_figure(title, _panels(measured, predicted))))
+    parts.append(plot(timeline_figure(title, _panels(measured, predicted))))
     if len(measured.timelines) > 1:
-        parts.append(plot(lanes_figure("The same moments on all ranks", _all_ranks(measured))))
+        parts.append(plot(timeline_figure("The same moments on all ranks", _all_ranks(measured))))
         parts.append('<p class="note">Ranks are laid beside each other by the clocks of their machines.</p>')
     parts += ["<h2>Steps</h2>", plot(steps_figure(measured, predicted)), plot(bytes_figure(measured, predicted))]
     if buckets:
@@ -134,12 +134,12 @@ def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
 
 def _panels(measured: Measured, predicted: Simulated | None) -> list[tuple[str, list[Event]]]:
     """Return one step of the first rank, and the same step predicted."""
-    step, rank = shown(measured.steps[0]), measured.ranks[0]
+    step, rank = median_step(measured.steps[0]), measured.ranks[0]
     events = events_in(measured.timelines[0], [rank], step.start_s, step.end_s)
     panels = [(f"measured: {format_time(step.seconds)}, step {step.step}", events)]
     if predicted is not None:
         steps = steps_of(predicted.timeline, 0)[-predicted.period :]
-        other = shown(steps)
+        other = median_step(steps)
         events = events_in(predicted.timeline, [0], other.start_s, other.end_s)
         panels.append((f"predicted: {format_time(other.seconds)}", events))
     return panels
@@ -147,11 +147,11 @@ def _panels(measured: Measured, predicted: Simulated | None) -> list[tuple[str, 
 
 def _all_ranks(measured: Measured) -> list[tuple[str, list[Event]]]:
     """Return what the first ranks did while the lowest made the step that is shown."""
-    together, first = merged(measured.timelines), measured.timelines[0]
+    together, first = merge_timelines(measured.timelines), measured.timelines[0]
     shift_s = first.began_unix_s - together.began_unix_s
-    step = shown(measured.steps[0])
+    step = median_step(measured.steps[0])
     window = step.start_s + shift_s, step.end_s + shift_s
-    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in measured.ranks[:_MOST_LANES]]
+    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in measured.ranks[:_MOST_TRACKS]]
 
 
 def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:
         "steps": f"{measured.steps[0][0].step} to {measured.steps[0][-1].step}",
     }
     if predicted is not None:
-        work, links = predicted.prepared.ground.workload, predicted.prepared.ground.topology
+        work, links = predicted.prepared.context.workload, predicted.prepared.context.topology
         facts["workload"] = f"{work.name}; {work.provenance}"
         facts["topology"] = f"{links.num_ranks} ranks on {len(links.hosts)} hosts; {links.provenance}"
     return facts

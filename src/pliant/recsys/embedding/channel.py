@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, Work, another
-from pliant.comm.hierarchical import by_hosts
+from pliant.comm.base import Comm, Work, duplicate
+from pliant.comm.hierarchical import hierarchical_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.spec import canonical_hash
 from pliant.spec.embedding import EmbeddingPlan
@@ -106,16 +106,16 @@ class LookupGroups:
         if plan.hierarchical and hosts is None:
             raise ValueError("the plan sums gradients inside hosts first; say by `hosts` which ranks share one.")
         self._device = device
-        self.comm = another(comm)
+        self.comm = duplicate(comm)
         self.channel = PairwiseChannel(self.comm, device)
         self.sums = RecordedComm(self.comm)
-        self._by_hosts = by_hosts(self.sums, hosts) if plan.hierarchical and hosts is not None else None
+        self._by_hosts = hierarchical_comm(self.sums, hosts) if plan.hierarchical and hosts is not None else None
         self.sum_over: Comm = self._by_hosts or self.sums
         require_same(self.comm, "the plan", canonical_hash(plan), device)
 
     def another(self) -> PairwiseChannel:
         """Return exchanges through a group of their own. Collective."""
-        return PairwiseChannel(another(self.comm), self._device)
+        return PairwiseChannel(duplicate(self.comm), self._device)
 
     def close(self) -> None:
         """Free the groups of the hosts."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pliant.comm.base import Comm
-from pliant.comm.sharing import share_text
+from pliant.comm.text_broadcast import broadcast_text
 from pliant.recsys.embedding.bags import BagBatch
 from pliant.recsys.embedding.channel import PairwiseChannel, PendingTransfer
 from pliant.recsys.embedding.groups import Group
@@ -239,7 +239,7 @@ def _raise_on_all_ranks(comm: Comm, error: Exception | None, bad: Sequence[int],
     """Raise this rank's error, if it has one, otherwise that of the first of the ranks `bad`. Collective."""
     first = min(bad)
     kind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "ValueError")
-    kind, _, text = share_text(f"{kind} {error}", comm, first, device=device).partition(" ")
+    kind, _, text = broadcast_text(f"{kind} {error}", comm, first, device=device).partition(" ")
     if error is not None:
         raise error
     raise _KINDS.get(kind, ValueError)(f"rank {first}: {text}")

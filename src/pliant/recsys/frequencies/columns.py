@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.recsys.frequencies.hashing import hashed
-from pliant.spec.reading import read_text, require_file, shortened
+from pliant.spec.reading import read_text, require_file, shorten
 
 __all__ = ["MISSING", "Columns", "hash_rows", "number", "read_columns", "read_table"]
 
@@ -74,7 +74,7 @@ def _read_parquet(path: Path, wanted: Sequence[str]) -> Columns:
         has = file.schema_arrow.names
         table = file.read(columns=[column for column in wanted if column in has])
     except (OSError, MemoryError, ArrowException) as error:
-        raise ValueError(f"{path} is no Parquet file that can be read ({shortened(str(error))}).") from None
+        raise ValueError(f"{path} is no Parquet file that can be read ({shorten(str(error))}).") from None
     for column in wanted:
         if column not in has:
             raise ValueError(f"{path} has no column {column!r}; it has {', '.join(has)}.")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pliant.recsys.frequencies.columns import hash_rows
 from pliant.spec import Table
-from pliant.spec.reading import require_file, shortened
+from pliant.spec.reading import require_file, shorten
 
 __all__ = ["CRITEO_BAGS", "CRITEO_ROWS", "NUM_DENSE", "CriteoBatch", "criteo_batches", "criteo_tables"]
 
@@ -69,7 +69,7 @@ def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: in
                 raise ValueError(f"line {n} of {path} has {len(line)} characters; those of a Criteo log have some 250.")
             if len(cells) != 1 + NUM_DENSE + _NUM_CATEGORIES or cells[0] not in ("0", "1"):
                 raise ValueError(
-                    f"line {n} of {path} has {len(cells)} cells and label {shortened(cells[0])}; a Criteo log has "
+                    f"line {n} of {path} has {len(cells)} cells and label {shorten(cells[0])}; a Criteo log has "
                     f"{1 + NUM_DENSE + _NUM_CATEGORIES} and label 0 or 1."
                 )
             lines.append(cells)

@@ -1,0 +1,52 @@
+"""Exact and 16-bit averaging of gradients, as torch DDP does it: the baseline of everything else."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.randomk import RandomKExecutor
+from pliant.buckets import Bucket
+from pliant.codecs import codec_class
+from pliant.collectives.averaging import CastAllReduce
+from pliant.comm.base import Comm
+from pliant.spec import AllReduce
+
+__all__ = ["AllReduceExecutor", "averaging"]
+
+
+def averaging(node: AllReduce) -> "AllReduceExecutor | RandomKExecutor":
+    """Return what averages: all elements, or those that all ranks share."""
+    shared = node.codec is not None and node.codec.facts.kind == "shared"
+    return RandomKExecutor(node) if shared else AllReduceExecutor(node)
+
+
+@dataclass(frozen=True)
+class AllReduceExecutor:
+    """g <- (1/n) sum_i g_i by an all-reduce: 2 (n-1)/n N elements out and in per rank.
+
+    With a 16-bit codec the gradient is divided, then cast, then summed in that format.
+    """
+
+    node: AllReduce
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
+        """Return no slots: nothing is kept."""
+        return {}
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Make the 16-bit buffer, if one is needed."""
+        if self.node.codec is None:
+            return None
+        return CastAllReduce(codec_class(self.node.codec.name).dtype, bucket.numel, comm, bucket.flat.device)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
+        """Scale first, then add up, as torch DDP does it, to the bit."""
+        bucket.flat.mul_(1 / comm.size)
+        self.on_prescaled(bucket, state, comm, context)
+
+    def on_prescaled(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
+        """Add up what comes divided."""
+        if state.workspace is None:
+            comm.all_reduce(bucket.flat).wait()
+        else:
+            state.workspace(bucket.flat)

@@ -1,0 +1,174 @@
+"""Layout of DDP's buckets: parts of a flat buffer with the same node of the plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import AcceptsPrescaled, Algorithm, State
+from pliant.buckets import Bucket, Span, spans_of
+from pliant.comm.base import Comm
+from pliant.engine.algorithm_state import AlgorithmState
+from pliant.engine.comms import Comms
+from pliant.engine.undo import Undo
+from pliant.spec import Custom, Exchange, Timing
+
+__all__ = ["BucketLayout", "BucketPart", "split_bucket"]
+
+
+@dataclass(kw_only=True)
+class BucketPart:
+    """Parameters of one DDP bucket with the same node.
+
+    Note [who owns a bucket's buffer]: one thread at a time may touch it.
+
+    - DDP's buffer is DDP's until its hook is called. Then it is the communication thread's, until the task has called
+      `finish`, which gives it back to DDP as the gradient.
+    - `bucket.flat` is a slice of DDP's buffer, or `staging`. It is the algorithm's during `on_ready`, and no longer.
+      Deferred work may use the state and buffers of its own (`Algorithm.prepare`), never `bucket.flat`.
+    - A bucket of weights is the run's own. The training thread loads it and submits a task. The communication thread
+      has it to the end of that task. The training thread stores it after waiting for the task's handle.
+    - State tensors are the communication thread's as long as a task is queued. Other threads touch them after a drain.
+    """
+
+    node: Exchange
+    bucket: Bucket
+    algorithm: Algorithm
+    comm: Comm
+    state: State
+    runs: tuple[tuple[int, int], ...]
+    """Half-open ranges of the DDP buffer that hold the part, in the order of the bucket."""
+    undo: Undo
+    staging: Tensor | None
+    """Buffer of its own, (numel,), where the part is gathered or converted; None when it lies in DDP's buffer as it
+    is."""
+
+    @cached_property
+    def acts_alone(self) -> bool:
+        """Whether the algorithm changes something even with a single rank."""
+        return self.node.kind != "gradients" or any(isinstance(node, Custom) for node in self.node.walk())
+
+    def timing_at(self, step: int) -> Timing:
+        """Return the cached timing in a step; nodes build it on every access."""
+        early, later = self._timings
+        return early if step < later.until_step else later
+
+    @cached_property
+    def _timings(self) -> tuple[Timing, Timing]:
+        return self.node.early_timing, self.node.timing
+
+    def load(self, buffer: Tensor) -> None:
+        """Point bucket.flat at this step's gradients; buffer is DDP's, (bucket numel,)."""
+        if self.staging is None:
+            start, stop = self.runs[0]
+            self.bucket.flat = buffer[start:stop]
+            return
+        at = 0
+        for start, stop in self.runs:
+            self.staging[at : at + stop - start].copy_(buffer[start:stop])
+            at += stop - start
+
+    def save(self, buffer: Tensor) -> None:
+        """Copy the result from the staging buffer, if there is one, to DDP's buffer."""
+        if self.staging is None:
+            return
+        at = 0
+        for start, stop in self.runs:
+            buffer[start:stop].copy_(self.staging[at : at + stop - start])
+            at += stop - start
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketLayout:
+    """A DDP bucket, split into parts by node."""
+
+    name: str
+    spans: tuple[Span, ...]
+    """Places of all parameters of the bucket in DDP's buffer."""
+    nodes: tuple[Exchange, ...]
+    """Nodes of its parameters, in the order of the first parameter of each."""
+    parts: tuple[BucketPart, ...]
+    """Parts, one for each node; empty where the gradient is sparse."""
+    prescaled: bool
+    """Whether all parts accept gradients already divided by the number of ranks."""
+
+    def keeps_local(self, step: int) -> bool:
+        """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
+        return all(node.leaves_gradients(step) for node in self.nodes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All parameters of the bucket, in order."""
+        return tuple(span.name for span in self.spans)
+
+    def name_at(self, index: int) -> str:
+        """Return the parameter that owns element `index` of DDP's buffer."""
+        return next(s.name for s in self.spans if s.offset <= index < s.offset + s.numel)
+
+
+def split_bucket(
+    index: int,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    like: Tensor,
+    store: AlgorithmState,
+    comms: Comms,
+) -> BucketLayout:
+    """Split a DDP bucket into parts by node, in the order of their first parameter, and prepare each.
+
+    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. If it is sparse,
+    it is the gradient of one parameter, and no algorithm works on it.
+    """
+    whole = spans_of(names, shapes)
+    nodes = tuple(dict.fromkeys(store.nodes[name] for name in names))
+    if like.is_sparse:
+        return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=(), prescaled=False)
+    if (numel := sum(span.numel for span in whole)) != like.numel():
+        raise RuntimeError(
+            f"bucket {index} has {like.numel()} elements, but its parameters {names[0]!r} .. {names[-1]!r} have "
+            f"{numel}, so that part of it would not be exchanged; please report this to Pliant with these names."
+        )
+    parts: list[BucketPart] = []
+    for k, node in enumerate(nodes):
+        spans = [span for span in whole if store.nodes[span.name] == node]
+        runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
+        numel = sum(stop - start for start, stop in runs)
+        dtype = torch.float32 if node.works_in_float32 else like.dtype
+        direct = len(runs) == 1 and dtype == like.dtype
+        staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
+        algorithm, comm = store.algorithms[node], comms.of(node)
+        bucket = Bucket(
+            name=f"bucket {index}" + (f" part {k}" if len(nodes) > 1 else ""),
+            spans=spans_of([s.name for s in spans], [s.shape for s in spans]),
+            weights=tuple(store.parameters[s.name] for s in spans),
+            flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
+        )
+        state = store.state_of(bucket)
+        if not node.leaves_gradients(0) or node.timing.until_step:  # otherwise gradients stay where they are
+            state = replace(state, workspace=algorithm.prepare(bucket, comm))
+        parts.append(
+            BucketPart(
+                node=node,
+                bucket=bucket,
+                algorithm=algorithm,
+                comm=comm,
+                state=state,
+                runs=runs,
+                undo=Undo(node, state),
+                staging=staging,
+            )
+        )
+    prescaled = all(isinstance(p.algorithm, AcceptsPrescaled) and not p.node.weights_may_diverge for p in parts)
+    return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), prescaled=prescaled)
+
+
+def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
