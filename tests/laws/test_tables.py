@@ -49,7 +49,18 @@ EXCEPTIONS = {
     "autotune": {"tasc"},  # a family
     "planner": {  # families of several rows, whose genes data sets hold; the plans that a person would try first
         *("bf16", "int4", "minmax8", "qsgd", "sign", "ternary", "topk", "blocktopk", "randomk"),
-        *("sharded_optimizer", "tasc", "gossip", "choco", "diloco", "bytegrad", "onebit", "powersgd", "local_sgd", "every"),
+        *(
+            "sharded_optimizer",
+            "tasc",
+            "gossip",
+            "choco",
+            "diloco",
+            "bytegrad",
+            "onebit",
+            "powersgd",
+            "local_sgd",
+            "every",
+        ),
     },
 }
 """Names that a room writes out all the same."""
