@@ -6,14 +6,14 @@ from types import ModuleType
 
 from torch import Tensor
 
-from pliant.codecs.kernels import library, native, twins
+from pliant.codecs.kernels import library, native, reference
 
 __all__ = ["kernels_for"]
 
 
 def kernels_for(x: Tensor) -> ModuleType:
     """Return the module of kernels that works where a tensor lies."""
-    return _on_cpu() if x.device.type == "cpu" else twins
+    return _on_cpu() if x.device.type == "cpu" else reference
 
 
 @cache
@@ -27,5 +27,5 @@ def _on_cpu() -> ModuleType:
             RuntimeWarning,
             stacklevel=2,
         )
-        return twins
+        return reference
     return native
