@@ -22,9 +22,7 @@ __all__ = ["Format", "check_rows", "decode_kernel", "encode_kernel", "kept", "me
 
 
 @triton.jit
-def _store_header(
-    header, low, step, offset, first, n, HEADER: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
+def _store_header(header, low, step, offset, first, n, HEADER: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     row = tl.arange(0, ROWS)
     at = header + HEADER * (first // BLOCK + row)
     real = row * BLOCK < n - first
@@ -153,9 +151,7 @@ class Format:
     ) -> None:
         tiles, parts = Tiles.of(block), self._parts(payload, x.numel(), block)
         arguments = x, residual, gate, *parts, x.numel(), signed_seed(seed)
-        launch(
-            encode_kernel, tiles.grid(x.numel()), *arguments, QUANTIZE=self.quantize, **self._constants(tiles)
-        )
+        launch(encode_kernel, tiles.grid(x.numel()), *arguments, QUANTIZE=self.quantize, **self._constants(tiles))
 
     def decode(self, payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
         tiles, parts = Tiles.of(block), self._parts(payload, acc.numel(), block)

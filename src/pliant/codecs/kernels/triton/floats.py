@@ -19,7 +19,20 @@ from pliant.codecs.kernels.triton.tiles import (
     signed,
 )
 
-__all__ = ["CASTS", "FP8", "NATURAL", "cast_decode", "cast_encode", "cast_mean", "fp8_decode", "fp8_encode", "fp8_mean", "natural_decode", "natural_encode", "natural_mean"]
+__all__ = [
+    "CASTS",
+    "FP8",
+    "NATURAL",
+    "cast_decode",
+    "cast_encode",
+    "cast_mean",
+    "fp8_decode",
+    "fp8_encode",
+    "fp8_mean",
+    "natural_decode",
+    "natural_encode",
+    "natural_mean",
+]
 
 
 @triton.jit
@@ -129,15 +142,21 @@ def natural_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> No
 
 
 def natural_mean(
-    x: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, block: int, seed: int, *, feedback: bool, gate: Tensor | None = None
+    x: Tensor,
+    owed: Tensor | None,
+    payloads: Tensor,
+    payload: Tensor,
+    block: int,
+    seed: int,
+    *,
+    feedback: bool,
+    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
     NATURAL.mean(x, owed, payloads, payload, block, seed, feedback=feedback, gate=gate)
 
 
-def fp8_encode(
-    x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None
-) -> None:
+def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
     FP8.encode(x, residual, payload, block, gate=gate)
 
 
@@ -146,7 +165,14 @@ def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
 
 
 def fp8_mean(
-    x: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, block: int, *, feedback: bool, gate: Tensor | None = None
+    x: Tensor,
+    owed: Tensor | None,
+    payloads: Tensor,
+    payload: Tensor,
+    block: int,
+    *,
+    feedback: bool,
+    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
     FP8.mean(x, owed, payloads, payload, block, feedback=feedback, gate=gate)
@@ -163,7 +189,14 @@ def cast_decode(payload: Tensor, acc: Tensor, dtype: torch.dtype, *, add: bool) 
 
 
 def cast_mean(
-    x: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, dtype: torch.dtype, *, feedback: bool, gate: Tensor | None = None
+    x: Tensor,
+    owed: Tensor | None,
+    payloads: Tensor,
+    payload: Tensor,
+    dtype: torch.dtype,
+    *,
+    feedback: bool,
+    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
     CASTS[dtype].mean(x, owed, payloads, payload, _CAST_BLOCK, feedback=feedback, gate=gate)

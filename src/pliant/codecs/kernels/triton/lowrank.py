@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""The passes of PowerSGD that torch does in many launches: orthogonal factors of all matrices at once, and the split."""
+"""The passes of PowerSGD that torch does in many launches: orthogonal factors of all matrices, and the split."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -79,7 +79,7 @@ def split_kernel(x, residual, p, q, n, m, RANK: tl.constexpr, TILE: tl.constexpr
 
 @lru_cache(maxsize=64)
 def _table(places: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Return (offset from the first, n) of matrices, int64 (num, 2), on the device: copied there once for each layout."""
+    """Return (offset from the first, n) of matrices, int64 (num, 2): copied to the device once for each layout."""
     first = places[0][0]
     return torch.tensor([((place - first) // 4, n) for place, n in places], dtype=torch.int64, device=device)
 

@@ -56,7 +56,14 @@ def minmax8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> No
 
 
 def minmax8_mean(
-    x: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, block: int, *, feedback: bool, gate: Tensor | None = None
+    x: Tensor,
+    owed: Tensor | None,
+    payloads: Tensor,
+    payload: Tensor,
+    block: int,
+    *,
+    feedback: bool,
+    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
     MINMAX8.mean(x, owed, payloads, payload, block, feedback=feedback, gate=gate)

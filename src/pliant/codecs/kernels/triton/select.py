@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""The k largest of a vector, exactly, without a look from the host: a radix search over the bits of |x|, then compaction.
+"""The k largest of a vector, exactly, without a look from the host: a radix search over the bits, then compaction.
 
 Three passes count the numbers whose upper bits are those of the k-th largest so far, by their next bits: 11 (exponent
 and 3 bits of significand), 10 and 10. A fourth counts, tile by tile, what is above and what is equal; from the running
@@ -28,7 +28,7 @@ __all__ = [
     "topk_encode",
 ]
 
-_TILE = 4096
+_TILE = 2048
 _PASSES = ((20, 2048), (10, 1024), (0, 1024))  # bits below those that are counted, and bins
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
 
@@ -48,7 +48,7 @@ def histogram_kernel(x, state, counts, n, stride, SHIFT: tl.constexpr, BINS: tl.
 
 @triton.jit
 def bin_kernel(state, counts, SHIFT: tl.constexpr, BINS: tl.constexpr):
-    """Find the bin of the k-th largest, and clear the counts. State: its bits so far, and its rank among what is left."""
+    """Find the bin of the k-th largest; clear the counts. State: its bits so far, and its rank among what is left."""
     at = tl.arange(0, BINS)
     count = tl.load(counts + at)
     rank = tl.load(state + 1)
@@ -109,7 +109,7 @@ def lost_kernel(x, state, indices, values, k):
 
 
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
-    """Write the k places of the largest |x|, int32 ascending, and their values; see select.c. It allocates its counts."""
+    """Write the k places of the largest |x|, int32 ascending, and their values; see select.c. Counts are allocated."""
     n, k = x.numel(), indices.numel()
     sample = n if stride == 1 else triton.cdiv(n, stride)
     rank = k if stride == 1 else min(max(k // stride, 1), sample)
@@ -159,8 +159,9 @@ def clear_at_kernel(x, indices, n, k, TILE: tl.constexpr):
 
 
 def add_at(acc: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add values, float32 (k,), at distinct places of acc, -1 for none. A place outside of acc poisons its first element:
-    the host cannot be asked to raise.
+    """Add values, float32 (k,), at distinct places of acc, int32, -1 for none.
+
+    A place outside of acc poisons its first element, since nobody can raise without a look at the device.
     """
     n, k = acc.numel(), indices.numel()
     launch(add_at_kernel, (triton.cdiv(k, 1024),), acc, indices, values, n, k, TILE=1024)

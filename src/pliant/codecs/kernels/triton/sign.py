@@ -56,9 +56,7 @@ def _mean_magnitude(
     lanes = tl.zeros((ROWS, _LANES), tl.float32)
     for k in range(0, BLOCK, _LANES):
         inside = at + k < n - first
-        lanes += tl.abs(
-            _value(x, owed, scales, codes, num_payloads, stride, size, first + (at + k), inside, BLOCK)
-        )
+        lanes += tl.abs(_value(x, owed, scales, codes, num_payloads, stride, size, first + (at + k), inside, BLOCK))
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 2)), 1)  # a sum of two has one order
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 4)), 1)
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 8)), 1)
@@ -118,9 +116,7 @@ def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
     return payload[:cut].view(torch.float32), payload[cut:]
 
 
-def sign_encode(
-    x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None
-) -> None:
+def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
     tiles, parts = Tiles.of(block), _parts(payload, x.numel(), block)
     arguments = x, residual, gate, *parts, *parts, x.numel(), None, 0, 1.0, 1.0
     launch(encode_kernel, tiles.grid(x.numel()), *arguments, **_constants(tiles))
