@@ -53,8 +53,14 @@ def test_the_laws_hold():
 
 def test_the_cpu_never_imports_triton(tmp_path):
     (tmp_path / "triton.py").write_text("raise SystemExit('Triton was imported')")
-    code = "import torch; from pliant.codecs import MinMax8; x = torch.ones(9); "
-    code += "MinMax8().encode(x, torch.empty(21, dtype=torch.uint8), 0); MinMax8().decode(torch.zeros(21, dtype=torch.uint8), x)"
+    code = """
+import torch
+from pliant.codecs import MinMax8
+
+x, payload = torch.ones(9), torch.zeros(21, dtype=torch.uint8)
+MinMax8().encode(x, payload, 0)
+MinMax8().decode(payload, x)
+"""
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, check=True)
 

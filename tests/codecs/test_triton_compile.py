@@ -1,4 +1,5 @@
 """Every Triton kernel compiles ahead of time, without a GPU, and uses it well."""
+# ruff: noqa: E402  without Triton there is nothing to import
 
 import importlib
 import importlib.util
@@ -26,9 +27,11 @@ from pliant.codecs.kernels.triton.launch import Tiles
 from pliant.codecs.kernels.triton.levels import LEVELS
 from pliant.codecs.kernels.triton.minmax8 import MINMAX8
 
-POINTERS = dict.fromkeys("x residual owed header headers scales acc values base p q".split(), "*fp32")
-POINTERS |= dict.fromkeys("codes payloads bits".split(), "*u8") | {"table": "*i64"}
-POINTERS |= dict.fromkeys("gate flag state counts above ties indices".split(), "*i32")
+POINTERS = dict.fromkeys(
+    ["x", "residual", "owed", "header", "headers", "scales", "acc", "values", "base", "p", "q"], "*fp32"
+)
+POINTERS |= dict.fromkeys(["codes", "payloads", "bits"], "*u8") | {"table": "*i64"}
+POINTERS |= dict.fromkeys(["gate", "flag", "state", "counts", "above", "ties", "indices"], "*i32")
 NUMBERS = {"size": "fp32", "factor": "fp32"}  # others are int32
 ALIGNED = "n", "m", "k"
 
@@ -73,13 +76,13 @@ def _of_blocks() -> list[Compiled]:
 
 
 def _of_sign() -> list[Compiled]:
-    constants = sign._constants(Tiles.of(1024))
-    num_warps = constants.pop("num_warps")
-    alone = {"scales": None, "codes": None, "num_payloads": None} | constants
+    (_, there), (_, back) = sign._encoder(1024), sign._decoder(1024)
+    num_warps = there.pop("num_warps"), back.pop("num_warps")
+    alone = {"scales": None, "codes": None, "num_payloads": None} | there
     return [
-        Compiled("sign: encode", sign.encode_kernel, alone, num_warps),
-        Compiled("sign: mean", sign.encode_kernel, constants, num_warps),
-        Compiled("sign: decode", sign.decode_kernel, {"ADD": True} | constants, num_warps),
+        Compiled("sign: encode", sign.encode_kernel, alone, num_warps[0]),
+        Compiled("sign: mean", sign.encode_kernel, there, num_warps[0]),
+        Compiled("sign: decode", sign.decode_kernel, {"ADD": True} | back, num_warps[1]),
     ]
 
 

@@ -7,10 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from pliant.codecs import kernels as chooser
-from pliant.codecs.kernels import native, triton as kernels, twins
-from tables import vector
 from triton_cases import (
     KINDS,
     ODD_ROWS,
@@ -22,6 +18,10 @@ from triton_cases import (
     topk_differs,
     values,
 )
+
+from pliant.codecs import kernels as chooser
+from pliant.codecs.kernels import native, triton as kernels, twins
+from tables import vector
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what a device does in silence
 SIZES = [1, 7, 33, 1000, 2049, 5000]

@@ -106,7 +106,7 @@ def mean_kernel(
         v += DEQUANTIZE(load_codes(payloads, first, n, BITS, BLOCK, WIDTH, ROWS), low, step, offset, BITS)
         headers += stride * 4
         payloads += stride * (8 if BITS == 16 else 16)
-    v = tl.div_rn(v, tl.zeros_like(v) + size)
+    v = tl.where(inside, tl.div_rn(v, tl.zeros_like(v) + size), 0.0)  # codes of 0 outside are no zeros
     values, low, step, offset, decoded = QUANTIZE(v, inside, first + at, seed, BITS)
     _store_header(header, low, step, offset, first, n, HEADER, BLOCK, ROWS)
     store_codes(codes, tl.where(inside, values, 0), first, n, BITS, BLOCK, WIDTH, ROWS)

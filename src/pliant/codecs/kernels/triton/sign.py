@@ -67,7 +67,10 @@ def _mean_magnitude(
             inside = at + k < n - first
             v = _value(x, owed, scales, codes, num_payloads, stride, size, first + (at + k), inside, BLOCK)
             exact += tl.abs(v).to(tl.float64)
-        wide = (tl.sum(exact, 1) / lengths.to(tl.float64)).to(tl.float32)
+        inverse = tl.div_rn(tl.zeros_like(lengths) + 1.0, lengths).to(tl.float64)
+        for _ in range(2):  # Newton's steps: a division of float64 would need a stack
+            inverse = inverse * (2.0 - lengths.to(tl.float64) * inverse)
+        wide = (tl.sum(exact, 1) * inverse).to(tl.float32)
         mean = tl.where(magnitude_of(mean) < INFINITE_BITS, mean, wide)
     return mean
 
@@ -75,22 +78,25 @@ def _mean_magnitude(
 @triton.jit
 def encode_kernel(
     x, owed, gate, scales, codes, header, bits, n, num_payloads, stride, size, factor,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Encode v and set owed to factor times what is not carried; with payloads, set x to what is carried."""
-    first, at, inside = tile_of(n, BLOCK, WIDTH, ROWS)
+    first = tl.program_id(0) * (ROWS * BLOCK)
     mean = _mean_magnitude(x, owed, scales, codes, num_payloads, stride, size, first, n, BLOCK, ROWS)
     row = tl.arange(0, ROWS)
     tl.store(header + first // BLOCK + row, mean, row * BLOCK < n - first)
-    v = _value(x, owed, scales, codes, num_payloads, stride, size, first + at, inside, BLOCK)
-    negative = (bits_of(v) < 0).to(tl.int32)
-    store_codes(bits, tl.where(inside, negative, 0), first, n, 1, BLOCK, WIDTH, ROWS)
-    decoded = signed(tl.broadcast_to(mean[:, None], (ROWS, WIDTH)), negative)
-    if owed is not None:
-        old = tl.load(owed + first + at, inside, 0.0)
-        tl.store(owed + first + at, kept(decoded, (v - decoded) * factor, old, gate), inside)
-    if num_payloads is not None:
-        tl.store(x + first + at, decoded, inside)
+    for start in range(0, BLOCK, COLUMNS):
+        at = row[:, None] * BLOCK + (start + tl.arange(0, COLUMNS)[None, :])
+        inside = at < n - first
+        v = _value(x, owed, scales, codes, num_payloads, stride, size, first + at, inside, BLOCK)
+        negative = (bits_of(v) < 0).to(tl.int32)
+        store_codes(bits, tl.where(inside, negative, 0), first + start, n, 1, BLOCK, COLUMNS, ROWS)
+        decoded = signed(tl.broadcast_to(mean[:, None], (ROWS, COLUMNS)), negative)
+        if owed is not None:
+            old = tl.load(owed + first + at, inside, 0.0)
+            tl.store(owed + first + at, kept(decoded, (v - decoded) * factor, old, gate), inside)
+        if num_payloads is not None:
+            tl.store(x + first + at, decoded, inside)
 
 
 @triton.jit
@@ -107,8 +113,16 @@ def decode_kernel(
     tl.store(acc + first + at, v, inside)
 
 
-def _constants(tiles: Tiles) -> dict[str, int]:
-    return {"BLOCK": tiles.block, "WIDTH": tiles.width, "ROWS": tiles.rows, "num_warps": tiles.num_warps}
+def _decoder(block: int) -> tuple[Tiles, dict[str, int]]:
+    tiles = Tiles.of(block)
+    return tiles, {"BLOCK": block, "WIDTH": tiles.width, "ROWS": tiles.rows, "num_warps": tiles.num_warps}
+
+
+def _encoder(block: int) -> tuple[Tiles, dict[str, int]]:
+    """Return the tiles of one warp that sums two rows of lanes at once, if a block is long, or more."""
+    rows = triton.next_power_of_2(max(2, 1024 // block))
+    columns = min(512 // min(rows, 16), block & -block)  # a power of two that divides the block
+    return Tiles(block, block, rows), {"BLOCK": block, "COLUMNS": columns, "ROWS": rows, "num_warps": 1}
 
 
 def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
@@ -117,14 +131,14 @@ def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
 
 
 def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
-    tiles, parts = Tiles.of(block), _parts(payload, x.numel(), block)
-    arguments = x, residual, gate, *parts, *parts, x.numel(), None, 0, 1.0, 1.0
-    launch(encode_kernel, tiles.grid(x.numel()), *arguments, **_constants(tiles))
+    (tiles, constants), parts = _encoder(block), _parts(payload, x.numel(), block)
+    arguments = x, residual, gate, None, None, *parts, x.numel(), None, 0, 1.0, 1.0
+    launch(encode_kernel, tiles.grid(x.numel()), *arguments, **constants)
 
 
 def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
-    tiles, parts = Tiles.of(block), _parts(payload, acc.numel(), block)
-    launch(decode_kernel, tiles.grid(acc.numel()), *parts, acc, acc.numel(), ADD=add, **_constants(tiles))
+    (tiles, constants), parts = _decoder(block), _parts(payload, acc.numel(), block)
+    launch(decode_kernel, tiles.grid(acc.numel()), *parts, acc, acc.numel(), ADD=add, **constants)
 
 
 def sign_mean(
@@ -140,7 +154,7 @@ def sign_mean(
     """Do the step of an owner in one launch; see `Format.mean`."""
     check_rows(payloads)
     rows, row = payloads.shape
-    tiles, numel = Tiles.of(block), x.numel()
+    (tiles, constants), numel = _encoder(block), x.numel()
     parts = *_parts(payloads.view(-1), numel, block), *_parts(payload, numel, block)
     numbers = numel, rows, row // 16, float(rows + 1), (rows + 1.0) * feedback
-    launch(encode_kernel, tiles.grid(numel), x, owed, gate, *parts, *numbers, **_constants(tiles))
+    launch(encode_kernel, tiles.grid(numel), x, owed, gate, *parts, *numbers, **constants)
