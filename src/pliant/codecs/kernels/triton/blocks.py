@@ -151,12 +151,12 @@ class Format:
     ) -> None:
         tiles, parts = Tiles.of(block), self._parts(payload, x.numel(), block)
         arguments = x, residual, gate, *parts, x.numel(), signed_seed(seed)
-        launch(encode_kernel, tiles.grid(x.numel()), *arguments, QUANTIZE=self.quantize, **self._constants(tiles))
+        launch(encode_kernel, tiles.grid(x.numel()), arguments, {"QUANTIZE": self.quantize, **self._constants(tiles)})
 
     def decode(self, payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
         tiles, parts = Tiles.of(block), self._parts(payload, acc.numel(), block)
         constants = {"DEQUANTIZE": self.dequantize, "ADD": add, **self._constants(tiles)}
-        launch(decode_kernel, tiles.grid(acc.numel()), *parts, acc, acc.numel(), **constants)
+        launch(decode_kernel, tiles.grid(acc.numel()), (*parts, acc, acc.numel()), constants)
 
     def mean(
         self,
@@ -193,7 +193,5 @@ class Format:
         parts = self._parts(payload, numel, block)
         numbers = numel, rows, row // 16, float(rows + 1), signed_seed(seed)
         constants = {"QUANTIZE": self.quantize, "DEQUANTIZE": self.dequantize, "FEEDBACK": feedback}
-        launch(
-            mean_kernel, tiles.grid(numel), x, owed, gate, *theirs, *parts, *numbers,
-            **constants, **self._constants(tiles),
-        )  # fmt: skip
+        arguments = x, owed, gate, *theirs, *parts, *numbers
+        launch(mean_kernel, tiles.grid(numel), arguments, constants | self._constants(tiles))

@@ -41,4 +41,4 @@ def scale_and_mark(x: Tensor, factor: float, flag: Tensor) -> None:
 
 def _mark(x: Tensor, flag: Tensor, factor: float, *, scale: bool) -> None:
     grid = (triton.cdiv(x.numel(), _TILE),)
-    launch(mark_kernel, grid, x, flag, x.numel(), factor, SCALE=scale, TILE=_TILE)
+    launch(mark_kernel, grid, (x, flag, x.numel(), factor), {"SCALE": scale, "TILE": _TILE})

@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingImports=false
 """The launch of a kernel: on the device of its tensors, without contraction, with tiles of some 2,048 elements."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +42,11 @@ def device_of(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if x.device.type == "cpu" else torch.accelerator.device_index(x.device.index)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Mapping[str, Any]) -> None:
     """Start a kernel on the device of its first argument; a product and a sum are rounded one after the other."""
     if min(grid) > 0:
         with device_of(arguments[0]):
-            kernel[grid](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=False)
+            kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 
 def signed_seed(seed: int) -> int:

@@ -97,10 +97,10 @@ def orthogonalize(ps: Sequence[Tensor]) -> None:
             "ALIGNED": all(place % 16 == 0 and n % 4 == 0 for place, n in places),
             "CHUNK": min(_CHUNK, max(128, triton.next_power_of_2(max(n for _, n in places)))),
         }
-        launch(orthogonalize_kernel, (len(group),), group[0], _table(places, group[0].device), **constants)
+        launch(orthogonalize_kernel, (len(group),), (group[0], _table(places, group[0].device)), constants)
 
 
 def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, q: Tensor) -> None:
     """Set residual to x - p^T q and x to p^T q, each product rounded and then added, as in lowrank.c."""
     (n, m), tile = x.shape, min(_TILE, max(128, triton.next_power_of_2(x.shape[1])))
-    launch(split_kernel, (n, triton.cdiv(m, tile)), x, residual, p, q, n, m, RANK=len(q), TILE=tile)
+    launch(split_kernel, (n, triton.cdiv(m, tile)), (x, residual, p, q, n, m), {"RANK": len(q), "TILE": tile})

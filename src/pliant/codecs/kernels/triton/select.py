@@ -119,19 +119,20 @@ def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None
     counts = torch.zeros(_PASSES[0][1], dtype=torch.int32, device=x.device)
     for shift, bins in _PASSES:
         tiles = (triton.cdiv(sample, _TILE),)
-        launch(histogram_kernel, tiles, x, state, counts, sample, stride, SHIFT=shift, BINS=bins, TILE=_TILE)
-        launch(bin_kernel, (1,), state, counts, SHIFT=shift, BINS=bins)
+        of_pass = {"SHIFT": shift, "BINS": bins}
+        launch(histogram_kernel, tiles, (x, state, counts, sample, stride), {**of_pass, "TILE": _TILE})
+        launch(bin_kernel, (1,), (state, counts), of_pass)
     tiles = (triton.cdiv(n, _TILE),)
     per_tile = torch.empty(2, tiles[0], dtype=torch.int32, device=x.device)
-    launch(count_kernel, tiles, x, state, per_tile[0], per_tile[1], n, TILE=_TILE)
+    launch(count_kernel, tiles, (x, state, per_tile[0], per_tile[1], n), {"TILE": _TILE})
     before = per_tile.cumsum(1, dtype=torch.int32).sub_(per_tile)
     if stride != 1:
         indices.fill_(-1)
         values.zero_()
-    arguments = x, state, before[0], before[1], indices, values
-    launch(compact_kernel, tiles, *arguments, n, k, TIES=stride == 1, TILE=_TILE)
+    arguments = x, state, before[0], before[1], indices, values, n, k
+    launch(compact_kernel, tiles, arguments, {"TIES": stride == 1, "TILE": _TILE})
     if stride != 1:
-        launch(lost_kernel, (1,), x, state, indices, values, k)
+        launch(lost_kernel, (1,), (x, state, indices, values, k), {})
 
 
 @triton.jit
@@ -164,10 +165,10 @@ def add_at(acc: Tensor, indices: Tensor, values: Tensor) -> None:
     A place outside of acc poisons its first element, since nobody can raise without a look at the device.
     """
     n, k = acc.numel(), indices.numel()
-    launch(add_at_kernel, (triton.cdiv(k, 1024),), acc, indices, values, n, k, TILE=1024)
-    launch(poison_kernel, (triton.cdiv(k, 1024),), acc, indices, n, k, TILE=1024)
+    launch(add_at_kernel, (triton.cdiv(k, 1024),), (acc, indices, values, n, k), {"TILE": 1024})
+    launch(poison_kernel, (triton.cdiv(k, 1024),), (acc, indices, n, k), {"TILE": 1024})
 
 
 def clear_at(x: Tensor, indices: Tensor) -> None:
     n, k = x.numel(), indices.numel()
-    launch(clear_at_kernel, (triton.cdiv(k, 1024),), x, indices, n, k, TILE=1024)
+    launch(clear_at_kernel, (triton.cdiv(k, 1024),), (x, indices, n, k), {"TILE": 1024})

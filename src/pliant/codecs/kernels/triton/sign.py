@@ -133,12 +133,12 @@ def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
 def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
     (tiles, constants), parts = _encoder(block), _parts(payload, x.numel(), block)
     arguments = x, residual, gate, None, None, *parts, x.numel(), None, 0, 1.0, 1.0
-    launch(encode_kernel, tiles.grid(x.numel()), *arguments, **constants)
+    launch(encode_kernel, tiles.grid(x.numel()), arguments, constants)
 
 
 def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     (tiles, constants), parts = _decoder(block), _parts(payload, acc.numel(), block)
-    launch(decode_kernel, tiles.grid(acc.numel()), *parts, acc, acc.numel(), ADD=add, **constants)
+    launch(decode_kernel, tiles.grid(acc.numel()), (*parts, acc, acc.numel()), {"ADD": add, **constants})
 
 
 def sign_mean(
@@ -157,4 +157,4 @@ def sign_mean(
     (tiles, constants), numel = _encoder(block), x.numel()
     parts = *_parts(payloads.view(-1), numel, block), *_parts(payload, numel, block)
     numbers = numel, rows, row // 16, float(rows + 1), (rows + 1.0) * feedback
-    launch(encode_kernel, tiles.grid(numel), x, owed, gate, *parts, *numbers, **constants)
+    launch(encode_kernel, tiles.grid(numel), (x, owed, gate, *parts, *numbers), constants)
