@@ -5,7 +5,7 @@ import platform
 
 import torch
 from checks import Check
-from timing import copy_gb_s
+from timing import copy_gb_s, numel_of
 
 __all__ = ["run"]
 
@@ -24,4 +24,5 @@ def run(device: str) -> None:
     if device == "cuda":
         Check(name="device", figure=torch.cuda.get_device_name(), note=f"CUDA {torch.version.cuda}").say()
         Check(name="NCCL", figure=str(torch.cuda.nccl.version())).say()
-    Check(name="copy of 64 MiB on the device", figure=f"{copy_gb_s(device):.0f} GB/s", note="read and written").say()
+    size = f"a copy of {numel_of(device) * 4 >> 10} KiB on the device"
+    Check(name=size, figure=f"{copy_gb_s(device):.1f} GB/s", note="read and written").say()

@@ -69,7 +69,7 @@ def _of_blocks() -> list[Compiled]:
             for kernel, more in (
                 (blocks.encode_kernel, there),
                 (blocks.decode_kernel, back | {"ADD": True}),
-                (blocks.mean_kernel, there | back | {"FEEDBACK": True}),
+                (blocks.mean_kernel, there | back | {"FEEDBACK": True, "PAYLOADS": 3}),
             )
         ]
     return found
@@ -78,10 +78,10 @@ def _of_blocks() -> list[Compiled]:
 def _of_sign() -> list[Compiled]:
     (_, there), (_, back) = sign._encoder(1024), sign._decoder(1024)
     num_warps = there.pop("num_warps"), back.pop("num_warps")
-    alone = {"scales": None, "codes": None, "num_payloads": None} | there
+    alone = {"scales": None, "codes": None, "PAYLOADS": 0} | there
     return [
         Compiled("sign: encode", sign.encode_kernel, alone, num_warps[0]),
-        Compiled("sign: mean", sign.encode_kernel, there, num_warps[0]),
+        Compiled("sign: mean", sign.encode_kernel, {"PAYLOADS": 3} | there, num_warps[0]),
         Compiled("sign: decode", sign.decode_kernel, {"ADD": True} | back, num_warps[1]),
     ]
 

@@ -92,16 +92,16 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["seed"])
 def mean_kernel(
-    x, owed, gate, headers, payloads, header, codes, n, num_payloads, stride, size, seed,
-    QUANTIZE: tl.constexpr, DEQUANTIZE: tl.constexpr, FEEDBACK: tl.constexpr, BITS: tl.constexpr,
-    HEADER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    x, owed, gate, headers, payloads, header, codes, n, stride, size, seed,
+    QUANTIZE: tl.constexpr, DEQUANTIZE: tl.constexpr, PAYLOADS: tl.constexpr, FEEDBACK: tl.constexpr,
+    BITS: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     first, at, inside = tile_of(n, BLOCK, WIDTH, ROWS)
     v = tl.load(x + first + at, inside, 0.0)
     if owed is not None:
         old = tl.load(owed + first + at, inside, 0.0)
         v = v + old
-    for _ in range(num_payloads):
+    for _ in range(PAYLOADS):
         low, step, offset = _load_header(headers, first, n, HEADER, BLOCK, ROWS)
         v += DEQUANTIZE(load_codes(payloads, first, n, BITS, BLOCK, WIDTH, ROWS), low, step, offset, BITS)
         headers += stride * 4
@@ -191,7 +191,7 @@ class Format:
         tiles, numel = Tiles.of(block), x.numel()
         theirs = self._parts(payloads.view(-1), numel, block)
         parts = self._parts(payload, numel, block)
-        numbers = numel, rows, row // 16, float(rows + 1), signed_seed(seed)
-        constants = {"QUANTIZE": self.quantize, "DEQUANTIZE": self.dequantize, "FEEDBACK": feedback}
+        numbers = numel, row // 16, float(rows + 1), signed_seed(seed)
+        constants = {"QUANTIZE": self.quantize, "DEQUANTIZE": self.dequantize, "FEEDBACK": feedback, "PAYLOADS": rows}
         arguments = x, owed, gate, *theirs, *parts, *numbers
         launch(mean_kernel, tiles.grid(numel), arguments, constants | self._constants(tiles))

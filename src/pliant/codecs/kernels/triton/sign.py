@@ -29,13 +29,13 @@ _LANES = tl.constexpr(16)
 
 
 @triton.jit
-def _value(x, owed, scales, codes, num_payloads, stride, size, at, inside, BLOCK: tl.constexpr):
+def _value(x, owed, scales, codes, stride, size, at, inside, PAYLOADS: tl.constexpr, BLOCK: tl.constexpr):
     """Return (x + owed + sum of the decoded payloads) / size, or x + owed without payloads, at places of the vector."""
     v = tl.load(x + at, inside, 0.0)
     if owed is not None:
         v = v + tl.load(owed + at, inside, 0.0)
-    if num_payloads is not None:
-        for _ in range(num_payloads):
+    if PAYLOADS > 0:
+        for _ in range(PAYLOADS):
             scale = tl.load(scales + at // BLOCK, inside, 0.0)
             byte = tl.load(codes + at // 8, inside, 0).to(tl.int32)
             v += signed(scale, byte >> (at % 8) & 1)
@@ -47,7 +47,7 @@ def _value(x, owed, scales, codes, num_payloads, stride, size, at, inside, BLOCK
 
 @triton.jit
 def _mean_magnitude(
-    x, owed, scales, codes, num_payloads, stride, size, first, n, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    x, owed, scales, codes, stride, size, first, n, PAYLOADS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
     """Return the mean of |v| of each block, float32 (ROWS,)."""
     row = tl.arange(0, ROWS)
@@ -56,7 +56,7 @@ def _mean_magnitude(
     lanes = tl.zeros((ROWS, _LANES), tl.float32)
     for k in range(0, BLOCK, _LANES):
         inside = at + k < n - first
-        lanes += tl.abs(_value(x, owed, scales, codes, num_payloads, stride, size, first + (at + k), inside, BLOCK))
+        lanes += tl.abs(_value(x, owed, scales, codes, stride, size, first + (at + k), inside, PAYLOADS, BLOCK))
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 2)), 1)  # a sum of two has one order
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 4)), 1)
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 8)), 1)
@@ -65,7 +65,7 @@ def _mean_magnitude(
         exact = tl.zeros((ROWS, _LANES), tl.float64)
         for k in range(0, BLOCK, _LANES):
             inside = at + k < n - first
-            v = _value(x, owed, scales, codes, num_payloads, stride, size, first + (at + k), inside, BLOCK)
+            v = _value(x, owed, scales, codes, stride, size, first + (at + k), inside, PAYLOADS, BLOCK)
             exact += tl.abs(v).to(tl.float64)
         inverse = tl.div_rn(tl.zeros_like(lengths) + 1.0, lengths).to(tl.float64)
         for _ in range(2):  # Newton's steps: a division of float64 would need a stack
@@ -77,25 +77,25 @@ def _mean_magnitude(
 
 @triton.jit
 def encode_kernel(
-    x, owed, gate, scales, codes, header, bits, n, num_payloads, stride, size, factor,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    x, owed, gate, scales, codes, header, bits, n, stride, size, factor,
+    PAYLOADS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Encode v and set owed to factor times what is not carried; with payloads, set x to what is carried."""
     first = tl.program_id(0) * (ROWS * BLOCK)
-    mean = _mean_magnitude(x, owed, scales, codes, num_payloads, stride, size, first, n, BLOCK, ROWS)
+    mean = _mean_magnitude(x, owed, scales, codes, stride, size, first, n, PAYLOADS, BLOCK, ROWS)
     row = tl.arange(0, ROWS)
     tl.store(header + first // BLOCK + row, mean, row * BLOCK < n - first)
     for start in range(0, BLOCK, COLUMNS):
         at = row[:, None] * BLOCK + (start + tl.arange(0, COLUMNS)[None, :])
         inside = at < n - first
-        v = _value(x, owed, scales, codes, num_payloads, stride, size, first + at, inside, BLOCK)
+        v = _value(x, owed, scales, codes, stride, size, first + at, inside, PAYLOADS, BLOCK)
         negative = (bits_of(v) < 0).to(tl.int32)
         store_codes(bits, tl.where(inside, negative, 0), first + start, n, 1, BLOCK, COLUMNS, ROWS)
         decoded = signed(tl.broadcast_to(mean[:, None], (ROWS, COLUMNS)), negative)
         if owed is not None:
             old = tl.load(owed + first + at, inside, 0.0)
             tl.store(owed + first + at, kept(decoded, (v - decoded) * factor, old, gate), inside)
-        if num_payloads is not None:
+        if PAYLOADS > 0:
             tl.store(x + first + at, decoded, inside)
 
 
@@ -132,8 +132,8 @@ def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
 
 def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
     (tiles, constants), parts = _encoder(block), _parts(payload, x.numel(), block)
-    arguments = x, residual, gate, None, None, *parts, x.numel(), None, 0, 1.0, 1.0
-    launch(encode_kernel, tiles.grid(x.numel()), arguments, constants)
+    arguments = x, residual, gate, None, None, *parts, x.numel(), 0, 1.0, 1.0
+    launch(encode_kernel, tiles.grid(x.numel()), arguments, {"PAYLOADS": 0, **constants})
 
 
 def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
@@ -156,5 +156,5 @@ def sign_mean(
     rows, row = payloads.shape
     (tiles, constants), numel = _encoder(block), x.numel()
     parts = *_parts(payloads.view(-1), numel, block), *_parts(payload, numel, block)
-    numbers = numel, rows, row // 16, float(rows + 1), (rows + 1.0) * feedback
-    launch(encode_kernel, tiles.grid(numel), (x, owed, gate, *parts, *numbers), constants)
+    numbers = numel, row // 16, float(rows + 1), (rows + 1.0) * feedback
+    launch(encode_kernel, tiles.grid(numel), (x, owed, gate, *parts, *numbers), {"PAYLOADS": rows, **constants})
