@@ -6,6 +6,7 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -240,4 +241,6 @@ def test_examples_in_the_docs_run(path):
 def test_every_module_imports():
     for path in SOURCE.rglob("*.py"):
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+        if ".kernels.triton" in name and find_spec("triton") is None:
+            continue  # which no environment for the CPU has; codecs/test_triton.py imports them
         import_module(name)

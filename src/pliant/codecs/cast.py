@@ -12,9 +12,6 @@ from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Bf16", "Fp8", "Fp16"]
 
-_PIECE = 1 << 15
-"""Elements converted at a time: torch's addition of mixed types is far slower than a conversion that stays in cache."""
-
 
 class _Cast:
     """Round to the nearest of a 16-bit format; sums of payloads survive."""
@@ -32,16 +29,15 @@ class _Cast:
 
     def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()))
-        payload.view(self.dtype).copy_(x)
+        kernels_for(x).cast_encode(x, None, payload, self.dtype)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         check_decode(self.name, payload, out, self.nbytes(out.numel()))
-        out.copy_(payload.view(self.dtype))
+        kernels_for(out).cast_decode(payload, out, self.dtype, add=False)
 
     def decode_add(self, payload: Tensor, acc: Tensor) -> None:
         check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
-        for part, wire in zip(acc.split(_PIECE), payload.view(self.dtype).split(_PIECE), strict=True):
-            part.add_(wire.float())
+        kernels_for(acc).cast_decode(payload, acc, self.dtype, add=True)
 
     def summands(self, payload: Tensor) -> Tensor:
         return payload.view(self.dtype)

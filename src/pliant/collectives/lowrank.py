@@ -70,8 +70,7 @@ class LowRankAverage:
                 q.copy_(torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)))
             kernels.low_rank_left(self._matrix(x, name), self._matrix(residual, name), q, ps[k])
         self._mean_first(self._first)
-        for p in ps:
-            _orthogonalize(p)
+        kernels.orthogonalize(ps)
         for k, name in enumerate(self._matrices):
             kernels.low_rank_right(self._matrix(x, name), ps[k], qs[k])
         self._mean_second(self._second)
@@ -106,16 +105,3 @@ class LowRankAverage:
             qs.append(self._second[second : second + m * r].view(r, m))
             first, second = first + r * n, second + r * m
         return ps, qs
-
-
-def _orthogonalize(p: Tensor) -> None:
-    """Make the rows of p, (r, n), orthonormal in place by modified Gram-Schmidt, from equal bits on every rank.
-
-    A row that depends on the ones before it becomes zero: what is left of it is rounding, and points anywhere.
-    """
-    before = p.norm(dim=1)  # (r,)
-    for j, row in enumerate(p):
-        norm = row.norm()
-        row.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
-        for later in p[j + 1 :]:
-            later.addcmul_(row, torch.dot(row, later), value=-1)  # allocates nothing

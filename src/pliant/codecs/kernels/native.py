@@ -11,6 +11,8 @@ from pliant.codecs.kernels.native_rows import (
     subtract_ratios,
     subtract_rows,
 )
+from pliant.codecs.kernels.reference_lowrank import orthogonalize
+from pliant.codecs.kernels.twins_cast import cast_decode, cast_encode
 
 __all__ = [
     "add_at",
@@ -22,6 +24,8 @@ __all__ = [
     "blocks_clear",
     "blocks_gather",
     "by_owner",
+    "cast_decode",
+    "cast_encode",
     "clear_at",
     "distinct_keys",
     "fp8_decode",
@@ -36,6 +40,7 @@ __all__ = [
     "minmax8_encode",
     "natural_decode",
     "natural_encode",
+    "orthogonalize",
     "randomk_add",
     "randomk_clear",
     "randomk_gather",

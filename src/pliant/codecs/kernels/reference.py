@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pliant.codecs.kernels.reference_lowrank import low_rank_left, low_rank_right, low_rank_split
+from pliant.codecs.kernels.reference_lowrank import low_rank_left, low_rank_right, low_rank_split, orthogonalize
 from pliant.codecs.kernels.reference_rows import (
     add_rows,
     add_squares,
@@ -30,6 +30,7 @@ from pliant.codecs.kernels.reference_select import (
     randomk_gather,
     topk_encode,
 )
+from pliant.codecs.kernels.twins_cast import cast_decode, cast_encode
 
 __all__ = [
     "add_at",
@@ -41,6 +42,8 @@ __all__ = [
     "blocks_clear",
     "blocks_gather",
     "by_owner",
+    "cast_decode",
+    "cast_encode",
     "clear_at",
     "distinct_keys",
     "fp8_decode",
@@ -55,6 +58,7 @@ __all__ = [
     "minmax8_encode",
     "natural_decode",
     "natural_encode",
+    "orthogonalize",
     "random_bits",
     "randomk_add",
     "randomk_clear",

@@ -1,9 +1,11 @@
 """The passes of PowerSGD in plain torch: the same as lowrank.c, to the bit where nothing is summed up along a row."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-__all__ = ["low_rank_left", "low_rank_right", "low_rank_split"]
+__all__ = ["low_rank_left", "low_rank_right", "low_rank_split", "orthogonalize"]
 
 
 def low_rank_left(x: Tensor, residual: Tensor, q: Tensor, p: Tensor) -> None:
@@ -20,3 +22,17 @@ def low_rank_split(x: Tensor, residual: Tensor, p: Tensor, q: Tensor) -> None:
         t += torch.outer(p[k], q[k])
     torch.sub(x, t, out=residual)
     x.copy_(t)
+
+
+def orthogonalize(ps: Iterable[Tensor]) -> None:
+    """Make the rows of each p, (r, n), orthonormal in place by modified Gram-Schmidt, from equal bits on every rank.
+
+    A row that depends on the ones before it becomes zero: what is left of it is rounding, and points anywhere.
+    """
+    for p in ps:
+        before = p.norm(dim=1)  # (r,)
+        for j, row in enumerate(p):
+            norm = row.norm()
+            row.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
+            for later in p[j + 1 :]:
+                later.addcmul_(row, torch.dot(row, later), value=-1)  # allocates nothing

@@ -1,0 +1,41 @@
+"""What the parts of scripts/gpu find out: one record for each check, one JSON file and one table for all."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Check", "read_checks", "write_results"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at; `passed` is None where nothing was to be held, or it could not be looked at."""
+
+    name: str
+    figure: str
+    bound: str = ""
+    passed: bool | None = None
+    note: str = ""
+
+    def say(self) -> None:
+        """Print this check as one line of JSON, for the process that waits for it."""
+        print("CHECK " + json.dumps(asdict(self)), flush=True)
+
+
+def read_checks(output: str) -> list[Check]:
+    """Return the checks among the lines that a part has printed before it ended, or was ended."""
+    return [Check(**json.loads(line[6:])) for line in output.splitlines() if line.startswith("CHECK ")]
+
+
+def write_results(folder: Path, device: str, parts: dict[str, dict]) -> None:
+    """Write gpu.json and gpu.md; parts: name -> seconds, how it ended, and its checks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpu.json").write_text(json.dumps({"device": device, "parts": parts}, indent=1) + "\n")
+    lines = ["| part | check | figure | bound | held | note |", "|---|---|---|---|---|---|"]
+    for name, part in parts.items():
+        lines.append(f"| **{name}** | {part['ended']} | {part['seconds']:.0f} s | | | {part['error']} |")
+        for check in part["checks"]:
+            held = {True: "yes", False: "**NO**", None: "-"}[check["passed"]]
+            cells = name, check["name"], check["figure"], check["bound"], held, check["note"]
+            lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |")
+    (folder / "gpu.md").write_text("\n".join(lines) + "\n")

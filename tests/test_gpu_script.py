@@ -1,0 +1,63 @@
+"""scripts/gpu runs where there is no GPU, so that it can be trusted where there is one."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(folder, parts):
+    environment = os.environ | {"OUT": str(folder), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    command = [ROOT / "scripts" / "gpu", "--device", "cpu", "--parts", parts]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (folder / "gpu.json").exists(), ended.stderr
+    return ended, json.loads((folder / "gpu.json").read_text())["parts"]
+
+
+@pytest.mark.extended
+def test_all_parts_but_the_network_hold_on_the_cpu(tmp_path):
+    ended, parts = run(tmp_path, "versions,kernels,low rank,algorithms,two ranks,host syncs,streams")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert all(part["ended"] == "ended" and part["checks"] for part in parts.values())
+    table = (tmp_path / "gpu.md").read_text()
+    assert "| kernels | minmax8-2048 equals C | equal | to the bit | yes |" in table
+    assert "NO" not in table
+
+
+@pytest.mark.extended
+@pytest.mark.netns
+def test_four_processes_train_on_the_cpu(tmp_path):
+    ended, parts = run(tmp_path, "four hosts")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    names = [check["name"] for check in parts["four hosts"]["checks"]]
+    assert {"onebit at 1gbit", "onebit at 10gbit"} <= set(names)
+
+
+@pytest.mark.parametrize("code", ["raise OSError('no such thing')", "import time; time.sleep(60)"])
+def test_a_part_that_fails_or_hangs_says_so_and_the_others_go_on(tmp_path, monkeypatch, code):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
+    for name in ("run.py", "checks.py"):
+        (tmp_path / name).write_text((ROOT / "benchmarks" / "gpu" / name).read_text())
+    good = "from checks import Check\n\ndef run(device):\n    Check(name='one', figure='1', passed=True).say()\n"
+    (tmp_path / "good.py").write_text(good)
+    (tmp_path / "bad.py").write_text(good + f"    {code}\n")
+    module = runpy.run_path(str(tmp_path / "run.py"))
+    part = module["Part"]
+    module["main"].__globals__["PARTS"] = {
+        "bad": part(module="bad", limit_s=6),
+        "good": part(module="good", limit_s=20),
+    }
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--parts", "bad,good"])
+    with pytest.raises(SystemExit, match="1"):
+        module["main"]()
+    parts = json.loads((tmp_path / "out" / "gpu.json").read_text())["parts"]
+    assert [check["name"] for check in parts["bad"]["checks"]] == ["one"]
+    assert parts["bad"]["ended"].startswith(("failed", "stopped"))
+    assert parts["good"]["ended"] == "ended"
