@@ -11,8 +11,8 @@ from pliant.codecs.kernels.native_rows import (
     subtract_ratios,
     subtract_rows,
 )
+from pliant.codecs.kernels.reference_cast import cast_decode, cast_encode
 from pliant.codecs.kernels.reference_lowrank import orthogonalize
-from pliant.codecs.kernels.twins_cast import cast_decode, cast_encode
 
 __all__ = [
     "add_at",

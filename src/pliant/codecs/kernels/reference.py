@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pliant.codecs.kernels.reference_cast import cast_decode, cast_encode
 from pliant.codecs.kernels.reference_lowrank import low_rank_left, low_rank_right, low_rank_split, orthogonalize
 from pliant.codecs.kernels.reference_rows import (
     add_rows,
@@ -30,7 +31,6 @@ from pliant.codecs.kernels.reference_select import (
     randomk_gather,
     topk_encode,
 )
-from pliant.codecs.kernels.twins_cast import cast_decode, cast_encode
 
 __all__ = [
     "add_at",

@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """The three kernels of all codecs with a code for each element: encode, decode, and the step of an owner.
 
 A format is a pair of functions: `quantize(v, inside, i, seed, BITS)` gives codes, three numbers of the header for each
@@ -172,18 +172,18 @@ class Format:
     ) -> None:
         """Do the step of an owner in one launch: add up, divide, encode the mean, and decode it.
 
-        With s ranks: v = (x + owed + sum of the decoded payloads, in their order) / s; payload <- C(v); x <- what the
-        payload says; owed <- s (v - x) with feedback, else 0. Poisoned blocks keep what is owed.
+        With s ranks: v = (x + `owed` + sum of the decoded payloads, in their order) / s; payload <- C(v); x <- what
+        the payload says; `owed` <- s (v - x) with feedback, else 0. Poisoned blocks keep their residual.
 
         Args:
             x: This rank's own part, float32 (numel,), replaced by the decoded mean.
-            owed: What this rank owes to the sum, float32 (numel,), or None.
+            owed: Residual of this rank's part of the sum, float32 (numel,), or None.
             payloads: What the s - 1 others sent, uint8 (s - 1, row), each row begun by a payload; row % 16 == 0.
             payload: uint8 (nbytes,), overwritten.
             block: Elements of a block.
             seed: For random rounding.
             feedback: Whether the error of the mean is kept.
-            gate: int32 (1,); where it is not zero, owed stays as it is.
+            gate: int32 (1,); where it is not zero, the residual stays as it is.
 
         """
         check_rows(payloads)

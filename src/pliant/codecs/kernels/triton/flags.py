@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """One look at all of a tensor, whose outcome stays on the device: a flag of many tensors is read by the host once.
 
 A flag is int32 (1,), zero at first; what is found sets it to one, and nothing but its owner clears it. Given as the

@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """Short floating-point formats: bf16 and fp16, e4m3 with a scale for each block, and powers of two (natural).
 
 The arithmetic is that of floats.c, on bits: conversions of a device and of Triton's interpreter do not agree on all.

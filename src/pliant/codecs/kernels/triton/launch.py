@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """The launch of a kernel: on the device of its tensors, without contraction, with tiles of some 2,048 elements."""
 
 from collections.abc import Mapping

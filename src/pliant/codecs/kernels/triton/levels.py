@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """Integer levels of a block's maximum, to nearest (int4) or at random (qsgd, ternary); the arithmetic of levels.c."""
 
 import triton

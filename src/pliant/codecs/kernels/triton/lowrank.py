@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """The passes of PowerSGD that torch does in many launches: orthogonal factors of all matrices, and the split."""
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _TILE = 1024
 
 @triton.jit
 def _dot(a, b, n, CHUNK: tl.constexpr):
-    """Return <a, b> of n numbers: CHUNK lanes, each summed on its own, then all lanes."""
+    """Return <a, b> of n numbers: CHUNK partial sums, then their sum."""
     lanes = tl.zeros((CHUNK,), tl.float32)
     for start in range(0, n, CHUNK):
         at = start + tl.arange(0, CHUNK)

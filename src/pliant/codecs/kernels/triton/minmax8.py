@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """minmax8: low, step and offset for each block, then one byte for each element; the arithmetic of minmax8.c."""
 
 import triton

@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """The k largest of a vector, exactly, without a look from the host: a radix search over the bits, then compaction.
 
 Three passes count the numbers whose upper bits are those of the k-th largest so far, by their next bits: 11 (exponent

@@ -1,8 +1,8 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """sign: the mean of |x| for each block, then one bit for each element.
 
-The mean is the C kernel's to the bit, and so has its order of adding: element i into lane i % 16, row by row, then
-halves onto halves. A tile cannot be summed so; hence the sums come first, from rows of lanes of several blocks at once,
+The mean is the C kernel's to the bit, and so has its order of adding: element i into column i % 16, row by row, then
+halves onto halves. A tile cannot be summed so; hence the sums come first, from rows of columns of several blocks at once,
 and each element is read a second time, from the cache, for its bit and its residual.
 """
 
@@ -30,7 +30,7 @@ _LANES = tl.constexpr(16)
 
 @triton.jit
 def _value(x, owed, scales, codes, stride, size, at, inside, PAYLOADS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return (x + owed + sum of the decoded payloads) / size, or x + owed without payloads, at places of the vector."""
+    """Return (x + `owed` + sum of the decoded payloads) / size, or x + `owed` without payloads, at places of the vector."""
     v = tl.load(x + at, inside, 0.0)
     if owed is not None:
         v = v + tl.load(owed + at, inside, 0.0)
@@ -80,7 +80,7 @@ def encode_kernel(
     x, owed, gate, scales, codes, header, bits, n, stride, size, factor,
     PAYLOADS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Encode v and set owed to factor times what is not carried; with payloads, set x to what is carried."""
+    """Encode v and set `owed` to factor times what is not carried; with payloads, set x to what is carried."""
     first = tl.program_id(0) * (ROWS * BLOCK)
     mean = _mean_magnitude(x, owed, scales, codes, stride, size, first, n, PAYLOADS, BLOCK, ROWS)
     row = tl.arange(0, ROWS)
@@ -119,7 +119,7 @@ def _decoder(block: int) -> tuple[Tiles, dict[str, int]]:
 
 
 def _encoder(block: int) -> tuple[Tiles, dict[str, int]]:
-    """Return the tiles of one warp that sums two rows of lanes at once, if a block is long, or more."""
+    """Return the tiles of one warp that sums two rows of columns at once, if a block is long, or more."""
     rows = triton.next_power_of_2(max(2, 1024 // block))
     columns = min(512 // min(rows, 16), block & -block)  # a power of two that divides the block
     return Tiles(block, block, rows), {"BLOCK": block, "COLUMNS": columns, "ROWS": rows, "num_warps": 1}

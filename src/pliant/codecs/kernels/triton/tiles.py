@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """Tiles of whole blocks: where one program's elements lie, and how their codes are packed, read and written.
 
 Shapes: a tile is (ROWS, WIDTH): ROWS blocks of BLOCK elements, and WIDTH the next power of two. Offsets are 32-bit and
