@@ -30,7 +30,7 @@ _LANES = tl.constexpr(16)
 
 @triton.jit
 def _value(x, owed, scales, codes, stride, size, at, inside, PAYLOADS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return (x + `owed` + sum of the decoded payloads) / size, or x + `owed` without payloads, at places of the vector."""
+    """Return (x + `owed` + sum of the decoded payloads) / size at places of the vector; without payloads x + `owed`."""
     v = tl.load(x + at, inside, 0.0)
     if owed is not None:
         v = v + tl.load(owed + at, inside, 0.0)
