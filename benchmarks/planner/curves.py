@@ -19,7 +19,7 @@ import numpy as np
 import optuna
 from rankers import Ranker
 
-from pliant.planner import BUILDERS, Gene, Genes, Quality, SearchLimits, Space, Trial, searching
+from pliant.planner import BASELINES, Gene, Genome, Quality, SearchLimits, Space, Trial, search_steps
 from pliant.planner.predictor import Predictor
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import Dataset, load
@@ -36,9 +36,9 @@ class Table:
 
     cell: MeasuredCell
     space: Space
-    cost_s: dict[Genes, float]
+    cost_s: dict[Genome, float]
     """Measured step time, times the ratio of steps."""
-    trials: dict[Genes, Trial]
+    trials: dict[Genome, Trial]
 
     @property
     def best_s(self) -> float:
@@ -48,28 +48,28 @@ class Table:
 class Listed(Space):
     """The plans of a space that were run."""
 
-    known: frozenset[Genes] = frozenset()
+    known: frozenset[Genome] = frozenset()
 
-    def __contains__(self, genes: Genes) -> bool:
+    def __contains__(self, genes: Genome) -> bool:
         return genes in self.known
 
 
-Asked = Iterator[Genes]
-Arm = Callable[[Table, int, dict[Genes, float]], Asked]
+Asked = Iterator[Genome]
+Arm = Callable[[Table, int, dict[Genome, float]], Asked]
 """Table, seed, and what has been told so far, which grows -> the plans that are asked for."""
 
 
-def at_random(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
+def at_random(table: Table, seed: int, _: dict[Genome, float]) -> Asked:
     """Any plan of the table, alike."""
     order = list(table.cost_s)
     random.Random(seed).shuffle(order)
     yield from order
 
 
-def hierarchical(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
+def hierarchical(table: Table, seed: int, _: dict[Genome, float]) -> Asked:
     """As our space samples: families alike, then settings alike."""
     rng = random.Random(seed)
-    seen: set[Genes] = set()
+    seen: set[Genome] = set()
     while len(seen) < len(table.cost_s):
         genes = table.space.sample(rng)
         if genes not in seen:
@@ -81,14 +81,14 @@ def of_model(model: Callable[[Table, int], object], *, begin: str) -> Arm:
     """Our search, with a model of step times; it begins at random, with all builders, or, as "auto", with the best
     predicted of builders and samples."""
 
-    def arm(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
+    def arm(table: Table, seed: int, _: dict[Genome, float]) -> Asked:
         first = {
             "random": {"seeds": {}, "num_drawn": 0},
             "builders": {"num_drawn": 0, "num_seeds": 0},
             "best": {},
         }[begin]
         limits = SearchLimits(seed=seed, max_trials=TRIALS, **first)
-        asking = searching(table.space, model(table, seed), limits)
+        asking = search_steps(table.space, model(table, seed), limits)
         try:
             genes, _limit = next(asking)
             while True:
@@ -100,10 +100,10 @@ def of_model(model: Callable[[Table, int], object], *, begin: str) -> Arm:
     return arm
 
 
-def simulator_alone(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
+def simulator_alone(table: Table, seed: int, _: dict[Genome, float]) -> Asked:
     """By the simulator's order, as it is given."""
     genes = list(table.cost_s)
-    log_s = Predictor(table.cell.physics, seed).simulated(genes)
+    log_s = Predictor(table.cell.physics, seed).simulate(genes)
     ratio = [table.space.quality.factor(g) for g in genes]
     yield from (genes[k] for k in np.argsort(log_s + np.log(ratio)))
 
@@ -122,12 +122,12 @@ class RankNet:
             log_s = np.log([t.step_s for t in sound])
             self._ranker.fit(self.features([t.genes for t in sound]), log_s, np.zeros(len(sound), dtype=int))
 
-    def predict(self, candidates: list[Genes]) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, candidates: list[Genome]) -> tuple[np.ndarray, np.ndarray]:
         if self._ranker is None:
             return np.zeros(len(candidates)), np.ones(len(candidates))
         return self._ranker.predict(self.features(candidates)), np.zeros(len(candidates))
 
-    def features(self, candidates: list[Genes]) -> np.ndarray:
+    def features(self, candidates: list[Genome]) -> np.ndarray:
         return self._features.features(candidates)
 
 
@@ -139,7 +139,7 @@ def of_cell(table: Table, seed: int) -> Predictor:
 def of_optuna(sampler: Callable[[int], optuna.samplers.BaseSampler], *, sizes_only: bool) -> Arm:
     """A sampler of optuna, over all settings, or over bucket size and hierarchy as Horovod's and BAGUA's tuners."""
 
-    def arm(table: Table, seed: int, told: dict[Genes, float]) -> Asked:
+    def arm(table: Table, seed: int, told: dict[Genome, float]) -> Asked:
         study = optuna.create_study(sampler=sampler(seed))
         plans = [g for g in table.cost_s if not sizes_only or (g.base == _EXACT and not g.at_end)]
         knobs = {
@@ -164,7 +164,7 @@ def of_optuna(sampler: Callable[[int], optuna.samplers.BaseSampler], *, sizes_on
     return arm
 
 
-def _key(g: Genes) -> tuple[str, int, bool, bool]:
+def _key(g: Genome) -> tuple[str, int, bool, bool]:
     return str((g.base.family, sorted(g.base.settings.items()))), g.bucket_bytes, g.at_end, g.by_hosts
 
 
@@ -186,7 +186,7 @@ ARMS: dict[str, Arm] = {
 
 def curve(table: Table, arm: Arm, seed: int) -> list[float]:
     """Return the regret after each trial."""
-    told: dict[Genes, float] = {}
+    told: dict[Genome, float] = {}
     least, regrets = max(table.cost_s.values()), list[float]()
     for genes in arm(table, seed, told):
         told[genes] = table.cost_s[genes]
@@ -197,7 +197,7 @@ def curve(table: Table, arm: Arm, seed: int) -> list[float]:
     return regrets + [regrets[-1]] * (TRIALS - len(regrets))
 
 
-def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Genes]) -> Table:
+def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Genome]) -> Table:
     """Return what was run of these plans."""
     workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
     space = Listed(workload, network.topology, Quality(budget=budget))
@@ -215,7 +215,7 @@ def tables(dataset: Dataset, budget: float) -> list[Table]:
         whole = set(Space(workload, network.topology, Quality(budget=budget)).enumerate())
         missing = whole - {t.genes for t in cell.trials}
         if len(missing) <= 0.02 * len(whole):
-            found.append(table_of(dataset, cell, budget, whole | set(BUILDERS.values())))
+            found.append(table_of(dataset, cell, budget, whole | set(BASELINES.values())))
     if not found:
         raise ValueError(f"no cell has every plan within the budget of {budget}; collect one with --plans 0.")
     return found
@@ -252,7 +252,7 @@ def text_of(found: list[Table], rows: list[dict]) -> str:
     ]
     for table in found:
         best = min(table.cost_s, key=table.cost_s.__getitem__)
-        builders = {name: table.cost_s[g] / table.best_s for name, g in BUILDERS.items() if g in table.cost_s}
+        builders = {name: table.cost_s[g] / table.best_s for name, g in BASELINES.items() if g in table.cost_s}
         low, high = (f(builders, key=builders.__getitem__) for f in (min, max))
         lines.append(
             f"| {table.cell.name} | {len(table.cost_s)} | {best.base.family} {dict(best.base.settings)} | "
@@ -272,8 +272,8 @@ def fixed(dataset: Dataset, budget: float) -> str:
             (1 + curve(table, ARMS["our search, best predicted first"], seed)[-1]) * table.best_s
             for seed in range(SEEDS)
         )
-        slower[cell.name] = {name: table.cost_s[g] / chosen_s for name, g in BUILDERS.items() if g in table.cost_s}
-    names = [name for name in BUILDERS if all(name in found for found in slower.values())]
+        slower[cell.name] = {name: table.cost_s[g] / chosen_s for name, g in BASELINES.items() if g in table.cost_s}
+    names = [name for name in BASELINES if all(name in found for found in slower.values())]
     lines = ["| builder | mean over cells | worst cell | |", "|---|---|---|---|"]
     for name in sorted(names, key=lambda n: max(found[n] for found in slower.values())):
         worst = max(slower, key=lambda c: slower[c][name])

@@ -14,10 +14,10 @@ from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
 from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
-from pliant.engine.feel import CurvatureMonitor
-from pliant.engine.weights import WeightExchange
+from pliant.engine.curvature_monitor import CurvatureMonitor
+from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import Gene, Genes, Space
+from pliant.planner import Gene, Genome, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
@@ -65,11 +65,11 @@ def broken(*_, **__):
 
 
 def of(run, kind):
-    return run._made.of(kind)[0]
+    return run._executor.of(kind)[0]
 
 
 def in_inspect(run):
-    run._exchanger.inspect = broken
+    run._gradients.check_finite = broken
 
 
 def in_weights(run):
@@ -119,8 +119,8 @@ def trying(monkeypatch, plan, sabotage, seen):
         run.switch(plan_of(Breaks(where=WHERE.index("nowhere"))))  # which owes something when the trial begins
         yield
         first = run.steps
-        self._tryout = TrialRunner(run, self._comm, 0.0, BASE)
-        trial = self._tryout.tried(plan)
+        self._trials = TrialRunner(run, self._comm, 0.0, BASE)
+        trial = self._trials.time_plan(plan)
         next(trial)
         if run.plan.hash == plan.hash:
             sabotage(run)
@@ -193,7 +193,7 @@ class Wide(nn.Module):
         return self.layers(x)
 
 
-ASKED = (Genes(Gene("quantized", {"bits": 4})), Genes(Gene("exact", {"bits": 16})))
+ASKED = (Genome(Gene("quantized", {"bits": 4})), Genome(Gene("exact", {"bits": 16})))
 
 
 def asking(monkeypatch):
@@ -327,7 +327,7 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
     def search(self, workload, topology, quality, in_force, num_trials):
         genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 8}}
         asked.append([name for name, settings in genes.items() if quality.admits(Gene(name, settings))])
-        trial = yield Genes(Gene("exact", {"bits": 32})), math.inf
+        trial = yield Genome(Gene("exact", {"bits": 32})), math.inf
         return tuner.SearchResult(best=trial.genes, trials=(trial,), stopped="")
 
     monkeypatch.setattr(tuner.AutoTuner, "_search", search)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pliant.planner import FAMILIES, Genes, Trial
+from pliant.planner import FAMILIES, Genome, Trial
 from pliant.spec import Host, TensorSpec, Topology, Workload
 
 WORKLOAD = Workload(
@@ -21,7 +21,7 @@ FLAT = Topology(hosts=tuple(Host(name=f"h{i}") for i in range(4)))
 TWO_A_HOST = Topology(hosts=tuple(Host(name=f"h{i}", num_ranks=2) for i in range(4)))
 
 
-def true_step_s(genes: Genes) -> float:
+def true_step_s(genes: Genome) -> float:
     """Bytes over a link, a cost per bucket, and one thing that no simulator would know: order at the end is better."""
     weight = {"exact": 1.0, "owner": 1.1, "quantized": 0.3, "fed_back": 0.1, "low_rank": 0.05, "sparse": 0.3}
     size = weight.get(genes.base.family, 0.2) * (0.5 if genes.base.settings.get("bits") in (16, 4) else 1.0)
@@ -39,7 +39,7 @@ class Rough:
         self.fits.append(len(trials))
 
     def predict(self, candidates):
-        plain = [true_step_s(Genes(g.base, bucket_bytes=5 << 20)) for g in candidates]
+        plain = [true_step_s(Genome(g.base, bucket_bytes=5 << 20)) for g in candidates]
         return np.log(plain), np.full(len(plain), 0.1)
 
     def features(self, candidates):
@@ -57,6 +57,6 @@ class Rough:
         )
 
 
-def exactly(genes: Genes, *, give_up_above_s: float) -> Trial:
+def exactly(genes: Genome, *, give_up_above_s: float) -> Trial:
     del give_up_above_s
     return Trial(genes=genes, steps_s=(true_step_s(genes),))

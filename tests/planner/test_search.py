@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
-from pliant.planner import BUILDERS, Genes, Quality, SearchLimits, Space, Trial, search
+from pliant.planner import BASELINES, Genome, Quality, SearchLimits, Space, Trial, search
 from waiting import made_up_clock
 
 
@@ -16,7 +16,7 @@ def space(budget: float = 1.6) -> Space:
     return Space(WORKLOAD, FLAT, Quality(budget=budget))
 
 
-def cost(where: Space, genes: Genes) -> float:
+def cost(where: Space, genes: Genome) -> float:
     return true_step_s(genes) * where.quality.ratio(genes)
 
 
@@ -37,7 +37,7 @@ def test_it_comes_within_two_percent_of_the_best_of_all_plans_and_beats_random_s
 def test_the_best_predicted_of_builders_and_samples_are_run_first_and_nothing_twice():
     where, model = space(), Rough()
     found = search(where, model, exactly, SearchLimits(max_trials=40, num_candidates=60, num_drawn=50, num_seeds=6))
-    builders = [genes for genes in BUILDERS.values() if genes in where]
+    builders = [genes for genes in BASELINES.values() if genes in where]
     of_builders = model.predict(builders)[0] + np.log([where.quality.ratio(g) for g in builders])
     first = [t.genes for t in found.trials[:6]]
     said = Rough().predict(first)[0] + np.log([where.quality.ratio(g) for g in first])
@@ -61,15 +61,15 @@ def test_those_run_first_differ():
 def test_all_builders_can_be_run_first():
     limits = SearchLimits(max_trials=40, num_candidates=60, num_drawn=0, num_seeds=0)
     found = search(space(), Rough(), exactly, limits)
-    inside = [genes for genes in BUILDERS.values() if genes in space()]
+    inside = [genes for genes in BASELINES.values() if genes in space()]
     assert {t.genes for t in found.trials[: len(inside)]} == set(inside)
 
 
 def test_what_is_known_is_learned_from_and_not_run_again():
-    fast = Trial(genes=BUILDERS["onebit"], steps_s=(1e-3,))
+    fast = Trial(genes=BASELINES["onebit"], steps_s=(1e-3,))
     model, asked = Rough(), []
 
-    def measure(genes: Genes, *, give_up_above_s: float) -> Trial:
+    def measure(genes: Genome, *, give_up_above_s: float) -> Trial:
         asked.append((genes, give_up_above_s))
         return exactly(genes, give_up_above_s=give_up_above_s)
 
@@ -95,7 +95,7 @@ def test_the_model_learns_after_each_batch():
 
 
 def test_failures_are_not_fast_and_do_not_end_the_search():
-    def fragile(genes: Genes, *, give_up_above_s: float) -> Trial:
+    def fragile(genes: Genome, *, give_up_above_s: float) -> Trial:
         if genes.base.family == "low_rank":
             return Trial(genes=genes, status="failed", reason="out of memory")
         return exactly(genes, give_up_above_s=give_up_above_s)
@@ -106,7 +106,7 @@ def test_failures_are_not_fast_and_do_not_end_the_search():
 
 
 def test_if_all_fail_the_first_reason_is_told():
-    def broken(genes: Genes, *, give_up_above_s: float) -> Trial:
+    def broken(genes: Genome, *, give_up_above_s: float) -> Trial:
         del give_up_above_s
         return Trial(genes=genes, status="failed", reason="no route to host")
 
@@ -117,7 +117,7 @@ def test_if_all_fail_the_first_reason_is_told():
 def test_a_trial_may_be_given_up_when_it_is_surely_slower():
     limits = []
 
-    def racing(genes: Genes, *, give_up_above_s: float) -> Trial:
+    def racing(genes: Genome, *, give_up_above_s: float) -> Trial:
         limits.append(give_up_above_s / true_step_s(genes))
         status = "aborted" if true_step_s(genes) > give_up_above_s else "ok"
         return Trial(genes=genes, steps_s=(true_step_s(genes),), status=status)
@@ -132,7 +132,7 @@ def test_it_ends_when_time_is_over(monkeypatch):
     clock = made_up_clock()
     monkeypatch.setattr(sys.modules["pliant.planner.search"], "time", clock)
 
-    def slow(genes: Genes, *, give_up_above_s: float) -> Trial:
+    def slow(genes: Genome, *, give_up_above_s: float) -> Trial:
         clock.sleep(2.0)
         return exactly(genes, give_up_above_s=give_up_above_s)
 

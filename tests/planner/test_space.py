@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.algorithms import plan_of
-from pliant.planner import BUILDERS, FAMILIES, Gene, Genes, Quality, Space
+from pliant.planner import BASELINES, FAMILIES, Gene, Genome, Quality, Space
 from pliant.spec import Host, TensorSpec, Topology, Workload, from_json, to_json
 from pliant.spec.plan import SyncPlan
 
@@ -63,7 +63,7 @@ def test_what_can_be_enumerated_is_inside_and_different():
     [
         ("ddp", pliant.allreduce()),
         ("ddp-bf16", pliant.bf16()),
-        ("zero-owner", pliant.owner()),
+        ("zero-owner", pliant.sharded_optimizer()),
         ("bytegrad", pliant.bytegrad()),
         ("onebit", pliant.onebit()),
         ("powersgd", pliant.powersgd()),
@@ -73,19 +73,19 @@ def test_what_can_be_enumerated_is_inside_and_different():
     ],
 )
 def test_builders_are_the_named_algorithms(name, algorithm):
-    assert BUILDERS[name].plan().rules[-1] == plan_of(algorithm).rules[-1]
+    assert BASELINES[name].plan().rules[-1] == plan_of(algorithm).rules[-1]
 
 
 def test_thirteen_builders_differ():
-    assert len({genes.plan().hash for genes in BUILDERS.values()}) == len(BUILDERS) == 13
+    assert len({genes.plan().hash for genes in BASELINES.values()}) == len(BASELINES) == 13
 
 
 def test_plans_that_mix_what_cannot_be_mixed_are_refused():
     exact, gossip = Gene("exact", {"bits": 32}), Gene("gossip", {"graph": "ring", "every": 1})
     with pytest.raises(ValueError, match="one class of layers exchanges gradients and another weights"):
-        Genes(exact, (("Linear", gossip),)).plan()
+        Genome(exact, (("Linear", gossip),)).plan()
     with pytest.raises(ValueError, match="has the settings bits, not rank"):
-        Genes(Gene("exact", {"rank": 4})).plan()
+        Genome(Gene("exact", {"rank": 4})).plan()
 
 
 def test_ratios_of_steps_bound_what_is_milder():
@@ -95,7 +95,7 @@ def test_ratios_of_steps_bound_what_is_milder():
     assert quality.ratio_of(Gene("local", {"every": 16})) is None  # stronger than anything measured
     own = Quality(budget=2, ratios={Gene("local", {"every": 16}): 1.5})
     assert own.ratio_of(Gene("local", {"every": 16})) == 1.5
-    mixed = Genes(Gene("exact", {"bits": 16}), (("Linear", Gene("quantized", {"bits": 2})),))
+    mixed = Genome(Gene("exact", {"bits": 16}), (("Linear", Gene("quantized", {"bits": 2})),))
     assert quality.ratio(mixed) == 1.36
     with pytest.raises(ValueError, match="fewer steps than exact"):
         Quality(budget=0.9)

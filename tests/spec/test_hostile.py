@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_records import PLAN, RECORDS, TOPOLOGY
 
-from pliant.planner.genes import Gene, Genes
+from pliant.planner.genome import Gene, Genome
 from pliant.simulator import Overheads
 from pliant.spec import Event, Host, Link, Match, Schedule, TensorSpec, Workload, from_json, load, save, to_json
 from pliant.spec.reading import MOST_BYTES, parse_json
 
-EVERY = [*RECORDS, Overheads(), Genes(base=Gene("exact", {"bits": 32}))]
+EVERY = [*RECORDS, Overheads(), Genome(base=Gene("exact", {"bits": 32}))]
 KINDS = sorted({type(record) for record in EVERY}, key=lambda kind: kind.__name__)
 TEXTS = {
     "empty": b"",

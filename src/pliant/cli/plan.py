@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
+from pliant.cli.inputs import (
     ComputeOption,
     DelayOption,
     HostsOption,
@@ -22,12 +22,12 @@ from pliant.cli.given import (
     RateOption,
     TopologyOption,
     WorkloadOption,
-    overheads_from,
-    overheads_given,
-    topology_given,
-    workload_given,
+    describe_overheads,
+    read_overheads,
+    read_topology,
+    read_workload,
 )
-from pliant.planner import BUILDERS, Advice, CodecErrors, Genes, Quality, Space, advise, budgeted_seeds
+from pliant.planner import BASELINES, Advice, CodecErrors, Genome, Quality, Space, advise, error_budget_seeds
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Workload, save, to_json
 from pliant.spec.files import write_atomically
@@ -78,9 +78,9 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
-    given = workload_given(workload, compute)
-    network = topology_given(topology, hosts, ranks, rate, delay, machine=machine)
-    known = overheads_given(overheads, machine)
+    given = read_workload(workload, compute)
+    network = read_topology(topology, hosts, ranks, rate, delay, machine=machine)
+    known = read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
@@ -89,18 +89,18 @@ def plan(
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
         return simulate_many(plans, workload, network, overheads=known).tolist()
 
-    def to_accuracy_s(plans: list[Genes]) -> list[float]:
+    def to_accuracy_s(plans: list[Genome]) -> list[float]:
         steps_s = step_s(given, [genes.plan() for genes in plans])
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s, plans, strict=True)]
 
-    seeds = {**BUILDERS, **budgeted_seeds(given, space.quality, step_s, budget=error_budget)}
-    found = _searched(space, to_accuracy_s, seeds, candidates, seed)
+    seeds = {**BASELINES, **error_budget_seeds(given, space.quality, step_s, budget=error_budget)}
+    found = _search(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, given, network, overheads=known)
     _show(found, space, seeds)
     advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(given).of(best), advice)
-    _tell_limits(allowed, overheads_from(overheads, machine))
+    _tell_limits(allowed, describe_overheads(overheads, machine))
     if out is not None:
         budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
@@ -128,18 +128,18 @@ def _tell_limits(allowed: Quality, whose: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _searched(
+def _search(
     space: Space,
-    to_accuracy_s: Callable[[list[Genes]], list[float]],
-    seeds: Mapping[str, Genes],
+    to_accuracy_s: Callable[[list[Genome]], list[float]],
+    seeds: Mapping[str, Genome],
     number: int,
     seed: int,
-) -> list[tuple[Genes, float]]:
+) -> list[tuple[Genome, float]]:
     """Return plans and their predicted times per exact step, best first: drawn, then bred from the best."""
     rng = random.Random(seed)  # noqa: S311  not for secrets
-    known: dict[Genes, float] = {}
+    known: dict[Genome, float] = {}
 
-    def ask(plans: list[Genes]) -> None:
+    def ask(plans: list[Genome]) -> None:
         new = [genes for genes in dict.fromkeys(plans) if genes not in known]
         known.update(zip(new, to_accuracy_s(new), strict=True) if new else ())
 
@@ -152,10 +152,10 @@ def _searched(
     return sorted(known.items(), key=lambda item: item[1])
 
 
-def _show(found: list[tuple[Genes, float]], space: Space, seeds: Mapping[str, Genes]) -> None:
+def _show(found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
     names = {genes: name for name, genes in seeds.items()}
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
-    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BUILDERS.values()]
+    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BASELINES.values()]
     for k, (genes, seconds) in enumerate(rows):
         ratio = space.quality.factor(genes)
         of = f"{seconds / found[0][1]:.2f}x"
@@ -169,7 +169,7 @@ def _show(found: list[tuple[Genes, float]], space: Space, seeds: Mapping[str, Ge
     Console().print(table)
 
 
-def _brief(genes: Genes) -> str:
+def _brief(genes: Genome) -> str:
     settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in genes.base.settings.items())
     parts = [f"{genes.base.family}({settings})", f"buckets {(genes.bucket_bytes or 25 << 20) / 2**20:.3g} MiB"]
     parts += [f"{layer}: {gene.family}" for layer, gene in genes.layers]

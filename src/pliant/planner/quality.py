@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pliant.planner.families import FAMILIES
-from pliant.planner.genes import Gene, Genes
+from pliant.planner.genome import Gene, Genome
 
 __all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "NOT_ELSEWHERE", "Quality"]
 
@@ -81,13 +81,13 @@ class Quality:
         bounds = [ratio for other, ratio in {**MEASURED_STEPS_RATIO, **self.ratios}.items() if _milder(gene, other)]
         return min(bounds, default=None)
 
-    def ratio(self, genes: Genes) -> float | None:
+    def ratio(self, genes: Genome) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
         found = [self.ratio_of(gene) for gene in genes.genes]
         known = [ratio for ratio in found if ratio is not None]
         return max(known) if len(known) == len(found) else None
 
-    def factor(self, genes: Genes) -> float:
+    def factor(self, genes: Genome) -> float:
         """Return by how much a plan's step time counts more: its ratio, or 1 if nobody knows it."""
         return self.ratio(genes) or 1.0
 

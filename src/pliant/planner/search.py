@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.planner.builders import BUILDERS
-from pliant.planner.genes import Genes
+from pliant.planner.baselines import BASELINES
+from pliant.planner.genome import Genome
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
 
-__all__ = ["SearchLimits", "SearchResult", "StepTimeModel", "search", "searching"]
+__all__ = ["SearchLimits", "SearchResult", "StepTimeModel", "search", "search_steps"]
 
 _RANDOM_SHARE = 0.2
 """Of a later batch that is drawn without asking the model, so that it is proved wrong where it is."""
@@ -36,11 +36,11 @@ class StepTimeModel(Protocol):
         """Learn from all trials so far."""
         ...
 
-    def predict(self, candidates: Sequence[Genes]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def predict(self, candidates: Sequence[Genome]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the logarithm of step times in s, (num,), and its standard deviation, (num,)."""
         ...
 
-    def features(self, candidates: Sequence[Genes]) -> NDArray[np.float64]:
+    def features(self, candidates: Sequence[Genome]) -> NDArray[np.float64]:
         """Return what plans are compared by, (num, num_features)."""
         ...
 
@@ -57,7 +57,7 @@ class SearchLimits:
     """Plans picked between two fits."""
     num_candidates: int = 500
     """Plans that the model is asked about for each batch."""
-    seeds: Mapping[str, Genes] = field(default_factory=lambda: BUILDERS)
+    seeds: Mapping[str, Genome] = field(default_factory=lambda: BASELINES)
     """Plans that are looked at before all others; those outside the space are left out."""
     num_drawn: int = 100
     """Plans drawn from the space that are looked at beside them."""
@@ -73,7 +73,7 @@ class SearchLimits:
 class SearchResult:
     """Outcome of a search."""
 
-    best: Genes
+    best: Genome
     trials: tuple[Trial, ...]
     """In the order in which they were run."""
     stopped: str
@@ -101,7 +101,7 @@ def search(
         RuntimeError: Every trial has failed; the message has the first reason.
 
     """
-    asking = searching(space, model, limits)
+    asking = search_steps(space, model, limits)
     try:
         genes, give_up_above_s = next(asking)
         while True:
@@ -112,9 +112,9 @@ def search(
         return end.value
 
 
-def searching(
+def search_steps(
     space: Space, model: StepTimeModel, limits: SearchLimits
-) -> Generator[tuple[Genes, float], Trial, SearchResult]:
+) -> Generator[tuple[Genome, float], Trial, SearchResult]:
     """Search for whoever runs the trials: yield plans, each with the step time above which it may be given up.
 
     First come the best predicted of builders and samples. Then, batch after batch: candidates come from the best so far
@@ -158,7 +158,7 @@ class _Book:
     def __init__(self, space: Space) -> None:
         self._space = space
         self.trials: list[Trial] = []
-        self.known: set[Genes] = set()
+        self.known: set[Genome] = set()
 
     def enter(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -169,14 +169,14 @@ class _Book:
         return sorted((t for t in self.trials if t.status == "ok"), key=self._cost)
 
     @property
-    def elite(self) -> list[Genes]:
+    def elite(self) -> list[Genome]:
         return [trial.genes for trial in self.sound[:_ELITE]]
 
     @property
     def least(self) -> float:
         return self._cost(self.sound[0]) if self.sound else float("inf")
 
-    def limit_s(self, genes: Genes) -> float:
+    def limit_s(self, genes: Genome) -> float:
         return _RACE * self.least / self._space.quality.factor(genes)
 
     def close(self, stopped: str) -> SearchResult:
@@ -190,7 +190,7 @@ class _Book:
 
 
 def _costs(
-    model: StepTimeModel, space: Space, plans: Sequence[Genes]
+    model: StepTimeModel, space: Space, plans: Sequence[Genome]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the logarithm of predicted time per step of exact training, and its standard deviation."""
     mean, deviation = model.predict(plans)
@@ -198,10 +198,10 @@ def _costs(
 
 
 def _candidates(
-    space: Space, elite: Sequence[Genes], known: set[Genes], number: int, rng: random.Random
-) -> list[Genes]:
+    space: Space, elite: Sequence[Genome], known: set[Genome], number: int, rng: random.Random
+) -> list[Genome]:
     """Half from the best by mutation or crossover, half from the space at random; none that was run."""
-    made: dict[Genes, None] = {}
+    made: dict[Genome, None] = {}
     for turn in range(2 * number):  # a small space yields fewer
         if elite and turn % 2:
             parent = rng.choice(elite)

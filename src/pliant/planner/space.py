@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pliant.planner.builders import BUILDERS
-from pliant.planner.errors import CodecErrors
+from pliant.planner.baselines import BASELINES
+from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.families import FAMILIES
-from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
+from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, all_of
 from pliant.planner.quality import Quality
 from pliant.spec import Topology, Workload
 
@@ -60,10 +60,10 @@ class Space:
             gene
             for name in FAMILIES
             for gene in all_of(name)
-            if quality.admits(gene) and (error_budget is None or self._errors.of(Genes(gene).plan()) is not None)
+            if quality.admits(gene) and (error_budget is None or self._errors.of(Genome(gene).plan()) is not None)
         ]
 
-    def __contains__(self, genes: Genes) -> bool:
+    def __contains__(self, genes: Genome) -> bool:
         """Say whether a plan is valid, within the budget, and possible on this topology."""
         if genes.by_hosts and not self._with_hosts:
             return False
@@ -77,13 +77,13 @@ class Space:
                 return False
         return all(self.quality.admits(gene) for gene in genes.genes)
 
-    def sample(self, rng: random.Random) -> Genes:
+    def sample(self, rng: random.Random) -> Genome:
         """Draw a plan: families alike, then settings alike, then, rarely, a class of layers of its own."""
         return self._first_inside(lambda: self._draw(rng))
 
     def distinct(
-        self, rng: random.Random, tries: int, wanted: Callable[[Genes], bool] = lambda _: True
-    ) -> Iterator[tuple[str, Genes]]:
+        self, rng: random.Random, tries: int, wanted: Callable[[Genome], bool] = lambda _: True
+    ) -> Iterator[tuple[str, Genome]]:
         """Yield the builders that are inside, by name, and then samples, 'sample', no plan twice.
 
         Args:
@@ -94,13 +94,13 @@ class Space:
         """
         known: set[str] = set()
 
-        def is_new(genes: Genes) -> bool:
+        def is_new(genes: Genome) -> bool:
             if not wanted(genes) or (key := genes.plan().hash) in known:
                 return False
             known.add(key)
             return True
 
-        yield from ((name, genes) for name, genes in BUILDERS.items() if genes in self and is_new(genes))
+        yield from ((name, genes) for name, genes in BASELINES.items() if genes in self and is_new(genes))
         in_vain = 0
         while in_vain < tries:
             genes = self.sample(rng)
@@ -108,16 +108,16 @@ class Space:
             if in_vain == 0:
                 yield "sample", genes
 
-    def mutate(self, genes: Genes, rng: random.Random) -> Genes:
+    def mutate(self, genes: Genome, rng: random.Random) -> Genome:
         """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""
         return self._first_inside(lambda: rng.choice(self._changes)(self, genes, rng), instead=genes)
 
-    def cross(self, one: Genes, other: Genes, rng: random.Random) -> Genes:
+    def cross(self, one: Genome, other: Genome, rng: random.Random) -> Genome:
         """Take each free setting from one of two plans."""
 
-        def draw() -> Genes:
+        def draw() -> Genome:
             pick = [rng.choice((one, other)) for _ in range(6)]
-            return Genes(
+            return Genome(
                 base=pick[0].base,
                 layers=pick[1].layers,
                 names=pick[1].names,
@@ -129,20 +129,20 @@ class Space:
 
         return self._first_inside(draw, instead=one)
 
-    def enumerate(self) -> Iterator[Genes]:
+    def enumerate(self) -> Iterator[Genome]:
         """Yield every plan that exchanges all layers alike: small enough to be tried whole."""
         by_hosts = (False, True) if self._with_hosts else (False,)
         settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts)
-        every = dict.fromkeys(Genes(g, bucket_bytes=b, at_end=end, by_hosts=by) for g, b, end, by in settings)
+        every = dict.fromkeys(Genome(g, bucket_bytes=b, at_end=end, by_hosts=by) for g, b, end, by in settings)
         yield from (genes for genes in every if genes in self)
 
-    def _draw(self, rng: random.Random) -> Genes:
+    def _draw(self, rng: random.Random) -> Genome:
         def gene() -> Gene:
             family = rng.choice(sorted({g.family for g in self._genes}))
             return rng.choice([g for g in self._genes if g.family == family])
 
         base = gene()
-        return Genes(
+        return Genome(
             base=base,
             layers=tuple((layer, gene()) for layer in self.layers if rng.random() < _APART / len(self.layers)),
             bucket_bytes=rng.choice(self._buckets),
@@ -151,22 +151,22 @@ class Space:
             by_hosts=self._with_hosts and rng.random() < 0.5,
         )
 
-    def _change_bucket(self, genes: Genes, rng: random.Random) -> Genes:
+    def _change_bucket(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, bucket_bytes=_beside(self._buckets, genes.bucket_bytes, rng))
 
-    def _change_chunk(self, genes: Genes, rng: random.Random) -> Genes:
+    def _change_chunk(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, chunk_bytes=_beside(self._chunks, genes.chunk_bytes, rng))
 
-    def _change_order(self, genes: Genes, _: random.Random) -> Genes:
+    def _change_order(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, at_end=not genes.at_end)
 
-    def _change_hosts(self, genes: Genes, _: random.Random) -> Genes:
+    def _change_hosts(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, by_hosts=not genes.by_hosts)
 
-    def _change_base(self, genes: Genes, rng: random.Random) -> Genes:
+    def _change_base(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, base=self._near(genes.base, rng))
 
-    def _change_layer(self, genes: Genes, rng: random.Random) -> Genes:
+    def _change_layer(self, genes: Genome, rng: random.Random) -> Genome:
         if not self.layers:
             return genes
         layer = rng.choice(self.layers)
@@ -182,7 +182,7 @@ class Space:
         alike = [g for g in self._genes if g.family == gene.family and _distance(g, gene) == 1]
         return rng.choice(alike) if alike and rng.random() < 0.5 else rng.choice(self._genes)
 
-    def _first_inside(self, draw: Callable[[], Genes], instead: Genes | None = None) -> Genes:
+    def _first_inside(self, draw: Callable[[], Genome], instead: Genome | None = None) -> Genome:
         for _ in range(_TRIES):
             if (genes := draw()) in self and genes != instead:
                 return genes

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pliant.planner.genes import Genes
+from pliant.planner.genome import Genome
 
 __all__ = ["Measure", "Status", "Trial"]
 
@@ -15,7 +15,7 @@ Status = Literal["ok", "aborted", "failed"]
 class Trial:
     """One plan that was really run."""
 
-    genes: Genes
+    genes: Genome
     steps_s: tuple[float, ...] = ()
     """Step times, as they came; of an aborted trial those before its end."""
     status: Status = "ok"
@@ -37,6 +37,6 @@ class Trial:
 class Measure(Protocol):
     """Runs a plan and times its steps; whatever goes wrong becomes a failed trial, not an error."""
 
-    def __call__(self, genes: Genes, *, give_up_above_s: float) -> Trial:
+    def __call__(self, genes: Genome, *, give_up_above_s: float) -> Trial:
         """Time some steps, and abort after a few if they are surely slower than that."""
         ...

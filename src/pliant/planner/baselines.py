@@ -1,0 +1,30 @@
+"""Thirteen plans that a person would try first: seeds of the search, and what it has to beat."""
+
+from pliant.planner.genome import Gene, Genome
+
+__all__ = ["BASELINES"]
+
+_DDP_BYTES = 25 << 20
+_EXACT = Gene("exact", {"bits": 32})
+_BF16 = Gene("exact", {"bits": 16})
+
+BASELINES: dict[str, Genome] = {
+    "ddp": Genome(_EXACT, bucket_bytes=_DDP_BYTES),
+    "ddp-bf16": Genome(_BF16, bucket_bytes=_DDP_BYTES),
+    "one-bucket": Genome(_EXACT, bucket_bytes=1 << 40),
+    "per-tensor": Genome(_EXACT, bucket_bytes=1),
+    "by-hosts": Genome(_EXACT, bucket_bytes=_DDP_BYTES, by_hosts=True),
+    "zero-owner": Genome(Gene("owner", {}), bucket_bytes=_DDP_BYTES),
+    "parallax": Genome(
+        _BF16,
+        (("Embedding*", Gene("sparse", {"choice": "topk", "ratio": 0.01})),),
+        bucket_bytes=_DDP_BYTES,
+    ),
+    "bytegrad": Genome(Gene("quantized", {"bits": 8}), bucket_bytes=_DDP_BYTES),
+    "onebit": Genome(Gene("fed_back", {"bits": 1}), bucket_bytes=_DDP_BYTES),
+    "powersgd": Genome(Gene("low_rank", {"rank": 4}), bucket_bytes=_DDP_BYTES),
+    "topk": Genome(Gene("sparse", {"choice": "topk", "ratio": 0.01}), bucket_bytes=_DDP_BYTES),
+    "local_sgd": Genome(Gene("local", {"every": 8}), bucket_bytes=_DDP_BYTES),
+    "gossip": Genome(Gene("gossip", {"graph": "one_peer", "every": 1}), bucket_bytes=_DDP_BYTES),
+}
+"""Name -> genes. Parallax sends an embedding's few touched rows, here its few largest elements, and sums the rest."""

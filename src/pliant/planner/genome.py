@@ -1,0 +1,101 @@
+"""A plan as the search sees it: what it may change, apart from what follows from it."""
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from pliant.planner.families import FAMILIES, Settings
+from pliant.spec import BetweenHosts, Exchange, LocalSteps, Match, Rule, ScatterGather, SyncPlan
+
+__all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of"]
+
+SMALL_NUMEL = 8192
+"""Parameters of at most so many elements are never coded with a loss: they hardly weigh on the network."""
+
+
+@dataclass(frozen=True)
+class Gene:
+    """Family and settings of one class of layers."""
+
+    family: str
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"there is no family {self.family!r}; there are {', '.join(FAMILIES)}.")
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+
+    def __hash__(self) -> int:
+        return hash((self.family, tuple(sorted(self.settings.items()))))
+
+    @property
+    def exchange(self) -> Exchange:
+        """Node of a plan, before what `Genome` say of chunks and hosts."""
+        return FAMILIES[self.family](self.settings)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
+        return not FAMILIES[self.family].exact and not FAMILIES[self.family].between_steps
+
+
+def all_of(family: str) -> list[Gene]:
+    """Return every setting of a family, the mildest first."""
+    combinations: list[dict[str, float | str]] = [{}]
+    for key, values in FAMILIES[family].grids.items():
+        combinations = [{**settings, key: value} for settings in combinations for value in values]
+    return [Gene(family, settings) for settings in combinations]
+
+
+@dataclass(frozen=True)
+class Genome:
+    """A plan's free settings. Layer classes that are not named are exchanged like the first gene says."""
+
+    base: Gene
+    layers: tuple[tuple[str, Gene], ...] = ()
+    """Pattern of a layer's class -> how it is exchanged, where that is not the base."""
+    bucket_bytes: int = 0
+    chunk_bytes: int = 1 << 20
+    at_end: bool = False
+    by_hosts: bool = False
+    names: tuple[tuple[str, Gene], ...] = ()
+    """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
+
+    def __post_init__(self) -> None:
+        if FAMILIES[self.base.family].between_steps:  # DDP's buckets and their order do not matter there
+            object.__setattr__(self, "bucket_bytes", 0)
+            object.__setattr__(self, "at_end", False)
+        if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
+            object.__setattr__(self, "by_hosts", False)
+        if not self.names:  # otherwise what a layer says may be for all of it but a named part
+            object.__setattr__(self, "layers", tuple(each for each in self.layers if each[1] != self.base))
+
+    @property
+    def genes(self) -> tuple[Gene, ...]:
+        """All of them, the base first."""
+        return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
+
+    def plan(self, name: str = "") -> SyncPlan:
+        """Return the plan. Raises ValueError, from a node, for what does not go together."""
+        genes = self.genes
+        if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
+            raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
+        if len({gene.family == "owner" for gene in genes}) > 1:
+            raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
+        rules = [Rule(match=Match(pattern=name), exchange=self._finish(gene)) for name, gene in self.names]
+        rules += [Rule(match=Match(layer=layer), exchange=self._finish(gene)) for layer, gene in self.layers]
+        rules.append(Rule(exchange=self._finish(self.base)))
+        if any(gene.lossy for gene in genes):
+            spared = self._finish(Gene("exact", {"bits": 32}))
+            rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
+        order = "at_end" if self.at_end else "ready"
+        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)
+
+    def _finish(self, gene: Gene) -> Exchange:
+        node = _in_chunks(gene.exchange, self.chunk_bytes)
+        return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
+
+
+def _in_chunks(node: Exchange, chunk_bytes: int) -> Exchange:
+    if isinstance(node, LocalSteps):
+        return replace(node, averaging=_in_chunks(node.averaging, chunk_bytes))
+    return replace(node, chunk_bytes=chunk_bytes) if isinstance(node, ScatterGather) else node
