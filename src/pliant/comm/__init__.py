@@ -3,6 +3,7 @@
 from pliant.comm.base import Comm, CommError, ReduceOp, Work, another
 from pliant.comm.faulty import FaultyComm
 from pliant.comm.hierarchical import HierarchicalComm, by_hosts
+from pliant.comm.ordered import InOrderComm, InOrderQueues
 from pliant.comm.own import own_group
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
@@ -14,6 +15,8 @@ __all__ = [
     "CommError",
     "FaultyComm",
     "HierarchicalComm",
+    "InOrderComm",
+    "InOrderQueues",
     "ProcessGroupComm",
     "RankContext",
     "RecordedComm",
