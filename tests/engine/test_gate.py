@@ -16,7 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import pliant
 from pliant.algorithms import node_of, plan_of
-from pliant.engine.wire import backend_of, require_carried
+from pliant.comm.torch_private import backend_of
+from pliant.engine.wire import require_carried
 from pliant.spec import Rule, SyncPlan
 from waiting import COMPILES_IN_THREADS
 

@@ -67,7 +67,7 @@ def start_run(
     try:
         if held.ddp is None and not plan.leaves_gradients:
             held.wrap(group)
-        own_comm = own_group(held.group, timeout_s, start_timeout_s)
+        own_comm = own_group(held.group, timeout_s, start_timeout_s, device=device)
         comm = RecordedComm(own_comm)
         require_plan(plan, comm, device)
         if comm.size > 1:

@@ -1,19 +1,12 @@
 """Plans that a process group's backend can carry."""
 
-from typing import Any
-
 import torch
 from torch.distributed import ProcessGroup
 
+from pliant.comm.torch_private import backend_of
 from pliant.spec import SyncPlan
 
-__all__ = ["backend_of", "require_carried"]
-
-
-def backend_of(group: ProcessGroup, device: torch.device) -> str:
-    """Return the name of the backend that moves tensors of a device: a group may have one for each kind."""
-    moves: Any = group._get_backend(device)  # pyright: ignore
-    return str(moves.name()).lower()
+__all__ = ["require_carried"]
 
 
 def require_carried(plan: SyncPlan, group: ProcessGroup, device: torch.device) -> None:

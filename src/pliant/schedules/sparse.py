@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.accelerator import synchronize
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.comm.sharing import share_text
@@ -157,8 +158,7 @@ class SparseSum:
     def _timed(self, ready: _Ready, x: Tensor) -> float:
         start_s = time.perf_counter()
         ready.carry_out(x)
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+        synchronize(x.device)
         return time.perf_counter() - start_s
 
     def _change(self, decision: str) -> None:
