@@ -8,139 +8,20 @@ import pytest
 import torch
 
 import pliant
+from exchanges import COLLECTIVES, NUMEL
 from models import new_ddp, train, weights
-from pliant import codecs as c
-from pliant.collectives import (
-    CastAllReduce,
-    CodedNeighborAverage,
-    CompressedAverage,
-    LowRankAverage,
-    NeighborAverage,
-    ReduceToOwners,
-    SharedSparseAverage,
-    ShortVectorAverage,
-    SparseAverage,
-)
-from pliant.comm import CommError, InOrderQueues, RecordedComm, by_hosts, run_world
+from pliant.comm import CommError, InOrderQueues, RecordedComm, run_world
 from pliant.engine import starting
-from pliant.schedules import Collective, ScheduledSum, build, group, shapes
-from pliant.spec import Graph
-from schedules.cases import hosts
-from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for, sampled
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
-NUMEL, CPU = 5000, torch.device("cpu")
-DENSE = [codec for codec in CODECS if not isinstance(codec, (c.TopK, c.BlockTopK, c.RandomK, c.Dct))]
-"""Codecs that carry all elements; the bits of `Dct` depend on how torch divides a matrix product among threads."""
 SIZES = pytest.mark.parametrize("size", [2, 3, 4, 5, *(pytest.param(n, marks=pytest.mark.extended) for n in (7, 8))])
-
-
-def compressed(codec):
-    def make(comm):
-        average = CompressedAverage(codec, NUMEL, comm, chunk_bytes=1 << 11, owner_feedback=True, device=CPU)
-        residual = torch.zeros(NUMEL)
-        return lambda x: average(x, 1, residual)
-
-    return make
-
-
-def owners(codec):
-    def make(comm):
-        numels = [NUMEL // 8] * 8  # more than ranks, or some ranks own nothing
-        total = ReduceToOwners(
-            numels, [k % 4 % comm.size for k in range(8)], comm, like=torch.zeros(NUMEL), codec=codec
-        )
-        return lambda x: total(x, 1)
-
-    return make
-
-
-def low_rank(comm):
-    average, factors = LowRankAverage({"w": (50, 100)}, 2, comm, CPU), {"w": torch.zeros(2, 100)}
-    return lambda x: average(x, torch.zeros(NUMEL), factors)
-
-
-def coded_neighbours(comm):
-    average = CodedNeighborAverage(c.MinMax8(), Graph(kind="ring"), NUMEL, comm, gamma=0.5, device=CPU)
-    replicas = {j: torch.zeros(NUMEL) for j in [comm.rank, *average.sources]}
-
-    def step(x):
-        average.encode(x, replicas, 1)
-        average.exchange(replicas)
-        average.pull(x, replicas)
-
-    return step
-
-
-def between_hosts(comm):
-    """Two hosts of unequal size: three communicators on some ranks."""
-    levels = by_hosts(comm, [[0], list(range(1, comm.size))])
-
-    def between(x, outer):
-        CompressedAverage(c.Int4(), NUMEL, outer, chunk_bytes=1 << 12, owner_feedback=False, device=CPU)(x, 1)
-
-    return lambda x: levels.average(x, between)
-
-
-def sparse(comm):
-    average = SparseAverage(c.TopK(ratio=0.01), NUMEL, comm, CPU)
-
-    def step(x):
-        out = torch.empty(NUMEL)
-        average(out, x, 1)
-        x.copy_(out)
-
-    return step
-
-
-def shared_sparse(comm):
-    average, residual = SharedSparseAverage(c.RandomK(ratio=0.1), NUMEL, comm, CPU), torch.zeros(NUMEL)
-    return lambda x: average(x, 3, residual)
-
-
-def neighbours(graph):
-    def make(comm):
-        average = NeighborAverage(graph, NUMEL, comm, dtype=torch.float32, device=CPU)
-        return lambda x: [average(x, step) for step in range(3)]
-
-    return make
-
-
-def scheduled(comm):
-    """Every shape of schedule, over blocks that all hold."""
-    collective = Collective.of([[True] * 20] * comm.size, [NUMEL // 20 * 4] * 20)
-    grouped = group(collective)
-    owners = [k % comm.size for k in range(grouped.collective.num_blocks)]
-    topology = hosts([1] * comm.size)
-    built = [build(grouped.collective, owners, shape) for shape in shapes(topology)]
-    sums = [
-        ScheduledSum(each, grouped, collective, [NUMEL // 20] * 20, comm, like=torch.zeros(NUMEL)) for each in built
-    ]
-    return lambda x: [total(x.div_(comm.size)) for total in sums]
-
-
-COLLECTIVES = {
-    **{f"compressed, {codec}": compressed(codec) for codec in DENSE},
-    "owners": owners(None),
-    "owners, coded": owners(c.Qsgd(bits=8)),
-    "cast": lambda comm: CastAllReduce(torch.bfloat16, NUMEL, comm, CPU),
-    "short": lambda comm: ShortVectorAverage(NUMEL, comm, CPU),
-    "short in parts": lambda comm: ShortVectorAverage(NUMEL, comm, CPU, in_parts=True),
-    "sparse": sparse,
-    "shared sparse": shared_sparse,
-    "low rank": low_rank,
-    "ring of neighbours": neighbours(Graph(kind="ring")),
-    "pairs of neighbours": neighbours(Graph(kind="matching")),
-    "coded neighbours": coded_neighbours,
-    "between hosts": between_hosts,
-    "a schedule": scheduled,
-}
 
 
 def results(make, size, wrap):
     """Return each rank's vector after two calls."""
 
     def body(place):
-        call = make(wrap(place.comm))
+        call = make(wrap(place.comm), torch.device("cpu"))
         x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(place.rank))
         for _ in range(2):
             call(x)

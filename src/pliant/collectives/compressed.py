@@ -7,7 +7,8 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from pliant.codecs import Codec, all_finite, encode_feedback
+from pliant.accelerator import is_accelerator
+from pliant.codecs import Codec, all_finite, encode_feedback, finite_flag
 from pliant.comm.base import Comm, Work
 
 __all__ = ["CompressedAverage"]
@@ -150,12 +151,17 @@ class CompressedAverage:
         """Add up piece k of this owner, and encode and decode its mean."""
         total = piece.of(x)  # (piece,)
         owed = None if residual is None else piece.of(residual)
-        if owed is not None and all_finite(total):
+        on_device = is_accelerator(x.device)  # where nobody must wait to know whether something is finite
+        if owed is not None and on_device:
+            total.add_(torch.where(finite_flag(total), owed, 0.0))
+        elif owed is not None and all_finite(total):
             total.add_(owed)
         for peer in sorted(self._peers):
             self._codec.decode_add(self._from_worker[peer][k], total)
         total.div_(self._comm.size)
-        if owed is None or not all_finite(total):
+        if owed is not None and on_device:
+            self._encode_mean(k, total, owed, seed)
+        elif owed is None or not all_finite(total):
             self._codec.encode(total, self._mean[k], seed)
         elif not self._owner_feedback:
             self._codec.encode(total, self._mean[k], seed)
@@ -165,6 +171,17 @@ class CompressedAverage:
             encode_feedback(self._codec, total, error, self._mean[k], seed, self._scratch[: piece.numel])
             torch.mul(error, self._comm.size, out=owed)
         self._codec.decode(self._mean[k], total)
+
+    def _encode_mean(self, k: int, mean: Tensor, owed: Tensor, seed: int) -> None:
+        """Encode the mean of piece k, and keep what is owed where it is not finite, without waiting for the device."""
+        finite = finite_flag(mean)
+        if not self._owner_feedback:
+            self._codec.encode(mean, self._mean[k], seed)
+            owed.masked_fill_(finite, 0.0)
+            return
+        error = self._error[: len(mean)].zero_()
+        encode_feedback(self._codec, mean, error, self._mean[k], seed, self._scratch[: len(mean)])
+        owed.copy_(torch.where(finite, error.mul_(self._comm.size), owed))
 
 
 def _ranges(numel: int, size: int, granularity: int) -> list[_Piece]:

@@ -8,6 +8,7 @@ from pliant.comm.own import own_group
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.sharing import share_text
+from pliant.comm.staged import StagedComm
 from pliant.comm.threads import RankContext, run_world
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RankContext",
     "RecordedComm",
     "ReduceOp",
+    "StagedComm",
     "Work",
     "another",
     "by_hosts",

@@ -35,12 +35,12 @@ class _Meeting:
 
 @dataclass(eq=False)
 class _Operation:
-    """What a rank has asked a communicator for, with one call."""
+    """A call of a rank: messages, or a collective."""
 
     name: str
     number: int
     open: dict[_Meeting, Tensor | Callable[[], Work]]
-    """What has not happened yet: the tensor of a message, or what starts the collective on this rank."""
+    """Messages and collectives that have not happened yet: their tensor, or a function that starts one here."""
     done: bool = False
 
 
