@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
 
-from pliant.codecs import Codec, all_finite, encode_feedback
+from pliant.accelerator import is_accelerator
+from pliant.codecs import Codec, all_finite, encode_feedback, finite_flag
 from pliant.comm.base import Comm, Work
 
 __all__ = ["CompressedAverage"]
@@ -39,10 +40,14 @@ class CompressedAverage:
     3. it divides, encodes the mean and sends the same bytes to all;
     4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
-    Sends are posted as soon as their data is there, receives beforehand, all pairwise: Gloo's all-to-all takes up to
-    twice its bound. Each rank serves one owner after another, and no two the same one, since flows that meet at a
-    host's link overflow its queue, and TCP loses 5 to 15 % by that. Bytes: 2 (size-1)/size of the payload out and in
-    per rank.
+    All messages are pairwise: Gloo's all-to-all takes up to twice its bound. A round is one `exchange`, posted as soon
+    as there is something to send, so that later rounds are encoded while earlier ones are on the wire. In a round of
+    phase 1 each rank serves one owner, and no two the same one, since flows that meet at a host's link overflow its
+    queue, and TCP loses 5 to 15 % by that. Bytes: 2 (size-1)/size of the payload out and in per rank.
+
+    Note [sends and receives of a round are one operation]: on an in-order queue, as NCCL has, a receive that is posted
+    before the send of the same round waits for a peer that waits too. So every receive is in the same `exchange` as the
+    send of its round, or in a later one, on every rank.
 
     One residual holds what this rank has not delivered to the *sum* yet: for other owners' parts the errors of its own
     payloads, and for its own part (where it sends nothing) the error of the coded mean, times size. So size * (sum of
@@ -96,29 +101,43 @@ class CompressedAverage:
         """
         if self._comm.size == 1:
             return
-        # Messages between two ranks keep their order, and a peer sends all its pieces before any mean.
-        up = self._post_receives(self._from_worker)
-        down = self._post_receives(self._mean_of)
-        sent: list[Work] = []
-        for peer in self._peers:
-            for k, piece in enumerate(self._parts[peer]):
-                self._encode(piece, x, residual, self._to_owner[peer][k], seed + self._comm.rank + 1)
-                sent.append(self._comm.exchange([(peer, self._to_owner[peer][k])], []))
-        for k, piece in enumerate(self._mine):
-            for peer in sorted(self._peers):
-                up[peer][k].wait()
-            self._reduce(k, piece, x, residual, seed)
-            sent.append(self._comm.exchange([(peer, self._mean[k]) for peer in self._peers], []))
+        scattered = self._scatter(x, seed, residual)
+        gathered: list[Work] = []
         for k in range(max(len(part) for part in self._parts)):
+            sends = []
+            if k < len(self._mine):
+                for work in scattered[k]:
+                    work.wait()
+                self._reduce(k, self._mine[k], x, residual, seed)
+                sends = [(peer, self._mean[k]) for peer in self._peers]
+            receives = [(peer, self._mean_of[peer][k]) for peer in self._peers if k < len(self._parts[peer])]
+            gathered.append(self._comm.exchange(sends, receives))
+        for k, work in enumerate(gathered):
+            work.wait()
             for peer in self._peers:
                 if k < len(self._parts[peer]):
-                    down[peer][k].wait()
                     self._codec.decode(self._mean_of[peer][k], self._parts[peer][k].of(x))
-        for work in sent:
+        for work in chain.from_iterable(scattered):
             work.wait()
 
-    def _post_receives(self, buffers: dict[int, list[Tensor]]) -> dict[int, list[Work]]:
-        return {peer: [self._comm.exchange([], [(peer, b)]) for b in bs] for peer, bs in buffers.items()}
+    def _scatter(self, x: Tensor, seed: int, residual: Tensor | None) -> list[list[Work]]:
+        """Send all pieces to their owners, one owner after another; return what is in flight for each piece's place.
+
+        In a round each rank sends a piece to the rank that is `shift` further, and has one from as far back.
+        """
+        size, me = self._comm.size, self._comm.rank
+        rounds: list[list[Work]] = [[] for _ in range(max(len(part) for part in self._parts))]
+        for shift in range(1, size):
+            owner, worker = (me + shift) % size, (me - shift) % size
+            for k, works in enumerate(rounds):
+                sends = []
+                if k < len(self._parts[owner]):
+                    self._encode(self._parts[owner][k], x, residual, self._to_owner[owner][k], seed + me + 1)
+                    sends = [(owner, self._to_owner[owner][k])]
+                receives = [(worker, self._from_worker[worker][k])] if k < len(self._mine) else []
+                if sends or receives:
+                    works.append(self._comm.exchange(sends, receives))
+        return rounds
 
     def _encode(self, piece: _Piece, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
         if residual is None:
@@ -131,12 +150,17 @@ class CompressedAverage:
         """Add up piece k of this owner, and encode and decode its mean."""
         total = piece.of(x)  # (piece,)
         owed = None if residual is None else piece.of(residual)
-        if owed is not None and all_finite(total):
+        on_device = is_accelerator(x.device)  # where nobody must wait to know whether something is finite
+        if owed is not None and on_device:
+            total.add_(torch.where(finite_flag(total), owed, 0.0))
+        elif owed is not None and all_finite(total):
             total.add_(owed)
         for peer in sorted(self._peers):
             self._codec.decode_add(self._from_worker[peer][k], total)
         total.div_(self._comm.size)
-        if owed is None or not all_finite(total):
+        if owed is not None and on_device:
+            self._encode_mean(k, total, owed, seed)
+        elif owed is None or not all_finite(total):
             self._codec.encode(total, self._mean[k], seed)
         elif not self._owner_feedback:
             self._codec.encode(total, self._mean[k], seed)
@@ -146,6 +170,17 @@ class CompressedAverage:
             encode_feedback(self._codec, total, error, self._mean[k], seed, self._scratch[: piece.numel])
             torch.mul(error, self._comm.size, out=owed)
         self._codec.decode(self._mean[k], total)
+
+    def _encode_mean(self, k: int, mean: Tensor, owed: Tensor, seed: int) -> None:
+        """Encode the mean of piece k, and keep what is owed where it is not finite, without waiting for the device."""
+        finite = finite_flag(mean)
+        if not self._owner_feedback:
+            self._codec.encode(mean, self._mean[k], seed)
+            owed.masked_fill_(finite, 0.0)
+            return
+        error = self._error[: len(mean)].zero_()
+        encode_feedback(self._codec, mean, error, self._mean[k], seed, self._scratch[: len(mean)])
+        owed.copy_(torch.where(finite, error.mul_(self._comm.size), owed))
 
 
 def _ranges(numel: int, size: int, granularity: int) -> list[_Piece]:

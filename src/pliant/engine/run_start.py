@@ -67,7 +67,7 @@ def start_run(
     try:
         if relaxed.ddp is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        own_comm = new_comm(relaxed.group, timeout_s, start_timeout_s)
+        own_comm = new_comm(relaxed.group, timeout_s, start_timeout_s, device=device)
         comm = RecordedComm(own_comm)
         require_plan(plan, comm, device)
         if comm.size > 1:
