@@ -12,8 +12,8 @@ ALGORITHMS = {
     "bytegrad": p.bytegrad(),
     "topk": p.topk(),
     "powersgd": p.powersgd(),
-    "owner": p.owner(),
-    "late": p.late(p.bytegrad()),
+    "owner": p.sharded_optimizer(),
+    "late": p.delayed(p.bytegrad()),
     "gossip": p.gossip(),
     "streaming_diloco": p.streaming_diloco(),
 }

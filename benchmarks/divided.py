@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.codecs import codec_from
-from pliant.planner import BUILDERS, LOW_RANKS, MENUS, CodecErrors, Gene, budgeted, lossy_codecs
+from pliant.planner import BASELINES, LOW_RANKS, MENUS, CodecErrors, Gene, lossy_codecs, solve_error_budget
 from pliant.simulator import simulate_many
 from pliant.spec import Host
 
@@ -95,9 +95,9 @@ def main() -> None:
         return simulate_many(plans, work, TOPOLOGY)
 
     errors = CodecErrors(workload)
-    five, one = (replace(BUILDERS["topk"], base=Gene("sparse", {"choice": "topk", "ratio": r})) for r in (0.05, 0.01))
-    divided = budgeted(workload, errors.of(five.plan()), MENUS["topk"], step_s).genes
-    arms = {"bf16": BUILDERS["ddp-bf16"], "5 % for all": five, "divided": divided, "1 % for all": one}
+    five, one = (replace(BASELINES["topk"], base=Gene("sparse", {"choice": "topk", "ratio": r})) for r in (0.05, 0.01))
+    divided = solve_error_budget(workload, errors.of(five.plan()), MENUS["topk"], step_s).genes
+    arms = {"bf16": BASELINES["ddp-bf16"], "5 % for all": five, "divided": divided, "1 % for all": one}
     print(f"| arm | error | simulated step | losses, {steps} steps |\n|---|---|---|---|")
     for name, genes in arms.items():
         losses = ", ".join(f"{trained(genes.plan(), seed, steps):.3f}" for seed in range(seeds))

@@ -11,9 +11,9 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from pliant.cli.report.compared import check_prediction, comparison, measured_of
+from pliant.cli.report.comparison import check_prediction, comparison, measured_of
 from pliant.cli.report.figures import COLOURS
-from pliant.cli.report.steps import events_in, shown, steps_of
+from pliant.cli.report.steps import events_in, median_step, steps_of
 from pliant.simulator import simulate
 from pliant.spec import Event, SyncPlan, Timeline, Topology, Workload, load
 
@@ -36,7 +36,7 @@ def main(folder: Path, target: str) -> None:
             ("measured", timeline, measured.steps[0]),
             ("predicted", predicted.timeline, steps_of(predicted.timeline, 0)[-predicted.period :]),
         ):
-            step = shown(steps)
+            step = median_step(steps)
             panels.append((f"{own.name}, {what}", events_in(line, [0], step.start_s, step.end_s)))
     draw(panels, target)
     for name, rows in tables:

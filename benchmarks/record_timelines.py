@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
-from pliant.comm import own_group
+from pliant.comm import new_comm
 from pliant.network import probe
 from pliant.spec import save
 from pliant_bench.models import TASKS
@@ -52,7 +52,7 @@ def rank(folder: Path, plans: list[str]) -> None:
                 task.loss(ddp, batch).backward()
             optimizer.step()
     workload = seen.workload(MODEL)
-    comm = own_group(dist.group.WORLD, 60.0)
+    comm = new_comm(dist.group.WORLD, 60.0)
     topology = probe(comm)
     comm.close()
     if me == 0:
@@ -61,7 +61,7 @@ def rank(folder: Path, plans: list[str]) -> None:
     for name in plans:
         ddp, optimizer = made()
         with pliant.relax(ddp, optimizer, name, agreement_every=0) as run, tempfile.TemporaryDirectory() as scratch:
-            recording = pliant.record(
+            recording = pliant.profile(
                 run, folder / name if me == 0 else scratch, steps=STEPS, warmup_steps=WARMUP_STEPS
             )
             while recording.open:

@@ -27,7 +27,7 @@ from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pliant
-from pliant.comm import Comm, own_group
+from pliant.comm import Comm, new_comm
 from pliant.network import probe
 from pliant.recsys import (
     ClickBatch,
@@ -180,7 +180,7 @@ def main() -> None:
     o = options()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    comm = own_group(dist.group.WORLD, TIMEOUT_S)
+    comm = new_comm(dist.group.WORLD, TIMEOUT_S)
     console = Console(quiet=comm.rank != 0)
     for rank in range(comm.size):  # in turn, since the first may have to fetch what the others then find
         if rank == comm.rank:

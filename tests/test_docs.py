@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pliant.cli.report.compared import comparison, measured_of
+from pliant.cli.report.comparison import comparison, measured_of
 from pliant.codecs import BlockTopK, Int4, MinMax8, Natural, Qsgd, RandomK, Sign, Ternary, TopK
 from pliant.spec import Graph, SyncPlan, Timeline, load
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pliant
+from pliant.algorithms import plan_of_text
 
 SOURCE = Path(pliant.__file__).parent
 LABORATORY = Path(__file__).parents[1] / "bench" / "pliant_bench"
@@ -133,20 +134,31 @@ def test_a_class_name_means_one_thing():
 
 
 def test_what_was_renamed_is_where_the_table_says():
-    """Modules and classes of `docs/renamed.md` exist by their new names, and no class by an old one."""
+    """Names of `docs/renamed.md` exist by their new names, no class by an old one, and older texts are still read."""
     page, classes = (DOCS / "renamed.md").read_text(), public_classes()
-    rows = [re.findall(r"`([\w.]+)`", line) for line in page.splitlines() if line.startswith("| `")]
-    moved, renamed = [row for row in rows if len(row) == 2], [row for row in rows if len(row) == 3]
-    assert len(moved) > 20
-    assert len(renamed) > 100
-    for _, new in moved:
-        path = (SOURCE.parent if new.startswith("pliant.") else LABORATORY.parent) / Path(*new.split("."))
-        assert path.with_suffix(".py").exists() or path.is_dir(), new
-    for old, new, module in renamed:
-        path = SOURCE.parent / Path(*module.split("."))
-        text = path.with_suffix(".py").read_text()
-        assert re.search(rf"^(class {new}\b|{new}(:| =))", text, re.MULTILINE), (old, new)
+    tables = {
+        head: [re.findall(r"`([^`]+)`", line) for line in body.splitlines() if line.startswith("| `")]
+        for head, body in re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    }
+    counts = {"Modules": 100, "Classes": 150, "Functions": 120, "Methods": 5, "Texts": 5}
+    assert {head: len(rows) >= counts[head] for head, rows in tables.items()} == dict.fromkeys(counts, True)
+
+    def file_of(module):
+        return (SOURCE.parent if module.startswith("pliant.") else LABORATORY.parent) / Path(*module.split("."))
+
+    for _, new in tables["Modules"]:
+        assert file_of(new).with_suffix(".py").exists() or file_of(new).is_dir(), new
+    for old, new, module in tables["Classes"] + tables["Functions"]:
+        text = file_of(module).with_suffix(".py").read_text()
+        assert re.search(rf"^((class|def) {new}\b|{new}(:| =))", text, re.MULTILINE), (old, new)
         assert f"pliant.{old.rpartition('.')[0]}" not in classes.get(old.rpartition(".")[2], []), old
+    for old, new, module in tables["Methods"]:
+        assert f"    def {new}(" in file_of(module).with_suffix(".py").read_text(), old
+    settings = {"delayed": "(int4)", "with_target": "(topk, exposed_share=0.1)"}
+    for old, new in tables["Texts"]:
+        text = settings.get(new, "")
+        assert pliant.parse(old + text) == pliant.parse(new + text)
+        assert plan_of_text(old + text) == plan_of_text(new + text)
 
 
 def test_the_face_is_complete_sorted_and_described():

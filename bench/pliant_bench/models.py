@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["CHARS_LENGTH", "TASKS", "Cnn", "Gpt", "Lstm", "Task", "Vgg", "Wide", "chars"]
+__all__ = ["CHARS_LENGTH", "TASKS", "Cnn", "Gpt", "Lstm", "TimingTask", "Vgg", "Wide", "chars"]
 
 CHARS_LENGTH = 64
 """Characters that the model of characters sees."""
@@ -114,7 +114,7 @@ class Lstm(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TimingTask:
     """A model with made-up batches of a fixed size, for step times."""
 
     model: Callable[[], nn.Module]
@@ -139,11 +139,11 @@ def _words(vocabulary: int, num: int, length: int) -> Callable[[torch.Generator]
 
 
 TASKS = {
-    "cnn": Task(model=Cnn, batch=_images(1, 28, 64)),
-    "chars": Task(model=chars, batch=_words(96, 16, CHARS_LENGTH)),
-    "wide": Task(model=Wide, batch=lambda g: (torch.randn(4, 2048, generator=g), torch.arange(4))),
-    "vgg": Task(model=Vgg, batch=_images(3, 32, 10)),
-    "gpt": Task(model=Gpt, batch=_words(4096, 3, 64)),
-    "lstm": Task(model=Lstm, batch=_words(10_000, 8, 20)),
+    "cnn": TimingTask(model=Cnn, batch=_images(1, 28, 64)),
+    "chars": TimingTask(model=chars, batch=_words(96, 16, CHARS_LENGTH)),
+    "wide": TimingTask(model=Wide, batch=lambda g: (torch.randn(4, 2048, generator=g), torch.arange(4))),
+    "vgg": TimingTask(model=Vgg, batch=_images(3, 32, 10)),
+    "gpt": TimingTask(model=Gpt, batch=_words(4096, 3, 64)),
+    "lstm": TimingTask(model=Lstm, batch=_words(10_000, 8, 20)),
 }
 """Sized so that a step computes for 0.4 to 0.9 s on four ranks of two cores (cnn, chars: 0.1 s; wide: hardly)."""

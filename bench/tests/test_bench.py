@@ -11,7 +11,7 @@ import pliant
 from pliant.spec import load, save
 from pliant_bench.harness.arms import POWERSGD_RANK, plan_of_arm
 from pliant_bench.harness.command import bench
-from pliant_bench.harness.names import ARMS, PLIANT_ARMS, known_arms
+from pliant_bench.harness.names import ARMS, PLIANT_ARMS, split_arms
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.setup import MARK, MODELS, Setup, check
 from pliant_bench.harness.wire import _powersgd_numel
@@ -199,15 +199,15 @@ def test_every_model_has_a_task_that_yields_a_gradient_for_each_parameter(name):
 
 
 def test_every_algorithm_of_the_registry_is_an_arm():
-    from pliant.algorithms.registry import ALGORITHMS
+    from pliant.algorithms.registry import ALGORITHMS, standard_text
 
     bare = {name for name, row in ALGORITHMS.items() if row.bare}
-    assert bare - set(ARMS) <= {"fp16"}
-    assert set(PLIANT_ARMS) - bare == {"qsgd4", "topk_dgc", "post_local_sgd"}
+    assert bare - set(map(standard_text, ARMS)) <= {"fp16"}
+    assert set(map(standard_text, PLIANT_ARMS)) - bare == {"qsgd4", "topk_dgc", "post_local_sgd"}
 
 
 def test_arms_are_names_or_algorithms_of_the_grammar():
-    assert known_arms("ddp, topk(ratio=0.1,ramp_steps=5),every(2, late(int4)) ,auto(quality=1.1), qsgd4") == (
+    assert split_arms("ddp, topk(ratio=0.1,ramp_steps=5),every(2, late(int4)) ,auto(quality=1.1), qsgd4") == (
         "ddp",
         "topk(ratio=0.1,ramp_steps=5)",
         "every(2, late(int4))",
@@ -230,7 +230,7 @@ def test_arms_are_names_or_algorithms_of_the_grammar():
         (" , ", "at least one"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            known_arms(names)
+            split_arms(names)
     check(Setup(mode="train", models=("cnn",), arms=("auto(quality=1.1)",)))
     with pytest.raises(ValueError, match="which only a whole training shows"):
         check(Setup(mode="time", models=("cnn",), arms=("auto",)))

@@ -11,17 +11,17 @@ import typer
 from typer.testing import CliRunner
 
 from pliant.network import CannotEmulateError, LinkReport
-from pliant_bench.harness import pace
+from pliant_bench.harness import rank_speed
 from pliant_bench.harness.arms import Arm
 from pliant_bench.harness.command import bench
-from pliant_bench.harness.grid import Conductor, cells_of, left_to_measure, measured_before
+from pliant_bench.harness.exchange_period import steps_of_a_turn, uncounted_steps
+from pliant_bench.harness.grid import NetworkController, cells_left, cells_of, cells_of_file
 from pliant_bench.harness.metric import METRICS
 from pliant_bench.harness.progress import Progress
-from pliant_bench.harness.rhythm import steps_of_a_turn, uncounted_steps
 from pliant_bench.harness.setup import MARK, STOP, Cell, Setup, stage_file
-from pliant_bench.tables.crossing import cell_rows, read_trained
 from pliant_bench.tables.report import page
 from pliant_bench.tables.text import markdown
+from pliant_bench.tables.winners import cell_rows, read_trained
 from waiting import made_up_clock
 
 
@@ -142,12 +142,12 @@ def test_the_page_and_the_tables_show_every_network(trained):
 def test_a_cell_that_is_in_the_file_is_not_measured_again(tmp_path):
     cells = cells_of(["cnn"], ["10mbit", "1gbit"], ["0ms"], 0.0)
     setup = Setup(mode="grid", models=("cnn",), arms=("compute", "ddp"), cells=cells)
-    assert measured_before(tmp_path / "none.json", setup, 4) == []
+    assert cells_of_file(tmp_path / "none.json", setup, 4) == []
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"setup": asdict(setup), "hosts": 4, "records": CELLS[:1]}))
-    assert left_to_measure(cells, measured_before(path, setup, 4)) == (Cell(model="cnn", rate="1gbit", delay="0ms"),)
+    assert cells_left(cells, cells_of_file(path, setup, 4)) == (Cell(model="cnn", rate="1gbit", delay="0ms"),)
     with pytest.raises(ValueError, match="cannot stand side by side"):
-        measured_before(path, setup, 2)
+        cells_of_file(path, setup, 2)
 
 
 class _Hosts:
@@ -171,7 +171,9 @@ def _conductor(folder, hosts, kept):
     cells = (Cell(model="cnn", rate="10mbit", delay="0ms"), Cell(model="cnn", rate="10mbit", delay="1s"))
     setup = Setup(mode="grid", models=("cnn",), arms=("compute",), cells=cells)
     progress = Progress(watched=True)
-    return Conductor(setup=setup, num_hosts=2, cluster=hosts, folder=folder, progress=progress, keep=kept.append)
+    return NetworkController(
+        setup=setup, num_hosts=2, cluster=hosts, folder=folder, progress=progress, keep=kept.append
+    )
 
 
 def _say(conductor, **record):
@@ -219,9 +221,9 @@ def test_a_turn_takes_whole_periods_and_leaves_no_wait_behind():
 def test_a_slow_rank_pauses_and_all_go_at_its_pace_unless_free(monkeypatch, rank):
     clock, speeds = made_up_clock(), torch.tensor([10.0, 10.0, 5.0])
     world = SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: 3, all_reduce=lambda x: x.copy_(speeds))
-    monkeypatch.setattr(pace, "dist", world)
-    monkeypatch.setattr(pace, "time", clock)
-    own = pace.pace_of(0.5, 0.1)
+    monkeypatch.setattr(rank_speed, "dist", world)
+    monkeypatch.setattr(rank_speed, "time", clock)
+    own = rank_speed.speed_of(0.5, 0.1)
     own.pause()
     assert clock.now_s == pytest.approx(0.1 if rank == 2 else 0.0)
     assert own.own_steps(10, free=False) == 10

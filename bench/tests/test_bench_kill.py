@@ -8,9 +8,9 @@ import typer
 from typer.testing import CliRunner
 
 import pliant
-from pliant_bench.faults.points import ELASTIC_ARMS, Point, is_elastic, left_to_strike, points_of, struck_before
-from pliant_bench.faults.struck import describe, read_diary
-from pliant_bench.faults.tables import is_as_it_should_be, kill_tables
+from pliant_bench.faults.outcome import describe, read_diary
+from pliant_bench.faults.points import ELASTIC_ARMS, Point, is_elastic, points_left, points_of, records_of
+from pliant_bench.faults.tables import is_expected, kill_tables
 from pliant_bench.harness.arms import prepare
 from pliant_bench.harness.command import bench
 from pliant_bench.harness.names import PLIANT_ARMS
@@ -93,11 +93,11 @@ def test_the_lost_rank_is_named_or_it_is_not():
     diaries = {0: _failed(3.0, "rank 0 of 3: x failed: rank 1, 2 is gone (no sign)"), 1: [], 2: _failed(4.0, "time")}
     found = describe(diaries, {0: 1, 2: 1}, victim=1, struck_s=1.0, back_s=None)
     assert (found["outcome"], found["ended_s"], found["named_by"]) == ("ended", 3.0, 1)
-    assert not is_as_it_should_be({"arm": "bytegrad", **found})
+    assert not is_expected({"arm": "bytegrad", **found})
     diaries[2] = _failed(4.0, "rank 2 of 3: rank 1 no longer takes part in the exchange with owners: so")
     found = describe(diaries, {0: 1, 2: 1}, victim=1, struck_s=1.0, back_s=None)
-    assert is_as_it_should_be({"arm": "stale", **found})
-    assert not is_as_it_should_be({"arm": "gossip", **found})
+    assert is_expected({"arm": "stale", **found})
+    assert not is_expected({"arm": "gossip", **found})
     hung = describe(diaries, {0: 1, 2: None}, victim=1, struck_s=1.0, back_s=None)
     assert hung["outcome"] == "hung"
     assert describe(diaries, {0: 1, 2: 0}, victim=1, struck_s=1.0, back_s=None)["outcome"] == "mixed"
@@ -147,11 +147,11 @@ def test_a_point_that_is_in_the_file_is_not_struck_again(tmp_path):
     setup = Setup(mode="kill", models=("cnn",), arms=("gossip", "onebit"), num_points=3)
     points = points_of(setup.arms, 3, 4, 60)
     path = tmp_path / "k.json"
-    assert struck_before(path, setup, 4) == []
+    assert records_of(path, setup, 4) == []
     path.write_text(json.dumps({"setup": asdict(setup), "hosts": 4, "records": [{"kind": "kill", "number": 1}]}))
-    assert left_to_strike(points, struck_before(path, setup, 4)) == [points[0], points[2]]
+    assert points_left(points, records_of(path, setup, 4)) == [points[0], points[2]]
     with pytest.raises(ValueError, match="their points cannot stand side by side"):
-        struck_before(path, setup, 3)
+        records_of(path, setup, 3)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_rank_is_lost_for_real_and_the_rest_is_done_later(tmp_path):
         ("kill", "local_sgd"),
         ("kill", "bytegrad"),
     ]
-    assert all(is_as_it_should_be(r) for r in records[1:]), records
+    assert all(is_expected(r) for r in records[1:]), records
     assert "a rank is lost, and the others end" in (tmp_path / "k.md").read_text()
 
 

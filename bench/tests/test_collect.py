@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 import pliant
 from pliant.network import RankResult
-from pliant.planner import BUILDERS, WORKLOADS, Quality, Space, shrunk
+from pliant.planner import BASELINES, WORKLOADS, Quality, Space, scaled_down
 from pliant.spec import Host, TensorSpec, Topology, Workload
-from pliant_bench.collect.book import FILE, Book, read_lines
 from pliant_bench.collect.collector import collect as run_job
 from pliant_bench.collect.command import collect
-from pliant_bench.collect.job import Job, Place, entries_of, left_of
+from pliant_bench.collect.job import Job, WorkloadCell, entries_of, left_of
+from pliant_bench.collect.journal import FILE, Journal, read_lines
 from pliant_bench.collect.replay import Replay
-from pliant_bench.collect.trial import precise
+from pliant_bench.collect.trial import is_precise
 from pliant_bench.dataset import load
 from pliant_bench.harness.setup import MARK, Cell
 from processes.ranks import fork, said
@@ -131,7 +131,7 @@ def test_workloads_that_cannot_be_replayed_are_refused(fields, sentence):
 
 
 def test_the_order_of_trials_is_that_of_the_seed():
-    workload, _ = shrunk(WORKLOADS["bert"](), 1e6)
+    workload, _ = scaled_down(WORKLOADS["bert"](), 1e6)
     entries = entries_of(CELL, workload, FLAT, 40, 3.5, 0)
     assert entries == entries_of(CELL, workload, FLAT, 40, 3.5, 0)
     assert entries != entries_of(CELL, workload, FLAT, 40, 3.5, 1)
@@ -142,23 +142,23 @@ def test_the_order_of_trials_is_that_of_the_seed():
     assert max(b - a for a, b in pairwise(controls)) <= 11
     assert [entry.number for entry in entries] == list(range(48))
     names = {entry.name for entry in entries}
-    assert names == {*BUILDERS, "sample"} - {"by-hosts"}  # one rank a host: there is nothing inside
+    assert names == {*BASELINES, "sample"} - {"by-hosts"}  # one rank a host: there is nothing inside
     with pytest.raises(ValueError, match="lower --plans or raise --budget"):
         entries_of(CELL, Workload(name="none", tensors=(), forward_s=0.0, backward_s=0.0), FLAT, 300, 1.0, 0)
 
 
 def test_a_space_that_can_be_enumerated_is_run_whole():
-    workload, _ = shrunk(WORKLOADS["bert"](), 4e6)
+    workload, _ = scaled_down(WORKLOADS["bert"](), 4e6)
     entries = entries_of(CELL, workload, FLAT, 0, 1.05, 0)
     run = {entry.genes for entry in entries}
     space = Space(workload, FLAT, Quality(budget=1.05))
     assert run >= set(space.enumerate())
-    assert run - set(space.enumerate()) <= set(BUILDERS.values())
+    assert run - set(space.enumerate()) <= set(BASELINES.values())
 
 
 def _job(num=3):
     entries = tuple(entries_of(CELL, SMALL, FLAT, num, 3.5, 0))
-    place = Place(cell=CELL, workload=SMALL, size_share=1.0, topology=FLAT, entries=entries)
+    place = WorkloadCell(cell=CELL, workload=SMALL, size_share=1.0, topology=FLAT, entries=entries)
     return Job(places=(place,), seconds_per_trial=1.0, timeout_s=9.0, seed=0, ranks_per_host=1, emulated=False)
 
 
@@ -198,8 +198,8 @@ class _Ranks:
 
 def test_a_plan_that_hangs_is_a_failure_and_the_others_go_on(tmp_path):
     job, ranks, notes = _job(), _Ranks(2), []
-    book = Book(tmp_path, {"plans": 3})
-    run_job(job, ranks, book, {}, notes.append)
+    journal = Journal(tmp_path, {"plans": 3})
+    run_job(job, ranks, journal, {}, notes.append)
     assert ranks.lives == [[0, 1, 2, 3, 4], [-3, 3, 4]]
     trials = [line for line in read_lines(tmp_path / FILE) if line["kind"] == "trial"]
     assert [(t["number"], t["status"]) for t in trials] == [
@@ -208,29 +208,29 @@ def test_a_plan_that_hangs_is_a_failure_and_the_others_go_on(tmp_path):
     assert trials[2]["reason"] == "rank 1: no end within 9 s"
     assert trials[2]["session_id"] != trials[3]["session_id"]
     assert any("starting the ranks again" in text for text in notes)
-    run_job(job, ranks, Book(tmp_path, {"plans": 3}), {}, notes.append)
+    run_job(job, ranks, Journal(tmp_path, {"plans": 3}), {}, notes.append)
     assert len(ranks.lives) == 2  # nothing was left
     with pytest.raises(RuntimeError, match=r"rank 1 failed with exit code 1:\nTimeout"):
-        run_job(job, _Ranks(0), Book(tmp_path / "other", {}), {}, notes.append)
+        run_job(job, _Ranks(0), Journal(tmp_path / "other", {}), {}, notes.append)
 
 
 def test_a_line_that_was_cut_off_is_forgotten_and_other_settings_are_refused(tmp_path):
-    book = Book(tmp_path, {"plans": 3, "models": ["a"]})
-    book.write({"kind": "note"})
+    journal = Journal(tmp_path, {"plans": 3, "models": ["a"]})
+    journal.write({"kind": "note"})
     with (tmp_path / FILE).open("a") as file:
         file.write('{"kind": "tri')
-    Book(tmp_path, {"plans": 3, "models": ["a", "b"]})
+    Journal(tmp_path, {"plans": 3, "models": ["a", "b"]})
     assert [line["kind"] for line in read_lines(tmp_path / FILE)] == ["job", "note", "job"]
     with pytest.raises(ValueError, match="give another --out folder, or the same settings"):
-        Book(tmp_path, {"plans": 4})
+        Journal(tmp_path, {"plans": 4})
     with pytest.raises(ValueError, match="run pliant collect --out"):
         read_lines(tmp_path / "no" / FILE)
 
 
 def test_samples_are_precise_when_they_agree():
-    assert not precise([1.0] * 5)
-    assert precise([1.0] * 6)
-    assert not precise([1.0, 1.2] * 5)
+    assert not is_precise([1.0] * 5)
+    assert is_precise([1.0] * 6)
+    assert not is_precise([1.0, 1.2] * 5)
 
 
 @pytest.mark.parametrize(
@@ -258,19 +258,19 @@ import dataclasses, os, sys, time, torch.distributed as dist
 from pathlib import Path
 from datetime import timedelta
 from test_collect import _job
-from pliant_bench.collect.trial import Subject, attempt
+from pliant_bench.collect.trial import ReplayedModel, run_trial
 from pliant_bench.collect.worker import _ends_within
-from pliant.planner import BUILDERS
+from pliant.planner import BASELINES
 from pliant.spec import Custom, Rule, SyncPlan
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 job = dataclasses.replace(_job(), timeout_s=6.0)
-subject = Subject(job.places[0], job)
+subject = ReplayedModel(job.places[0], job)
 good = BUILDERS["bytegrad"].plan()
 bad = SyncPlan(rules=(Rule(exchange=Custom(name="none")),))
-print("all:", attempt(subject, bad, 0.2, wire=False), flush=True)
+print("all:", run_trial(subject, bad, 0.2, wire=False), flush=True)
 subject.abandon()
-subject = Subject(job.places[0], job)
+subject = ReplayedModel(job.places[0], job)
 make, made = subject.step, []
 def step():
     made.append(0)
@@ -278,10 +278,10 @@ def step():
         raise MemoryError("no more")
     make()
 subject.step = step
-print("one:", attempt(subject, good, 0.2, wire=False), flush=True)
+print("one:", run_trial(subject, good, 0.2, wire=False), flush=True)
 subject.abandon()
-subject = Subject(job.places[0], job)
-found = attempt(subject, good, 0.2, wire=False)
+subject = ReplayedModel(job.places[0], job)
+found = run_trial(subject, good, 0.2, wire=False)
 print("then:", found["status"], found["sent_bytes"] > 0, len(found["samples"]) > 0, flush=True)
 subject.run.close()
 with _ends_within(0.5):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
-from pliant.planner import BUILDERS, Genes, Quality, Space
+from pliant.planner import BASELINES, Genes, Quality, Space
 from pliant.spec import from_json, to_json
 from pliant_bench.dataset import (
     COLUMNS,
-    Model,
-    Network,
-    Planned,
+    ModelRow,
+    NetworkRow,
+    PlanRow,
     SimulatedRun,
     append_simulated,
     dataset_of,
@@ -133,11 +133,11 @@ def test_a_plan_has_one_role_at_random_and_roles_are_shared_out():
 
 
 def test_simulated_runs_join_and_are_told_apart(tmp_path):
-    data = dataset_of(_one(WORKLOAD, [BUILDERS["ddp"]]))
+    data = dataset_of(_one(WORKLOAD, [BASELINES["ddp"]]))
     one = SimulatedRun(
-        model=Model(family="wider", workload=MODELS[1]),
-        network=Network(topology=TWO_A_HOST),
-        planned=Planned(genes=BUILDERS["topk"], generator="topk"),
+        model=ModelRow(family="wider", workload=MODELS[1]),
+        network=NetworkRow(topology=TWO_A_HOST),
+        planned=PlanRow(genes=BASELINES["topk"], generator="topk"),
         step_s=0.25,
         compute_s=0.2,
         exposed_s=0.05,
@@ -145,14 +145,14 @@ def test_simulated_runs_join_and_are_told_apart(tmp_path):
         sent_bytes=1e5,
         simulator="1",
     )
-    known = replace(one, model=Model.from_row(data.rows("models")[0]), network=Network(topology=FLAT))
+    known = replace(one, model=ModelRow.from_row(data.rows("models")[0]), network=NetworkRow(topology=FLAT))
     write(append_simulated(append_simulated(data, [one]), [known]), tmp_path)
     more = load(tmp_path)
     assert more.runs["provenance"].tolist() == ["measured_emulated", "simulated", "simulated"]
     assert len(set(more.runs["run_id"])) == 3
     assert (len(more.models), len(more.topologies), len(more.plans)) == (2, 2, 2)  # what is known does not come twice
     (trial,) = more.trials(one.model.id, one.network.id, "simulated")
-    assert (trial.genes, trial.step_s) == (BUILDERS["topk"], 0.25)
+    assert (trial.genes, trial.step_s) == (BASELINES["topk"], 0.25)
     assert more.trials(one.model.id, one.network.id) == []
     assert "| simulated | ok | 2 |" in (tmp_path / "card.md").read_text()
 
@@ -161,7 +161,7 @@ def test_sessions_whose_control_moved_are_flagged():
     steady, moved = ([0.5, 0.52], [0.5, 0.5, 0.7])
     for steps_s, drifted in ((steady, False), (moved, True)):
         lines = [_session(0, WORKLOAD, FLAT, 0.0, [])]
-        lines += [_trial("s0", k, BUILDERS["ddp-bf16"], [s], "control") for k, s in enumerate(steps_s)]
+        lines += [_trial("s0", k, BASELINES["ddp-bf16"], [s], "control") for k, s in enumerate(steps_s)]
         data = dataset_of(lines)
         assert set(data.runs["drifted"]) == {drifted}
         assert data.rows("sessions")[0]["drifted"] is drifted
@@ -173,14 +173,14 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no trial was run yet"):
         dataset_of([])
     with pytest.raises(ValueError, match="which no line begins"):
-        dataset_of([_trial("s9", 0, BUILDERS["ddp"], [0.1])])
-    write(dataset_of(_one(WORKLOAD, [BUILDERS["ddp"]])), tmp_path)
+        dataset_of([_trial("s9", 0, BASELINES["ddp"], [0.1])])
+    write(dataset_of(_one(WORKLOAD, [BASELINES["ddp"]])), tmp_path)
     (tmp_path / "runs.parquet").write_bytes((tmp_path / "plans.parquet").read_bytes())
     with pytest.raises(ValueError, match="has the columns plan_id"):
         load(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(RuntimeError, match=r"pip install 'pliant\[plan\]'"):
-        dataset_of(_one(WORKLOAD, [BUILDERS["ddp"]]))
+        dataset_of(_one(WORKLOAD, [BASELINES["ddp"]]))
 
 
 def test_the_page_explains_every_column():

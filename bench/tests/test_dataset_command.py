@@ -8,24 +8,24 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pliant.planner import WORKLOADS, Quality, Space, Trial, shrunk
+from pliant.planner import WORKLOADS, Quality, Space, Trial, scaled_down
 from pliant.simulator import CostFeatures, Overheads, simulate
 from pliant.spec import Host, Topology, to_json
-from pliant_bench.dataset import Network, dataset_of, load, write
+from pliant_bench.dataset import NetworkRow, dataset_of, load, write
 from pliant_bench.dataset.command import dataset
-from pliant_bench.dataset.drawn import simulated_runs
-from pliant_bench.dataset.gate import Gate, gate
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells, slowdown_of
+from pliant_bench.dataset.sampled import simulated_runs
+from pliant_bench.dataset.validation import ValidationGate, validate
 
 
-def network(rate: float, slow_share: float = 0.0) -> Network:
+def network(rate: float, slow_share: float = 0.0) -> NetworkRow:
     hosts = [Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=rate) for k in range(4)]
-    return Network(topology=Topology(hosts=tuple(hosts)), slow_share=slow_share)
+    return NetworkRow(topology=Topology(hosts=tuple(hosts)), slow_share=slow_share)
 
 
 def cell(family: str, rate: float, spoil=lambda genes, s: s) -> MeasuredCell:
     """A cell whose measured times are those of the simulator, or what is made of them."""
-    workload, _ = shrunk(WORKLOADS[family](), 4e6)
+    workload, _ = scaled_down(WORKLOADS[family](), 4e6)
     where = network(rate)
     space, rng = Space(workload, where.topology, Quality(budget=1.3)), random.Random(0)
     genes = list({space.sample(rng) for _ in range(25)})
@@ -36,7 +36,7 @@ def cell(family: str, rate: float, spoil=lambda genes, s: s) -> MeasuredCell:
 
 
 def test_a_simulator_that_is_right_passes():
-    found = gate([cell("vgg16", 1e7), cell("bert", 1e8)])
+    found = validate([cell("vgg16", 1e7), cell("bert", 1e8)])
     assert found.is_open
     assert found.figures["error"] < 0.02
     assert set(found.cells) == {"vgg16 1e+07", "bert 1e+08"}
@@ -50,21 +50,23 @@ def test_a_simulator_that_is_wrong_does_not():
     def noisy(_, s):
         return s * float(np.exp(rng.normal(0, 0.5)))
 
-    found = gate([cell("vgg16", 1e7, noisy), cell("bert", 1e8, noisy)])
+    found = validate([cell("vgg16", 1e7, noisy), cell("bert", 1e8, noisy)])
     assert not found.is_open
     assert "closed" in found.text()
 
 
 def test_a_family_that_is_off_to_one_side_is_not_simulated():
     good = {"pair": 0.95, "tau": 0.9, "error": 0.05, "p90": 0.1, "regret@10": 0.0}
-    found = Gate(cells={"a": good}, bias={"exact": (9, -0.09, 0.1), "gossip": (9, 0.11, 0.12), "local": (9, -0.2, 0.2)})
+    found = ValidationGate(
+        cells={"a": good}, bias={"exact": (9, -0.09, 0.1), "gossip": (9, 0.11, 0.12), "local": (9, -0.2, 0.2)}
+    )
     assert found.families == ["exact"]
     assert "| gossip | 9 | +11.0% | 12.0% | no |" in found.text()
 
 
 def test_a_cell_needs_another_that_shares_nothing_with_it():
     with pytest.raises(ValueError, match="another model on another network"):
-        gate([cell("vgg16", 1e7), cell("vgg16", 1e8)])
+        validate([cell("vgg16", 1e7), cell("vgg16", 1e8)])
 
 
 def test_simulated_runs_are_those_of_the_seed_and_of_the_families():
@@ -102,7 +104,7 @@ def lines_of(cells: dict[tuple[str, float], float]) -> list[dict]:
     lines = []
     for k, ((family, rate), factor) in enumerate(cells.items()):
         made = cell(family, rate, lambda _, s, f=factor: s * f)
-        workload, share = shrunk(WORKLOADS[family](), 4e6)
+        workload, share = scaled_down(WORKLOADS[family](), 4e6)
         lines.append(
             {
                 "kind": "session",

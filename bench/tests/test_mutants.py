@@ -23,7 +23,7 @@ def load(monkeypatch):
     return importlib.import_module
 
 
-def made(load, name="P001", file="src/pliant/engine/lane.py", old="y = 2\n", new="y = 3\n"):
+def made(load, name="P001", file="src/pliant/engine/comm_thread.py", old="y = 2\n", new="y = 3\n"):
     return load("mutant").Mutant(id=name, file=file, line=3, operator="number", old=old, new=new, tests=("tests/x.py",))
 
 
@@ -130,7 +130,7 @@ def test_a_job_goes_on_where_it_stopped(load, tmp_path):
     assert ids(whole=True, again=False) == ["P001"]
     shown = job.table(mutants, done)
     assert "| engine | 4 | 3 | 1 | 2 | 0 |" in shown
-    assert "P001: survived (covering tests), src/pliant/engine/lane.py:3, number" in shown
+    assert "P001: survived (covering tests), src/pliant/engine/comm_thread.py:3, number" in shown
     assert "P000" not in shown
 
 
@@ -154,9 +154,9 @@ def test_the_tests_of_a_mutant_are_those_that_run_its_statement(load, tmp_path):
     text = "def f(x, y=1):\n    if (\n        x\n        > 0\n    ):\n        y = 2\n"
     text += "    return (\n        x,\n        y,\n    )\nZ = 1\n"
     notes = [
-        {"test": "", "seconds": 0.0, "lines": {"src/pliant/engine/lane.py": [1]}},
-        {"test": "slow", "seconds": 2.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 6, 7, 8, 11]}},
-        {"test": "quick", "seconds": 1.0, "lines": {"src/pliant/engine/lane.py": [2, 3, 7]}},
+        {"test": "", "seconds": 0.0, "lines": {"src/pliant/engine/comm_thread.py": [1]}},
+        {"test": "slow", "seconds": 2.0, "lines": {"src/pliant/engine/comm_thread.py": [2, 3, 6, 7, 8, 11]}},
+        {"test": "quick", "seconds": 1.0, "lines": {"src/pliant/engine/comm_thread.py": [2, 3, 7]}},
         {"test": "other", "seconds": 0.5, "lines": {"src/pliant/engine/run.py": [2, 3, 7]}},
     ]
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))

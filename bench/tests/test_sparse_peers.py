@@ -15,12 +15,12 @@ from pliant.buckets import Bucket, spans_of
 from pliant.comm import RecordedComm, run_world
 from pliant.spec import SyncPlan, from_json, to_json
 from pliant_bench.baselines import GTopK, OkTopk, ScaleCom, SparCml, UniformBlocks, register_baselines
-from pliant_bench.baselines.oktopk import evened
+from pliant_bench.baselines.oktopk import rebalance
 from pliant_bench.baselines.sparcml import split_gather
 from pliant_bench.baselines.streams import add_stream, gather_all, kth_largest, largest, route, stream_of
 from pliant_bench.harness.arms import _optimizer, plan_of_arm
 from pliant_bench.harness.command import bench
-from pliant_bench.harness.names import BASELINE_ARMS, known_arms
+from pliant_bench.harness.names import BASELINE_ARMS, split_arms
 
 SHAPES = [(20, 16), (7,), (173,)]
 NUMEL = 500
@@ -191,7 +191,7 @@ def test_messages_of_any_length_arrive():
         routed = route([torch.full((me * j,), 10 * me + j, dtype=torch.int32) for j in range(size)], place.comm)
         gathered = gather_all(torch.full((me,), me, dtype=torch.int32), place.comm)
         columns = torch.arange(2 * 24, dtype=torch.int32).view(2, 24) if me == 1 else torch.empty(2, 0).int()
-        even = evened(columns, place.comm)
+        even = rebalance(columns, place.comm)
         return [part.tolist() for part in routed], [part.tolist() for part in gathered], even
 
     for me, (routed, gathered, even) in enumerate(run_world(4, body, timeout_s=20)):
@@ -249,7 +249,7 @@ def test_real_processes_exchange_by_them(tmp_path):
 def test_every_peer_is_an_arm_with_settings_and_survives_a_plan():
     assert set(BASELINE_ARMS) == {"sparcml", "oktopk", "gtopk", "scalecom", "dgc", "uniform_blocks", "magnitude_blocks"}
     for name in BASELINE_ARMS:
-        assert known_arms(f"{name}(ratio=0.02)") == (f"{name}(ratio=0.02)",)
+        assert split_arms(f"{name}(ratio=0.02)") == (f"{name}(ratio=0.02)",)
         plan = plan_of_arm(f"{name}(ratio=0.02)")
         assert from_json(SyncPlan, to_json(plan)) == plan
         node = pliant.parse(f"{name}(ratio=0.02)")

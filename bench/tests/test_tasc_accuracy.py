@@ -41,8 +41,8 @@ def test_a_book_survives_a_cut_off_line_and_keeps_the_first_of_a_key(load, tmp_p
     book_of = load("accuracy_book").Book
     path = tmp_path / "new" / "runs.jsonl"
     record = {"kind": "run", "task": "images", "arm": "dense", "seed": 0, "value": 0.5}
-    book = book_of(path)
-    book.add(record)
+    journal = book_of(path)
+    journal.add(record)
     with path.open("a") as file:
         file.write('{"kind": "run", "task": "ima')  # killed here
     again = book_of(path)
@@ -219,8 +219,8 @@ def test_the_wide_job_goes_on_as_if_it_had_never_stopped(load, tmp_path, capsys)
 
     def run(folder, *more):
         wide.main([*common, "--out", str(tmp_path / folder), *more])
-        book = tmp_path / folder / "results.jsonl"
-        return [json.loads(line) for line in book.read_text().splitlines()] if book.exists() else []
+        journal = tmp_path / folder / "results.jsonl"
+        return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
 
     whole = run("whole")
     assert [r["steps"] for r in whole] == [1, 2, 1, 2]

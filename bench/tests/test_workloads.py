@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.planner import WORKLOADS, shrunk
+from pliant.planner import WORKLOADS, scaled_down
 from pliant_bench.dataset import load
-from pliant_bench.dataset.records import Model
+from pliant_bench.dataset.records import ModelRow
 
 DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "dataset_2core_2026-11-21"
 
@@ -39,7 +39,7 @@ def test_times_grow_and_backward_takes_twice_the_forward(name):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_shrunk_models_fit_and_keep_their_tensors(name):
     whole = WORKLOADS[name]()
-    small, share = shrunk(whole, 4e6)
+    small, share = scaled_down(whole, 4e6)
     assert 3.8e6 < 4 * small.numel <= 4e6 or small is whole
     assert share == small.numel / whole.numel
     assert [t.name for t in small.tensors] == [t.name for t in whole.tensors]
@@ -48,7 +48,7 @@ def test_shrunk_models_fit_and_keep_their_tensors(name):
 
 def test_what_cannot_fit_is_refused():
     with pytest.raises(ValueError, match="even with one element each"):
-        shrunk(WORKLOADS["resnet50"](), 100)
+        scaled_down(WORKLOADS["resnet50"](), 100)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_what_cannot_fit_is_refused():
     ],
 )
 def test_models_keep_the_ids_that_trials_are_kept_under(name, whole, small):
-    for workload, mark in ((WORKLOADS[name](), whole), (shrunk(WORKLOADS[name](), 4e6)[0], small)):
-        assert Model(family=name, workload=workload).id == f"{name}-{mark}"
+    for workload, mark in ((WORKLOADS[name](), whole), (scaled_down(WORKLOADS[name](), 4e6)[0], small)):
+        assert ModelRow(family=name, workload=workload).id == f"{name}-{mark}"
 
 
 def test_models_of_the_published_trials_are_made_as_they_were():
     models = load(DATASET).models
     assert models
     for model_id, model in models.items():
-        sizes = [shrunk(WORKLOADS[model.family](), size) for size in (2e6, 4e6)]
+        sizes = [scaled_down(WORKLOADS[model.family](), size) for size in (2e6, 4e6)]
         small = next(workload for workload, share in sizes if share == model.size_share)
-        assert model_id == model.id == Model(family=model.family, workload=small).id
+        assert model_id == model.id == ModelRow(family=model.family, workload=small).id

@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
-from pliant.comm import ProcessGroupComm, own_group
+from pliant.comm import ProcessGroupComm, new_comm
 
 STEPS, SEEDS, RANKS = 600, (0, 1, 2), 2
 RATE_BYTES_PER_S = 25e6
@@ -64,8 +64,8 @@ class SlowComm(ProcessGroupComm):
 
 
 def slow_group(group: Any, timeout_s: float, start_timeout_s: float | None = None) -> SlowComm:
-    """Return what `own_group` does, on a slow link."""
-    made = own_group(group, timeout_s, start_timeout_s)
+    """Return what `new_comm` does, on a slow link."""
+    made = new_comm(group, timeout_s, start_timeout_s)
     made.__class__ = SlowComm
     return cast(SlowComm, made)
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    importlib.import_module("pliant.engine.starting").own_group = slow_group
+    importlib.import_module("pliant.engine.run_start").own_group = slow_group
     lines = [json.loads(text) for text in given.out.read_text().splitlines()] if given.out.exists() else []
     done = {(x["model"], x["optimizer"], x["arm"], x["seed"]) for x in lines}
     for case, optimizer, arm, seed in trials() if not given.table else ():

@@ -77,18 +77,18 @@ def _list(given: argparse.Namespace) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    book = _Lines(given.results)
-    done = {(r["seed"], r["number"]) for r in book.records.values()}
+    journal = _Lines(given.results)
+    done = {(r["seed"], r["number"]) for r in journal.records.values()}
     wanted = {word.strip() for word in given.only.split(",") if word.strip()}
     left = [t for t in read_trials(given.trials) if (t.seed, t.number) not in done and t.number >= given.first]
     left = [t for t in left if not wanted or t.attack in wanted or str(t.number) in wanted]
     left = left[: given.limit or None]
     if left:
-        _carry_out_all(left, book, given.slack)
-    print(markdown(list(book.records.values())))
+        _carry_out_all(left, journal, given.slack)
+    print(markdown(list(journal.records.values())))
 
 
-def _carry_out_all(trials: Sequence[Trial], book: Book, slack: float) -> None:
+def _carry_out_all(trials: Sequence[Trial], journal: Book, slack: float) -> None:
     # Here, since they need torch, and `list` and `table` do not.
     from contextlib import ExitStack
 
@@ -100,7 +100,7 @@ def _carry_out_all(trials: Sequence[Trial], book: Book, slack: float) -> None:
         hosts = stack.enter_context(Hosts(_RANKS)) if any(t.where == "hosts" for t in trials) else None
         for k, trial in enumerate(trials, 1):
             record = carry_out(trial, hosts, references, slack)
-            book.add({**record, "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())})
+            journal.add({**record, "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())})
             told = f"{k} of {len(trials)}: {trial.number} {trial.attack} {trial.algorithm}, {trial.ranks} ranks"
             print(f"{told}: {record['outcome']} after {record['trial_s']:.0f} s  {record['why']}", flush=True)
 

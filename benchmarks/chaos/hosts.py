@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from pliant.network.hostlink import ShapedLink
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent, require_tools
+from pliant.network.shaped_link import ShapedLink
 from pliant.network.shaping import LEAST_BURST
 
 __all__ = ["Disk", "Hosts", "enter"]

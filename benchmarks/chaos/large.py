@@ -18,7 +18,7 @@ from chaos.judge import Record
 from chaos.trials import Trial
 from chaos.world import World
 from pliant.network.namespaces import die_with_parent
-from pliant_bench.faults.pen import Pen
+from pliant_bench.faults.diary_writer import DiaryWriter
 
 __all__ = ["COLUMNS", "LIMIT_S", "ROWS", "LargeStart", "large_trial", "train_large"]
 
@@ -60,16 +60,16 @@ class _Large(nn.Module):
 def train_large(start: LargeStart) -> None:
     """Train as a rank, and say how many elements are not what they must be."""
     die_with_parent(os.getppid())()
-    pen = Pen(Path(start.folder) / f"{start.rank}.jsonl")
+    diary = DiaryWriter(Path(start.folder) / f"{start.rank}.jsonl")
     os.dup2(os.open(Path(start.folder) / f"{start.rank}.err", os.O_WRONLY | os.O_CREAT), 2)
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(start.port), "GLOO_SOCKET_IFNAME": "lo"})
     os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
     os.environ.update({"RANK": str(start.rank), "WORLD_SIZE": str(start.ranks)})
     torch.set_num_threads(1)
     try:
-        pen.say("ended", {"wrong": _train(start)})
+        diary.say("ended", {"wrong": _train(start)})
     except Exception as error:  # noqa: BLE001  whatever it is, it is what this rank ends with
-        pen.say("failed", {"error": type(error).__name__, "text": str(error)})
+        diary.say("failed", {"error": type(error).__name__, "text": str(error)})
         sys.exit(1)
 
 

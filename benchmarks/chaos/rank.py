@@ -26,7 +26,7 @@ from chaos.hosts import enter
 from chaos.saving import load_checkpoint, save_checkpoint
 from chaos.trials import Trial
 from pliant.network.namespaces import die_with_parent
-from pliant_bench.faults.pen import Pen, Regroups
+from pliant_bench.faults.diary_writer import DiaryWriter, Regroups
 from pliant_bench.harness.arms import Arm, plan_of_arm, prepare
 
 __all__ = ["SECRET_FILE", "Start", "StoreStart", "be", "host_store"]
@@ -81,7 +81,7 @@ def host_store(start: StoreStart) -> None:
     if start.network_pid:
         enter(start.network_pid, "net")
     store = TCPStore(start.address, 0, is_master=True, wait_for_workers=False)
-    Pen(Path(start.folder) / "-1.jsonl").say("hosts", {"port": store.port})
+    DiaryWriter(Path(start.folder) / "-1.jsonl").say("hosts", {"port": store.port})
     while True:
         signal.pause()
 
@@ -90,7 +90,7 @@ def be(start: Start) -> None:
     """Train as a rank; exit code 1 says that an error ended it, which is in the diary."""
     die_with_parent(os.getppid())()
     folder = Path(start.folder)
-    pen = Pen(folder / f"{start.rank}.jsonl")
+    diary = DiaryWriter(folder / f"{start.rank}.jsonl")
     errors = (folder / f"{start.rank}.err").open("a")
     os.dup2(errors.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, errors, all_threads=True)
@@ -101,9 +101,9 @@ def be(start: Start) -> None:
     os.environ.update(_environment(start))
     torch.set_num_threads(1)
     try:
-        _train(start, pen)
+        _train(start, diary)
     except (Exception, CheckpointException) as error:  # noqa: BLE001  whatever it is, it is what this rank ends with
-        pen.say("failed", {"error": type(error).__name__, "text": str(error)})
+        diary.say("failed", {"error": type(error).__name__, "text": str(error)})
         sys.exit(1)
 
 
@@ -115,45 +115,45 @@ def _environment(start: Start) -> dict[str, str]:
     return {**plain, **interface, **numbers, **({} if start.trial.rank_hosts_store else agent)}
 
 
-def _train(start: Start, pen: Pen) -> None:
+def _train(start: Start, diary: DiaryWriter) -> None:
     trial = start.trial
     if trial.elastic:
         logger = logging.getLogger("pliant")
         logger.setLevel(logging.INFO)
-        logger.addHandler(Regroups(pen))
+        logger.addHandler(Regroups(diary))
     else:
         dist.init_process_group("gloo", timeout=timedelta(seconds=max(start.timeout_s, 5)))
-    arm = _relaxed(start, pen)
+    arm = _relaxed(start, diary)
     run = arm.run
     if run is None:
         raise ValueError(f"{trial.algorithm} is not an algorithm of Pliant's.")
     if start.loads:
         number = load_checkpoint(start.saves, arm, trial.how)
-        pen.say("loaded", {"number": number, "step": arm.run.steps, "hash": hash_of(arm.module)})
+        diary.say("loaded", {"number": number, "step": arm.run.steps, "hash": hash_of(arm.module)})
         return
-    pen.say("begun", {"step": run.steps})
+    diary.say("begun", {"step": run.steps})
     while run.steps < start.steps:
         _step(arm, start.rank, run.steps)
-        pen.say("step", {"step": run.steps, "members": len(run.members)})
-        _between_steps(start, arm, pen)
+        diary.say("step", {"step": run.steps, "members": len(run.members)})
+        _between_steps(start, arm, diary)
         time.sleep(_PACE_S * start.slack)
     members = list(run.members)
     run.close()
     weights = [float(p.detach().double().square().sum()) for p in arm.module.parameters()]
     finite = all(math.isfinite(w) for w in weights)
-    pen.say("ended", {"step": run.steps, "members": members, "finite": finite, "hash": hash_of(arm.module)})
+    diary.say("ended", {"step": run.steps, "members": members, "finite": finite, "hash": hash_of(arm.module)})
     if not trial.elastic:
         with suppress(RuntimeError):  # of a rank that has ended a moment before
             dist.destroy_process_group()
 
 
-def _relaxed(start: Start, pen: Pen) -> Arm:
+def _relaxed(start: Start, diary: DiaryWriter) -> Arm:
     """Return the arm. A late rank sleeps when everything of torch's own is there, just before relax()."""
     trial = start.trial
     relax, is_late = pliant.relax, trial.attack == "slow_start" and start.rank in trial.victims and not start.loads
 
     def late_relax(*given: Any, **settings: Any) -> Any:
-        pen.say("coming")
+        diary.say("coming")
         time.sleep(trial.late_s * start.slack if is_late else 0.0)
         if trial.elastic and trial.attack != "slow_start":  # who comes back after the end is alone at a new start
             settings["start_timeout_s"] = _START_S * start.slack
@@ -179,27 +179,27 @@ def _step(arm: Arm, rank: int, step: int) -> None:
     arm.optimizer.step()
 
 
-def _between_steps(start: Start, arm: Arm, pen: Pen) -> None:
+def _between_steps(start: Start, arm: Arm, diary: DiaryWriter) -> None:
     run, trial = arm.run, start.trial
     if run is None:
         return
     if start.plans and run.steps % 2 == 0 and run.steps // 2 < len(start.plans):
         plan = start.plans[run.steps // 2]
-        pen.say("switches", {"to": plan})
+        diary.say("switches", {"to": plan})
         run.switch(plan_of_arm(plan), pay=run.steps % 4 == 0)
     if trial.how and run.steps % _STEPS_A_SAVING == 0:
         number = run.steps // _STEPS_A_SAVING
         arm.settle()  # at a free pace, what is on its way still changes weights, and is in what is saved
         told = {"number": number, "step": run.steps, "hash": hash_of(arm.module)}
-        pen.say("saving", told)
+        diary.say("saving", told)
         try:
             save_checkpoint(start.saves, number, arm, trial.how)
         except (Exception, CheckpointException) as error:  # torch's own is no Exception
             if trial.attack != "disk_full":
                 raise
-            pen.say("not saved", {"number": number, "error": type(error).__name__, "text": str(error)})
+            diary.say("not saved", {"number": number, "error": type(error).__name__, "text": str(error)})
         else:
-            pen.say("saved", told)
+            diary.say("saved", told)
 
 
 def hash_of(module: nn.Module) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.hosts import Disk, Hosts
 from chaos.rank import SECRET_FILE, Start, StoreStart, be, host_store
 from chaos.trials import TIMEOUT_S, Trial, steps_of, switches_of
-from pliant.network.local import reserve_port
+from pliant.network.local_hosts import reserve_port
 from pliant_bench.faults.processes import Processes
 
 __all__ = ["POLL_S", "World", "context"]

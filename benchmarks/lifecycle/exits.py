@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
-from pliant.engine.doing import goes_free
-from pliant.network.local import reserve_port
+from pliant.engine.step_counts import has_free_pace
+from pliant.network.local_hosts import reserve_port
 from pliant_bench.harness.names import PLIANT_ARMS
 
 RANKS, LAST = 2, 1
@@ -183,7 +183,7 @@ def be(trial: Trial) -> None:
         loader = iter(torch.utils.data.DataLoader(list(range(1000)), num_workers=2))  # pyright: ignore[reportArgumentType]
         next(loader)  # it lives until the script ends
     train(arm, trial.steps)
-    if arm.run is not None and goes_free([rule.exchange for rule in arm.run.plan.rules]):
+    if arm.run is not None and has_free_pace([rule.exchange for rule in arm.run.plan.rules]):
         dist.barrier()  # who leaves is lost to those that still train: here, all end together
     match trial.way:
         case "sys.exit(0)":
@@ -253,14 +253,14 @@ def main() -> None:
     elif given.act == "list":
         given.trials.write_text("".join(json.dumps(asdict(each)) + "\n" for each in draw(given.seed, given.num)))
     else:
-        book = Lines(given.results)
+        journal = Lines(given.results)
         for line in given.trials.read_text().splitlines() if given.act == "run" else []:
             trial = Trial(**json.loads(line))
-            if (trial.seed, trial.number) not in book.records:
-                record = book.add(carry_out(trial))
+            if (trial.seed, trial.number) not in journal.records:
+                record = journal.add(carry_out(trial))
                 told = "passed" if record["passed"] else f"{record['statuses']}, not {record['expected']}"
                 print(f"{trial.number} {trial.way}, {trial.algorithm}: {told}", flush=True)
-        print(table(list(book.records.values())))
+        print(table(list(journal.records.values())))
 
 
 if __name__ == "__main__":

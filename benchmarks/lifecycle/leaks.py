@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
-from pliant.network.local import reserve_port
+from pliant.network.local_hosts import reserve_port
 from pliant_bench.harness.names import PLIANT_ARMS
 
 RANKS, CYCLES, STEPS, STEPS_A_LOOK = 2, 50, 2000, 50
@@ -190,22 +190,22 @@ def be(algorithm: str, kind: str) -> None:
     print(json.dumps(looks), flush=True)
 
 
-def table(book: Lines) -> str:
+def table(journal: Lines) -> str:
     """Return a table: for each algorithm and kind the largest slopes of its ranks, and what stays."""
     rows = [
         "| algorithm | kind | resident bytes a look | tensor bytes a look | threads | files | stays |",
         "|---|---|---|---|---|---|---|",
     ]
     num = 0
-    for record in book.records.values():
+    for record in journal.records.values():
         cells = [record["algorithm"], record["kind"]]
         for name in LOOKED_AT:
             a, error = _steepest(record, name)
             cells.append(f"{a:+.0f} ± {error:.0f}" if name in ("resident", "tensors") else f"{a:+.2f}")
-        found = stays(record, book.records[record["kind"], PLAIN])
+        found = stays(record, journal.records[record["kind"], PLAIN])
         num += not found
         rows.append("| " + " | ".join([*cells, ", ".join(found) or "nothing"]) + " |")
-    return "\n".join([*rows, "", f"Nothing stays in {num} of {len(book.records)}."])
+    return "\n".join([*rows, "", f"Nothing stays in {num} of {len(journal.records)}."])
 
 
 def main() -> None:
@@ -219,14 +219,14 @@ def main() -> None:
     if given.act == "be":
         be(given.only, given.kind)
         return
-    book = Lines(given.results)
+    journal = Lines(given.results)
     for algorithm in [PLAIN, *given.only.split(",")] if given.act == "run" else []:
         for kind in KINDS if given.kind is None else [given.kind]:
-            if (kind, algorithm) not in book.records:
-                record = book.add(measure(algorithm, kind))
-                found = stays(record, book.records[kind, PLAIN])
+            if (kind, algorithm) not in journal.records:
+                record = journal.add(measure(algorithm, kind))
+                found = stays(record, journal.records[kind, PLAIN])
                 print(f"{algorithm}, {kind}: {', '.join(found) or 'nothing'} stays", flush=True)
-    print(table(book))
+    print(table(journal))
 
 
 if __name__ == "__main__":

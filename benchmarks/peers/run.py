@@ -25,7 +25,7 @@ from jobs import HERE, PAIRS, Job, Pair, whole_periods
 from table import markdown
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.network import EmulatedCluster, emulated
+from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.spec.files import write_atomically
 from pliant_bench.data.fetch import find_images
 from pliant_bench.harness.setup import MARK, MODELS
@@ -51,7 +51,7 @@ def main() -> None:
     if turns:
         print(f"{len(turns)} runs, {arguments.timeout:g} s each at most; none begins after {arguments.minutes:g} min.")
         topology = topology_from_flags(arguments.hosts, arguments.rate, arguments.delay, [], 1, 0.0)
-        with emulated(topology) as cluster:
+        with emulate_cluster(topology) as cluster:
             complete = _make(turns, result, cluster, arguments)
         if not complete:
             sys.exit(f"stopped after {arguments.minutes:g} minutes; the same command goes on from here.")

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from pliant_bench.data.images import load_images
-from pliant_bench.harness.lines import say
+from pliant_bench.harness.emit import emit
 from pliant_bench.harness.wire import busiest, interface_bytes
 from pliant_bench.models import TASKS, Cnn
 
@@ -90,7 +90,7 @@ def run(start: Start) -> None:
     step_s, wire_bytes = busiest([step_s, sent_bytes])
     accuracy = _accuracy(module, images.test_x, images.test_y) if images else None
     distance = _distance(module)
-    say("peer", {"step_s": step_s, "wire_bytes": wire_bytes, "accuracy": accuracy, "distance": distance})
+    emit("peer", {"step_s": step_s, "wire_bytes": wire_bytes, "accuracy": accuracy, "distance": distance})
     dist.barrier()
     trainer.close()
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.network import emulated
+from pliant.network import emulate_cluster
 from pliant.spec.files import write_atomically
 
 MARK = "auto: "
@@ -113,7 +113,7 @@ def worker(quality: float, changed: str) -> None:
 def measure(given: argparse.Namespace) -> list[dict]:
     first = topology_from_flags(given.hosts, given.first, given.delay, [], 1, 0.0)
     said: list[dict] = []
-    with tempfile.TemporaryDirectory() as folder, emulated(first) as cluster:
+    with tempfile.TemporaryDirectory() as folder, emulate_cluster(first) as cluster:
         flag = Path(folder) / "changed"
 
         def take(rank: int, line: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pliant.network import emulated
+from pliant.network import emulate_cluster
 from pliant.spec import Host, Topology
 
 _SCRIPT = """
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import pliant
-from pliant.planner import BUILDERS
+from pliant.planner import BASELINES
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def main() -> None:
         for r in (2.5e7, 1.25e6)
     )
     said = []
-    with tempfile.TemporaryDirectory() as folder, emulated(fast) as cluster:
+    with tempfile.TemporaryDirectory() as folder, emulate_cluster(fast) as cluster:
         script, flag = Path(folder, "script.py"), Path(folder, "changed")
         script.write_text(_SCRIPT)
 

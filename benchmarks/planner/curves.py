@@ -19,7 +19,7 @@ import numpy as np
 import optuna
 from rankers import Ranker
 
-from pliant.planner import BUILDERS, Gene, Genes, Quality, SearchLimits, Space, Trial, searching
+from pliant.planner import BASELINES, Gene, Genes, Quality, SearchLimits, Space, Trial, search_steps
 from pliant.planner.predictor import Predictor
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import Dataset, load
@@ -88,7 +88,7 @@ def of_model(model: Callable[[Table, int], object], *, begin: str) -> Arm:
             "best": {},
         }[begin]
         limits = SearchLimits(seed=seed, max_trials=TRIALS, **first)
-        asking = searching(table.space, model(table, seed), limits)
+        asking = search_steps(table.space, model(table, seed), limits)
         try:
             genes, _limit = next(asking)
             while True:
@@ -103,7 +103,7 @@ def of_model(model: Callable[[Table, int], object], *, begin: str) -> Arm:
 def simulator_alone(table: Table, seed: int, _: dict[Genes, float]) -> Asked:
     """By the simulator's order, as it is given."""
     genes = list(table.cost_s)
-    log_s = Predictor(table.cell.physics, seed).simulated(genes)
+    log_s = Predictor(table.cell.physics, seed).simulate(genes)
     ratio = [table.space.quality.factor(g) for g in genes]
     yield from (genes[k] for k in np.argsort(log_s + np.log(ratio)))
 
@@ -215,7 +215,7 @@ def tables(dataset: Dataset, budget: float) -> list[Table]:
         whole = set(Space(workload, network.topology, Quality(budget=budget)).enumerate())
         missing = whole - {t.genes for t in cell.trials}
         if len(missing) <= 0.02 * len(whole):
-            found.append(table_of(dataset, cell, budget, whole | set(BUILDERS.values())))
+            found.append(table_of(dataset, cell, budget, whole | set(BASELINES.values())))
     if not found:
         raise ValueError(f"no cell has every plan within the budget of {budget}; collect one with --plans 0.")
     return found
@@ -252,7 +252,7 @@ def text_of(found: list[Table], rows: list[dict]) -> str:
     ]
     for table in found:
         best = min(table.cost_s, key=table.cost_s.__getitem__)
-        builders = {name: table.cost_s[g] / table.best_s for name, g in BUILDERS.items() if g in table.cost_s}
+        builders = {name: table.cost_s[g] / table.best_s for name, g in BASELINES.items() if g in table.cost_s}
         low, high = (f(builders, key=builders.__getitem__) for f in (min, max))
         lines.append(
             f"| {table.cell.name} | {len(table.cost_s)} | {best.base.family} {dict(best.base.settings)} | "
@@ -272,8 +272,8 @@ def fixed(dataset: Dataset, budget: float) -> str:
             (1 + curve(table, ARMS["our search, best predicted first"], seed)[-1]) * table.best_s
             for seed in range(SEEDS)
         )
-        slower[cell.name] = {name: table.cost_s[g] / chosen_s for name, g in BUILDERS.items() if g in table.cost_s}
-    names = [name for name in BUILDERS if all(name in found for found in slower.values())]
+        slower[cell.name] = {name: table.cost_s[g] / chosen_s for name, g in BASELINES.items() if g in table.cost_s}
+    names = [name for name in BASELINES if all(name in found for found in slower.values())]
     lines = ["| builder | mean over cells | worst cell | |", "|---|---|---|---|"]
     for name in sorted(names, key=lambda n: max(found[n] for found in slower.values())):
         worst = max(slower, key=lambda c: slower[c][name])

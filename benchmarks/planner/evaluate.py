@@ -22,8 +22,8 @@ import numpy as np
 from rankers import Ranker
 
 from pliant.planner import Trial
-from pliant.planner.judge import judged
 from pliant.planner.predictor import Predictor, TransferPrior
+from pliant.planner.scores import prediction_scores
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
@@ -52,7 +52,7 @@ def within(cell: MeasuredCell) -> Iterator[dict]:
             genes = [t.genes for t in test]
             learned = Predictor(cell.physics, seed)
             learned.fit(train)
-            scores = {"simulator as given" if not number else "coefficients fitted": learned.simulated(genes)}
+            scores = {"simulator as given" if not number else "coefficients fitted": learned.simulate(genes)}
             if number:
                 scores["and the residual"] = learned.predict(genes)[0]
                 features = Predictor(cell.physics, seed)
@@ -101,11 +101,11 @@ def transferred(
     genes = [t.genes for t in test]
     learned = Predictor(cell.physics, seed, experience)
     learned.fit(train)
-    scores = {"coefficients from elsewhere": learned.simulated(genes)}
+    scores = {"coefficients from elsewhere": learned.simulate(genes)}
     if train:
         alone = Predictor(cell.physics, seed)
         alone.fit(train)
-        scores["coefficients from its own runs"] = alone.simulated(genes)
+        scores["coefficients from its own runs"] = alone.simulate(genes)
     if not learns:
         return scores
     scores["and the residual"] = learned.predict(genes)[0]
@@ -138,7 +138,7 @@ def rows(
     cell: MeasuredCell, held_out: str, runs: int, seed: int, scores: dict[str, np.ndarray], test: list[Trial]
 ) -> Iterator[dict]:
     for arm, predicted in scores.items():
-        found = judged(predicted, test, absolute=not arm.startswith("AutoSync"))
+        found = prediction_scores(predicted, test, absolute=not arm.startswith("AutoSync"))
         yield {"cell": cell.name, "held_out": held_out, "arm": arm, "runs": runs, "seed": seed, **found}
 
 

@@ -11,7 +11,7 @@ from pliant_arms import hot_of
 from scipy.stats import kendalltau
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.cli.racks import in_racks
+from pliant.cli.racks import split_into_racks
 from pliant.netmodel import Links
 from pliant.recsys.cost import StepCost, step_cost
 from pliant.recsys.counted import counted
@@ -63,7 +63,7 @@ class Seen:
 def topology_of(line: Record) -> Topology:
     """Return the network of a line."""
     flat = topology_from_flags(line["hosts"], line["rate"], line["delay"], [], line["ranks_per_host"], 0.0)
-    return in_racks(flat, line["racks"], line["uplink"])
+    return split_into_racks(flat, line["racks"], line["uplink"])
 
 
 def seen(line: Record, cache: dict[str, Any]) -> Seen:

@@ -17,10 +17,10 @@ from layout_plans import Frame, layouts
 from pliant_arms import hot_of
 from session import meet
 
-from pliant.comm import Comm, RecordedComm, own_group
+from pliant.comm import Comm, RecordedComm, new_comm
 from pliant.recsys.module import ShardedEmbeddingBag
 from pliant.spec import EmbeddingPlan, to_json
-from pliant_bench.harness.lines import say
+from pliant_bench.harness.emit import emit
 from pliant_bench.harness.wire import interface_bytes
 
 Inputs = list[Any]
@@ -51,13 +51,13 @@ def main(path: Path) -> None:
     job = json.loads(path.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=_TIMEOUT_S))
-    comm = own_group(dist.group.WORLD, _TIMEOUT_S)
+    comm = new_comm(dist.group.WORLD, _TIMEOUT_S)
     clicks, frame = clicks_of(job), frame_of(job)
     batches = [clicks.batch(k, comm.rank, job["batch"]) for k in range(job["distinct_batches"])]
     inputs = [list(zip(batch.ids, batch.offsets, strict=True)) for batch in batches]
     plans = layouts(frame)
     for rate in job["rates"]:
-        meet(job["flags"], rate, dist.barrier, say)
+        meet(job["flags"], rate, dist.barrier, emit)
         for some in _parts(job["layouts"][rate], job["together"]):
             made = [_made(name, plans[name], frame, comm, inputs, job) for name in some]
             _measure(made, rate, inputs, job)
@@ -109,7 +109,7 @@ def _measure(some: Sequence[Measured], rate: str, inputs: Sequence[Inputs], job:
             layout.rounds.append(_timed(layout, inputs, layout.steps))
     for layout in some:
         layout.module.close()
-        say(
+        emit(
             "layout",
             {
                 "rate": rate,

@@ -13,8 +13,8 @@ from typing import Any
 
 from jobs import EXAMPLES, HERE, PYTHON, SOURCES, UNLIMITED
 
-from pliant.network import EmulatedCluster, emulated
-from pliant.network.linkcheck import judge
+from pliant.network import EmulatedCluster, emulate_cluster
+from pliant.network.link_check import link_faults
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 from pliant_bench.harness.setup import MARK
@@ -65,7 +65,7 @@ def run_ranks(
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        emulated(topologies[UNLIMITED], check=False, burst=_BURST_BYTES) as cluster,
+        emulate_cluster(topologies[UNLIMITED], check=False, burst=_BURST_BYTES) as cluster,
     ):
         files: dict[str, str] = {}
         for name, topology in topologies.items():
@@ -83,7 +83,7 @@ def run_ranks(
 def _shaped(cluster: EmulatedCluster, topology: Topology, name: str) -> list[str]:
     """Set the links; return what is wrong with them."""
     cluster.reshape(topology)
-    return [] if name == UNLIMITED else judge(cluster.check_links())
+    return [] if name == UNLIMITED else link_faults(cluster.check_links())
 
 
 def meet(flags: str, name: str, barrier: Callable[[], None], say: Callable[[str, Record], None]) -> None:

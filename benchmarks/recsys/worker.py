@@ -21,14 +21,14 @@ from jobs import UNLIMITED, Job
 from session import meet
 from steps import Arm, timed
 
-from pliant.comm import own_group
+from pliant.comm import new_comm
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.clicks import Clicks
 from pliant.recsys.measuring import measured_rates
 from pliant.recsys.rates import Rates
 from pliant.spec import Topology, from_json, load, to_json
 from pliant.spec.units import parse_rate
-from pliant_bench.harness.lines import say
+from pliant_bench.harness.emit import emit
 
 _TIMEOUT_S = 300.0
 _MOST_STEPS = 400
@@ -45,7 +45,7 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="torchrec|torch")
     dist.init_process_group("gloo", timeout=timedelta(seconds=_TIMEOUT_S))
-    comm = own_group(dist.group.WORLD, _TIMEOUT_S)
+    comm = new_comm(dist.group.WORLD, _TIMEOUT_S)
     topology = load(Topology, job.topologies[-1])
     clicks = Clicks(num_rows=job.num_rows, bag_sizes=job.pooling, exponent=job.skew, exponent_jitter=0.0, seed=job.seed)
     given = Given(
@@ -59,7 +59,7 @@ def main(path: Path) -> None:
         rates=_machine(job),
         dense_sample_s=_dense_sample_s(job),
     )
-    say("rates", {**json.loads(to_json(given.rates)), "dense_sample_s": given.dense_sample_s})
+    emit("rates", {**json.loads(to_json(given.rates)), "dense_sample_s": given.dense_sample_s})
     arms = _made(job, given)
     if job.train_steps:
         _learn(arms, clicks, job)
@@ -68,7 +68,7 @@ def main(path: Path) -> None:
     inputs = {kind: [arm.bags.input_of(batch) for batch in batches] for kind, arm in kinds.items()}
     link_bytes = {arm.name: _tried(arm, batches, inputs[arm.kind]) for arm in arms}
     for rate in (UNLIMITED, *job.rates):
-        meet(job.flags, rate, dist.barrier, say)
+        meet(job.flags, rate, dist.barrier, emit)
         _measure(rate, arms, batches, inputs, link_bytes, job)
     dist.barrier()
     comm.close()
@@ -111,9 +111,9 @@ def _made(job: Job, given: Given) -> list[Arm]:
         try:
             arms.append(made(name, given))
         except Exception as error:  # noqa: BLE001  # planners refuse in many ways, on all ranks alike
-            say("refused", {"arm": name, "why": f"{type(error).__name__}: {str(error).strip()[:300]}"})
+            emit("refused", {"arm": name, "why": f"{type(error).__name__}: {str(error).strip()[:300]}"})
             continue
-        say("made", {"arm": name, "about": arms[-1].about})
+        emit("made", {"arm": name, "about": arms[-1].about})
     return arms
 
 
@@ -128,7 +128,7 @@ def _learn(arms: Sequence[Arm], clicks: Clicks, job: Job) -> None:
     found = {arm.name: arm.auc(tests) for arm in arms}
     best = clicks.best_auc(num_samples=20_000, step=_TEST_STEP) if rank == 0 else 0.0
     exact = {arm.name: arm.exact for arm in arms}
-    say("auc", {"auc": found, "exact": exact, "best": best, "steps": job.train_steps})
+    emit("auc", {"auc": found, "exact": exact, "best": best, "steps": job.train_steps})
 
 
 def _tried(arm: Arm, batches: Sequence[ClickBatch], inputs: Sequence[Any]) -> float:
@@ -141,7 +141,7 @@ def _tried(arm: Arm, batches: Sequence[ClickBatch], inputs: Sequence[Any]) -> fl
     sent = torch.tensor([counter.sent_bytes / arm.period], dtype=torch.float64)
     dist.all_reduce(sent, dist.ReduceOp.MAX)
     found = timed(arm, batches, inputs, arm.period)
-    say("tried", {"arm": arm.name, "counted_bytes": float(sent), **asdict(found)})
+    emit("tried", {"arm": arm.name, "counted_bytes": float(sent), **asdict(found)})
     return found.link_bytes
 
 
@@ -159,7 +159,7 @@ def _measure(
     for arm in arms:
         needed_s = link_bytes[arm.name] / bytes_per_s
         if needed_s > job.longest_s:
-            say("left out", {"rate": rate, "arm": arm.name, "why": f"its bytes alone take {needed_s:.1f} s a step"})
+            emit("left out", {"rate": rate, "arm": arm.name, "why": f"its bytes alone take {needed_s:.1f} s a step"})
             continue
         first = timed(arm, batches, inputs[arm.kind], arm.period)  # also lets idle connections grow their windows
         steps = min(_MOST_STEPS, math.ceil(job.window_s / first.step_s))
@@ -171,7 +171,7 @@ def _measure(
             run = runs[name]
             run["rounds"].append(asdict(timed(run["arm"], batches, inputs[run["arm"].kind], run["steps"])))
     rounds = {name: run["rounds"] for name, run in runs.items()}
-    say("rate", {"rate": rate, "samples": job.batch * dist.get_world_size(), "arms": rounds})
+    emit("rate", {"rate": rate, "samples": job.batch * dist.get_world_size(), "arms": rounds})
 
 
 if __name__ == "__main__":

@@ -14,23 +14,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pliant.collectives import BlockGrid, SharedBlockAverage
-from pliant.comm import Comm, share_text
-from pliant.layouts.blocks import divided
+from pliant.comm import Comm, broadcast_text
+from pliant.layouts.blocks import divide_blocks
 from pliant.netmodel import Links, Overheads
 from pliant.schedules import (
     Candidate,
     Collective,
     Cost,
-    ScheduledSum,
-    SparseSum,
-    better_owners,
-    better_rounds,
+    ScheduledAllReduce,
+    SparseAllReduce,
     candidates,
-    cost,
-    group,
+    improve_owners,
+    improve_rounds,
+    merge_blocks,
+    predict_cost,
 )
+from pliant.simulator.collective_rounds import ring, ring_all_gather
 from pliant.simulator.round import Round
-from pliant.simulator.schedules import around_ring, ring
 from pliant.spec import Schedule, Selection, Topology, ValueBits, from_json, to_json
 from pliant.spec.selection import VALUE_BYTES
 
@@ -96,7 +96,7 @@ def arms_of(given: Given, draw: Callable[[int], np.ndarray], limit_s: float) -> 
         limit_s: How long each integer program may look, on rank 0.
 
     """
-    found = candidates(group(given.collective()), given.topology)
+    found = candidates(merge_blocks(given.collective()), given.topology)
     by_name = {each.name: each for each in reversed(found)}  # the fastest of a name
     made = [_dense(given), _gathered(given), _agreed(given), _agreed_by_schedule(given)]
     made += [make(given, bits) for bits in (32, 4) for make in (_agreed_as_tasc, _agreed_before)]
@@ -142,7 +142,7 @@ def _gathered(given: Given) -> Arm:
             y.view(-1, given.block).index_add_(0, part[: 4 * k].view(torch.int32), theirs)
         return y
 
-    predicted_s = _in_turn([around_ring(np.array([packed.nbytes * 1.0]), size)], given.topology)
+    predicted_s = _in_turn([ring_all_gather(np.array([packed.nbytes * 1.0]), size)], given.topology)
     return Arm(name="all-gather", run=run, predicted_s=predicted_s, wanted="chosen", about="of numbers and blocks")
 
 
@@ -256,7 +256,7 @@ def _compact(given: Given, bits: ValueBits) -> tuple[SharedBlockAverage, BlockGr
     )
     paid_bytes = selection.value_bytes * (given.count * given.block + 0.5) + selection.score_bytes(shape[0])
     ratio = paid_bytes / (4 * given.x.numel())
-    grid = BlockGrid([shape], divided([shape], selection, given.comm.size), given.x.device)
+    grid = BlockGrid([shape], divide_blocks([shape], selection, given.comm.size), given.x.device)
     largest = given.x.abs().max()
     given.comm.all_reduce(largest, "max").wait()
     steps = 0.0 if bits == 32 else 2 * given.comm.size / 14  # each rank's rounding, and the mean's: half a step of 7
@@ -267,24 +267,24 @@ def _all_held_s(given: Given, num_bytes: float) -> float:
     """Return what a direct sum of so many bytes that all hold is predicted to take."""
     size = given.comm.size
     collective = Collective.of(np.ones((size, size), dtype=bool), [int(num_bytes) // size] * size)
-    found = candidates(group(collective), given.topology)
+    found = candidates(merge_blocks(collective), given.topology)
     return next(each.cost.total_s for each in found if each.name == "direct")
 
 
-def _all_held(given: Given, like: Tensor) -> tuple[float, ScheduledSum]:
+def _all_held(given: Given, like: Tensor) -> tuple[float, ScheduledAllReduce]:
     """Return the best schedule's predicted time, and what carries it out, for vectors that all ranks hold."""
     size = given.comm.size
     parts = 8 * size
     numels = [len(like) * (k + 1) // parts - len(like) * k // parts for k in range(parts)]
     collective = Collective.of(np.ones((size, parts), dtype=bool), [4 * numel for numel in numels])
-    best = candidates(group(collective), given.topology)[0]
-    add_up = ScheduledSum(best.schedule, best.grouped, collective, numels, given.comm, like=like)
+    best = candidates(merge_blocks(collective), given.topology)[0]
+    add_up = ScheduledAllReduce(best.schedule, best.merged, collective, numels, given.comm, like=like)
     return best.cost.total_s, add_up
 
 
 def _scheduled(name: str, candidate: Candidate, given: Given) -> Arm:
-    add_up = ScheduledSum(
-        candidate.schedule, candidate.grouped, given.collective(), given.numels, given.comm, like=given.x
+    add_up = ScheduledAllReduce(
+        candidate.schedule, candidate.merged, given.collective(), given.numels, given.comm, like=given.x
     )
 
     y = torch.empty_like(given.x)
@@ -310,15 +310,15 @@ def _improved(given: Given, best: Candidate, limit_s: float) -> list[Arm]:
     if limit_s > 0 and given.comm.rank == 0:
         found = _asked(given, best, limit_s)
     arms: list[Arm] = []
-    for name, told in json.loads(share_text(json.dumps(found), given.comm)).items():
+    for name, told in json.loads(broadcast_text(json.dumps(found), given.comm)).items():
         if "schedule" not in told:
             if given.comm.rank == 0:
                 print(f"{name}: {told['why']}", flush=True)
             continue
         schedule = from_json(Schedule, told["schedule"])
-        grouped = group(given.collective(), told["pieces"])
-        predicted: Cost = cost(schedule, grouped.collective, given.topology, Overheads())
-        candidate = Candidate(name=schedule.name, grouped=grouped, schedule=schedule, cost=predicted)
+        merged = merge_blocks(given.collective(), told["pieces"])
+        predicted: Cost = predict_cost(schedule, merged.collective, given.topology, Overheads())
+        candidate = Candidate(name=schedule.name, merged=merged, schedule=schedule, cost=predicted)
         arms.append(_scheduled(name, candidate, given))
     return arms
 
@@ -326,8 +326,8 @@ def _improved(given: Given, best: Candidate, limit_s: float) -> list[Arm]:
 def _asked(given: Given, best: Candidate, limit_s: float) -> dict[str, Any]:
     coarse = 2 * given.comm.size  # super-blocks of better_rounds
     tried: Sequence[tuple[str, Callable[[], Candidate]]] = (
-        ("program: owners", lambda: better_owners(best, given.topology, limit_s=limit_s)),
-        ("program: rounds", lambda: better_rounds(best, given.collective(), given.topology, limit_s=limit_s)),
+        ("program: owners", lambda: improve_owners(best, given.topology, limit_s=limit_s)),
+        ("program: rounds", lambda: improve_rounds(best, given.collective(), given.topology, limit_s=limit_s)),
     )
     found: dict[str, Any] = {}
     for name, improve in tried:
@@ -336,7 +336,7 @@ def _asked(given: Given, best: Candidate, limit_s: float) -> dict[str, Any]:
         except (ValueError, RuntimeError) as error:
             found[name] = {"why": str(error)}
             continue
-        pieces = 0 if better.grouped == best.grouped else coarse
+        pieces = 0 if better.merged == best.merged else coarse
         found[name] = {"schedule": to_json(better.schedule), "pieces": pieces}
         if better is best:
             found[name] = {"why": f"nothing faster than {best.name} in {limit_s:g} s"}
@@ -345,7 +345,7 @@ def _asked(given: Given, best: Candidate, limit_s: float) -> dict[str, Any]:
 
 def _sparse(given: Given) -> Arm:
     """As a training step would: who holds what is asked anew each time, but is what it was."""
-    add_up = SparseSum(given.numels, given.topology, given.comm, like=given.x)
+    add_up = SparseAllReduce(given.numels, given.topology, given.comm, like=given.x)
     mine = given.held[given.comm.rank]
     y = torch.empty_like(given.x)
 
@@ -354,7 +354,7 @@ def _sparse(given: Given) -> Arm:
         add_up(y, mine)
         return y
 
-    best = candidates(group(given.collective()), given.topology)[0]
+    best = candidates(merge_blocks(given.collective()), given.topology)[0]
     return Arm(
         name="SparseSum, same blocks",
         run=run,
@@ -367,7 +367,7 @@ def _sparse(given: Given) -> Arm:
 
 def _sparse_anew(given: Given, draw: Callable[[int], np.ndarray]) -> Arm:
     """The same with other blocks in each call, so that each is chosen for, verified and compared."""
-    add_up = SparseSum(given.numels, given.topology, given.comm, like=given.x)
+    add_up = SparseAllReduce(given.numels, given.topology, given.comm, like=given.x)
 
     y = torch.empty_like(given.x)
 
@@ -377,7 +377,7 @@ def _sparse_anew(given: Given, draw: Callable[[int], np.ndarray]) -> Arm:
         add_up(y, held[given.comm.rank])
         return y
 
-    best = candidates(group(given.collective()), given.topology)[0]
+    best = candidates(merge_blocks(given.collective()), given.topology)[0]
     return Arm(
         name="SparseSum, new blocks",
         run=run,
@@ -388,7 +388,7 @@ def _sparse_anew(given: Given, draw: Callable[[int], np.ndarray]) -> Arm:
 
 
 def _bitmap_s(given: Given) -> float:
-    return _in_turn([around_ring(np.array([given.held.shape[1] / 8]), given.comm.size)], given.topology)
+    return _in_turn([ring_all_gather(np.array([given.held.shape[1] / 8]), given.comm.size)], given.topology)
 
 
 def _in_turn(rounds: Sequence[Round], topology: Topology) -> float:

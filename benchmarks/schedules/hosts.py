@@ -26,9 +26,9 @@ from table import markdown
 from worker import Job, written
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.cli.racks import in_racks
-from pliant.network import emulated
-from pliant.network.linkcheck import judge
+from pliant.cli.racks import split_into_racks
+from pliant.network import emulate_cluster
+from pliant.network.link_check import link_faults
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 from pliant_bench.harness.setup import MARK
@@ -58,7 +58,7 @@ def main() -> None:
 
 def _run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     num_hosts, racks, uplink = (4, 0, "") if name == "4" else (8, 0, "") if name == "8" else (8, 2, "25mbit")
-    topology = in_racks(topology_from_flags(num_hosts, "100mbit", "0ms", [], 1, 0.0), racks, uplink)
+    topology = split_into_racks(topology_from_flags(num_hosts, "100mbit", "0ms", [], 1, 0.0), racks, uplink)
     densities: list[dict[str, Any]] = []
 
     def on_line(rank: int, text: str) -> None:
@@ -69,9 +69,12 @@ def _run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             print(f"[{rank}] {text}", flush=True)
 
     start_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, emulated(topology, check=False, burst=arguments.burst) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        emulate_cluster(topology, check=False, burst=arguments.burst) as cluster,
+    ):
         links = cluster.check_links()
-        print("; ".join(judge(links)) or "links are as asked for", flush=True)
+        print("; ".join(link_faults(links)) or "links are as asked for", flush=True)
         job = _job(arguments, topology, Path(folder))
         written(job, Path(folder) / "job.json")
         argv = [sys.executable, str(_HERE / "worker.py"), str(Path(folder) / "job.json")]
@@ -84,7 +87,7 @@ def _run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "took_s": time.monotonic() - start_s,
-        "links_wrong": judge(links),
+        "links_wrong": link_faults(links),
         "densities": densities,
     }
 

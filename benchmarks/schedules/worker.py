@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from arms import Arm, Given, agreed, arms_of
 
-from pliant.comm import Comm, own_group
+from pliant.comm import Comm, new_comm
 from pliant.spec import Topology, load
-from pliant_bench.harness.lines import say
+from pliant_bench.harness.emit import emit
 
 _TIMEOUT_S = 120.0
 _WINDOW_S = 0.15
@@ -50,7 +50,7 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=_TIMEOUT_S))
     topology = load(Topology, job.topology)
-    comm = own_group(dist.group.WORLD, _TIMEOUT_S)
+    comm = new_comm(dist.group.WORLD, _TIMEOUT_S)
     try:
         for density in job.densities:
             _measure(density, job, topology, comm)
@@ -91,7 +91,7 @@ def _measure(density: float, job: Job, topology: Topology, comm: Comm) -> None:
             }
             for arm in arms
         ]
-        say("density", {"records": facts, "union": float(given.held.any(0).mean())})
+        emit("density", {"records": facts, "union": float(given.held.any(0).mean())})
 
 
 def _drawn(job: Job, density: float, size: int, number: int) -> np.ndarray:

@@ -102,14 +102,14 @@ class Bench:
     """Carries out jobs, and writes down what came out.
 
     Args:
-        book: Where it is written.
+        journal: Where it is written.
         steps: Of each run; 0 for those of the task.
         data: Task -> folder of the user's own.
 
     """
 
-    def __init__(self, book: Book, steps: int, data: dict[str, str]) -> None:
-        self._book = book
+    def __init__(self, journal: Book, steps: int, data: dict[str, str]) -> None:
+        self._journal = journal
         self._steps = steps
         self._task = cache(lambda name: task_named(name, data.get(name, "")))
 
@@ -120,7 +120,7 @@ class Bench:
     def done(self, job: Job) -> bool:
         """Say whether a job is in the book, or cannot be."""
         about = job.about(self.steps_of(job.task))
-        return bool(self._book.find(kind="run", **about) or self._unreachable(job))
+        return bool(self._journal.find(kind="run", **about) or self._unreachable(job))
 
     def carry_out(self, job: Job) -> str:
         """Run a job; return a line about it."""
@@ -131,43 +131,43 @@ class Bench:
         torch.manual_seed(job.seed)
         plan = arm.plan(size, task.model())
         outcome = trained(task, plan, job.optimizer, job.seed, steps, momentum=arm.momentum)
-        self._book.add({"kind": "run", **job.about(steps), "size": size, **as_record(outcome)})
+        self._journal.add({"kind": "run", **job.about(steps), "size": size, **as_record(outcome)})
         value = "diverged" if outcome.value is None else task.learning.metric.text(outcome.value)
         fewer = self._dense(task, job.optimizer) / outcome.sent_bytes
         return f"{job.name} seed {job.seed}: {value}, {fewer:.1f}x fewer bytes, {outcome.wall_s:.0f} s"
 
     def table(self, jobs: Sequence[Job]) -> str:
         """Return the tables of those of the jobs that are done."""
-        found = [self._book.find(kind="run", **job.about(self.steps_of(job.task))) for job in jobs]
-        dense = {(r["task"], r["optimizer"]): r["sent_bytes"] for r in self._book.of_kind("float32")}
+        found = [self._journal.find(kind="run", **job.about(self.steps_of(job.task))) for job in jobs]
+        dense = {(r["task"], r["optimizer"]): r["sent_bytes"] for r in self._journal.of_kind("float32")}
         lines = [table([record for record in found if record], dense)]
         missing = {text for job in jobs if (text := self._unreachable(job))}
         return "\n".join([*lines, *sorted(missing)])
 
     def _dense(self, task: Task, optimizer: str) -> float:
         about = {"kind": "float32", "task": task.name, "optimizer": optimizer}
-        found = self._book.find(**about)
+        found = self._journal.find(**about)
         if found is None:
-            found = self._book.add({**about, "sent_bytes": dense_bytes(task, optimizer)})
+            found = self._journal.add({**about, "sent_bytes": dense_bytes(task, optimizer)})
         return found["sent_bytes"]
 
     def _size(self, task: Task, arm: Arm, job: Job) -> float | None:
         about = {"task": job.task, "optimizer": job.optimizer, "arm": job.arm, "ratio": job.ratio}
-        found = self._book.find(kind="fit", **about)
+        found = self._journal.find(kind="fit", **about)
         if found is not None:
             return found["size"]
         dense = self._dense(task, job.optimizer)
         try:
             size = fitted_size(task, arm, job.optimizer, job.ratio, dense)
         except ValueError as error:
-            self._book.add({"kind": "unreachable", **about, "why": str(error)})
+            self._journal.add({"kind": "unreachable", **about, "why": str(error)})
             return None
-        self._book.add({"kind": "fit", **about, "size": size})
+        self._journal.add({"kind": "fit", **about, "size": size})
         return size
 
     def _unreachable(self, job: Job) -> str:
         about = {"task": job.task, "optimizer": job.optimizer, "arm": job.arm, "ratio": job.ratio}
-        found = self._book.find(kind="unreachable", **about)
+        found = self._journal.find(kind="unreachable", **about)
         return found["why"] if found else ""
 
 

@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from pliant_bench.data.fetch import find_images, find_text
 from pliant_bench.data.images import load_images
 from pliant_bench.data.text import load_text
-from pliant_bench.harness.learning import Learning
+from pliant_bench.harness.tasks import TrainingTask
 from pliant_bench.models import CHARS_LENGTH
 
 OPTIMIZERS = ("sgd", "adam")
@@ -48,7 +48,7 @@ class Task:
     """Data, a model, and how it is trained."""
 
     name: str
-    learning: Learning
+    learning: TrainingTask
     model: Callable[[], nn.Module]
     batch: int
     """Items per worker and step."""

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pliant.network import emulated
+from pliant.network import emulate_cluster
 from pliant.spec import Host, Topology
 
 RATES_MBIT = (1000, 100, 10, 100)
@@ -39,7 +39,7 @@ def held_after(medians: list[float], target_s: float) -> int | None:
 
 def measured(algorithm: str, target_s: float, num_steps: int) -> list[dict]:
     phases: list[dict] = [{"exposed_s": [], "ratios": [], "sent_bytes": [], "step_s": []} for _ in RATES_MBIT]
-    with tempfile.TemporaryDirectory() as folder, emulated(hosts(RATES_MBIT[0])) as cluster:
+    with tempfile.TemporaryDirectory() as folder, emulate_cluster(hosts(RATES_MBIT[0])) as cluster:
 
         def take(rank: int, line: str) -> None:
             if not line.startswith("{"):

@@ -27,7 +27,7 @@ def main(folder: Path, target_s: float, num_steps: int, num_phases: int, algorit
     model = DistributedDataParallel(torch.nn.Linear(SIDE, SIDE, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    what = pliant.dynamic(ALGORITHMS[algorithm], exposed_s=target_s, ceiling=1.0)
+    what = pliant.with_target(ALGORITHMS[algorithm], exposed_s=target_s, ceiling=1.0)
     with pliant.relax(model, optimizer, what, agreement_every=0) as run:
         for phase in range(num_phases):
             deadline_s = time.monotonic() + PATIENCE_S

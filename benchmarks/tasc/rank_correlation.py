@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, pad
 
 import pliant
 from pliant.algorithms import CURVATURE
-from pliant.curvature import GaussNewton, Hutchinson, Task, spearman
+from pliant.curvature import GaussNewton, Hutchinson, LossObjective, spearman
 from pliant.spec import Custom
 from pliant.spec.files import write_atomically
 from pliant_bench.data.fetch import find_images, find_text
@@ -118,8 +118,8 @@ def run_case(name: str, data: str, points: list[int]) -> dict[str, object]:
 
 def compared(model: nn.Module, felt: dict, means: dict, batch: Batch, step: int) -> dict[str, float]:
     x, y = batch(100_000 + step)  # not what was trained on at this step
-    task = Task(model=model, args=(x,), loss=lambda z: cross_entropy(z.flatten(0, -2), y.flatten()))
-    few = Task(model=model, args=(x[: max(2, len(x) // 4)],))
+    task = LossObjective(model=model, args=(x,), loss=lambda z: cross_entropy(z.flatten(0, -2), y.flatten()))
+    few = LossObjective(model=model, args=(x[: max(2, len(x) // 4)],))
     generator = torch.Generator().manual_seed(step)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         references = [

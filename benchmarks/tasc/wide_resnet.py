@@ -42,12 +42,12 @@ from wide_model import ComputedOn, WideResNet, augmented, load_cifar10
 
 import pliant
 from pliant.algorithms.by_name import ONE_BUCKET_BYTES
-from pliant.comm import Comm, own_group, run_world
+from pliant.comm import Comm, new_comm, run_world
 from pliant.spec import Match, Rule
 from pliant.spec.files import write_atomically
 from pliant_bench.data.images import Images
 from pliant_bench.harness.arms import plan_of_arm
-from pliant_bench.harness.names import BASELINE_ARMS, bare_name, known_arms
+from pliant_bench.harness.names import BASELINE_ARMS, bare_name, split_arms
 
 _JUDGED_AT_ONCE = 250
 _TIMEOUT_S = 1800.0
@@ -106,7 +106,7 @@ class Rank:
         return sums.tolist()
 
 
-def train(rank: Rank, images: Images, job: Training, out: Path, book: Book, end_s: float) -> bool:
+def train(rank: Rank, images: Images, job: Training, out: Path, journal: Book, end_s: float) -> bool:
     """Train epoch after epoch; return whether all are done. Collective: every rank of a world calls it."""
     folder, latest = out / job.name, out / job.name / "latest.json"
     first = json.loads(latest.read_text())["epochs"] if latest.exists() else 0
@@ -140,7 +140,7 @@ def train(rank: Rank, images: Images, job: Training, out: Path, book: Book, end_
             if rank.rank == 0:
                 found = {"accuracy": num_right / images.num_held_out, "loss": loss, "sent_bytes": sent}
                 about = {"kind": "epoch", "arm": job.name, "seed": job.seed, "steps": epoch + 1}
-                book.add({**about, **found, "train_s": train_s, "ranks": rank.size})
+                journal.add({**about, **found, "train_s": train_s, "ranks": rank.size})
                 write_atomically(latest, json.dumps({"epochs": epoch + 1}))
                 shutil.rmtree(folder / f"{epoch}", ignore_errors=True)
                 print(f"{job.name}, epoch {epoch + 1}: {found['accuracy']:.2%}, {sent / 1e6:.3g} MB", flush=True)
@@ -200,7 +200,7 @@ def _by_torchrun() -> Rank:
         raise RuntimeError("this process is not in the world that torchrun has made.")
     device = gpu if torch.cuda.is_available() else torch.device("cpu")
     home = device if own_gpu else torch.device("cpu")
-    comm = own_group(world, _TIMEOUT_S)
+    comm = new_comm(world, _TIMEOUT_S)
     return Rank(rank=comm.rank, size=comm.size, group=world, comm=comm, device=device, home=home)
 
 
@@ -216,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=4, help="without torchrun")
     parser.add_argument("--time-limit", type=float, default=0.0, help="no epoch begins after so many seconds; 0: none")
     given = parser.parse_args(argv)
-    arms = known_arms(given.arms, BASELINE_ARMS)
-    images, book = load_cifar10(given.data), Book(given.out / "results.jsonl")
+    arms = split_arms(given.arms, BASELINE_ARMS)
+    images, journal = load_cifar10(given.data), Book(given.out / "results.jsonl")
     end_s = time.monotonic() + (given.time_limit or float("inf"))
     options = {"epochs": given.epochs, "batch": given.batch, "widen": given.widen}
     jobs = [Training(arm=arm, seed=seed, **options) for seed in range(given.seeds) for arm in arms]
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if given.batch % rank.size:
             raise ValueError(f"a batch of {given.batch} cannot be divided among {rank.size} workers; change one.")
         for job in jobs:
-            if not train(rank, images, job, given.out, book, end_s):
+            if not train(rank, images, job, given.out, journal, end_s):
                 if rank.rank == 0:
                     print("the time is over; the same command goes on.", flush=True)
                 return

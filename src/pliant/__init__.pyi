@@ -8,21 +8,20 @@ from .algorithms import (
     between_hosts as between_hosts,
     bf16 as bf16,
     blocktopk as blocktopk,
+    bounded_staleness as bounded_staleness,
     bytegrad as bytegrad,
     choco as choco,
     dcd as dcd,
-    demo as demo,
+    decoupled_momentum as decoupled_momentum,
+    delayed as delayed,
     diloco as diloco,
-    dynamic as dynamic,
     every as every,
     fp16 as fp16,
     gossip as gossip,
     int4 as int4,
-    late as late,
     local_sgd as local_sgd,
     natural as natural,
     onebit as onebit,
-    owner as owner,
     parse as parse,
     partition as partition,
     post_local_sgd as post_local_sgd,
@@ -30,12 +29,13 @@ from .algorithms import (
     qsgd as qsgd,
     randomk as randomk,
     register as register,
+    sharded_optimizer as sharded_optimizer,
     sparse_loco as sparse_loco,
-    stale as stale,
     streaming_diloco as streaming_diloco,
     tasc as tasc,
     terngrad as terngrad,
     topk as topk,
+    with_target as with_target,
 )
 from .autotune import (
     Auto as Auto,
@@ -59,7 +59,7 @@ from .entry import (
 )
 from .profiling import (
     observe as observe,
-    record as record,
+    profile as profile,
 )
 from .spec import (
     CurvatureSpec as CurvatureSpec,

@@ -9,12 +9,12 @@ from torch.optim import Optimizer
 
 from pliant.autotune.options import Auto
 from pliant.comm.base import Comm
-from pliant.engine.choose import PlanLike, plan_from
 from pliant.engine.elastic import Elastic
-from pliant.engine.exchange import NonFinite
-from pliant.engine.gate import take
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.plan_resolution import PlanLike, resolve_plan
+from pliant.engine.relaxed_model import unwrap
 from pliant.engine.run import Run
-from pliant.engine.starting import start_run
+from pliant.engine.run_start import start_run
 
 __all__ = ["relax"]
 
@@ -63,9 +63,9 @@ def relax(
         CommError: Not all ranks have come within `start_timeout_s`.
 
     """
-    held = take(model, optimizer)
+    held = unwrap(model, optimizer)
     auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
-    plan = plan_from("allreduce" if isinstance(what, Auto) or auto is not None else what, held.optimizer)
+    plan = resolve_plan("allreduce" if isinstance(what, Auto) or auto is not None else what, held.optimizer)
     if elastic is not None and auto is not None:
         raise ValueError(
             "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "

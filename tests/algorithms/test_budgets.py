@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pliant.algorithms.executors.budgets import chosen_blocks, exact_counts, floor_counts
-from pliant.algorithms.executors.course import COURSE_NUMEL, Course, ramped
-from pliant.layouts.blocks import divided, rows_of, values_bytes
+from pliant.algorithms.executors.budgets import minimum_counts, select_blocks, solve_counts
+from pliant.algorithms.executors.ratio_state import RATIO_STATE_NUMEL, RatioState, ramp_ratio
+from pliant.layouts.blocks import divide_blocks, row_blocks, values_bytes
 from pliant.spec import Host, Selection, Topology
 
 
@@ -27,8 +27,8 @@ def test_greedy_is_within_a_percent_of_the_program(seed, share, floor):
     room = int(share * numels.sum())
     sizes = np.bincount(layers, numels).astype(int)
     segments = np.array([numels[layers == k][0] for k in range(8)])
-    first = floor_counts(floor, room, torch.tensor(sizes), torch.tensor(segments))
-    chosen = chosen_blocks(
+    first = minimum_counts(floor, room, torch.tensor(sizes), torch.tensor(segments))
+    chosen = select_blocks(
         torch.tensor(scores / numels), torch.tensor(numels), torch.tensor(layers), first, room
     ).numpy()
     assert numels[chosen].sum() <= room
@@ -39,22 +39,22 @@ def test_greedy_is_within_a_percent_of_the_program(seed, share, floor):
         (np.arange(len(x) + 1) * segment)[int(least) :]
         for x, segment, least in zip(ranked, segments, first, strict=True)
     ]
-    best = exact_counts(gains, costs, room)
+    best = solve_counts(gains, costs, room)
     assert scores[chosen].sum() >= 0.99 * sum(menu[j] for menu, j in zip(gains, best, strict=True))
 
 
 def test_a_program_without_room_is_refused():
     with pytest.raises(ValueError, match="there is room for 3"):
-        exact_counts([[1.0], [1.0]], [[2], [2]], 3)
-    assert exact_counts([[0, 5], [0, 4, 6]], [[0, 3], [0, 1, 2]], 3) == (0, 2)
+        solve_counts([[1.0], [1.0]], [[2], [2]], 3)
+    assert solve_counts([[0, 5], [0, 4, 6]], [[0, 3], [0, 1, 2]], 3) == (0, 2)
 
 
 def test_counts_of_before_are_kept_and_the_rest_is_filled_up():
     density = torch.tensor([9.0, 8.0, 7.0, 1.0, 2.0, 3.0])
     layers, numels = torch.tensor([0, 0, 0, 1, 1, 1]), torch.full((6,), 10)
-    kept = chosen_blocks(density, numels, layers, torch.tensor([1, 2]), 35)
+    kept = select_blocks(density, numels, layers, torch.tensor([1, 2]), 35)
     assert kept.tolist() == [True, False, False, False, True, True]
-    more = chosen_blocks(density, numels, layers, torch.tensor([1, 1]), 35)
+    more = select_blocks(density, numels, layers, torch.tensor([1, 1]), 35)
     assert more.tolist() == [True, True, False, False, False, True]
 
 
@@ -78,7 +78,7 @@ def test_all_bytes_together_are_the_ratios_share(shapes, ratio, block, agreement
         sel = Selection(ratio=ratio, block=block, agreement=agreement, rescore=rescore, value_bits=value_bits)
     except ValueError:
         return  # scores alone would be too much
-    parts = divided(shapes, sel, num_ranks)
+    parts = divide_blocks(shapes, sel, num_ranks)
     message = values_bytes(parts.message_numel(ratio), parts.bits(ratio)) + 2 * parts.told_numel(ratio)
     sent = 2 * (num_ranks - 1) / num_ranks * message
     whole = parts.is_whole(ratio)
@@ -88,7 +88,7 @@ def test_all_bytes_together_are_the_ratios_share(shapes, ratio, block, agreement
     if not whole and parts.room(ratio) > parts.largest:
         assert sent <= ratio * 2 * (num_ranks - 1) / num_ranks * 4 * parts.numel + filled
     assert parts.numel == parts.numel_blocks + parts.numel_dense
-    rows = [rows_of(s, block) for s, dense in zip(shapes, parts.dense, strict=True) if not dense]
+    rows = [row_blocks(s, block) for s, dense in zip(shapes, parts.dense, strict=True) if not dense]
     assert sum(sum(r.numels) for r in rows if r) == parts.numel_blocks
     assert sum(len(r.numels) for r in rows if r) == parts.num_blocks
 
@@ -103,17 +103,17 @@ def test_scores_that_cost_more_than_values_are_refused():
 
 
 def test_the_ratio_ramps_down_in_factors_of_four():
-    assert [ramped(0.01, step, 9) for step in (0, 3, 6, 9)] == [0.25, 0.0625, 0.015625, 0.01]
-    assert ramped(0.5, 0, 100) == 0.5
+    assert [ramp_ratio(0.01, step, 9) for step in (0, 3, 6, 9)] == [0.25, 0.0625, 0.015625, 0.01]
+    assert ramp_ratio(0.5, 0, 100) == 0.5
 
 
 def course_after(squares, lrs=None, **settings):
     selection = Selection(relief=4, window=2, **settings)
-    slots = {"x": torch.zeros(COURSE_NUMEL), "y": torch.zeros(COURSE_NUMEL)}
+    slots = {"x": torch.zeros(RATIO_STATE_NUMEL), "y": torch.zeros(RATIO_STATE_NUMEL)}
     factors = []
     for k, square in enumerate(squares):
-        course = Course.read(slots)
-        course.went_on(selection, square, lrs[k] if lrs else 0.1)
+        course = RatioState.read(slots)
+        course.advance(selection, square, lrs[k] if lrs else 0.1)
         course.write(slots)
         factors.append(course.factor(selection))
     assert torch.equal(slots["x"], slots["y"])

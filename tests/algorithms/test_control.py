@@ -185,7 +185,7 @@ def test_it_stays_above_the_knee_where_twice_as_much_is_left_behind():
     for _ in range(30):
         world.window(control, 100 * MBIT, chance, left(control.ratio))
         ratios.append(control.ratio)
-    assert control.knee == pytest.approx(0.025)
+    assert control.loss_bound == pytest.approx(0.025)
     assert ratios[-5:] == pytest.approx([0.025] * 5)
     assert control.bound == "knee"
 
@@ -270,13 +270,13 @@ def test_what_takes_too_long_to_choose_serves_longer_and_shorter_again_when_it_i
 
 
 def test_what_is_left_behind_is_a_part_of_all_exchanges_since_it_was_asked():
-    dial = RatioSetting()
-    assert dial.take_left() == 0.0
-    dial.tell(0.1, torch.tensor(1.0), torch.tensor(2.0))
-    dial.tell(0.2, torch.tensor(2.0), torch.tensor(10.0))
-    assert dial.used == 0.2
-    assert dial.take_left() == 0.25
-    assert dial.take_left() == 0.0
+    ratio_setting = RatioSetting()
+    assert ratio_setting.pop_dropped_share() == 0.0
+    ratio_setting.report(0.1, torch.tensor(1.0), torch.tensor(2.0))
+    ratio_setting.report(0.2, torch.tensor(2.0), torch.tensor(10.0))
+    assert ratio_setting.used == 0.2
+    assert ratio_setting.pop_dropped_share() == 0.25
+    assert ratio_setting.pop_dropped_share() == 0.0
     for whole in (0.0, math.inf, math.nan):  # nothing was sent, or a step was poisoned
-        dial.tell(0.1, torch.tensor(0.0), torch.tensor(whole))
-        assert dial.take_left() == 0.0
+        ratio_setting.report(0.1, torch.tensor(0.0), torch.tensor(whole))
+        assert ratio_setting.pop_dropped_share() == 0.0

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import pliant
 from pliant.algorithms import ALGORITHMS as REGISTRY, executor_for, parse
-from pliant.engine.choose import plan_from
+from pliant.engine.plan_resolution import resolve_plan
 from pliant.spec import AllReduce, BetweenHosts, CodecSpec, Every, LocalSteps, SyncPlan, from_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 
@@ -22,20 +22,20 @@ TYPED = {
     "diloco(period=64,averaging=int4,outer_lr=0.5)": lambda: pliant.diloco(64, averaging=pliant.int4(), outer_lr=0.5),
     "every(2, between_hosts(qsgd(bits=4)))": lambda: pliant.every(2, pliant.between_hosts(pliant.qsgd(bits=4))),
     "diloco(averaging=between_hosts(onebit))": lambda: pliant.diloco(averaging=pliant.between_hosts(pliant.onebit())),
-    "late(algorithm=powersgd)": lambda: pliant.late(pliant.powersgd()),
-    "late(compensation=0.1)": lambda: pliant.late(compensation=0.1),
+    "late(algorithm=powersgd)": lambda: pliant.delayed(pliant.powersgd()),
+    "late(compensation=0.1)": lambda: pliant.delayed(compensation=0.1),
     "after(50, bf16, then=onebit)": lambda: pliant.after(50, pliant.bf16(), then=pliant.onebit()),
     "choco(codec=sign, graph=ring, gamma=0.1)": lambda: pliant.choco(
         CodecSpec(name="sign"), pliant.Graph(kind="ring"), gamma=0.1
     ),
-    "owner(qsgd(bits=4))": lambda: pliant.owner(CodecSpec(name="qsgd", settings={"bits": 4})),
-    "owner(codec=qsgd(bits=4))": lambda: pliant.owner(CodecSpec(name="qsgd", settings={"bits": 4})),
+    "owner(qsgd(bits=4))": lambda: pliant.sharded_optimizer(CodecSpec(name="qsgd", settings={"bits": 4})),
+    "owner(codec=qsgd(bits=4))": lambda: pliant.sharded_optimizer(CodecSpec(name="qsgd", settings={"bits": 4})),
     "tasc(ratio=0.0077, agreement=leader, feedback=difference)": lambda: pliant.tasc(0.0077, feedback="difference"),
-    "dynamic(tasc(agreement=host), exposed_share=0.1)": lambda: pliant.dynamic(
+    "dynamic(tasc(agreement=host), exposed_share=0.1)": lambda: pliant.with_target(
         pliant.tasc(agreement="host"), exposed_share=0.1
     ),
     "gossip(free=True)": lambda: pliant.gossip(free=True),
-    "demo(signed=0)": lambda: pliant.demo(signed=False),
+    "demo(signed=0)": lambda: pliant.decoupled_momentum(signed=False),
     "LocalSteps(period=2, averaging=BetweenHosts(inner=AllReduce))": lambda: LocalSteps(
         period=2, averaging=BetweenHosts(inner=AllReduce())
     ),
@@ -47,7 +47,7 @@ def test_what_is_typed_means_what_python_says(text):
     assert parse(text) == TYPED[text]()
     weight = torch.zeros(1, requires_grad=True)
     sgd = torch.optim.SGD([weight], lr=1.0)
-    assert plan_from(text, sgd).rules[-1].exchange == TYPED[text]()
+    assert resolve_plan(text, sgd).rules[-1].exchange == TYPED[text]()
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS | BETWEEN_STEPS))
@@ -139,8 +139,8 @@ def test_a_registered_algorithm_is_part_of_the_grammar():
 
 def test_the_command_line_reads_it_without_torch():
     code = (
-        "import sys; from pliant.cli.given import plan_given; "
-        "plan = plan_given('every(2, between_hosts(qsgd(bits=4)))'); "
+        "import sys; from pliant.cli.inputs import read_plan; "
+        "plan = read_plan('every(2, between_hosts(qsgd(bits=4)))'); "
         "print(plan.rules[-1].exchange); assert 'torch' not in sys.modules, 'torch'"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -14,8 +14,8 @@ from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
 from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
-from pliant.engine.feel import CurvatureMonitor
-from pliant.engine.weights import WeightExchange
+from pliant.engine.curvature_monitor import CurvatureMonitor
+from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
 from pliant.planner import Gene, Genes, Space
 from pliant.spec import Custom
@@ -65,11 +65,11 @@ def broken(*_, **__):
 
 
 def of(run, kind):
-    return run._made.of(kind)[0]
+    return run._executor.of(kind)[0]
 
 
 def in_inspect(run):
-    run._exchanger.inspect = broken
+    run._gradients.check_finite = broken
 
 
 def in_weights(run):
@@ -119,8 +119,8 @@ def trying(monkeypatch, plan, sabotage, seen):
         run.switch(plan_of(Breaks(where=WHERE.index("nowhere"))))  # which owes something when the trial begins
         yield
         first = run.steps
-        self._tryout = TrialRunner(run, self._comm, 0.0, BASE)
-        trial = self._tryout.tried(plan)
+        self._trials = TrialRunner(run, self._comm, 0.0, BASE)
+        trial = self._trials.time_plan(plan)
         next(trial)
         if run.plan.hash == plan.hash:
             sabotage(run)

@@ -10,8 +10,8 @@ import pytest
 import pliant
 from pliant.algorithms.plans import plan_of
 from pliant.cli.main import main
-from pliant.cli.report.compared import measured_of
-from pliant.cli.report.steps import buckets_of, clipped, events_in, merged, shown, steps_of
+from pliant.cli.report.comparison import measured_of
+from pliant.cli.report.steps import buckets_of, clip_event, events_in, median_step, merge_timelines, steps_of
 from pliant.simulator import Overheads, simulate
 from pliant.spec import Event, Host, SyncPlan, TensorSpec, Timeline, Topology, Workload, save
 
@@ -87,22 +87,22 @@ def test_means_are_over_whole_periods_and_bytes_are_the_busiest_ranks():
 
 def test_the_step_that_is_shown_exchanges():
     quiet = tuple(e for e in by_hand(steps=4).events if e.step == 3 or e.kind in ("forward", "backward", "optimize"))
-    assert shown(steps_of(replace(by_hand(), events=quiet), 0)).step == 3
+    assert median_step(steps_of(replace(by_hand(), events=quiet), 0)).step == 3
     none = tuple(e for e in by_hand().events if e.kind in ("forward", "optimize"))
-    assert shown(steps_of(replace(by_hand(), events=none), 0)).step in (0, 1)
+    assert median_step(steps_of(replace(by_hand(), events=none), 0)).step in (0, 1)
 
 
 def test_what_lasts_over_the_edge_of_a_step_is_cut():
     late = event("exchange", "bucket 0", 8, 13)
-    assert (clipped(late, 10, 20).start_s, clipped(late, 10, 20).end_s) == (0, 3)
-    assert (clipped(late, 0, 10).start_s, clipped(late, 0, 10).end_s) == (8, 10)
+    assert (clip_event(late, 10, 20).start_s, clip_event(late, 10, 20).end_s) == (0, 3)
+    assert (clip_event(late, 0, 10).start_s, clip_event(late, 0, 10).end_s) == (8, 10)
     line = replace(by_hand(), events=(*by_hand().events, late))
     assert len(events_in(line, [0], 10, 20)) == 9
     assert events_in(line, [1], 10, 20) == []
 
 
 def test_ranks_are_merged_by_their_machines_clocks():
-    both = merged([by_hand(began=100.5), by_hand(rank=1, began=100.0)])
+    both = merge_timelines([by_hand(began=100.5), by_hand(rank=1, began=100.0)])
     starts = {e.rank: e.start_s for e in both.events if e.kind == "forward" and e.step == 0}
     assert starts == {0: 1.5, 1: 1.0}
     assert both.began_unix_s == 100.0
@@ -195,7 +195,7 @@ def test_mistakes_are_sentences(monkeypatch, capsys, folder):
     assert "are both of rank 0" in said(folder / "rank0.json", folder / "rank0.json")
     save(by_hand(rank=1, plan="0" * 16), folder / "other.json")
     assert "give the files of one recording" in said(folder / "rank0.json", folder / "other.json")
-    save(merged([by_hand(), by_hand(rank=1)]), folder / "both.json")
+    save(merge_timelines([by_hand(), by_hand(rank=1)]), folder / "both.json")
     assert "holds events of 2 ranks" in said(folder / "both.json")
     assert "a prediction needs all three" in said(folder, "--workload", folder / "work.json")
     assert "a prediction needs all three" in said(folder, "--hosts", 2)

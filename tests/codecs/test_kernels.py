@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pliant.codecs.kernels import library, native, twins
+from pliant.codecs.kernels import library, native, reference
 from tables import KINDS, SIZES, vector
 
 
 def both(function, *arguments):
     """Run the C kernel and its twin on copies; return what each has written."""
     results = []
-    for module in (native, twins):
+    for module in (native, reference):
         copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
         getattr(module, function)(*copies[:-1], **copies[-1])
         results.append([c for c in copies if isinstance(c, torch.Tensor)])
@@ -147,7 +147,7 @@ def test_scaling_equals_its_twin_and_finds_what_is_not_finite(numel, kind, facto
     if bad:
         x[numel // 3] = torch.inf
     copy, wanted = x.clone(), x * factor
-    assert native.scale(x, factor) == twins.scale(copy, factor) == (not bad)
+    assert native.scale(x, factor) == reference.scale(copy, factor) == (not bad)
     assert torch.equal(x, wanted)
     assert torch.equal(copy, wanted)
 
@@ -155,7 +155,7 @@ def test_scaling_equals_its_twin_and_finds_what_is_not_finite(numel, kind, facto
 @given(num_bytes=st.integers(0, 300))
 def test_the_hash_equals_its_twin(num_bytes):
     x = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
-    assert native.hash_bytes(x) == twins.hash_bytes(x)
+    assert native.hash_bytes(x) == reference.hash_bytes(x)
 
 
 @given(numel=st.integers(1, 3000), share=st.floats(0.001, 1.0), seed=st.integers(0, 2**32 - 1))
@@ -194,7 +194,7 @@ def test_only_blocks_that_do_not_overflow_change_the_residual(encoder, header_by
 @given(num=st.integers(0, 300), few=st.sampled_from([1, 7, 1 << 40]), seed=st.integers(0, 9))
 def test_distinct_keys_equal_their_twin(num, few, seed):
     keys = torch.randint(few, (num,), generator=torch.Generator().manual_seed(seed))
-    for fast, slow in zip(native.distinct_keys(keys), twins.distinct_keys(keys), strict=True):
+    for fast, slow in zip(native.distinct_keys(keys), reference.distinct_keys(keys), strict=True):
         assert torch.equal(fast, slow)
         assert fast.dtype == slow.dtype
 
@@ -217,7 +217,7 @@ def test_kernels_of_rows_equal_their_twins(num_bags, dim, weighted, seed):
     fast, slow = both("add_rows", torch.zeros(7, dim), index, vectors, lengths, weights, {})
     torch.testing.assert_close(fast[0], slow[0], rtol=1e-6 * weighted, atol=1e-6 * weighted)
     keys = torch.randint(30, (num,), generator=generator)
-    divided = [module.by_owner(keys, lengths, weights, 8, 4) for module in (native, twins)]
+    divided = [module.by_owner(keys, lengths, weights, 8, 4) for module in (native, reference)]
     for a, b in zip(*divided, strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 

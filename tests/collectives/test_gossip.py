@@ -55,7 +55,7 @@ def test_coded_gossip_keeps_the_mean_and_replicas_agree(codec, kind, size):
         for step in range(150):
             gossip.encode(x, replicas, 1000 * step)
             gossip.exchange(replicas)
-            gossip.pull(x, replicas)
+            gossip.mix_replicas(x, replicas)
         return x, replicas
 
     results = run_world(size, body, timeout_s=60)

@@ -67,7 +67,7 @@ class World:
         if k in self.dead or it.busy:
             return
         it.busy = True
-        it.beat()
+        it.heartbeat()
         if it.waits:
             epoch = it.poll(self.now_s)
             if epoch is not None:
@@ -160,7 +160,7 @@ def test_a_rank_that_lives_but_does_not_come_is_left_behind_and_joins_again():
     begin_s = world.now_s
     while world.ranks[0].waits:
         world.now_s += 0.5
-        world.turn(0), world.turn(2), world.ranks[1].beat()
+        world.turn(0), world.turn(2), world.ranks[1].heartbeat()
     assert REGROUP_S <= world.now_s - begin_s <= REGROUP_S + 1
     assert len(world.settle()[0].epoch.members) == 3
 
@@ -171,7 +171,7 @@ def test_who_leaves_waits_for_those_that_are_still_in_an_exchange():
     begin_s = world.now_s
     while world.ranks[0].waits:
         world.now_s += 0.5
-        world.turn(0), world.ranks[1].beat(), world.ranks[2].beat()
+        world.turn(0), world.ranks[1].heartbeat(), world.ranks[2].heartbeat()
     assert REGROUP_S + 7 <= world.now_s - begin_s <= REGROUP_S + 8
 
 
@@ -186,9 +186,9 @@ def test_who_leaves_knows_who_has_not_met_the_others():
     assert not met[0].asks_again(last)
     assert not zero.has_lost(last, world.now_s)
     world.now_s += SILENT_S
-    one.beat()
+    one.heartbeat()
     assert zero.has_lost(last, world.now_s)
-    two.beat()
+    two.heartbeat()
     assert not zero.has_lost(last, world.now_s)
     world.ask(2)  # it could not meet them, and tries again
     assert met[0].asks_again(last)
@@ -228,7 +228,7 @@ def end_of(world, k):
     it = world.ranks[k]
     while True:
         world.now_s += 0.5
-        [other.beat() for other in world.ranks if other is not it and other not in gone_of(world)]
+        [other.heartbeat() for other in world.ranks if other is not it and other not in gone_of(world)]
         try:
             it.poll(world.now_s)
         except MembershipError as error:
@@ -280,7 +280,7 @@ def test_a_rank_that_comes_stays_in_the_epoch_that_is_decided_while_it_looks():
     world.settle()
     k = world.start(2, size=3)
     world.turn(k)
-    world.ranks[0].beat(), world.ranks[1].beat()
+    world.ranks[0].heartbeat(), world.ranks[1].heartbeat()
     world.turn(k)  # knows now that both live
     world.turn(0), world.turn(1)
     number, looks = world.ranks[k].number, []
@@ -301,6 +301,6 @@ def test_a_rank_that_comes_stays_in_the_epoch_that_is_decided_while_it_looks():
 
 def test_who_comes_after_the_end_is_told_so():
     world = started()
-    world.ranks[0].conclude()
+    world.ranks[0].finalize()
     with pytest.raises(MembershipError, match="too late"):
         world.start(1, size=3)

@@ -6,7 +6,7 @@ import pytest
 from test_membership import SILENT_S, plain
 
 from pliant.comm.membership import MembershipError
-from pliant.comm.signed import Records, Seal
+from pliant.comm.signed_records import Records, Seal
 
 SIZE = 3
 SECRET = b"sixteen bytes and more"
@@ -160,7 +160,7 @@ def test_signs_of_life_are_not_believed_again(caplog):
     world = run_world()
     recorded = []
     for _ in range(50):
-        world.ranks[1].beat()
+        world.ranks[1].heartbeat()
         recorded.append(world.data["rank 1"])
     world.turn(0), world.turn(2)
     world.dead.add(1)

@@ -6,7 +6,7 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from pliant.curvature import Task
+from pliant.curvature import LossObjective
 
 
 class Tiny(nn.Module):
@@ -73,7 +73,7 @@ def tiny_task(seed=0, num=12):
     model = made(Tiny)
     g = torch.Generator().manual_seed(seed)
     x, y = torch.randn(num, 3, generator=g), torch.randint(0, 3, (num,), generator=g)
-    return Task(model=model, args=(x,), loss=lambda z: cross_entropy(z, y)), x, y
+    return LossObjective(model=model, args=(x,), loss=lambda z: cross_entropy(z, y)), x, y
 
 
 def explicit_hessian(task, mean_loss=None):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 from torch.nn.functional import cross_entropy
 
-from pliant.curvature import Fisher, GaussNewton, Hutchinson, Task, find_logits, hessian
+from pliant.curvature import Fisher, GaussNewton, Hutchinson, LossObjective, find_logits, hessian
 
 
 def gauss_newton_diagonal(task):
@@ -44,7 +44,7 @@ def test_hutchinson_is_exact_in_the_mean():
 
 def test_without_a_loss_hutchinson_feels_gauss_newton_in_the_mean():
     task, _, _ = tiny_task()
-    bare, g = Task(model=task.model, args=task.args), seeded(3)
+    bare, g = LossObjective(model=task.model, args=task.args), seeded(3)
     found = torch.stack([flat(Hutchinson().diagonal(bare, g)) for _ in range(1500)]).mean(0)
     exact = gauss_newton_diagonal(task)
     assert float((found.sum() / exact.sum() - 1).abs()) < 0.1
@@ -54,7 +54,7 @@ def test_without_a_loss_hutchinson_feels_gauss_newton_in_the_mean():
 def test_differences_equal_products(drop):
     model = made(Normed, drop=drop)
     x, y = torch.randn(6, 1, 4, 4), torch.randint(0, 4, (6,))
-    task = Task(model=model, args=(x,), loss=lambda z: cross_entropy(z, y))
+    task = LossObjective(model=model, args=(x,), loss=lambda z: cross_entropy(z, y))
     found = {}
     for by in ("product", "difference"):
         torch.manual_seed(7)  # the same masks
@@ -66,10 +66,10 @@ def test_differences_equal_products(drop):
 
 def test_fisher_is_the_mean_of_squares_and_not_the_square_of_the_mean():
     task, x, y = tiny_task(num=6)
-    singles = Task(model=task.model, args=(x,), loss=lambda z: cross_entropy(z, y, reduction="none"))
+    singles = LossObjective(model=task.model, args=(x,), loss=lambda z: cross_entropy(z, y, reduction="none"))
     squares, total = [], []
     for k in range(6):
-        one = Task(model=task.model, args=(x[k : k + 1],))
+        one = LossObjective(model=task.model, args=(x[k : k + 1],))
         g = flat(dict(zip(one.parameters, one.gradients(cross_entropy(one.forward(), y[k : k + 1])), strict=True)))
         squares.append(g.square())
         total.append(g)
@@ -83,7 +83,7 @@ def test_fisher_is_the_mean_of_squares_and_not_the_square_of_the_mean():
 def test_attention_without_double_backward_works_and_says_so_once():
     torch.manual_seed(0)
     model, x, y = Attention(), torch.randn(2, 6, 8), torch.randint(0, 5, (12,))
-    task = Task(model=model, args=(x,), loss=lambda z: cross_entropy(z.flatten(0, 1), y))
+    task = LossObjective(model=model, args=(x,), loss=lambda z: cross_entropy(z.flatten(0, 1), y))
     with pytest.warns(UserWarning, match="Attention has a kernel without double backward.*differences"):
         first = Hutchinson().diagonal(task, seeded(1))
     with warnings.catch_warnings():
@@ -101,7 +101,7 @@ def test_attention_without_double_backward_works_and_says_so_once():
 def test_a_recurrent_model_and_a_mapping():
     torch.manual_seed(0)
     model, x = Recurrent(), torch.randn(3, 5, 3)
-    task = Task(model=model, args=(x,))
+    task = LossObjective(model=model, args=(x,))
     for estimator in (GaussNewton(), Hutchinson(), Hutchinson(by="difference"), Fisher()):
         found = estimator.diagonal(task, seeded(5))
         assert {n: x.shape for n, x in found.items()} == {n: p.shape for n, p in model.named_parameters()}
@@ -125,7 +125,7 @@ def test_the_model_comes_out_as_it_was(estimator):
     buffers = {n: id(b) for n, b in model.named_buffers()}
     state = torch.get_rng_state()
     model.head.weight.register_post_accumulate_grad_hook(lambda _: pytest.fail("a gradient was accumulated"))
-    task = Task(model=model, args=(x,), loss=lambda z: cross_entropy(z, y, reduction="none"))
+    task = LossObjective(model=model, args=(x,), loss=lambda z: cross_entropy(z, y, reduction="none"))
     with torch.no_grad():  # as in the hook of an optimizer
         found = estimator.diagonal(task, seeded(1))
     assert set(found) == {"conv.weight", "norm.weight", "norm.bias", "head.weight", "head.bias"}
@@ -154,14 +154,14 @@ def test_it_comes_out_as_it_was_from_an_error(estimator):
 
     reads = {"logits": loss} if estimator == GaussNewton() else {"loss": loss}
     with pytest.raises(KeyError, match="mine"):
-        estimator.diagonal(Task(model=model, args=(torch.randn(6, 1, 4, 4),), **reads), seeded())
+        estimator.diagonal(LossObjective(model=model, args=(torch.randn(6, 1, 4, 4),), **reads), seeded())
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_under_autocast_it_is_about_the_same(estimator):
     task, _, y = tiny_task(num=32)
-    task = Task(model=task.model, args=task.args, loss=lambda z: cross_entropy(z.float(), y, reduction="none"))
+    task = LossObjective(model=task.model, args=task.args, loss=lambda z: cross_entropy(z.float(), y, reduction="none"))
     precise = flat(estimator.diagonal(task, seeded(1)))
     with torch.autocast("cpu", torch.bfloat16):
         half = flat(estimator.diagonal(task, seeded(1)))
@@ -176,7 +176,7 @@ def test_under_autocast_it_is_about_the_same(estimator):
 
 def test_differences_refuse_coarse_weights():
     task, _, _ = tiny_task()
-    task = Task(model=task.model.bfloat16(), args=(task.args[0].bfloat16(),))
+    task = LossObjective(model=task.model.bfloat16(), args=(task.args[0].bfloat16(),))
     with pytest.raises(ValueError, match=r"float32.*bfloat16.*GaussNewton"):
         Hutchinson(by="difference").diagonal(task, seeded())
     assert flat(GaussNewton().diagonal(task, seeded())).isfinite().all()
@@ -185,12 +185,12 @@ def test_differences_refuse_coarse_weights():
 def test_sparse_gradients_and_linear_losses():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Linear(4, 3))
-    task = Task(model=model, args=(torch.tensor([0, 3, 3]),))
+    task = LossObjective(model=model, args=(torch.tensor([0, 3, 3]),))
     found = GaussNewton().diagonal(task, seeded())
     assert found["0.weight"].layout == torch.strided
     assert not found["0.weight"][[1, 2, 4, 5]].any()
     assert Fisher().diagonal(task, seeded())["0.weight"][3].any()
-    linear = Task(model=nn.Linear(3, 1), args=(torch.randn(4, 3),), loss=lambda z: z.mean())
+    linear = LossObjective(model=nn.Linear(3, 1), args=(torch.randn(4, 3),), loss=lambda z: z.mean())
     assert not flat(Hutchinson(by="product").diagonal(linear, seeded())).any()
 
 
@@ -202,7 +202,7 @@ def test_where_logits_are_found():
         with pytest.raises(ValueError, match=r"no logits .* were found; say where .*logits=lambda"):
             find_logits(output)
     with pytest.raises(ValueError, match=r"\(4, 1\).*loss_name='binary_cross_entropy'"):
-        GaussNewton().diagonal(Task(model=nn.Linear(3, 1), args=(torch.randn(4, 3),)), seeded())
+        GaussNewton().diagonal(LossObjective(model=nn.Linear(3, 1), args=(torch.randn(4, 3),)), seeded())
     with pytest.raises(ValueError, match="0 probes"):
         Hutchinson(probes=0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as f
 
-from pliant.curvature import GaussNewton, Task, recognized
+from pliant.curvature import GaussNewton, LossObjective, recognize_loss
 
 CE, BCE = "cross_entropy", "binary_cross_entropy"
 
@@ -14,7 +14,7 @@ def seen(loss, width, dtype=torch.float32, scale=1.0, rows=64):
     generator = torch.Generator().manual_seed(width)
     z = (scale * torch.randn(rows, width, generator=generator)).to(dtype).requires_grad_()
     loss(z.float(), generator).backward()
-    return recognized(z.detach(), z.grad)
+    return recognize_loss(z.detach(), z.grad)
 
 
 def labels(z, g):
@@ -94,7 +94,7 @@ def test_gauss_newton_of_them_is_exact_in_the_mean(name, curvature):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     x, generator = torch.randn(6, 3), torch.Generator().manual_seed(1)
     wanted = exact_diagonal(model, x, curvature)
-    task, num = Task(model=model, args=(x,), loss_name=name), 3000
+    task, num = LossObjective(model=model, args=(x,), loss_name=name), 3000
     found = {key: torch.zeros_like(value) for key, value in wanted.items()}
     for _ in range(num):
         for key, value in GaussNewton().diagonal(task, generator).items():

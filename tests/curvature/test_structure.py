@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pliant.curvature import RefreshInterval, block_means, log_shift, settled, spearman, view_means
+from pliant.curvature import RefreshInterval, block_means, log_shift, shrink_and_clip, spearman, view_means
 
 
 @pytest.mark.parametrize("numels", [(4, 4, 4), (5, 5, 2), (12,), (1, 4, 7), (6, 1, 5), (1,) * 12, (3, 3, 6)])
@@ -35,11 +35,13 @@ def test_views():
 def test_settled():
     means, numels = torch.tensor([0.0, 1.0, 300.0]), (2, 2, 1)
     whole = (2 + 300) / 5
-    assert settled(means, numels, shrink=0.0, clip=1e9).tolist() == pytest.approx([whole / 1e9, 1, 300], rel=1e-5)
-    assert settled(means, numels, shrink=1.0, clip=2).tolist() == pytest.approx([whole] * 3)
-    found = settled(means, numels, shrink=0.5, clip=2).tolist()
+    assert shrink_and_clip(means, numels, shrink=0.0, clip=1e9).tolist() == pytest.approx(
+        [whole / 1e9, 1, 300], rel=1e-5
+    )
+    assert shrink_and_clip(means, numels, shrink=1.0, clip=2).tolist() == pytest.approx([whole] * 3)
+    found = shrink_and_clip(means, numels, shrink=0.5, clip=2).tolist()
     assert found == pytest.approx([max(whole / 2, whole / 2), whole / 2 + 0.5, min(2 * whole, 150 + whole / 2)])
-    assert not settled(torch.zeros(3), numels, shrink=0.5, clip=50).any()
+    assert not shrink_and_clip(torch.zeros(3), numels, shrink=0.5, clip=50).any()
 
 
 def test_ranks_and_shift():

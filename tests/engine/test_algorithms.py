@@ -423,12 +423,12 @@ def test_the_lane_at_the_end_gives_the_same():
 
 def test_a_bare_name_spares_small_parameters():
     from pliant.algorithms import ALGORITHMS as NAMED
-    from pliant.engine.choose import plan_from
+    from pliant.engine.plan_resolution import resolve_plan
 
     for name, row in NAMED.items():
         if name == "onebit_adam" or not row.bare:
             continue
-        plan = plan_from(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
+        plan = resolve_plan(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
         small, large = (plan.exchange_for("x", "Linear", numel) for numel in (8192, 8193))
         # powersgd and tasc send small ones whole by themselves; where weights are exchanged, gradients are not.
         spared = large.error_feedback != "none" and name not in ("powersgd", "tasc") and not large.exchanges_weights

@@ -17,7 +17,7 @@ def plan(what, bucket_bytes) -> SyncPlan:
 
 def sizes_of(run) -> list[int]:
     """Parameters in each bucket, as the engine has them laid out."""
-    return [len(names) for names in run._exchanger.layout.values()]
+    return [len(names) for names in run._gradients.layout.values()]
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import pliant
 from models import new_ddp, train, weights
-from pliant.engine.weights import WeightExchange
+from pliant.engine.weight_exchange import WeightExchange
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}
@@ -349,18 +349,22 @@ def test_making_an_optimizers_state_is_no_step(stateless):
 @pytest.mark.parametrize(
     ("what", "spoil", "sentence"),
     [
-        ("randomk", lambda run: setattr(run._arrivals, "turn", 7), "rank 1 is after exchange 8"),
-        ("bytegrad", lambda run: setattr(run._arrivals, "step", 7), "rank 0 is at step 1, rank 1 is at step 8"),
+        ("randomk", lambda run: setattr(run._dispatcher, "num_backwards", 7), "rank 1 is after exchange 8"),
+        ("bytegrad", lambda run: setattr(run._dispatcher, "step", 7), "rank 0 is at step 1, rank 1 is at step 8"),
         ("allreduce", lambda run: setattr(run, "_plan_number", 7), "has another plan than the majority"),
-        ("local_sgd", lambda run: run._made.of(WeightExchange)[0].spoil(), "rank 1 is after exchange of weights 8"),
-        ("gossip-free", lambda run: run._made.of(WeightExchange)[0].spoil(), "rank 1 is after exchange of weights 8"),
+        ("local_sgd", lambda run: run._executor.of(WeightExchange)[0].spoil(), "rank 1 is after exchange of weights 8"),
+        (
+            "gossip-free",
+            lambda run: run._executor.of(WeightExchange)[0].spoil(),
+            "rank 1 is after exchange of weights 8",
+        ),
     ],
 )
 def test_ranks_that_do_not_do_the_same_find_out_in_the_first_step(what, spoil, sentence, monkeypatch):
     def make_spoilt(weights):
         weights._parts[0].round += 7
 
-    monkeypatch.setattr("pliant.engine.weights.WeightExchange.spoil", make_spoilt, raising=False)
+    monkeypatch.setattr("pliant.engine.weight_exchange.WeightExchange.spoil", make_spoilt, raising=False)
 
     def body(place):
         ddp = new_ddp(place)

@@ -15,8 +15,8 @@ from pliant.comm.elastic import ElasticGroup
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import Rendezvous
 from pliant.engine import elastic
-from pliant.engine.meeting import make_alike
-from pliant.network.local import reserve_port
+from pliant.engine.epoch_sync import average_members
+from pliant.network.local_hosts import reserve_port
 
 PLANS = {
     "gossip": pliant.gossip(),
@@ -247,7 +247,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
 
     def fails_once(module, optimizer, comm, party, device):
         own = [parameter.detach().clone() for parameter in module.parameters()]
-        make_alike(module, optimizer, comm, party, device)
+        average_members(module, optimizer, comm, party, device)
         if closes.is_set() and party.rank == 1 and not failed:
             failed.append(party.rank)
             with torch.no_grad():
@@ -255,7 +255,7 @@ def test_no_rank_leaves_before_all_have_met(monkeypatch):
                     parameter.copy_(value)
             raise pliant.CommError("the last answer did not come", rank=1, op="regroup")
 
-    monkeypatch.setattr(elastic, "make_alike", fails_once)
+    monkeypatch.setattr(elastic, "average_members", fails_once)
 
     def body(place):
         # The others are in an exchange for so long: longer than they are waited for in training.
@@ -462,7 +462,7 @@ def test_weights_that_are_not_those_that_were_signed_are_not_loaded(part, monkey
 
 def test_without_a_secret_a_run_stays_on_loopback(monkeypatch):
     elsewhere = Rendezvous(store=HashStore(), beside=HashStore(), rank=0, size=1, loopback=False, host="10.1.2.3")
-    monkeypatch.setattr("pliant.comm.elastic.meeting_of", lambda *_: elsewhere)
+    monkeypatch.setattr("pliant.comm.elastic.rendezvous_for", lambda *_: elsewhere)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"store is at '10\.1\.2\.3'.*openssl rand .*secret_file="):

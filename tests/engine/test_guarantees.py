@@ -8,8 +8,8 @@ from torch import nn
 
 import pliant
 from models import batch, new_ddp, train, weights
-from pliant.engine.agreement import check_agreement, fingerprints
-from pliant.engine.doing import Doing
+from pliant.engine.agreement import check_replicas, parameter_hashes
+from pliant.engine.step_counts import StepCounts
 
 
 @pytest.mark.parametrize("what", ["allreduce", "bytegrad", "onebit", "topk", "powersgd", "randomk", "bf16"])
@@ -53,7 +53,7 @@ def test_a_change_of_any_bit_changes_the_fingerprint():
     x = torch.randn(5, generator=torch.Generator().manual_seed(0))
     bits = x.view(torch.int32)
     changed = [bits ^ (torch.arange(5) == at) * torch.tensor(1 << bit).int() for at in range(5) for bit in range(32)]
-    found = fingerprints(dict(enumerate([x, *(each.view(torch.float32) for each in changed)])))
+    found = parameter_hashes(dict(enumerate([x, *(each.view(torch.float32) for each in changed)])))
     assert len(found.unique()) == 1 + 5 * 32
     assert (found >= 0).all()
 
@@ -66,7 +66,7 @@ def test_replicas_with_two_parameters_exchanged_are_told_apart():
     def body(place):
         held = {"first": one, "second": other} if place.rank == 0 else {"first": other, "second": one}
         with pytest.raises(pliant.ReplicasDisagreeError, match="differ in 2 of 2 parameters, first 'first'"):
-            check_agreement(list(held), fingerprints(held), Doing(), place.comm, one.device, 1)
+            check_replicas(list(held), parameter_hashes(held), StepCounts(), place.comm, one.device, 1)
 
     pliant.run_world(2, body)
 
@@ -156,7 +156,7 @@ def test_steady_state_allocates_nothing_that_grows_with_the_model():
     def body(place):
         found = {}
         for name in ("allreduce", "bf16", "bytegrad", "qsgd", "onebit", "topk", "randomk", "powersgd"):
-            algorithm = executor_for(pliant.algorithms.named(name, None))
+            algorithm = executor_for(pliant.algorithms.algorithm_named(name, None))
             bucket = Bucket(name="b", spans=spans_of(["w"], [(256, 256)]), flat=torch.randn(numel))
             slots = algorithm.slots((256, 256), place.comm)
             state = State(

@@ -11,10 +11,10 @@ from torch.distributed import HashStore
 import pliant
 from models import Net, train, weights
 from pliant.comm import ProcessGroupComm
-from pliant.engine.lane import TaskHandle
-from pliant.engine.making import ExecutorBuilder
-from pliant.engine.watch import UnusedParameterCheck
-from pliant.engine.weights import WeightExchange
+from pliant.engine.comm_thread import TaskHandle
+from pliant.engine.executor import ExecutorBuilder
+from pliant.engine.unused_parameters import UnusedParameterCheck
+from pliant.engine.weight_exchange import WeightExchange
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def once(monkeypatch, owner, name):
 IN_STEPS = {
     "the user's loss": ("onebit", None, None),
     "waiting in backward": ("onebit", TaskHandle, "wait"),
-    "an exchange": ("onebit", pliant.engine.exchange.GradientExchange, "run"),
-    "a bucket": ("onebit", pliant.engine.exchange.GradientExchange, "laid_out"),
-    "before a step": ("onebit", UnusedParameterCheck, "demand_complete"),
+    "an exchange": ("onebit", pliant.engine.gradient_exchange.GradientExchange, "run"),
+    "a bucket": ("onebit", pliant.engine.gradient_exchange.GradientExchange, "layout_of"),
+    "before a step": ("onebit", UnusedParameterCheck, "require_complete"),
     "after a step": ("local_sgd", WeightExchange, "after_step"),
-    "new weights": ("owner", pliant.engine.owned.OwnerStep, "share"),
+    "new weights": ("owner", pliant.engine.owner_step.OwnerStep, "share"),
 }
 
 
@@ -90,9 +90,9 @@ def test_an_interrupted_beginning_or_end_leaves_nothing(monkeypatch, where):
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     owner, name = {
         "making": (ExecutorBuilder, "make"),
-        "attaching": (ProcessGroupComm, "started"),
+        "attaching": (ProcessGroupComm, "with_timeout"),
         "closing": (WeightExchange, "hand_back"),
-        "draining": (pliant.engine.lane.CommThread, "drain"),
+        "draining": (pliant.engine.comm_thread.CommThread, "drain"),
     }[where]
 
     def begin_and_end(patch):

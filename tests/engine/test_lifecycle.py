@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 import pliant
 from models import Net, batch, new_ddp, train, weights
 from pliant.comm import ProcessGroupComm
-from pliant.engine.lane import CommThread
+from pliant.engine.comm_thread import CommThread
 from pliant.engine.run import Run
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 from waiting import dawdle, until
@@ -100,7 +100,13 @@ def settled(count, most):
 
 def test_cycles_of_open_train_switch_and_close_leave_nothing():
     """Threads, open files, objects and tensors after six cycles are those after two."""
-    plans = ["allreduce", "onebit", pliant.stale(1), pliant.local_sgd(2), pliant.between_hosts(pliant.gossip())]
+    plans = [
+        "allreduce",
+        "onebit",
+        pliant.bounded_staleness(1),
+        pliant.local_sgd(2),
+        pliant.between_hosts(pliant.gossip()),
+    ]
 
     def cycle(place):
         ddp = new_ddp(place)

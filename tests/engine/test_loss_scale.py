@@ -205,7 +205,7 @@ def test_signs_under_a_scaler_are_refused():
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
         before = weights(ddp)
-        with pliant.relax(ddp, optimizer, pliant.demo(), nonfinite="propagate", timeout_s=20):
+        with pliant.relax(ddp, optimizer, pliant.decoupled_momentum(), nonfinite="propagate", timeout_s=20):
             with pytest.raises(ValueError, match=r"divides gradients by its scale of 256, .* demo\(signed=False\)"):
                 scaled_step(ddp, optimizer, scaler, place.rank, 0)
             assert torch.equal(before, weights(ddp))

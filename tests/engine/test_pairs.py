@@ -12,7 +12,7 @@ from models import batch, new_ddp, train, weights
 HOSTS = [[0], [1, 2]]
 WRAPS = {
     "every": lambda inner: p.every(2, inner),
-    "late": p.late,
+    "late": p.delayed,
     "after": lambda inner: p.after(3, p.int4(), then=inner),
     "hosts": p.between_hosts,
     "local": lambda inner: p.local_sgd(2, averaging=inner),
@@ -24,11 +24,11 @@ PAIRS = {
     if (outer, inner) not in REFUSED
 }
 TRIPLES = {
-    "every(late(hosts))": p.every(2, p.late(p.between_hosts(p.onebit()))),
-    "late(hosts(every))": p.late(p.between_hosts(p.every(2, p.onebit()))),
-    "hosts(after(late))": p.between_hosts(p.after(3, p.int4(), then=p.late(p.onebit()))),
+    "every(late(hosts))": p.every(2, p.delayed(p.between_hosts(p.onebit()))),
+    "late(hosts(every))": p.delayed(p.between_hosts(p.every(2, p.onebit()))),
+    "hosts(after(late))": p.between_hosts(p.after(3, p.int4(), then=p.delayed(p.onebit()))),
     "after(hosts) to all": p.after(3, p.between_hosts(p.int4()), then=p.every(2, p.onebit())),
-    "every(hosts(tasc))": p.every(2, p.dynamic(p.tasc(0.1, block=16, agreement="host"), bytes_per_step=2000)),
+    "every(hosts(tasc))": p.every(2, p.with_target(p.tasc(0.1, block=16, agreement="host"), bytes_per_step=2000)),
 }
 NESTED = PAIRS | TRIPLES
 GRADIENTS = [name for name, node in NESTED.items() if node.kind == "gradients"]

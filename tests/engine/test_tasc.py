@@ -12,10 +12,10 @@ from pliant.algorithms import StepContext, executor_for
 from pliant.algorithms.plans import plan_of
 from pliant.buckets import Bucket, spans_of
 from pliant.codecs import tensor_hash
-from pliant.engine.choose import plan_from
+from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.comms import Comms
-from pliant.engine.store import AlgorithmState
-from pliant.layouts.blocks import divided
+from pliant.engine.plan_resolution import resolve_plan
+from pliant.layouts.blocks import divide_blocks
 from pliant.spec import BetweenHosts, BlockSparse, Host, LocalSteps, Selection
 
 SHAPES = [(12, 40), (7,), (6, 5, 3, 3), (30, 33)]
@@ -267,10 +267,10 @@ def test_what_belongs_to_ranks_is_not_resized():
 
 def test_the_name_means_one_bucket_and_words_are_settings():
     sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    plan = plan_from("tasc", sgd)
+    plan = resolve_plan("tasc", sgd)
     assert plan.bucket_bytes == 1 << 40
     assert len(plan.rules) == 1
-    named = plan_from("tasc(ratio=0.0077, agreement=leader, feedback=difference)", sgd)
+    named = resolve_plan("tasc(ratio=0.0077, agreement=leader, feedback=difference)", sgd)
     node = named.rules[0].exchange
     assert (node.selection.ratio, node.selection.agreement, node.feedback) == (0.0077, "leader", "difference")
     by_hosts = plan_of(pliant.tasc(agreement="host")).rules[0].exchange
@@ -306,7 +306,7 @@ def test_a_topology_for_others_is_refused():
 
 @pytest.mark.parametrize(("ratio", "bits"), [(0.05, 4), (0.2, 4), (0.6, 16), (1.0, 32)])
 def test_what_travels_whole_has_as_many_bits_as_are_paid_for(ratio, bits):
-    parts = divided(SHAPES, Selection(ratio=ratio, block=16), 2)
+    parts = divide_blocks(SHAPES, Selection(ratio=ratio, block=16), 2)
     assert parts.bits(ratio) == bits
     assert parts.is_whole(ratio) == (ratio > 0.1)
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pliant.comm import CommError, FaultyComm, RecordedComm, by_hosts, run_world, threads as thread_worlds
+from pliant.comm import CommError, FaultyComm, RecordedComm, hierarchical_comm, run_world, threads as thread_worlds
 from pliant.comm.torch_private import ThreadWorld
 
 COMMS = {
     "plain": lambda comm: comm,
     "recorded": RecordedComm,
     "faulty without faults": FaultyComm,
-    "two equal hosts": lambda comm: by_hosts(comm, [[0, 1], [2, 3]]),
-    "unequal hosts": lambda comm: by_hosts(comm, [[0], [1, 2, 3]]),
-    "one host": lambda comm: by_hosts(comm, [[0, 1, 2, 3]]),
+    "two equal hosts": lambda comm: hierarchical_comm(comm, [[0, 1], [2, 3]]),
+    "unequal hosts": lambda comm: hierarchical_comm(comm, [[0], [1, 2, 3]]),
+    "one host": lambda comm: hierarchical_comm(comm, [[0, 1, 2, 3]]),
 }
 rows = pytest.mark.parametrize("make", COMMS.values(), ids=COMMS)
 SIZE = 4
@@ -107,7 +107,7 @@ def test_non_contiguous_tensors_and_wrong_sizes_are_refused():
 )
 def test_two_levels_give_the_true_mean(hosts):
     def body(place):
-        comm = by_hosts(place.comm, hosts)
+        comm = hierarchical_comm(place.comm, hosts)
         x = torch.tensor([float(place.rank), 10.0])
 
         def between(y, outer):
@@ -123,7 +123,7 @@ def test_two_levels_give_the_true_mean(hosts):
 
 def test_hosts_must_hold_every_rank_once():
     def body(place):
-        by_hosts(place.comm, [[0], [0, 1]])
+        hierarchical_comm(place.comm, [[0], [0, 1]])
 
     with pytest.raises(ValueError, match=r"hold ranks \[0, 0, 1\], but the group has ranks 0\.\.1;"):
         run_world(2, body)
@@ -136,7 +136,7 @@ class Heard:
     def now(self):
         return time.perf_counter()
 
-    def moved(self, name, start, wait_from, sent_bytes, received_bytes):
+    def on_transfer(self, name, start, wait_from, sent_bytes, received_bytes):
         assert start <= wait_from <= self.now()
         self.messages.append((name, sent_bytes))
 
@@ -257,7 +257,7 @@ def test_a_rank_that_cannot_connect_does_not_hold_up_the_others(monkeypatch):
         return object()
 
     monkeypatch.setattr(ThreadWorld, "new_group", new_group)
-    monkeypatch.setattr(thread_worlds, "maker_of", lambda group, limit: lambda ranks: group)
+    monkeypatch.setattr(thread_worlds, "group_factory", lambda group, limit: lambda ranks: group)
     monkeypatch.setattr(thread_worlds, "ProcessGroupComm", lambda group, **settings: group)
     with pytest.raises(KeyError, match="no port"):
         run_world(3, lambda place: None)

@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 from pliant.netmodel import IDEAL, KEYS, DenseExchange, Links, Overheads, PointToPoint, RankMatrix
 from pliant.recsys import Frequencies, Rates, expected, step_cost
 from pliant.recsys.traffic import PHASES
-from pliant.schedules import Collective, cost
-from pliant.simulator.exchange import take_time
+from pliant.schedules import Collective, predict_cost
+from pliant.simulator.exchange_time import exchange_time
 from pliant.simulator.round import Round
 from pliant.spec import EmbeddingPlan, Host, Link, Move, Rack, Schedule, Table, TableLayout, Topology
 
@@ -88,9 +88,9 @@ def test_simulator_schedules_and_embeddings_agree(topology, seed):
     )
     if moves:
         schedule = Schedule(name="one round", num_ranks=len(ranks), num_blocks=len(moves), rounds=(moves,))
-        assert cost(schedule, collective, topology, SOME).total_s == pytest.approx(expected_s, rel=1e-12)
+        assert predict_cost(schedule, collective, topology, SOME).total_s == pytest.approx(expected_s, rel=1e-12)
     # As an exchange of the simulator, which has no work.
-    took = take_time([Round(messages=named(num_bytes))], links, SOME.coefficients(), 1, own_work=False)
+    took = exchange_time([Round(messages=named(num_bytes))], links, SOME.coefficients(), 1, own_work=False)
     assert took.seconds[0] == pytest.approx(expected_s, rel=1e-12)
     # As what a lookup of embeddings asks for: its expected bytes and messages, phase by phase.
     table = Table(name="t", num_rows=1000, dim=16)

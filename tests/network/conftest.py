@@ -2,7 +2,7 @@
 
 import pytest
 
-from pliant.network import CannotEmulateError, emulated
+from pliant.network import CannotEmulateError, emulate_cluster
 from pliant.spec import Host, Topology
 
 
@@ -10,7 +10,7 @@ from pliant.spec import Host, Topology
 def emulating() -> None:
     """Skip where this machine cannot emulate hosts."""
     try:
-        with emulated(Topology(hosts=(Host(name="a"),)), check=False):
+        with emulate_cluster(Topology(hosts=(Host(name="a"),)), check=False):
             pass
     except CannotEmulateError as error:
         pytest.skip(f"this machine cannot emulate hosts: {error}")

@@ -1,6 +1,6 @@
 """The links become slower in mid-training, on emulated hosts: "auto" notices, measures them anew and chooses again.
 
-How soon is held on made-up clocks by tests/autotune/test_flight.py; what it gains is measured by
+How soon is held on made-up clocks by tests/autotune/test_monitor.py; what it gains is measured by
 benchmarks/planner/changed_rate.py.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.network import emulated
+from pliant.network import emulate_cluster
 from pliant.spec import Host, Topology
 
 pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.usefixtures("emulating")]
@@ -80,7 +80,7 @@ def test_a_rate_that_falls_is_measured_and_answered(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     (tmp_path / "script.py").write_text(_SCRIPT)
     flag, said = tmp_path / "changed", []
-    with emulated(fast, check=False) as cluster:
+    with emulate_cluster(fast, check=False) as cluster:
 
         def take(rank: int, line: str) -> None:
             if not line.startswith("{"):

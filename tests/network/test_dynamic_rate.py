@@ -1,7 +1,7 @@
 """The link goes from 5 to 100 to 5 Mbit/s in mid-training, on emulated hosts: what is sent follows it.
 
 Whether the exposed time is held is measured by benchmarks/tasc/pace.py, and by the laws of the governor on a made-up
-network in tests/engine/test_dynamic.py.
+network in tests/engine/test_ratio_controller.py.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.network import emulated
+from pliant.network import emulate_cluster
 from pliant.spec import Host, Topology
 
 pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.usefixtures("emulating")]
@@ -56,7 +56,7 @@ class Story:
 @pytest.mark.parametrize("algorithm", ["blocktopk", pytest.param("tasc", marks=pytest.mark.extended)])
 def test_what_is_sent_follows_the_rate(tmp_path, algorithm):
     story, ratios = Story(), {0: [], 1: []}
-    with emulated(hosts(LOW_MBIT), check=False) as cluster:
+    with emulate_cluster(hosts(LOW_MBIT), check=False) as cluster:
 
         def take(rank, line):
             if not line.startswith("{"):

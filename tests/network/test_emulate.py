@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.network import CannotEmulateError, emulated
+from pliant.network import CannotEmulateError, emulate_cluster
 from pliant.spec import Host, Link, Topology
 from waiting import until
 
@@ -167,7 +167,7 @@ sys.exit(3)
 
 def test_links_that_the_machine_cannot_carry_are_refused():
     hosts = tuple(Host(name=n, send_bytes_per_s=5e10, receive_bytes_per_s=5e10) for n in "ab")
-    with pytest.raises(RuntimeError, match=r"a -> b carries .* instead of 4e"), emulated(Topology(hosts=hosts)):
+    with pytest.raises(RuntimeError, match=r"a -> b carries .* instead of 4e"), emulate_cluster(Topology(hosts=hosts)):
         pass
 
 
@@ -181,7 +181,7 @@ print(start_s, time.monotonic(), time.process_time() - spent_s)
 """
     said: list[str] = []
     try:
-        with emulated(Topology(hosts=(Host(name="a", num_ranks=2, cpu_share=0.2),)), check=False) as cluster:
+        with emulate_cluster(Topology(hosts=(Host(name="a", num_ranks=2, cpu_share=0.2),)), check=False) as cluster:
             cluster.run([sys.executable, "-c", code], on_line=lambda _, line: said.append(line))
     except CannotEmulateError as error:
         pytest.skip(str(error))
@@ -194,10 +194,13 @@ print(start_s, time.monotonic(), time.process_time() - spent_s)
 def test_what_cannot_be_emulated_is_refused_before_anything_is_made():
     hosts = (Host(name="a"), Host(name="b"))
     links = (Link(source="a", target="b", bytes_per_s=1.0, latency_s=0.0),)
-    with pytest.raises(ValueError, match="a link of its own from a to b"), emulated(Topology(hosts=hosts, links=links)):
+    with (
+        pytest.raises(ValueError, match="a link of its own from a to b"),
+        emulate_cluster(Topology(hosts=hosts, links=links)),
+    ):
         pass
     many = Topology(hosts=tuple(Host(name=str(k)) for k in range(300)))
-    with pytest.raises(ValueError, match="300 hosts, but at most 250"), emulated(many):
+    with pytest.raises(ValueError, match="300 hosts, but at most 250"), emulate_cluster(many):
         pass
 
 
@@ -231,7 +234,7 @@ def test_links_change_under_ranks_that_live_on(tmp_path, mark):
 
     stages = [topology(0.0, 0.0), topology(1e6, 0.0), topology(0.0, 0.2)]
     took = []
-    with emulated(stages[0], check=False) as cluster:
+    with emulate_cluster(stages[0], check=False) as cluster:
         assert marked(mark)  # so that none left means something
 
         def on_line(rank, line):

@@ -15,19 +15,19 @@ from pliant.network import measure_machine, probe
 from pliant.network.inference import (
     host_delays,
     host_rates,
-    in_rounds,
-    lone_streams,
+    outlier_streams,
+    round_robin_pairs,
     slow_pairs,
+    split_into_rounds,
     topology_from,
-    tournament,
 )
-from pliant.network.streams import steady_rate
+from pliant.network.streams import steady_throughput
 from pliant.spec import Machine, Topology, from_json, to_json
 
 
 @pytest.mark.parametrize("num", range(2, 12))
 def test_in_a_tournament_each_meets_each_once(num):
-    rounds = tournament(num)
+    rounds = round_robin_pairs(num)
     assert len(rounds) == num - 1 + num % 2
     for pairs in rounds:
         assert len({end for pair in pairs for end in pair}) == 2 * len(pairs) == num - num % 2
@@ -35,15 +35,15 @@ def test_in_a_tournament_each_meets_each_once(num):
 
 
 def test_second_looks_are_disjoint_and_few():
-    assert in_rounds([(0, 1), (0, 2), (2, 3), (1, 2)], 2) == [[(0, 1), (2, 3)], [(0, 2)]]
-    assert in_rounds([], 2) == []
+    assert split_into_rounds([(0, 1), (0, 2), (2, 3), (1, 2)], 2) == [[(0, 1), (2, 3)], [(0, 2)]]
+    assert split_into_rounds([], 2) == []
 
 
 def played(send, receive, pair_limit=None, noise=0.03):
     """What a tournament and a ring would find among such hosts."""
     rng = np.random.default_rng(0)
     size, rounds = len(send), []
-    for pairs in tournament(size):
+    for pairs in round_robin_pairs(size):
         rate = np.zeros((size, size))
         for a, b in pairs:
             for i, j in ((a, b), (b, a)):
@@ -59,7 +59,7 @@ def test_hosts_and_links_are_told_apart():
     assert np.allclose(host_rates(rounds)[0], send, rtol=0.04)
     assert np.allclose(host_rates(rounds)[1], receive, rtol=0.04)
     assert slow_pairs(rounds, rounds.max(0)) == [(0, 1)]
-    assert lone_streams(rounds) == []
+    assert outlier_streams(rounds) == []
     latencies = np.full((5, 5), 0.002)
     latencies[0, 3] = latencies[3, 0] = 0.05
     found = topology_from("abcde", [1, 2, 1, 1, 1], rounds, rounds.max(0), latencies, "made up")
@@ -73,10 +73,10 @@ def test_hosts_and_links_are_told_apart():
 def test_a_stream_that_beats_all_others_is_suspected():
     rounds = played([100.0] * 4, [100.0] * 4)
     rounds[0, 0, 3] = 140.0
-    assert lone_streams(rounds) == [(0, 0, 3)]
+    assert outlier_streams(rounds) == [(0, 0, 3)]
     rounds = played([100.0, 100.0, 50.0, 50.0], [100.0, 100.0, 50.0, 50.0])
     rounds[0, 0, 3] = 108.0  # no more than its sender can do, but more than its receiver can
-    assert lone_streams(rounds)[0] == (0, 0, 3)
+    assert outlier_streams(rounds)[0] == (0, 0, 3)
 
 
 def test_delays_come_from_halves_of_round_trips():
@@ -92,11 +92,11 @@ def test_bursts_and_late_looks_do_not_count():
     size, rate = 20_000, 1.25e6
     burst = [(0.0, size * (k + 1)) for k in range(6)]  # a full bucket
     steady = [((k + 1) * size / rate, size * (k + 7)) for k in range(26)]
-    assert steady_rate([*burst, *steady]) == pytest.approx(rate, rel=1e-6)
+    assert steady_throughput([*burst, *steady]) == pytest.approx(rate, rel=1e-6)
     looked_late = [(math.ceil(at * 20) / 20, total) for at, total in steady]  # only every 50 ms
-    assert steady_rate([*burst, *looked_late]) == pytest.approx(rate, rel=0.15)
-    assert steady_rate([(0.0, 1), (0.0, 2), (0.0, 3)]) > 0
-    assert steady_rate([(0.0, 100), (1.0, 200)]) == pytest.approx(200, rel=1)
+    assert steady_throughput([*burst, *looked_late]) == pytest.approx(rate, rel=0.15)
+    assert steady_throughput([(0.0, 1), (0.0, 2), (0.0, 3)]) > 0
+    assert steady_throughput([(0.0, 100), (1.0, 200)]) == pytest.approx(200, rel=1)
 
 
 def test_whoever_has_to_wait_for_a_core_does_not_find_more_than_there_is():
@@ -107,7 +107,9 @@ def test_whoever_has_to_wait_for_a_core_does_not_find_more_than_there_is():
         begins_s, lasts_s = chance.uniform(0.0, took_s), chance.uniform(0.0, 0.6 * took_s)
         came_s = [took_s * (k + chance.random() / 10) / num for k in range(1, num + 1)]
         looked_s = [begins_s + lasts_s if 0 <= at - begins_s < lasts_s else at for at in came_s]
-        found.append(steady_rate([(at + 1e-6 * k, rate * took_s * (k + 1) / num) for k, at in enumerate(looked_s)]))
+        found.append(
+            steady_throughput([(at + 1e-6 * k, rate * took_s * (k + 1) / num) for k, at in enumerate(looked_s)])
+        )
     assert max(found) < 1.35 * rate
     assert sum(each > 1.2 * rate for each in found) < 10
     assert statistics.median(found) == pytest.approx(rate, rel=0.05)

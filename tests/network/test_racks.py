@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from pliant.cli.racks import in_racks
-from pliant.network import emulated
-from pliant.network.linkcheck import LinkReport, judge, measure
+from pliant.cli.racks import split_into_racks
+from pliant.network import emulate_cluster
+from pliant.network.link_check import LinkReport, link_faults, measure_links
 from pliant.spec import Host, Rack, Topology
 
 EMULATE = [sys.executable, "-m", "pliant.cli.main", "emulate"]
@@ -26,17 +26,17 @@ def four(rate=12.5e6, uplink=3.125e6, racks=(("h0", "h1"), ("h2", "h3"))):
 
 def test_flags_divide_hosts():
     hosts = Topology(hosts=tuple(Host(name=f"h{k}") for k in range(5)))
-    assert in_racks(hosts, 0, "") is hosts
-    divided = in_racks(hosts, 2, "25mbit")
+    assert split_into_racks(hosts, 0, "") is hosts
+    divided = split_into_racks(hosts, 2, "25mbit")
     assert [rack.hosts for rack in divided.racks] == [("h0", "h1"), ("h2", "h3", "h4")]
     assert {rack.send_bytes_per_s for rack in divided.racks} == {25e6 / 8}
     assert divided.rack_of() == (0, 0, 1, 1, 1)
-    assert in_racks(hosts, 5, "none").racks[4].receive_bytes_per_s == 0
+    assert split_into_racks(hosts, 5, "none").racks[4].receive_bytes_per_s == 0
     for racks, uplink in ((2, ""), (0, "1gbit"), (-1, "1gbit")):
         with pytest.raises(ValueError, match="go together, as in --racks 2 --uplink 25mbit"):
-            in_racks(hosts, racks, uplink)
+            split_into_racks(hosts, racks, uplink)
     with pytest.raises(ValueError, match="--racks is 6, but there are 5 hosts"):
-        in_racks(hosts, 6, "1gbit")
+        split_into_racks(hosts, 6, "1gbit")
 
 
 @pytest.mark.netns
@@ -44,7 +44,7 @@ def test_flags_divide_hosts():
 @pytest.mark.usefixtures("emulating")
 def test_an_uplink_is_shared_and_can_be_changed():
     topology = four(rate=6.25e6, uplink=2e6)  # slow ones, which a busy machine can carry
-    with emulated(topology, check=False) as cluster:
+    with emulate_cluster(topology, check=False) as cluster:
         links = {(r.source, r.target): r for r in cluster.check_links()}
         assert set(links) == {("h0", "h1"), ("h1", "h0"), ("h2", "h3"), ("h3", "h2"), ("r0", "r1"), ("r1", "r0")}
         for ends, report in links.items():
@@ -67,10 +67,10 @@ def test_an_uplink_is_shared_and_can_be_changed():
 @pytest.mark.usefixtures("emulating")
 def test_a_slow_uplink_behind_faster_links_is_read_right():
     """Slow start makes its queue run over, and then a connection says nothing for a while, though the link is busy."""
-    with emulated(four(rate=2e6, uplink=1e6), check=False) as cluster:
+    with emulate_cluster(four(rate=2e6, uplink=1e6), check=False) as cluster:
         across = [report for report in cluster.check_links() if report.source.startswith("r")]
     assert [report.wanted_bytes_per_s for report in across] == [1e6, 1e6]
-    assert judge(across) == []
+    assert link_faults(across) == []
 
 
 @pytest.mark.netns
@@ -93,7 +93,7 @@ def test_what_leaves_a_rack_shares_its_uplink():
         "dist.destroy_process_group()\n"
     )
     said = []
-    with emulated(four(rate=0.0, uplink=2e6), check=False) as cluster:
+    with emulate_cluster(four(rate=0.0, uplink=2e6), check=False) as cluster:
         on_line = lambda rank, line: said.append(line) if rank == 0 and "c10d" not in line else None  # noqa: E731
         results = cluster.run([sys.executable, "-c", code], on_line=on_line, timeout_s=100)
     assert [r.exit_code for r in results] == [0] * 4
@@ -152,8 +152,8 @@ def test_as_many_send_as_fill_the_uplink(monkeypatch, uplink, flows, wanted):
             for i, a in enumerate(ring)
         ]
 
-    monkeypatch.setattr("pliant.network.linkcheck._around", around)
-    found = measure(four(rate=1e6, uplink=uplink, racks=(("h0", "h2"), ("h1", "h3"))), [], [])
+    monkeypatch.setattr("pliant.network.link_check._measure_rings", around)
+    found = measure_links(four(rate=1e6, uplink=uplink, racks=(("h0", "h2"), ("h1", "h3"))), [], [])
     assert asked == [[[0, 2], [1, 3]], [[0, 1], [2, 3]][:flows]]
     assert [(r.source, r.wanted_bytes_per_s, r.found_bytes_per_s) for r in found[4:]] == [
         ("r0", wanted, 5.0 * flows),

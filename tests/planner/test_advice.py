@@ -33,8 +33,8 @@ def test_rates_rise_with_the_batch_and_are_bounded_by_the_noise_scale():
 
 
 def test_what_is_late_or_summed_divides():
-    assert scale(plan_of(pliant.late(pliant.allreduce()))) == 2
-    assert scale(plan_of(pliant.stale(staleness=3))) == 1
+    assert scale(plan_of(pliant.delayed(pliant.allreduce()))) == 2
+    assert scale(plan_of(pliant.bounded_staleness(staleness=3))) == 1
     assert scale(plan_of(pliant.every(4, pliant.allreduce()))) == 4
 
 
@@ -50,7 +50,7 @@ def test_where_weights_are_exchanged_the_rate_stays():
 
 
 def test_the_choice_of_most_elements_decides():
-    mixed = pliant.partition({"*LayerNorm*": pliant.late(pliant.allreduce()), "*": pliant.allreduce()})
+    mixed = pliant.partition({"*LayerNorm*": pliant.delayed(pliant.allreduce()), "*": pliant.allreduce()})
     assert scale(mixed) == 4
 
 

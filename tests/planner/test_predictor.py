@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, WORKLOAD, true_step_s
 from pliant.planner import Quality, SearchLimits, Space, Trial, search
-from pliant.planner.predictor import Predictor, TransferPrior, calibrated
+from pliant.planner.predictor import Predictor, TransferPrior, fit_coefficients
 
 
 @given(st.integers(0, 10**6))
@@ -17,19 +17,19 @@ def test_true_coefficients_are_found(seed):
     rng = np.random.default_rng(seed)
     true = rng.uniform(0.5, 2, 6)
     counts = rng.uniform(0, 1, (60, 6))
-    found = calibrated(counts, counts @ true, np.ones(6))
+    found = fit_coefficients(counts, counts @ true, np.ones(6))
     assert np.allclose(counts @ found, counts @ true, rtol=0.05)
 
 
 def test_what_no_trial_speaks_of_stays_as_it_was():
     counts = np.array([[1.0, 0.0], [2.0, 0.0]])
-    assert calibrated(counts, np.array([3.0, 6.0]), np.array([1.0, 7.0])) == pytest.approx([2.91, 7.0], rel=0.01)
+    assert fit_coefficients(counts, np.array([3.0, 6.0]), np.array([1.0, 7.0])) == pytest.approx([2.91, 7.0], rel=0.01)
 
 
 @given(st.integers(0, 10**6))
 def test_no_coefficient_is_negative(seed):
     rng = np.random.default_rng(seed)
-    found = calibrated(rng.uniform(0, 1, (5, 8)), rng.uniform(0.01, 10, 5), rng.uniform(0.1, 1, 8))
+    found = fit_coefficients(rng.uniform(0, 1, (5, 8)), rng.uniform(0.01, 10, 5), rng.uniform(0.1, 1, 8))
     assert np.all(found >= 0)
 
 

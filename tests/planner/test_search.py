@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
-from pliant.planner import BUILDERS, Genes, Quality, SearchLimits, Space, Trial, search
+from pliant.planner import BASELINES, Genes, Quality, SearchLimits, Space, Trial, search
 from waiting import made_up_clock
 
 
@@ -37,7 +37,7 @@ def test_it_comes_within_two_percent_of_the_best_of_all_plans_and_beats_random_s
 def test_the_best_predicted_of_builders_and_samples_are_run_first_and_nothing_twice():
     where, model = space(), Rough()
     found = search(where, model, exactly, SearchLimits(max_trials=40, num_candidates=60, num_drawn=50, num_seeds=6))
-    builders = [genes for genes in BUILDERS.values() if genes in where]
+    builders = [genes for genes in BASELINES.values() if genes in where]
     of_builders = model.predict(builders)[0] + np.log([where.quality.ratio(g) for g in builders])
     first = [t.genes for t in found.trials[:6]]
     said = Rough().predict(first)[0] + np.log([where.quality.ratio(g) for g in first])
@@ -61,12 +61,12 @@ def test_those_run_first_differ():
 def test_all_builders_can_be_run_first():
     limits = SearchLimits(max_trials=40, num_candidates=60, num_drawn=0, num_seeds=0)
     found = search(space(), Rough(), exactly, limits)
-    inside = [genes for genes in BUILDERS.values() if genes in space()]
+    inside = [genes for genes in BASELINES.values() if genes in space()]
     assert {t.genes for t in found.trials[: len(inside)]} == set(inside)
 
 
 def test_what_is_known_is_learned_from_and_not_run_again():
-    fast = Trial(genes=BUILDERS["onebit"], steps_s=(1e-3,))
+    fast = Trial(genes=BASELINES["onebit"], steps_s=(1e-3,))
     model, asked = Rough(), []
 
     def measure(genes: Genes, *, give_up_above_s: float) -> Trial:

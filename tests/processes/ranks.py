@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pliant.network.local import reserve_port
+from pliant.network.local_hosts import reserve_port
 from waiting import until
 
 _held: list[socket.socket] = []

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = """
 import os, resource, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-from pliant.comm import own_group
+from pliant.comm import new_comm
 from pliant.recsys import ShardedEmbeddingBag
 from pliant.spec import EmbeddingPlan, Table, TableLayout
 
@@ -29,7 +29,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-comm = own_group(dist.group.WORLD, 30.0)
+comm = new_comm(dist.group.WORLD, 30.0)
 before = peak()
 bags = ShardedEmbeddingBag(plan, comm, lr=0.1, hot={"large": torch.arange(20_000)})
 generator = torch.Generator().manual_seed(rank)

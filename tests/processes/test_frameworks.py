@@ -17,9 +17,9 @@ torch.set_num_threads(1)
 os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"], TORCHELASTIC_RUN_ID="here")
 os.environ["GROUP_RANK"], rank = "0", int(os.environ["RANK"])
 PLANS = {{
-    "allreduce": pliant.allreduce(), "onebit": pliant.onebit(), "powersgd": pliant.powersgd(), "owner": pliant.owner(),
-    "late": pliant.late(pliant.allreduce()), "diloco": pliant.diloco(2), "gossip": pliant.gossip(),
-    "stale": pliant.stale(),
+    "allreduce": pliant.allreduce(), "onebit": pliant.onebit(), "powersgd": pliant.powersgd(), "owner":
+    pliant.sharded_optimizer(), "late": pliant.delayed(pliant.allreduce()), "diloco": pliant.diloco(2), "gossip":
+    pliant.gossip(), "stale": pliant.bounded_staleness(),
 }}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import TCPStore
 
 import pliant
-from pliant.network.local import reserve_port
+from pliant.network.local_hosts import reserve_port
 from waiting import until
 
 pytestmark = [pytest.mark.processes]

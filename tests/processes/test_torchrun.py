@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pliant.network.local import reserve_port
+from pliant.network.local_hosts import reserve_port
 from waiting import until
 
 pytestmark = [pytest.mark.processes]

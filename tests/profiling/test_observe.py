@@ -65,7 +65,7 @@ def step(model, optimizer, x, y=None):
 
 def test_times_and_order_of_a_known_network(monkeypatch):
     clock = made_up_clock()
-    monkeypatch.setattr("pliant.engine.clock.time", clock)
+    monkeypatch.setattr("pliant.engine.device_timer.time", clock)
     model = Sleepy(clock)
     optimizer = SleepySGD(model.parameters(), lr=0.01)
     optimizer.clock = clock
@@ -91,7 +91,7 @@ def test_times_and_order_of_a_known_network(monkeypatch):
 
 def test_micro_batches_before_the_last_are_computing_before_it(monkeypatch):
     clock = made_up_clock()
-    monkeypatch.setattr("pliant.engine.clock.time", clock)
+    monkeypatch.setattr("pliant.engine.device_timer.time", clock)
     model = Sleepy(clock)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pliant.observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0) as seen:
@@ -229,7 +229,7 @@ def test_sketches_of_large_gradients_keep_the_norm():
             shadow.take("a", common + mine)
             shadow.take("b", torch.ones(7))
             shadow.end_step()
-        return shadow.shared(place.comm, torch.device("cpu"))
+        return shadow.share(place.comm, torch.device("cpu"))
 
     seen = pliant.run_world(2, body)[0]
     assert seen.own == pytest.approx(3 * 200_013, rel=0.02)
@@ -245,7 +245,7 @@ def test_sketches_of_steps_err_independently():
         for _ in range(64):
             shadow.take("a", torch.randn(100_003, generator=torch.Generator().manual_seed(0)))
             shadow.end_step()
-        return shadow.shared(place.comm, torch.device("cpu"))
+        return shadow.share(place.comm, torch.device("cpu"))
 
     seen = pliant.run_world(1, body)[0]
     assert seen.together == pytest.approx(seen.own, rel=0.006)

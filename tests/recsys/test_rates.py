@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pliant
-from pliant.comm import RecordedComm, by_hosts
+from pliant.comm import RecordedComm, hierarchical_comm
 from pliant.netmodel import IDEAL, Links, Overheads
 from pliant.recsys import Frequencies, Rates, expected, fitted, held, step_cost
 from pliant.recsys.traffic import PHASES, sync_pairs
@@ -71,7 +71,7 @@ def test_all_reduces_send_what_the_recorder_counts():
 
     def body(place):
         recorded = RecordedComm(place.comm)
-        by_hosts(recorded, hosts).all_reduce(torch.zeros(90, dtype=torch.uint8)).wait()
+        hierarchical_comm(recorded, hosts).all_reduce(torch.zeros(90, dtype=torch.uint8)).wait()
         return recorded.sent_bytes
 
     assert pairs.sum(axis=1).tolist() == pliant.run_world(6, body)

@@ -8,12 +8,12 @@ import torch
 from pliant.comm import RecordedComm, run_world
 from pliant.schedules import (
     Collective,
-    ScheduledSum,
+    ScheduledAllReduce,
     ScheduleError,
-    SparseSum,
-    build,
+    SparseAllReduce,
+    build_schedule,
     candidates,
-    group,
+    merge_blocks,
     mixed_radix,
     shapes,
     verify,
@@ -58,10 +58,12 @@ def collective_of(held, numels, element_size=4, needers=None):
 def test_every_shape_gives_exact_sums_and_counted_bytes(num_ranks):
     held = bitmap(num_ranks, 0.4, num_ranks)
     collective = collective_of(held, NUMELS)
-    grouped = group(collective)
+    merged = merge_blocks(collective)
     topology = topologies_of(num_ranks)["uneven" if num_ranks > 2 else "full"]
     schedules = [
-        build(grouped.collective, random.Random(k).choices(range(num_ranks), k=grouped.collective.num_blocks), shape)
+        build_schedule(
+            merged.collective, random.Random(k).choices(range(num_ranks), k=merged.collective.num_blocks), shape
+        )
         for k, shape in enumerate([*shapes(hosts([1] * num_ranks)), *shapes(topology)])
     ][: 20 if num_ranks < 8 else 8]
 
@@ -70,13 +72,13 @@ def test_every_shape_gives_exact_sums_and_counted_bytes(num_ranks):
         like = torch.empty(sum(NUMELS))
         results = []
         for schedule in schedules:
-            carry_out = ScheduledSum(schedule, grouped, collective, NUMELS, comm, like=like)
+            carry_out = ScheduledAllReduce(schedule, merged, collective, NUMELS, comm, like=like)
             comm.reset()
             for _ in range(2):  # buffers are used again
                 x = inputs(place.rank, held, NUMELS, torch.float32, whole=True)
                 carry_out(x)
                 results.append(x)
-            counted = verify(schedule, grouped.collective)
+            counted = verify(schedule, merged.collective)
             assert comm.sent_bytes == 2 * counted.sent_bytes[place.rank]
             assert comm.received_bytes == 2 * counted.received_bytes[place.rank]
             assert comm.calls["exchange"] <= 2 * counted.num_rounds
@@ -92,13 +94,13 @@ def test_every_shape_gives_exact_sums_and_counted_bytes(num_ranks):
 def test_the_same_bits_on_every_rank(dtype):
     held = [[True] * len(NUMELS)] * 4
     collective = collective_of(held, NUMELS, dtype.itemsize)
-    found = candidates(group(collective), hosts([1] * 4))
+    found = candidates(merge_blocks(collective), hosts([1] * 4))
 
     def body(place):
         results = []
         for each in found:
             x = inputs(place.rank, held, NUMELS, dtype, whole=dtype == torch.int64)
-            ScheduledSum(each.schedule, each.grouped, collective, NUMELS, place.comm, like=x)(x)
+            ScheduledAllReduce(each.schedule, each.merged, collective, NUMELS, place.comm, like=x)(x)
             results.append(x)
         return results
 
@@ -113,12 +115,12 @@ def test_only_who_needs_a_block_is_sent_it():
     held = bitmap(3, 0.7, 3)
     needers = [[b % 3] for b in range(len(NUMELS))]
     collective = collective_of(held, NUMELS, needers=needers)
-    grouped = group(collective)
-    schedule = build(grouped.collective, [n[0] for n in grouped.collective.needers], mixed_radix((3,), (True,)))
+    merged = merge_blocks(collective)
+    schedule = build_schedule(merged.collective, [n[0] for n in merged.collective.needers], mixed_radix((3,), (True,)))
 
     def body(place):
         x = inputs(place.rank, held, NUMELS, torch.float32, whole=True)
-        ScheduledSum(schedule, grouped, collective, NUMELS, place.comm, like=x)(x)
+        ScheduledAllReduce(schedule, merged, collective, NUMELS, place.comm, like=x)(x)
         return x.split(NUMELS)
 
     wanted = true_sum(held, NUMELS, torch.float32).split(NUMELS)
@@ -134,7 +136,7 @@ def test_sparse_sums_follow_what_ranks_hold(num_ranks):
 
     def body(place):
         x = torch.empty(200)
-        summed = SparseSum(numels, hosts([1] * num_ranks), place.comm, like=x)
+        summed = SparseAllReduce(numels, hosts([1] * num_ranks), place.comm, like=x)
         results = []
         for held in steps:
             x = inputs(place.rank, held, numels, torch.float32, whole=True)
@@ -154,16 +156,16 @@ def test_sparse_sums_follow_what_ranks_hold(num_ranks):
 
 def test_what_is_wrong_is_found_before_anything_moves():
     collective = random_collective(2, 4, 0.5, 1)
-    grouped = group(collective)
+    merged = merge_blocks(collective)
     numels = [n // 4 for n in collective.block_bytes]
-    good = build(grouped.collective, [0] * grouped.collective.num_blocks, mixed_radix((2,)))
-    other = build(grouped.collective, [1] * grouped.collective.num_blocks, mixed_radix((2,)))
+    good = build_schedule(merged.collective, [0] * merged.collective.num_blocks, mixed_radix((2,)))
+    other = build_schedule(merged.collective, [1] * merged.collective.num_blocks, mixed_radix((2,)))
     short = type(good)(name="short", num_ranks=2, num_blocks=good.num_blocks, rounds=good.rounds[:1])
     like = torch.empty(sum(numels))
 
     def body(place):
         def make(schedule, *, blocks=numels, of=collective):
-            return ScheduledSum(schedule, grouped, of, blocks, place.comm, like=like)
+            return ScheduledAllReduce(schedule, merged, of, blocks, place.comm, like=like)
 
         with pytest.raises(ScheduleError, match="at the end rank"):
             make(short)
@@ -176,6 +178,6 @@ def test_what_is_wrong_is_found_before_anything_moves():
         with pytest.raises(ValueError, match=r"vectors of \d+ elements of torch.float32, but got 3"):
             make(good)(torch.empty(3))
         with pytest.raises(ScheduleError, match="the topology, the blocks or the settings of a sparse sum of ranks"):
-            SparseSum(numels, hosts([1, 1], rate=1e6 * (1 + place.rank)), place.comm, like=like)
+            SparseAllReduce(numels, hosts([1, 1], rate=1e6 * (1 + place.rank)), place.comm, like=like)
 
     run_world(2, body)

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 from hypothesis import given, strategies as st
 
-from pliant.schedules.collective import Collective, group
-from pliant.schedules.family import Level, Shape, build, halving, mixed_radix, shapes
+from pliant.schedules.collective import Collective, merge_blocks
+from pliant.schedules.family import GroupLevel, NestedGroups, build_schedule, halving, mixed_radix, shapes
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Move, Schedule, from_json, to_json
 from schedules.cases import DENSITIES, problems, random_collective, topologies_of
@@ -20,7 +20,7 @@ def test_all_shapes_are_verified_for_every_size_topology_and_density(num_ranks):
     for seed, (shape, density) in enumerate(product(all_shapes.values(), DENSITIES)):
         collective = random_collective(num_ranks, 4, density, seed, all_need=seed % 3 > 0)
         owners = random.Random(seed).choices(range(num_ranks), k=collective.num_blocks)
-        schedule = build(collective, owners, shape)
+        schedule = build_schedule(collective, owners, shape)
         found = verify(schedule, collective)
         assert found.num_rounds == len(schedule.rounds)
         assert sum(found.sent_bytes) == sum(found.received_bytes)
@@ -29,7 +29,7 @@ def test_all_shapes_are_verified_for_every_size_topology_and_density(num_ranks):
 @given(problems())
 def test_any_problem(problem):
     collective, _, shape, owners = problem
-    schedule = build(collective, owners, shape)
+    schedule = build_schedule(collective, owners, shape)
     verify(schedule, collective)
     assert from_json(Schedule, to_json(schedule)) == schedule
     assert hash(from_json(Schedule, to_json(schedule))) == hash(schedule)
@@ -47,7 +47,7 @@ def change(schedule, index, moves):
 @given(problems(max_ranks=6))
 def test_every_deleted_or_doubled_move_is_rejected(problem):
     collective, _, shape, owners = problem
-    schedule = build(collective, owners, shape)
+    schedule = build_schedule(collective, owners, shape)
     for index, moves in enumerate(schedule.rounds):
         for at, move in enumerate(moves):
             with pytest.raises(ScheduleError):
@@ -61,7 +61,7 @@ def test_every_deleted_or_doubled_move_is_rejected(problem):
 def test_moves_of_another_kind_or_to_others_are_rejected_or_right(problem, data):
     """A changed schedule that passes does what it should: summing what it moves shows it."""
     collective, _, shape, owners = problem
-    schedule = build(collective, owners, shape)
+    schedule = build_schedule(collective, owners, shape)
     if not schedule.num_moves:
         return
     index = data.draw(st.integers(0, len(schedule.rounds) - 1))
@@ -104,24 +104,24 @@ def test_rounds_of_the_classic_ones():
             halving(num_ranks): 2 * (num_ranks.bit_length() - 1),
         }
         for shape, num_rounds in counts.items():
-            found = verify(build(full, owners, shape), full)
+            found = verify(build_schedule(full, owners, shape), full)
             assert found.num_rounds == num_rounds, shape.name
             assert set(found.sent_bytes) == {2 * (num_ranks - 1) * 8}, "2 (n-1)/n of all, by every rank"
-    tree = build(full, [0] * num_ranks, halving(num_ranks))
+    tree = build_schedule(full, [0] * num_ranks, halving(num_ranks))
     assert verify(tree, full).sent_bytes[0] == 3 * 8 * num_ranks
     assert [s.name for s in shapes(topologies_of(7)["full"])] == ["direct", "ring", "halving", "radix 4"]
 
 
 def test_every_rank_may_need_what_only_one_holds_and_the_other_way_round():
     collective = Collective.of([[True, False], [False, False], [False, True]], 4, [[0, 1, 2], [0]])
-    schedule = build(collective, [0, 0], mixed_radix((3,)))
+    schedule = build_schedule(collective, [0, 0], mixed_radix((3,)))
     assert verify(schedule, collective).sent_bytes == (8, 0, 4)
 
 
 def test_groups_keep_bytes_and_cut_large_classes():
     for seed in range(20):
         collective = random_collective(4, 30, 0.4, seed)
-        found = group(collective)
+        found = merge_blocks(collective)
         assert sorted(b for piece in found.members for b in piece) == [
             b for b in range(33) if collective.holders[b] and collective.needers[b]
         ]
@@ -131,9 +131,9 @@ def test_groups_keep_bytes_and_cut_large_classes():
             assert num_bytes == sum(collective.block_bytes[b] for b in piece)
             assert {collective.holders[b] for b in piece} == {held}
     dense = Collective.of([[True] * 256] * 4, 1024)
-    assert [len(piece) for piece in group(dense).members] == [8] * 32
-    assert len(group(dense, 4).members) == 4
-    assert group(Collective.of([[False] * 3] * 2, 4)).members == ()
+    assert [len(piece) for piece in merge_blocks(dense).members] == [8] * 32
+    assert len(merge_blocks(dense, 4).members) == 4
+    assert merge_blocks(Collective.of([[False] * 3] * 2, 4)).members == ()
 
 
 def test_refusals_name_both_sides():
@@ -165,11 +165,11 @@ def test_refusals_name_both_sides():
     with pytest.raises(ScheduleError, match="but nobody needs it"):
         verify(schedule((move,)), Collective.of([[True], [False]], 4, [[]]))
     with pytest.raises(ValueError, match="joins 4 groups or ranks, but there are 2"):
-        build(one, [0], mixed_radix((4,)))
+        build_schedule(one, [0], mixed_radix((4,)))
     with pytest.raises(ValueError, match="ends in 2 groups"):
-        build(one, [0], Shape(name="open", levels=(Level(sizes=(1, 1)),)))
+        build_schedule(one, [0], NestedGroups(name="open", levels=(GroupLevel(sizes=(1, 1)),)))
     with pytest.raises(ValueError, match="each of the 1 blocks needs one of the 2 ranks"):
-        build(one, [2], halving(2))
+        build_schedule(one, [2], halving(2))
     with pytest.raises(ValueError, match="has the shape"):
         Collective.of([True], 4)
     with pytest.raises(ValueError, match=r"must be ascending and within 0\.\.1"):

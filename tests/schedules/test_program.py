@@ -7,14 +7,14 @@ from hypothesis import assume, given, settings
 
 from pliant.schedules import (
     Collective,
-    better_owners,
-    better_rounds,
-    build,
+    build_schedule,
     candidates,
-    cost,
-    group,
-    improve,
+    improve_owners,
+    improve_rounds,
+    merge_blocks,
     mixed_radix,
+    predict_cost,
+    solve_rounds,
     verify,
 )
 from pliant.schedules.program import _Program
@@ -28,33 +28,33 @@ def test_without_ortools_it_says_what_is_missing(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     full = Collective.of([[True] * 2] * 2, 1000)
     with pytest.raises(RuntimeError, match=r"need OR-Tools.*pliant\[schedules\]"):
-        improve(build(full, [0, 1], mixed_radix((2,))), full, hosts([1, 1]))
+        solve_rounds(build_schedule(full, [0, 1], mixed_radix((2,))), full, hosts([1, 1]))
 
 
 def test_what_is_too_large_is_refused():
     full = Collective.of([[True] * 200] * 8, 1000)
-    schedule = build(full, [0] * 200, mixed_radix((8,)))
+    schedule = build_schedule(full, [0] * 200, mixed_radix((8,)))
     with pytest.raises(ValueError, match="44800 possible moves, but the program takes 40000; group blocks"):
-        improve(schedule, full, hosts([1] * 8))
+        solve_rounds(schedule, full, hosts([1] * 8))
 
 
 def test_owners_by_program_are_not_worse():
     for seed in range(3):
         collective = random_collective(4, 40, 0.3, seed)
-        best = candidates(group(collective), RACKS)[0]
-        found = better_owners(best, RACKS, limit_s=2)
+        best = candidates(merge_blocks(collective), RACKS)[0]
+        found = improve_owners(best, RACKS, limit_s=2)
         assert found.cost.total_s <= best.cost.total_s
-        verify(found.schedule, found.grouped.collective)
+        verify(found.schedule, found.merged.collective)
 
 
 @settings(max_examples=5)
 @given(problems(max_ranks=4))
 def test_any_small_problem(problem):
     collective, topology, shape, owners = problem
-    schedule = build(collective, owners, shape)
-    found = improve(schedule, collective, topology, limit_s=1)
+    schedule = build_schedule(collective, owners, shape)
+    found = solve_rounds(schedule, collective, topology, limit_s=1)
     assert found.predicted_s <= found.before_s
-    assert cost(found.schedule, collective, topology).total_s == found.predicted_s
+    assert predict_cost(found.schedule, collective, topology).total_s == found.predicted_s
     verify(found.schedule, collective)
 
 
@@ -64,7 +64,7 @@ def test_what_the_solver_is_told_first_is_the_schedule_itself(problem):
     """All that the hint says holds together, where copies go to those alone who need them, as all do in a program."""
     cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="OR-Tools is an extra")
     collective, _, shape, owners = problem
-    schedule = build(collective, owners, shape)
+    schedule = build_schedule(collective, owners, shape)
     copies = [move for moves in schedule.rounds for move in moves if move.kind == "copy"]
     assume(all(move.target in collective.needers[move.block] for move in copies))
     program = _Program(schedule, collective, cp_model)
@@ -75,8 +75,8 @@ def test_what_the_solver_is_told_first_is_the_schedule_itself(problem):
 
 def test_a_bad_schedule_is_improved():
     full = Collective.of([[True] * 4] * 4, 100_000)
-    start = build(full, [0] * 4, mixed_radix((4,)))  # all on rank 0
-    found = improve(start, full, hosts([1] * 4), limit_s=10)
+    start = build_schedule(full, [0] * 4, mixed_radix((4,)))  # all on rank 0
+    found = solve_rounds(start, full, hosts([1] * 4), limit_s=10)
     assert found.gain > 0.5
     assert len(found.schedule.rounds) <= 2
     assert 0 <= found.bound_s <= found.predicted_s * 1.001
@@ -85,7 +85,7 @@ def test_a_bad_schedule_is_improved():
 
 def test_programs_beside_the_family():
     collective = random_collective(4, 12, 0.3, 7)
-    best = candidates(group(collective), RACKS)[0]
-    found = better_rounds(best, collective, RACKS, limit_s=4)
+    best = candidates(merge_blocks(collective), RACKS)[0]
+    found = improve_rounds(best, collective, RACKS, limit_s=4)
     assert found.cost.total_s <= best.cost.total_s
-    verify(found.schedule, found.grouped.collective)
+    verify(found.schedule, found.merged.collective)

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant as p
 from pliant.algorithms.plans import plan_of
 from pliant.codecs import BlockTopK, spec_of
-from pliant.codecs.kinds import SparsifyingCodec
+from pliant.codecs.templates import SparsifyingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.simulator import simulate
 from pliant.spec import CodecSpec, Host, TensorSpec, Topology, Workload
@@ -25,8 +25,8 @@ EXTRA = {
     "gossip-grid": p.gossip(p.Graph(kind="grid")),
     "gossip-round-robin": p.gossip(p.Graph(kind="round_robin")),
     "gossip-hypercube": p.gossip(p.Graph(kind="hypercube")),
-    "late-sparse": p.late(p.topk(0.1)),
-    "owner-uneven": p.owner(bandwidths=(4.0, 2.0, 1.0, 1.0)),
+    "late-sparse": p.delayed(p.topk(0.1)),
+    "owner-uneven": p.sharded_optimizer(bandwidths=(4.0, 2.0, 1.0, 1.0)),
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}

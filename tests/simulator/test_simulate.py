@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 import pliant as p
 from pliant.netmodel import DenseExchange, Links, PointToPoint
 from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
-from pliant.simulator.schedules import average, halving_doubling, ring, tree
-from pliant.simulator.traffic import BucketBatch, inside_hosts, moved
+from pliant.simulator.collective_rounds import average, halving_doubling, ring, tree
+from pliant.simulator.traffic import BucketBatch, inside_hosts, traffic_of
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 
@@ -101,7 +101,7 @@ def test_every_byte_that_is_sent_is_received(name, topology, turn):
     owners[:, turn % size] = numel
     shapes = (((300, 1000),), ((1234,),), ((7,),))
     batch = BucketBatch(numel=numel, itemsize=np.full(3, 4.0), shapes=shapes, held=owners, num_held=owners > 0)
-    what = moved(PLANS[name].rules[0].exchange, batch, topology, turn)
+    what = traffic_of(PLANS[name].rules[0].exchange, batch, topology, turn)
     for each in (*what.task, *what.rest, *inside_hosts(numel, topology)):
         assert each.sent(size).sum(1) == pytest.approx(each.received(size).sum(1), abs=size)
 
@@ -251,7 +251,7 @@ def test_overlap_slows_both():
 
 
 def test_late_results_have_a_whole_step():
-    plan = replace(plan_for(p.late(p.allreduce())), bucket_bytes=2_000_000)
+    plan = replace(plan_for(p.delayed(p.allreduce())), bucket_bytes=2_000_000)
     assert simulate(plan, TWO, cluster(2, 2e6), overheads=IDEAL).step_s == pytest.approx(3.5)
     # 8 s of network a step, always busy; each step begins to wait at its first bucket.
     assert simulate(plan, TWO, cluster(2, 0.5e6), overheads=IDEAL).step_s == pytest.approx(8, abs=1.5)
@@ -306,7 +306,7 @@ def test_own_algorithms_are_refused():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="3 bandwidths, but there are 2 ranks"):
-        simulate(plan_for(p.owner(bandwidths=(1.0, 1.0, 1.0))), even(), cluster(2))
+        simulate(plan_for(p.sharded_optimizer(bandwidths=(1.0, 1.0, 1.0))), even(), cluster(2))
     with pytest.raises(ValueError, match="1 factors"):
         simulate(PLANS["allreduce"], even(), cluster(2), slowdown=(1.0,))
     with pytest.raises(ValueError, match="-1 steps"):

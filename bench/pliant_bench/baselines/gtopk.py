@@ -10,7 +10,7 @@ from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Custom
-from pliant_bench.baselines.residuals import count_of, gathered
+from pliant_bench.baselines.residuals import add_residual, count_of
 from pliant_bench.baselines.streams import largest
 
 __all__ = ["GTopK", "merge_up"]
@@ -46,9 +46,9 @@ class GTopK:
         """Nothing but the count."""
         return count_of(self.ratio, bucket.numel)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Choose, merge up, broadcast, keep the rest."""
-        held, finite = gathered(bucket.flat, state.flat["residual"])
+        held, finite = add_residual(bucket.flat, state.flat["residual"])
         chosen = largest(held, state.workspace)
         pairs = torch.stack([chosen.to(torch.int32), held[chosen].view(torch.int32)])  # (2, k)
         pairs, dropped = merge_up(pairs, bucket.numel, comm)

@@ -11,7 +11,7 @@ from pliant.buckets import Bucket
 from pliant.codecs import BlockTopK
 from pliant.comm.base import Comm
 from pliant.spec import Custom
-from pliant_bench.baselines.residuals import gathered
+from pliant_bench.baselines.residuals import add_residual
 
 __all__ = ["UniformBlocks"]
 
@@ -42,13 +42,13 @@ class UniformBlocks:
         num_bytes = sum(codec.nbytes(span.numel) for span in bucket.spans)
         return codec, torch.empty(comm.size, num_bytes, dtype=torch.uint8, device=bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Choose in each layer, exchange, keep the rest."""
         codec, payloads = state.workspace
-        held, finite = gathered(bucket.flat, state.flat["residual"])
+        held, finite = add_residual(bucket.flat, state.flat["residual"])
         own = torch.empty_like(payloads[0])
         for x, payload in zip(_layers(held, bucket), _parts(own, bucket, codec), strict=True):
-            codec.encode(x, payload, moment.seed)
+            codec.encode(x, payload, context.seed)
             if finite:
                 codec.clear_sent(payload, x)
         comm.all_gather(payloads.view(-1), own).wait()

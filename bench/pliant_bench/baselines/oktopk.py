@@ -12,10 +12,10 @@ from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Custom
-from pliant_bench.baselines.residuals import count_of, gathered
+from pliant_bench.baselines.residuals import add_residual, count_of
 from pliant_bench.baselines.streams import gather_all, kth_largest, route
 
-__all__ = ["OkTopk", "evened"]
+__all__ = ["OkTopk", "rebalance"]
 
 _PACE = 1.012
 _TRIGGER = 4
@@ -36,9 +36,9 @@ class _Known:
     def follow(self, more_here: int, more_in_all: int, *, finite: bool) -> None:
         """Move thresholds towards k, and drop those that an overflow has made worthless; the sum's is every rank's."""
         if self.local is not None:
-            self.local = self.local * _moved(more_here) if finite else None
+            self.local = self.local * _threshold_factor(more_here) if finite else None
         if self.overall is not None:
-            self.overall = self.overall * _moved(more_in_all) if math.isfinite(self.overall) else None
+            self.overall = self.overall * _threshold_factor(more_in_all) if math.isfinite(self.overall) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +76,17 @@ class OkTopk:
         """Return what is reused over steps."""
         return _Known()
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Choose, sum by regions, choose again, gather, keep the rest."""
         known: _Known = state.workspace
         k = count_of(self.ratio, bucket.numel)
-        held, finite = gathered(bucket.flat, state.flat["residual"])
-        exact = moment.step < self.threshold_every or moment.step % self.threshold_every == 0
+        held, finite = add_residual(bucket.flat, state.flat["residual"])
+        exact = context.step < self.threshold_every or context.step % self.threshold_every == 0
         if known.local is None or exact:
             known.local = kth_largest(held, k)
         chosen = _reaching(held, known.local)
-        if not known.bounds or moment.step % self.region_every == 0:
-            known.bounds = _balanced(chosen, bucket.numel, comm)
+        if not known.bounds or context.step % self.region_every == 0:
+            known.bounds = _balance(chosen, bucket.numel, comm)
         cuts = torch.searchsorted(chosen, torch.tensor(known.bounds, device=chosen.device)).tolist()
         pairs = _pairs(chosen, held[chosen])  # (2, num)
         bucket.flat.zero_()
@@ -99,7 +99,7 @@ class OkTopk:
             known.overall = kth_largest(torch.cat(gather_all(sums, comm)).view(torch.float32), k)
         selected = _reaching(mine, known.overall)
         own = _pairs(selected + known.bounds[comm.rank], mine[selected])
-        places, values = torch.cat(evened(own, comm), 1)
+        places, values = torch.cat(rebalance(own, comm), 1)
         bucket.flat.zero_()
         bucket.flat[places.long()] = values.view(torch.float32) / comm.size
         known.follow(chosen.numel() - k, places.numel() - k, finite=finite)
@@ -109,7 +109,7 @@ class OkTopk:
             held[chosen[arrived[chosen]]] = 0
 
 
-def _moved(more: int) -> float:
+def _threshold_factor(more: int) -> float:
     """Return the factor of a threshold that so many more than k have reached."""
     return _PACE if more > 0 else 1 / _PACE if more < 0 else 1.0
 
@@ -124,7 +124,7 @@ def _pairs(places: Tensor, values: Tensor) -> Tensor:
     return torch.stack([places.to(torch.int32), values.view(torch.int32)])
 
 
-def _balanced(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
+def _balance(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
     """Return bounds of regions, (size + 1): the mean over ranks of those that would cut their own choice evenly."""
     at = [chosen.numel() * j // comm.size for j in range(1, comm.size)]
     inner = chosen[at] if chosen.numel() else torch.zeros(comm.size - 1, dtype=torch.int64, device=chosen.device)
@@ -133,7 +133,7 @@ def _balanced(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
     return [0, *(inner // comm.size).tolist(), numel]
 
 
-def evened(own: Tensor, comm: Comm) -> list[Tensor]:
+def rebalance(own: Tensor, comm: Comm) -> list[Tensor]:
     """Return the int32 columns, (2, num), of every rank, in the order of ranks.
 
     An all-gather; where one rank has 4 times the mean or more, each first hands on what makes all equally long.
@@ -143,7 +143,7 @@ def evened(own: Tensor, comm: Comm) -> list[Tensor]:
     nums = [int(num) for num in lengths.tolist()]
     total = sum(nums)
     if max(nums) * comm.size >= _TRIGGER * total > 0 and comm.size > 1:
-        own = _handed_on(own, nums, comm)
+        own = _pass_on(own, nums, comm)
         nums = [total * (j + 1) // comm.size - total * j // comm.size for j in range(comm.size)]
     received = [torch.empty(2, num, dtype=torch.int32, device=own.device) for num in nums]
     received[comm.rank] = own.contiguous()
@@ -155,7 +155,7 @@ def evened(own: Tensor, comm: Comm) -> list[Tensor]:
     return received
 
 
-def _handed_on(own: Tensor, nums: list[int], comm: Comm) -> Tensor:
+def _pass_on(own: Tensor, nums: list[int], comm: Comm) -> Tensor:
     """Return this rank's even part, (2, num), of what all hold one after another; the lengths are known to all."""
     total, size = sum(nums), comm.size
     held = [sum(nums[:j]) for j in range(size + 1)]

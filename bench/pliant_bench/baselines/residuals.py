@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pliant.codecs import all_finite
 
-__all__ = ["count_of", "gathered"]
+__all__ = ["count_of", "add_residual"]
 
 
 def count_of(ratio: float, numel: int) -> int:
@@ -16,7 +16,7 @@ def count_of(ratio: float, numel: int) -> int:
     return min(numel, max(1, math.ceil(ratio * numel)))
 
 
-def gathered(g: Tensor, residual: Tensor) -> tuple[Tensor, bool]:
+def add_residual(g: Tensor, residual: Tensor) -> tuple[Tensor, bool]:
     """Return what to send of, (numel,), and whether it is finite: the residual, to which g was added, or g alone.
 
     A gradient that overflowed is sent, so that all ranks see it, but must not enter what is kept.

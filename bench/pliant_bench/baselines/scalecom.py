@@ -46,12 +46,12 @@ class ScaleCom:
         k = count_of(self.ratio, bucket.numel)
         return torch.empty(k, dtype=torch.int32, device=bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Follow the leader, sum, filter."""
         g, m, places = bucket.flat, state.flat["residual"], state.workspace
         finite = all_finite(g)
         held = m + g
-        leader = moment.step % comm.size
+        leader = context.step % comm.size
         if comm.rank == leader:
             places.copy_(largest(held, places.numel()))
         comm.broadcast(places, leader).wait()

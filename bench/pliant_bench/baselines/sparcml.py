@@ -10,7 +10,7 @@ from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import Custom
-from pliant_bench.baselines.residuals import count_of, gathered
+from pliant_bench.baselines.residuals import add_residual, count_of
 from pliant_bench.baselines.streams import add_stream, gather_all, largest, route, stream_of
 
 __all__ = ["SparCml", "split_gather"]
@@ -43,9 +43,9 @@ class SparCml:
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Nothing: streams have other lengths in each step."""
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Choose, exchange, keep the rest."""
-        held, finite = gathered(bucket.flat, state.flat["residual"])
+        held, finite = add_residual(bucket.flat, state.flat["residual"])
         chosen = largest(held, count_of(self.ratio, bucket.numel))
         values = held[chosen]
         split_gather(bucket.flat, chosen, values, comm)

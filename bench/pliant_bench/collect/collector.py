@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pliant.network import EmulatedCluster, LinkReport, RankResult
-from pliant.network.linkcheck import judge
-from pliant.network.local import LocalHosts
+from pliant.network.link_check import link_faults
+from pliant.network.local_hosts import LocalHosts
 from pliant.spec import Topology, save, to_json
 from pliant.spec.files import write_atomically
-from pliant_bench.collect.book import Book
-from pliant_bench.collect.job import CHECK, Entry, Job, Place, left_of, place_of
+from pliant_bench.collect.job import CHECK, Job, PlannedTrial, WorkloadCell, left_of, place_of
+from pliant_bench.collect.journal import Journal
 from pliant_bench.harness.grid import Reshaped
 from pliant_bench.harness.setup import MARK, OPEN, STOP, stage_file
 
@@ -36,7 +36,7 @@ class Collector:
         job: What they shall do.
         cluster: Hosts whose links can change; None for ranks on loopback.
         folder: Where ranks look for answers.
-        book: Keeps what they find.
+        journal: Keeps what they find.
         machine: What they run on.
         note: Tells a person.
 
@@ -47,12 +47,12 @@ class Collector:
         job: Job,
         cluster: Reshaped | None,
         folder: Path,
-        book: Book,
+        journal: Journal,
         machine: Mapping[str, str],
         note: Callable[[str], None],
     ) -> None:
         self._job, self._cluster, self._folder = job, cluster, folder
-        self._book, self._machine, self._note = book, machine, note
+        self._journal, self._machine, self._note = journal, machine, note
         self._links: list[LinkReport] = []
         self._session = ""
         self._control_s: list[float] = []
@@ -110,21 +110,21 @@ class Collector:
     def _set_up(self, wanted: int) -> None:
         if self._cluster is not None and wanted != CHECK:
             topology = self._job.places[max(wanted, 0)].topology
-            self._cluster.reshape(_opened(topology) if wanted == OPEN else topology)
+            self._cluster.reshape(_without_limits(topology) if wanted == OPEN else topology)
         if wanted == OPEN:
             return
         self._links = self._cluster.check_links() if self._cluster is not None else []
-        if wrong := judge(self._links):
+        if wrong := link_faults(self._links):
             self._note(f"links are not what was asked for: {'; '.join(wrong)}")
         if wanted == CHECK:
-            self._book.write({"kind": "session_end", "session_id": self._session, **self._found_links()})
+            self._journal.write({"kind": "session_end", "session_id": self._session, **self._found_links()})
 
     def _found_links(self) -> dict[str, Any]:
-        return {"links": [asdict(link) for link in self._links], "links_wrong": judge(self._links)}
+        return {"links": [asdict(link) for link in self._links], "links_wrong": link_faults(self._links)}
 
-    def _open_session(self, place: Place, compute_s: float) -> None:
+    def _open_session(self, place: WorkloadCell, compute_s: float) -> None:
         self._session, self._control_s = uuid.uuid4().hex[:12], []
-        self._book.write(
+        self._journal.write(
             {
                 "kind": "session",
                 "session_id": self._session,
@@ -141,10 +141,10 @@ class Collector:
         )
         self._note(f"{place_of(place.cell)}: {len(place.entries)} trials; {compute_s:.3g} s of computing a step")
 
-    def _keep(self, place: Place, said: dict[str, Any]) -> None:
+    def _keep(self, place: WorkloadCell, said: dict[str, Any]) -> None:
         entry = next(entry for entry in place.entries if entry.number == said["number"])
         found = {key: value for key, value in said.items() if key not in ("kind", "place")}
-        self._book.write(
+        self._journal.write(
             {
                 "kind": "trial",
                 "session_id": self._session,
@@ -161,7 +161,7 @@ class Collector:
         self.num_ok += found["status"] == "ok"
         self._tell(place, entry, found)
 
-    def _tell(self, place: Place, entry: Entry, found: dict[str, Any]) -> None:
+    def _tell(self, place: WorkloadCell, entry: PlannedTrial, found: dict[str, Any]) -> None:
         left = self._left - self._num_ended
         left_s = (time.monotonic() - self._start_s) / self._num_ended * left
         if found["status"] == "ok":
@@ -180,14 +180,18 @@ class Collector:
         )
 
 
-def _opened(topology: Topology) -> Topology:
+def _without_limits(topology: Topology) -> Topology:
     """Return the same hosts without limits."""
     hosts = (replace(h, send_bytes_per_s=0.0, receive_bytes_per_s=0.0, delay_s=0.0) for h in topology.hosts)
     return replace(topology, hosts=tuple(hosts))
 
 
 def collect(
-    job: Job, cluster: EmulatedCluster | LocalHosts, book: Book, machine: Mapping[str, str], note: Callable[[str], None]
+    job: Job,
+    cluster: EmulatedCluster | LocalHosts,
+    journal: Journal,
+    machine: Mapping[str, str],
+    note: Callable[[str], None],
 ) -> None:
     """Run what is left of a job; ranks that a plan has ended are started again, and go on behind it.
 
@@ -195,14 +199,14 @@ def collect(
         RuntimeError: Ranks ended before any trial had come to an end, with the last words of who failed.
 
     """
-    while (left := left_of(job, book.done)).places:
+    while (left := left_of(job, journal.done)).places:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             save(left, folder / "job.json")
             if isinstance(cluster, EmulatedCluster):  # delays end with the thread that set them, and ranks have to meet
-                cluster.reshape(_opened(cluster.topology))
+                cluster.reshape(_without_limits(cluster.topology))
             hosts = cluster if isinstance(cluster, EmulatedCluster) else None
-            collector = Collector(left, hosts, folder, book, machine, note)
+            collector = Collector(left, hosts, folder, journal, machine, note)
             argv = [sys.executable, "-m", "pliant_bench.collect.worker", str(folder / "job.json")]
             results = cluster.run(argv, on_line=collector.take)
         if collector.error is not None:

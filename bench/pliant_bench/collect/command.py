@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.network import emulated
-from pliant.network.local import LocalHosts
-from pliant.planner import WORKLOADS, shrunk
+from pliant.network import emulate_cluster
+from pliant.network.local_hosts import LocalHosts
+from pliant.planner import WORKLOADS, scaled_down
 from pliant.spec.units import parse_bytes, parse_time
 from pliant_bench.collect import options
-from pliant_bench.collect.book import Book
 from pliant_bench.collect.collector import collect as run_job
 from pliant_bench.collect.export import export_to
-from pliant_bench.collect.job import Job, Place, entries_of
+from pliant_bench.collect.job import Job, WorkloadCell, entries_of
+from pliant_bench.collect.journal import Journal
 from pliant_bench.harness.grid import cells_of
 from pliant_bench.harness.setup import Cell
 
@@ -72,7 +72,7 @@ def collect(
     }
     _check(settings)
     job = _job(settings)
-    book = Book(out[0], settings)
+    journal = Journal(out[0], settings)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     start_s = time.monotonic()
 
@@ -80,8 +80,8 @@ def collect(
         print(f"{time.monotonic() - start_s:6.0f} s  {text}", flush=True)
 
     first = topology_from_flags(hosts, "none", "0ms", [], ranks_per_host, 0.0)
-    with nullcontext(LocalHosts(first.num_ranks)) if local else emulated(first) as cluster:
-        run_job(job, cluster, book, _machine(), note)
+    with nullcontext(LocalHosts(first.num_ranks)) if local else emulate_cluster(first) as cluster:
+        run_job(job, cluster, journal, _machine(), note)
 
 
 def _job(settings: dict[str, Any]) -> Job:
@@ -99,13 +99,13 @@ def _job(settings: dict[str, Any]) -> Job:
     )
 
 
-def _place(cell: Cell, settings: dict[str, Any]) -> Place:
-    workload, share = shrunk(WORKLOADS[cell.model](), settings["size_bytes"])
+def _place(cell: Cell, settings: dict[str, Any]) -> WorkloadCell:
+    workload, share = scaled_down(WORKLOADS[cell.model](), settings["size_bytes"])
     topology = topology_from_flags(
         settings["hosts"], cell.rate, cell.delay, [], settings["ranks_per_host"], cpus_per_host=0.0
     )
     entries = entries_of(cell, workload, topology, settings["plans"], settings["budget"], settings["seed"])
-    return Place(cell=cell, workload=workload, size_share=share, topology=topology, entries=tuple(entries))
+    return WorkloadCell(cell=cell, workload=workload, size_share=share, topology=topology, entries=tuple(entries))
 
 
 def _check(settings: dict[str, Any]) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from pliant.spec.reading import made_by, read_json
-from pliant_bench.collect.book import FILE, read_lines
+from pliant_bench.collect.journal import FILE, read_lines
 from pliant_bench.dataset import dataset_of, write
-from pliant_bench.tables.crossing import read_trained
+from pliant_bench.tables.winners import read_trained
 
 __all__ = ["export_to"]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from pliant.planner import BUILDERS, Genes, Quality, Space
+from pliant.planner import BASELINES, Genes, Quality, Space
 from pliant.spec import Topology, Workload
 from pliant_bench.harness.setup import Cell
 
-__all__ = ["CHECK", "CONTROL", "Entry", "Job", "Place", "entries_of", "left_of", "place_of"]
+__all__ = ["CHECK", "CONTROL", "PlannedTrial", "Job", "WorkloadCell", "entries_of", "left_of", "place_of"]
 
 CHECK = -2
 """Asked for in the place of a cell's number: look at the links as they are."""
@@ -25,7 +25,7 @@ Kind = Literal["plan", "control", "repeat"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class PlannedTrial:
     """A trial that is to be run."""
 
     number: int
@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WorkloadCell:
     """A workload on a network, and what is to be run there."""
 
     cell: Cell
@@ -45,14 +45,14 @@ class Place:
     size_share: float
     """Elements of the workload over those of the whole model."""
     topology: Topology
-    entries: tuple[Entry, ...]
+    entries: tuple[PlannedTrial, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """All that one life of the ranks shall do."""
 
-    places: tuple[Place, ...]
+    places: tuple[WorkloadCell, ...]
     seconds_per_trial: float
     timeout_s: float
     """After which a trial counts as hung."""
@@ -62,7 +62,9 @@ class Job:
     """Whether each host has an interface of its own, so that its bytes mean something."""
 
 
-def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, budget: float, seed: int) -> list[Entry]:
+def entries_of(
+    cell: Cell, workload: Workload, topology: Topology, num: int, budget: float, seed: int
+) -> list[PlannedTrial]:
     """Return the trials of a cell in their order: the same for the same arguments, on every machine.
 
     `num` different plans: the builders that are possible there, then samples of the space within the budget of
@@ -76,7 +78,7 @@ def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, bud
     rng = random.Random(f"{seed} {cell}")  # noqa: S311  an order, not a secret
     space = Space(workload, topology, Quality(budget=budget))
     if num == 0:
-        builders = {genes: name for name, genes in BUILDERS.items() if genes in space}
+        builders = {genes: name for name, genes in BASELINES.items() if genes in space}
         chosen = [(builders.get(genes, "sample"), genes) for genes in dict.fromkeys([*builders, *space.enumerate()])]
         num = len(chosen)
     else:
@@ -93,13 +95,13 @@ def entries_of(cell: Cell, workload: Workload, topology: Topology, num: int, bud
     return _with_controls(plans)
 
 
-def _with_controls(plans: Sequence[tuple[Kind, str, Genes]]) -> list[Entry]:
-    control: tuple[Kind, str, Genes] = ("control", CONTROL, BUILDERS[CONTROL])
+def _with_controls(plans: Sequence[tuple[Kind, str, Genes]]) -> list[PlannedTrial]:
+    control: tuple[Kind, str, Genes] = ("control", CONTROL, BASELINES[CONTROL])
     order: list[tuple[Kind, str, Genes]] = []
     for k, plan in enumerate(plans):
         order += [control, plan] if k % _CONTROL_EVERY == 0 else [plan]
     order.append(control)
-    return [Entry(number=n, kind=kind, name=name, genes=genes) for n, (kind, name, genes) in enumerate(order)]
+    return [PlannedTrial(number=n, kind=kind, name=name, genes=genes) for n, (kind, name, genes) in enumerate(order)]
 
 
 def place_of(cell: Cell) -> str:
@@ -110,7 +112,7 @@ def place_of(cell: Cell) -> str:
 
 def left_of(job: Job, done: Callable[[Cell, int], bool]) -> Job:
     """Return what is left of a job, given which trials of which cells were run; each session begins with a control."""
-    places: list[Place] = []
+    places: list[WorkloadCell] = []
     for place in job.places:
         left = [entry for entry in place.entries if not done(place.cell, entry.number)]
         if left and left[0].kind != "control":

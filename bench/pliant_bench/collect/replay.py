@@ -51,7 +51,9 @@ class Replay(nn.Module):
         weights = [0.02 * torch.randn(t.shape, generator=generator) for t in workload.tensors]
         self._tensors = [_grow(self, t.name, t.layer, w) for t, w in zip(workload.tensors, weights, strict=True)]
         num = max(t.numel for t in workload.tensors) + _SHIFTS
-        self._pool = _drawn(num, generator) + _drawn(num, torch.Generator().manual_seed(seed + 1 + rank))  # (num,)
+        self._pool = _random_values(num, generator) + _random_values(
+            num, torch.Generator().manual_seed(seed + 1 + rank)
+        )  # (num,)
         self._pool *= _SCALE / 2**0.5
         self._step = 0
         self._backward_began_s = 0.0
@@ -132,6 +134,6 @@ def _grow(root: nn.Module, name: str, layer: str, value: Tensor) -> nn.Parameter
     return parameter
 
 
-def _drawn(num: int, generator: torch.Generator) -> Tensor:
+def _random_values(num: int, generator: torch.Generator) -> Tensor:
     """Return z exp(u) of standard normal z and u, (num,)."""
     return torch.randn(num, generator=generator) * torch.randn(num, generator=generator).exp_()

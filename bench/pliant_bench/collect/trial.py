@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import pliant
-from pliant.planner import BUILDERS
+from pliant.planner import BASELINES
 from pliant.spec import SyncPlan
-from pliant_bench.collect.job import CONTROL, Job, Place
+from pliant_bench.collect.job import CONTROL, Job, WorkloadCell
 from pliant_bench.collect.replay import Replay
-from pliant_bench.harness.rhythm import Rhythm, rhythm_of, steps_of_a_turn, uncounted_steps
+from pliant_bench.harness.exchange_period import ExchangePeriod, period_of, steps_of_a_turn, uncounted_steps
 from pliant_bench.harness.wire import busiest, interface_bytes
 
-__all__ = ["Subject", "attempt", "precise"]
+__all__ = ["ReplayedModel", "run_trial", "is_precise"]
 
 _WARM_UP_STEPS = 2
 """DDP lays out its buckets in the first step and again in the second."""
@@ -33,7 +33,7 @@ _REASON_BYTES = 600
 _COUNTED = ("sent_bytes", "received_bytes", "exposed_s", "exchange_s", "codec_s")
 
 
-class Subject:
+class ReplayedModel:
     """A replayed model in DDP whose plan is switched from trial to trial. Collective.
 
     Args:
@@ -42,7 +42,7 @@ class Subject:
 
     """
 
-    def __init__(self, place: Place, job: Job) -> None:
+    def __init__(self, place: WorkloadCell, job: Job) -> None:
         size, rank, per_host = dist.get_world_size(), dist.get_rank(), job.ranks_per_host
         self._replay = Replay(place.workload, seed=job.seed, rank=rank)
         share = place.cell.slow_share
@@ -58,7 +58,7 @@ class Subject:
         self.run = pliant.relax(
             ddp,
             self._optimizer,
-            BUILDERS[CONTROL].plan(),
+            BASELINES[CONTROL].plan(),
             hosts=[list(range(first, first + per_host)) for first in range(0, size, per_host)],
             timeout_s=job.timeout_s / 3,
             agreement_every=0,
@@ -88,14 +88,14 @@ class Subject:
         return busiest([statistics.median(took_s)])[0]
 
 
-def attempt(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
+def run_trial(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
     """Run a plan, and return what came out, the same on all ranks. What any of them raises becomes the reason.
 
     Collective, and over within the timeouts of the subject's and the default group's collectives.
     """
     reason, found = "", {}
     try:
-        found = _timed(subject, plan, seconds, wire=wire)
+        found = _time_steps(model, plan, seconds, wire=wire)
     except Exception as error:  # noqa: BLE001  a plan that fails is a result; the others are still to be run
         reason = f"{type(error).__name__}: {error}"
     if whole := _first_reason(reason):
@@ -103,33 +103,33 @@ def attempt(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> 
     return {"status": "ok", "reason": "", **found}
 
 
-def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
+def _time_steps(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
     knows_peak = _forget_peak()
     began_s = time.perf_counter()
-    subject.run.switch(plan)
+    model.run.switch(plan)
     switch_s = time.perf_counter() - began_s
-    rhythm = rhythm_of([rule.exchange for rule in plan.rules])
-    subject.pace(waiting=False)
-    for _ in range(max(_WARM_UP_STEPS, rhythm.period + rhythm.delay_steps) if rhythm.period > 1 else _WARM_UP_STEPS):
-        subject.step()
-        rhythm.steps_made += 1
-    subject.pace()
+    period = period_of([rule.exchange for rule in plan.rules])
+    model.pace(waiting=False)
+    for _ in range(max(_WARM_UP_STEPS, period.period + period.delay_steps) if period.period > 1 else _WARM_UP_STEPS):
+        model.step()
+        period.steps_made += 1
+    model.pace()
     samples: list[list[float]] = []
     counted = [0.0] * (len(_COUNTED) + 1)
     num_steps = 0
     while True:
-        turn, took, elapsed_s = _turn(subject, rhythm, began_s, seconds)
-        num_steps += turn.shape[1] * rhythm.period
+        turn, took, elapsed_s = _turn(model, period, began_s, seconds)
+        num_steps += turn.shape[1] * period.period
         samples += [[float(c.mean()), float(c.max()), float(c[0])] for c in turn.T]
         counted = [a + b for a, b in zip(counted, took, strict=True)]
-        if elapsed_s > seconds or precise([mean for mean, _, _ in samples]):
+        if elapsed_s > seconds or is_precise([mean for mean, _, _ in samples]):
             break
     figures = [*(c / num_steps for c in counted), switch_s, elapsed_s, float(_peak_bytes()) if knows_peak else math.inf]
     *per_step, wire_bytes, switch_s, took_s, peak_bytes = busiest(figures)
     return {
         "samples": samples,
         "num_steps": num_steps,
-        "period": rhythm.period,
+        "period": period.period,
         **dict(zip(_COUNTED, per_step, strict=True)),
         "wire_bytes": wire_bytes if wire else None,
         "switch_s": switch_s,
@@ -138,7 +138,9 @@ def _timed(subject: Subject, plan: SyncPlan, seconds: float, *, wire: bool) -> d
     }
 
 
-def _turn(subject: Subject, rhythm: Rhythm, began_s: float, seconds: float) -> tuple[Tensor, list[float], float]:
+def _turn(
+    model: ReplayedModel, period: ExchangePeriod, began_s: float, seconds: float
+) -> tuple[Tensor, list[float], float]:
     """Take whole periods. Collective.
 
     As in the cells of `pliant bench`: no rank waits for the others between the end of a step that is not counted and
@@ -150,30 +152,30 @@ def _turn(subject: Subject, rhythm: Rhythm, began_s: float, seconds: float) -> t
     """
     dist.barrier()
     start_s = 0.0
-    for _ in range(uncounted_steps(rhythm)):
+    for _ in range(uncounted_steps(period)):
         start_s = time.perf_counter()
-        subject.step()
-        rhythm.steps_made += 1
+        model.step()
+        period.steps_made += 1
     # Where the network is asked every so many steps only, this one says little, but then a period is what is taken.
     (step_s,) = busiest([time.perf_counter() - start_s])
     # One period is all that a plan gets whose single step takes longer than a trial should.
-    num_steps = steps_of_a_turn(rhythm, step_s) if step_s < seconds else rhythm.period
-    before = _counters(subject)
+    num_steps = steps_of_a_turn(period, step_s) if step_s < seconds else period.period
+    before = _counters(model)
     stamps_s = [time.perf_counter()]
     for k in range(1, num_steps + 1):
-        subject.step()
-        if k % rhythm.period == 0:
+        model.step()
+        if k % period.period == 0:
             stamps_s.append(time.perf_counter())
-    took = [b - a for a, b in zip(before, _counters(subject), strict=True)]
-    rhythm.steps_made += num_steps
+    took = [b - a for a, b in zip(before, _counters(model), strict=True)]
+    period.steps_made += num_steps
     table = torch.zeros(dist.get_world_size(), len(stamps_s), dtype=torch.float64)
-    own_s = [(b - a) / rhythm.period for a, b in itertools.pairwise(stamps_s)]
+    own_s = [(b - a) / period.period for a, b in itertools.pairwise(stamps_s)]
     table[dist.get_rank()] = torch.tensor([*own_s, time.perf_counter() - began_s], dtype=torch.float64)
     dist.all_reduce(table)
     return table[:, :-1], took, float(table[:, -1].max())
 
 
-def precise(samples_s: Sequence[float]) -> bool:
+def is_precise(samples_s: Sequence[float]) -> bool:
     """Say whether the 95 % interval of the samples' median is within 2 % of it.
 
     Its half-width is 1.96 sqrt(pi / 2) sigma / sqrt(n), with sigma from the median distance from the median, as of
@@ -187,8 +189,8 @@ def precise(samples_s: Sequence[float]) -> bool:
     return 1.96 * math.sqrt(math.pi / 2) * sigma / math.sqrt(num) < _PRECISE * middle
 
 
-def _counters(subject: Subject) -> list[float]:
-    stats = subject.run.stats()
+def _counters(model: ReplayedModel) -> list[float]:
+    stats = model.run.stats()
     return [*(float(stats[name]) for name in _COUNTED), float(interface_bytes())]
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from pliant.spec import load
 from pliant_bench.collect.job import CHECK, Job
-from pliant_bench.collect.trial import Subject, attempt
-from pliant_bench.harness.lines import say
+from pliant_bench.collect.trial import ReplayedModel, run_trial
+from pliant_bench.harness.emit import emit
 from pliant_bench.harness.setup import OPEN
 from pliant_bench.harness.stages import await_network
 
@@ -38,22 +38,22 @@ def main(path: str) -> None:
     for number, place in enumerate(job.places):
         network(OPEN)
         with _ends_within(job.timeout_s):
-            subject = Subject(place, job)
+            model = ReplayedModel(place, job)
         network(number)
-        say("session", {"place": number, "compute_s": subject.compute_s})
+        emit("session", {"place": number, "compute_s": model.compute_s})
         for entry in place.entries:
-            say("begin", {"place": number, "number": entry.number})
+            emit("begin", {"place": number, "number": entry.number})
             with _ends_within(job.timeout_s):
-                found = attempt(subject, entry.genes.plan(entry.name), job.seconds_per_trial, wire=job.emulated)
-            say("trial", {"place": number, "number": entry.number, **found})
+                found = run_trial(model, entry.genes.plan(entry.name), job.seconds_per_trial, wire=job.emulated)
+            emit("trial", {"place": number, "number": entry.number, **found})
             if found["status"] != "ok":  # what it left cannot be relied on
                 with _ends_within(job.timeout_s):
-                    subject.abandon()
-                    subject = Subject(place, job)
+                    model.abandon()
+                    model = ReplayedModel(place, job)
         network(CHECK)
         network(OPEN)
         with _ends_within(job.timeout_s):
-            subject.run.close()
+            model.run.close()
     dist.barrier()
     dist.destroy_process_group()
 

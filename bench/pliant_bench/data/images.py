@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pliant.recsys.fetch import DataMissingError
-from pliant.spec.reading import read_bytes, shortened
-from pliant_bench.harness.learning import chosen, steps_per_epoch
+from pliant.spec.reading import read_bytes, shorten
 from pliant_bench.harness.metric import METRICS, Metric
+from pliant_bench.harness.tasks import sample_batch, steps_per_epoch
 from pliant_bench.models import Cnn
 
 __all__ = ["Images", "load_images"]
@@ -59,7 +59,7 @@ class Images:
 
     def batch(self, step: int, rank: int, size: int, num: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return a rank's batch of a step; over an epoch each image goes to at most one rank and step."""
-        items = chosen(self.train_y.numel(), step, rank, size, num, seed)
+        items = sample_batch(self.train_y.numel(), step, rank, size, num, seed)
         return self.train_x[items], self.train_y[items]
 
     def steps_per_epoch(self, size: int, num: int) -> int:
@@ -79,10 +79,10 @@ def load_images(folder: Path) -> Images:
             return _cifar(place)
     train_x, test_x = (_idx(folder, f"{part}-images-idx3-ubyte") for part in ("train", "t10k"))
     train_y, test_y = (_idx(folder, f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
-    return _normalized(train_x[:, None], train_y, test_x[:, None], test_y)
+    return _normalize(train_x[:, None], train_y, test_x[:, None], test_y)
 
 
-def _normalized(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Images:
+def _normalize(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Images:
     """Take uint8 (num, channels, size, size) and labels (num,)."""
     mean = train_x.mean(axis=(0, 2, 3), keepdims=True)
     deviation = train_x.std(axis=(0, 2, 3), keepdims=True)
@@ -109,7 +109,7 @@ def _idx(folder: Path, name: str) -> Any:
             with gzip.open(io.BytesIO(raw)) as file:
                 raw = file.read(_MOST_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataMissingError(f"{path} cannot be read ({shortened(str(error))}); fetch it anew.") from None
+        raise DataMissingError(f"{path} cannot be read ({shorten(str(error))}); fetch it anew.") from None
     num_dimensions = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
     shape = np.frombuffer(raw[4 : 4 + 4 * num_dimensions], ">i4")
     start = 4 + 4 * num_dimensions
@@ -138,7 +138,7 @@ def _cifar(folder: Path) -> Images:
             raise
         except Exception as error:  # noqa: BLE001  whatever a pickle makes of bytes
             raise DataMissingError(
-                f"{folder / name} is no batch of CIFAR-10 ({type(error).__name__}: {shortened(str(error))}); "
+                f"{folder / name} is no batch of CIFAR-10 ({type(error).__name__}: {shorten(str(error))}); "
                 "unpack the archive anew."
             ) from None
 
@@ -148,4 +148,4 @@ def _cifar(folder: Path) -> Images:
         )
     batches = [read(name) for name in _CIFAR_BATCHES if (folder / name).exists()]
     train_x, train_y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    return _normalized(train_x, train_y, *read("test_batch"))
+    return _normalize(train_x, train_y, *read("test_batch"))

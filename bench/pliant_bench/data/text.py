@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pliant.recsys.fetch import DataMissingError
-from pliant_bench.harness.learning import chosen, steps_per_epoch
 from pliant_bench.harness.metric import METRICS, Metric
+from pliant_bench.harness.tasks import sample_batch, steps_per_epoch
 from pliant_bench.models import CHARS_LENGTH, chars
 
 __all__ = ["Text", "load_text"]
@@ -48,7 +48,7 @@ class Text:
 
     def batch(self, step: int, rank: int, size: int, num: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return a rank's windows of a step, and the same one character later, int64 (num, CHARS_LENGTH) each."""
-        windows = self.train[chosen(self.train.shape[0], step, rank, size, num, seed)].long()
+        windows = self.train[sample_batch(self.train.shape[0], step, rank, size, num, seed)].long()
         return windows[:, :-1], windows[:, 1:]
 
     def steps_per_epoch(self, size: int, num: int) -> int:

@@ -11,9 +11,9 @@ from pliant.simulator import Overheads
 from pliant.spec import canonical_hash, save
 from pliant.spec.files import write_atomically
 from pliant_bench.dataset import append_simulated, load, write
-from pliant_bench.dataset.drawn import simulated_runs
-from pliant_bench.dataset.gate import gate
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
+from pliant_bench.dataset.sampled import simulated_runs
+from pliant_bench.dataset.validation import validate
 
 __all__ = ["dataset"]
 
@@ -32,10 +32,10 @@ def dataset(
     """Hold the simulator against cells that it has not seen; add simulated runs to the data set if it does well."""
     measured = load(folder)
     cells = measured_cells(measured)
-    found = gate(cells)
+    found = validate(cells)
     text = found.text()
     print(text)
-    fitted = _fitted(cells)
+    fitted = _fit(cells)
     if overheads is not None:
         save(fitted, overheads)
     if out is None:
@@ -52,7 +52,7 @@ def dataset(
     print(f"{sum(len(cell.trials) for cell in cells)} measured plans, {len(runs)} simulated runs in {out}")
 
 
-def _fitted(cells: list[MeasuredCell]) -> Overheads:
+def _fit(cells: list[MeasuredCell]) -> Overheads:
     known = Overheads()
     coefficients = TransferPrior.of([(cell.physics, cell.trials) for cell in cells]).coefficients
     return Overheads.from_coefficients(

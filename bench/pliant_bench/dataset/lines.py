@@ -9,7 +9,7 @@ import numpy as np
 
 from pliant.planner.genes import Genes
 from pliant.spec import Topology, Workload, from_json
-from pliant_bench.dataset.records import Model, Network, Planned, Row, rule_rows
+from pliant_bench.dataset.records import ModelRow, NetworkRow, PlanRow, Row, rule_rows
 from pliant_bench.dataset.tables import Dataset, from_rows
 
 __all__ = ["dataset_of"]
@@ -51,7 +51,7 @@ def dataset_of(
     rows["sessions"] = [session.row() for session in sessions.values()]
     rows["models"] = list({s.model.id: s.model.row() for s in sessions.values()}.values())
     rows["topologies"] = list({s.network.id: s.network.row() for s in sessions.values()}.values())
-    planned = {plan.plan.hash: plan for s in sessions.values() for plan in (_planned(t) for t in s.trials)}
+    planned = {plan.plan.hash: plan for s in sessions.values() for plan in (_plan_row(t) for t in s.trials)}
     rows["plans"] = [plan.row() for plan in planned.values()]
     rows["buckets"] = [row for plan in planned.values() for row in rule_rows(plan.plan)]
     return from_rows(rows)
@@ -64,12 +64,12 @@ class _Session:
         self._line = line
         self._end: Mapping[str, Any] = {"links": [], "links_wrong": []}
         self.trials: list[Mapping[str, Any]] = []
-        self.model = Model(
+        self.model = ModelRow(
             family=line["cell"]["model"],
             workload=from_json(Workload, json.dumps(line["workload"])),
             size_share=line["size_share"],
         )
-        self.network = Network(
+        self.network = NetworkRow(
             topology=from_json(Topology, json.dumps(line["topology"])),
             slow_share=line["cell"]["slow_share"],
             kind="hosts" if line["emulated"] else "loopback",
@@ -105,7 +105,7 @@ class _Session:
             "simulator": "",
             "session_id": trial["session_id"],
             **self._ids,
-            "plan_id": _planned(trial).plan.hash,
+            "plan_id": _plan_row(trial).plan.hash,
             "kind": trial["entry"],
             "number": trial["number"],
             "status": trial["status"],
@@ -145,8 +145,8 @@ class _Session:
         return max((abs(s / middle - 1) for s in steps_s), default=0.0)
 
 
-def _planned(trial: Mapping[str, Any]) -> Planned:
-    return Planned(genes=from_json(Genes, json.dumps(trial["genes"])), generator=trial["name"])
+def _plan_row(trial: Mapping[str, Any]) -> PlanRow:
+    return PlanRow(genes=from_json(Genes, json.dumps(trial["genes"])), generator=trial["name"])
 
 
 def _run_id(trial: Mapping[str, Any]) -> str:

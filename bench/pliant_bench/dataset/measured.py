@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pliant.planner import Trial
 from pliant.simulator import CostFeatures, Overheads
 from pliant.spec import Workload
-from pliant_bench.dataset import Dataset, Network
+from pliant_bench.dataset import Dataset, NetworkRow
 
 __all__ = ["MeasuredCell", "measured_cells", "physics_of", "slowdown_of"]
 
@@ -60,12 +60,12 @@ def measured_cells(dataset: Dataset) -> list[MeasuredCell]:
     return cells
 
 
-def physics_of(workload: Workload, network: Network, overheads: Overheads | None = None) -> CostFeatures:
+def physics_of(workload: Workload, network: NetworkRow, overheads: Overheads | None = None) -> CostFeatures:
     """Return the simulator for a workload on a network, with its slow host."""
     return CostFeatures(workload, network.topology, overheads, slowdown_of(network))
 
 
-def slowdown_of(network: Network) -> Sequence[float]:
+def slowdown_of(network: NetworkRow) -> Sequence[float]:
     """Return how many times longer each rank computes: those of the last host, where it is slow."""
     if network.slow_share == 0:
         return ()

@@ -24,7 +24,7 @@ from pliant.spec import (
 )
 from pliant.spec.units import format_rate, format_time
 
-__all__ = ["Model", "Network", "Planned", "Row", "SimulatedRun", "rule_rows"]
+__all__ = ["ModelRow", "NetworkRow", "PlanRow", "Row", "SimulatedRun", "rule_rows"]
 
 Row = dict[str, Any]
 _TENSOR = ("name", "dtype", "layer", "ready_s")
@@ -32,7 +32,7 @@ NetworkKind = Literal["hosts", "loopback"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelRow:
     """A workload, and how much of the whole model it is."""
 
     family: str
@@ -62,14 +62,14 @@ class Model:
         }
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Model":
+    def from_row(cls, row: Mapping[str, Any]) -> "ModelRow":
         """Return the model of a row."""
         workload = from_json(Workload, row["workload"])
         return cls(family=row["family"], workload=workload, size_share=row["size_share"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkRow:
     """A topology, and what it does not say itself."""
 
     topology: Topology
@@ -104,7 +104,7 @@ class Network:
         }
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Network":
+    def from_row(cls, row: Mapping[str, Any]) -> "NetworkRow":
         """Return the network of a row."""
         topology = Topology(
             hosts=tuple(Host(**host) for host in row["hosts"]),
@@ -115,7 +115,7 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlanRow:
     """A plan, and where it comes from."""
 
     genes: Genes
@@ -142,7 +142,7 @@ class Planned:
         }
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Planned":
+    def from_row(cls, row: Mapping[str, Any]) -> "PlanRow":
         """Return the plan of a row."""
         return cls(genes=from_json(Genes, row["genes"]), generator=row["generator"], plan_id=row["plan_id"])
 
@@ -151,9 +151,9 @@ class Planned:
 class SimulatedRun:
     """A plan whose step time a simulator has predicted."""
 
-    model: Model
-    network: Network
-    planned: Planned
+    model: ModelRow
+    network: NetworkRow
+    planned: PlanRow
     step_s: float
     """Amortized over whole periods."""
     compute_s: float

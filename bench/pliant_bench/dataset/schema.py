@@ -144,15 +144,15 @@ _RATES = ("send_bytes_per_s", "receive_bytes_per_s", "delay_s", "cpu_share")
 
 def arrow() -> Any:
     """Return pyarrow. Raises RuntimeError, naming the extra, if it is not installed."""
-    return _imported("pyarrow")
+    return _import("pyarrow")
 
 
 def parquet() -> Any:
     """Return pyarrow.parquet. Raises RuntimeError, naming the extra, if it is not installed."""
-    return _imported("pyarrow.parquet")
+    return _import("pyarrow.parquet")
 
 
-def _imported(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:

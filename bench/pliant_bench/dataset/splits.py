@@ -23,16 +23,16 @@ def split_rows(runs: Sequence[Row]) -> list[Row]:
             rows.append({"split": "random", "run_id": run["run_id"], "role": role})
     for noun, key in (("model", "model_id"), ("topology", "topo_id")):
         for held_out in sorted({run[key] for run in runs}):
-            rows += [_named(f"{noun}:{held_out}", run, "test") for run in runs if run[key] == held_out]
+            rows += [_split_row(f"{noun}:{held_out}", run, "test") for run in runs if run[key] == held_out]
     for model, topology in sorted({(r["model_id"], r["topo_id"]) for r in runs if r["provenance"] != "simulated"}):
         for run in runs:
             shared = (run["model_id"] == model) + (run["topo_id"] == topology)
             if shared:
-                rows.append(_named(f"both:{model}|{topology}", run, "test" if shared == 2 else "left_out"))
+                rows.append(_split_row(f"both:{model}|{topology}", run, "test" if shared == 2 else "left_out"))
     return rows
 
 
-def _named(split: str, run: Row, role: str) -> Row:
+def _split_row(split: str, run: Row, role: str) -> Row:
     return {"split": split, "run_id": run["run_id"], "role": role}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.spec.files import write_atomically
-from pliant.spec.reading import made_by, shortened
+from pliant.spec.reading import made_by, shorten
 from pliant_bench.dataset.card import card
 from pliant_bench.dataset.schema import COLUMNS, arrow, parquet, schema_of
 from pliant_bench.dataset.tables import Dataset
@@ -78,7 +78,7 @@ def _read(path: Path, name: str) -> Any:
         if had.names == wanted.names and had.equals(wanted, check_metadata=False):
             return file.read()
     except (OSError, MemoryError, arrow().ArrowException) as error:
-        raise ValueError(f"{path} is no Parquet file that can be read ({shortened(str(error))}).") from None
+        raise ValueError(f"{path} is no Parquet file that can be read ({shorten(str(error))}).") from None
     raise ValueError(
         f"{path} has the columns {', '.join(had.names)}, but this Pliant reads {', '.join(wanted.names)}, of the types "
         "that docs/dataset.md lists; export it anew with this version."

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.planner.trials import Trial
-from pliant_bench.dataset.records import Model, Network, Planned, Row
+from pliant_bench.dataset.records import ModelRow, NetworkRow, PlanRow, Row
 from pliant_bench.dataset.schema import COLUMNS, arrow, schema_of
 from pliant_bench.dataset.splits import split_rows
 
@@ -24,19 +24,19 @@ class Dataset:
     """Name -> pyarrow.Table."""
 
     @cached_property
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, ModelRow]:
         """Models by their model_id."""
-        return {row["model_id"]: Model.from_row(row) for row in self.rows("models")}
+        return {row["model_id"]: ModelRow.from_row(row) for row in self.rows("models")}
 
     @cached_property
-    def topologies(self) -> dict[str, Network]:
+    def topologies(self) -> dict[str, NetworkRow]:
         """Networks by their topo_id."""
-        return {row["topo_id"]: Network.from_row(row) for row in self.rows("topologies")}
+        return {row["topo_id"]: NetworkRow.from_row(row) for row in self.rows("topologies")}
 
     @cached_property
-    def plans(self) -> dict[str, Planned]:
+    def plans(self) -> dict[str, PlanRow]:
         """Plans by their plan_id."""
-        return {row["plan_id"]: Planned.from_row(row) for row in self.rows("plans")}
+        return {row["plan_id"]: PlanRow.from_row(row) for row in self.rows("plans")}
 
     @cached_property
     def runs(self) -> dict[str, NDArray[Any]]:

@@ -10,7 +10,7 @@ from pliant_bench.harness.names import bare_name
 from pliant_bench.harness.resumed import records_before
 from pliant_bench.harness.setup import Setup
 
-__all__ = ["ELASTIC_ARMS", "Point", "is_elastic", "left_to_strike", "points_of", "struck_before"]
+__all__ = ["ELASTIC_ARMS", "Point", "is_elastic", "points_left", "points_of", "records_of"]
 
 ELASTIC_ARMS = (
     "gossip",
@@ -82,13 +82,13 @@ def _point(number: int, arm: str, num_ranks: int, steps: int, seed: int) -> Poin
     )
 
 
-def struck_before(path: Path | None, setup: Setup, num_hosts: int) -> list[dict[str, Any]]:
+def records_of(path: Path | None, setup: Setup, num_hosts: int) -> list[dict[str, Any]]:
     """Return the records that a file of an earlier run has. Raises ValueError if that run was another one."""
     alike = ("mode", "train_steps", "batch", "bucket_mb")
     return records_before(path, setup, num_hosts, alike=alike, what="points")
 
 
-def left_to_strike(points: Sequence[Point], before: Sequence[dict[str, Any]]) -> list[Point]:
+def points_left(points: Sequence[Point], before: Sequence[dict[str, Any]]) -> list[Point]:
     """Return the points that have no record."""
     done = {r["number"] for r in before if r["kind"] == "kill"}
     return [point for point in points if point.number not in done]

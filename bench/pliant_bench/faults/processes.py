@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from pliant_bench.faults.struck import Diary, read_diary
+from pliant_bench.faults.outcome import Diary, read_diary
 
 __all__ = ["Processes"]
 

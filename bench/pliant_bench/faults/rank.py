@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 import pliant
 from pliant.network.namespaces import die_with_parent
 from pliant_bench.data.images import Images
-from pliant_bench.faults.pen import Pen, Regroups
+from pliant_bench.faults.diary_writer import DiaryWriter, Regroups
 from pliant_bench.harness.arms import Arm, prepare
 from pliant_bench.harness.training import set_learning_rate
 
-__all__ = ["IMAGES_FILE", "TIMEOUT_S", "Start", "be"]
+__all__ = ["IMAGES_FILE", "TIMEOUT_S", "Start", "run_rank"]
 
 IMAGES_FILE = "images.pt"
 TIMEOUT_S = 5.0
@@ -51,11 +51,11 @@ class Start:
     """Where it says what it does (RANK.jsonl), and, asked by SIGUSR1, where it hangs (RANK.err)."""
 
 
-def be(start: Start) -> None:
+def run_rank(start: Start) -> None:
     """Train as a rank; exit code 1 says that an error ended it, which is in the diary."""
     die_with_parent(os.getppid())()
     folder = Path(start.folder)
-    diary = Pen(folder / f"{start.rank}.jsonl")
+    diary = DiaryWriter(folder / f"{start.rank}.jsonl")
     errors = (folder / f"{start.rank}.err").open("a")
     os.dup2(errors.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, errors, all_threads=True)
@@ -76,7 +76,7 @@ def _environment(start: Start) -> dict[str, str]:
     return {**plain, **numbers, **({} if start.rank_hosts_store else agent)}
 
 
-def _train(start: Start, diary: Pen) -> None:
+def _train(start: Start, diary: DiaryWriter) -> None:
     images = Images(**torch.load(Path(start.data) / IMAGES_FILE, mmap=True, weights_only=True))
     if start.elastic:
         logger = logging.getLogger("pliant")

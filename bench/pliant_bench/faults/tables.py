@@ -6,7 +6,7 @@ from typing import Any
 
 from pliant_bench.faults.points import is_elastic
 
-__all__ = ["KILL_NOTE", "is_as_it_should_be", "kill_tables"]
+__all__ = ["KILL_NOTE", "is_expected", "kill_tables"]
 
 KILL_NOTE = (
     "Seconds from the loss: median (largest). To go on: until the slowest took its first step in a new group; who was "
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 TableOf = tuple[str, list[str], list[list[str]]]
 
 
-def is_as_it_should_be(record: Record) -> bool:
+def is_expected(record: Record) -> bool:
     """Return whether a point came out as promised: others go on, and who comes back joins; or all end and name it."""
     if is_elastic(record["arm"]):
         return record["outcome"] == "went on" and record["back"] in (None, "joined", "too late")
@@ -40,7 +40,7 @@ def kill_tables(records: Sequence[Record]) -> list[TableOf]:
     goes_on = [*counts, "to go on, s", "stood still, s", "joined again", "after, s", "steps", "accuracy"]
     ends = [*counts, "all ended after, s", "named"]
     wrong = [["-", arm, "none", _what_came(r)] for arm, r in undisturbed.items() if r["outcome"] != "went on"]
-    wrong += [[str(r["number"]), r["arm"], r["signal"], _what_came(r)] for r in points if not is_as_it_should_be(r)]
+    wrong += [[str(r["number"]), r["arm"], r["signal"], _what_came(r)] for r in points if not is_expected(r)]
     tables: list[TableOf] = [
         ("a rank is lost, and the others go on", goes_on, _with_all(on, lambda own: _on_cells(own, undisturbed))),
         ("a rank is lost, and the others end", ends, _with_all(end, _end_cells)),
@@ -80,7 +80,7 @@ def _on_cells(own: Sequence[Record], undisturbed: dict[str, Record]) -> list[str
 
 
 def _end_cells(own: Sequence[Record]) -> list[str]:
-    named = sum(is_as_it_should_be(r) for r in own)
+    named = sum(is_expected(r) for r in own)
     return [*_counts(own), _middle_and_most([r["ended_s"] for r in own]), f"{named} of {len(own)}"]
 
 

@@ -17,10 +17,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
 from pliant.algorithms.by_name import plan_of_text
-from pliant.engine.choose import plan_from
+from pliant.engine.plan_resolution import resolve_plan
 from pliant.spec import AllGather, BlockSparse, DecoupledMomentum, Exchange
+from pliant_bench.harness.exchange_period import period_of
 from pliant_bench.harness.names import AUTO, TORCH_ARMS, bare_name, settings_of, text_of, warmup_steps_of
-from pliant_bench.harness.rhythm import rhythm_of
 
 __all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "plan_of_arm", "prepare"]
 
@@ -55,17 +55,17 @@ class Arm:
     @property
     def period(self) -> int:
         """Steps after which this arm has done everything that it ever does."""
-        return POST_LOCAL_PERIOD if self.name == "ddp-postlocal" else rhythm_of(self._nodes).period
+        return POST_LOCAL_PERIOD if self.name == "ddp-postlocal" else period_of(self._nodes).period
 
     @property
     def spacing(self) -> int:
         """Steps from one exchange to the next, of whatever part of the model."""
-        return self.period if self.name == "ddp-postlocal" else rhythm_of(self._nodes).spacing
+        return self.period if self.name == "ddp-postlocal" else period_of(self._nodes).spacing
 
     @property
     def delay_steps(self) -> int:
         """Steps that are made before the result of an exchange is waited for."""
-        return rhythm_of(self._nodes).delay_steps
+        return period_of(self._nodes).delay_steps
 
     @property
     def free(self) -> bool:
@@ -86,7 +86,7 @@ class Arm:
         """The model without DDP around it."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
-    def judged(self) -> nn.Module:
+    def evaluated(self) -> nn.Module:
         """Return the model to evaluate: where ranks differ, a copy with what they come to together. Collective."""
         if not self.apart:
             return self.module
@@ -205,7 +205,7 @@ def plan_of_arm(name: str, total_steps: int = 100, optimizer: Optimizer | None =
 
     """
     text = text_of(name, total_steps)
-    plan = plan_of_text(text) if optimizer is None else plan_from(text, optimizer)
+    plan = plan_of_text(text) if optimizer is None else resolve_plan(text, optimizer)
     return replace(plan, name=name)
 
 

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pliant_bench.harness.arms import Arm, prepare
-from pliant_bench.harness.lines import say
-from pliant_bench.harness.pace import Pace, pace_of
-from pliant_bench.harness.rhythm import steps_of_a_turn, uncounted_steps
+from pliant_bench.harness.emit import emit
+from pliant_bench.harness.exchange_period import steps_of_a_turn, uncounted_steps
+from pliant_bench.harness.rank_speed import RankSpeed, speed_of
 from pliant_bench.harness.setup import OPEN, Cell, Setup
 from pliant_bench.harness.stages import await_network
 from pliant_bench.harness.wire import busiest, formula_bytes
-from pliant_bench.models import TASKS, Task
+from pliant_bench.models import TASKS, TimingTask
 
 __all__ = ["measure_cells"]
 
@@ -36,13 +36,13 @@ def measure_cells(setup: Setup, folder: Path) -> None:
         stage += 1
         for cell in cells:
             await_network(folder, stage, setup.cells.index(cell))
-            _measure(cell, arms, task, batch, setup, pace_of(cell.slow_share, alone_s))
+            _measure(cell, arms, task, batch, setup, speed_of(cell.slow_share, alone_s))
             stage += 1
         for arm in arms:
             arm.close()
 
 
-def _ready(model_name: str, task: Task, batch: tuple[Tensor, Tensor], setup: Setup) -> tuple[list[Arm], float]:
+def _ready(model_name: str, task: TimingTask, batch: tuple[Tensor, Tensor], setup: Setup) -> tuple[list[Arm], float]:
     """Make and warm up all arms, while nothing limits the network; time a step of computing alone."""
     arms: list[Arm] = []
     for name in setup.arms:
@@ -50,23 +50,23 @@ def _ready(model_name: str, task: Task, batch: tuple[Tensor, Tensor], setup: Set
         # Algorithms warm up for a fifth of the training that they are told of.
         arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
         for _ in range(_WARM_UP_STEPS + 1):
-            _step(arms[-1], task, batch, Pace())
+            _step(arms[-1], task, batch, RankSpeed())
         arms[-1].settle()
-        say("note", {"text": f"{model_name}: {name} is ready"})
+        emit("note", {"text": f"{model_name}: {name} is ready"})
     alone = next(arm for arm in arms if arm.name == "compute")
     dist.barrier()
     took_s: list[float] = []
     for _ in range(_ALONE_STEPS):
         start_s = time.perf_counter()
-        _step(alone, task, batch, Pace())
+        _step(alone, task, batch, RankSpeed())
         took_s.append(time.perf_counter() - start_s)
     return arms, busiest([statistics.median(took_s)])[0]
 
 
 def _measure(
-    cell: Cell, arms: Sequence[Arm], task: Task, batch: tuple[Tensor, Tensor], setup: Setup, pace: Pace
+    cell: Cell, arms: Sequence[Arm], task: TimingTask, batch: tuple[Tensor, Tensor], setup: Setup, speed: RankSpeed
 ) -> None:
-    turns = [_Turns(arm, task, batch, pace) for arm in arms]
+    turns = [_Turns(arm, task, batch, speed) for arm in arms]
     start_s, elapsed_s = time.perf_counter(), 0.0
     for turn in range(setup.rounds):
         for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
@@ -74,10 +74,10 @@ def _measure(
         (elapsed_s,) = busiest([time.perf_counter() - start_s])
         if elapsed_s * (turn + 2) / (turn + 1) > setup.cell_seconds:
             break
-    say("cell", {**_named(cell), "took_s": elapsed_s, "arms": {each.arm.name: each.found() for each in turns}})
+    emit("cell", {**_name_cell(cell), "took_s": elapsed_s, "arms": {each.arm.name: each.found() for each in turns}})
 
 
-def _named(cell: Cell) -> dict[str, str | float]:
+def _name_cell(cell: Cell) -> dict[str, str | float]:
     return {"model": cell.model, "rate": cell.rate, "delay": cell.delay, "slow_share": cell.slow_share}
 
 
@@ -88,9 +88,9 @@ class _Turns:
     barrier in between: what is on its way then is as much as at the end, and connections that idled have started anew.
     """
 
-    def __init__(self, arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:
+    def __init__(self, arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor], speed: RankSpeed) -> None:
         self.arm = arm
-        self._task, self._batch, self._pace = task, batch, pace
+        self._task, self._batch, self._speed = task, batch, speed
         self._num_steps = self._own_steps = 0
         self._step_s: list[float] = []
         self._sent_bytes: list[float] = []
@@ -106,7 +106,7 @@ class _Turns:
             self._step()
         if not self._num_steps:
             self._num_steps = steps_of_a_turn(arm, *busiest([time.perf_counter() - start_s]))
-            self._own_steps = self._pace.own_steps(self._num_steps, free=arm.free)
+            self._own_steps = self._speed.own_steps(self._num_steps, free=arm.free)
         sent_before, exposed_before, start_s = arm.sent_bytes(), arm.exposed_s(), time.perf_counter()
         for _ in range(self._own_steps):
             self._step()
@@ -117,7 +117,7 @@ class _Turns:
             self._exposed_s.append((exposed_s - exposed_before) / self._own_steps)
         arm.settle()
         dist.barrier()
-        self._step_s.append(self._pace.step_s(self._own_steps, own_s, free=arm.free))
+        self._step_s.append(self._speed.step_s(self._own_steps, own_s, free=arm.free))
 
     def found(self) -> dict[str, object]:
         """Return what came out. Collective."""
@@ -133,13 +133,13 @@ class _Turns:
         }
 
     def _step(self) -> None:
-        _step(self.arm, self._task, self._batch, self._pace)
+        _step(self.arm, self._task, self._batch, self._speed)
 
 
-def _step(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], pace: Pace) -> None:
+def _step(arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor], speed: RankSpeed) -> None:
     arm.optimizer.zero_grad()
     loss = task.loss(arm.model, batch)
-    pace.pause()
+    speed.pause()
     loss.backward()
     arm.optimizer.step()
     arm.steps_made += 1

@@ -20,22 +20,22 @@ from rich.live import Live
 from rich.table import Table
 
 from pliant.cli.emulate import topology_from_flags
-from pliant.cli.racks import RacksOption, UplinkOption, in_racks
-from pliant.network import EmulatedCluster, emulated
-from pliant.network.local import LocalHosts
+from pliant.cli.racks import RacksOption, UplinkOption, split_into_racks
+from pliant.network import EmulatedCluster, emulate_cluster
+from pliant.network.local_hosts import LocalHosts
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_rate
 from pliant_bench.data.fetch import find_images, find_text
-from pliant_bench.faults.points import struck_before
+from pliant_bench.faults.points import records_of
 from pliant_bench.harness import options
-from pliant_bench.harness.grid import Conductor, cells_of, left_to_measure, measured_before
-from pliant_bench.harness.names import DEMO_ARMS, GRID_ARMS, PLIANT_ARMS, known, known_arms
+from pliant_bench.harness.grid import NetworkController, cells_left, cells_of, cells_of_file
+from pliant_bench.harness.names import DEMO_ARMS, GRID_ARMS, PLIANT_ARMS, split, split_arms
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.setup import MODELS, TRAINED, Setup, check
-from pliant_bench.tables.crossing import read_trained
 from pliant_bench.tables.report import page
 from pliant_bench.tables.text import footnote, markdown, tables
+from pliant_bench.tables.winners import read_trained
 
 __all__ = ["bench"]
 
@@ -86,8 +86,8 @@ def bench(
     mode = _mode(training=training, grid=grid, kill=kill)
     setup = Setup(
         mode=mode,
-        models=known(models or (TRAINED.get(task, "") if mode == "train" else "cnn"), MODELS, "model"),
-        arms=_arms(DEMO_ARMS if demo else known_arms(algorithms or _ALGORITHMS[mode]), mode),
+        models=split(models or (TRAINED.get(task, "") if mode == "train" else "cnn"), MODELS, "model"),
+        arms=_arms(DEMO_ARMS if demo else split_arms(algorithms or _ALGORITHMS[mode]), mode),
         rounds=steps or _ROUNDS[mode] if mode != "train" else _ROUNDS[mode],
         train_steps=steps or _STEPS["kill" if kill else _task(task)],
         max_epochs=max_epochs,
@@ -97,7 +97,7 @@ def bench(
         task=_task(task),
         target=_target(task, target_accuracy, target_perplexity),
         slow_share=slow_host,
-        cells=cells_of(known(models or "cnn", MODELS, "model"), _list(rates), _list(delays), slow_host) if grid else (),
+        cells=cells_of(split(models or "cnn", MODELS, "model"), _list(rates), _list(delays), slow_host) if grid else (),
         cell_seconds=cell_seconds,
         num_points=kill,
         batch=_BATCHES["kill" if kill else _task(task)] if batch is None else batch,
@@ -117,7 +117,7 @@ def _hosts(setup: Setup, hosts: int, rate: str, delay: str, racks: int, uplink: 
             "--racks and --uplink shape emulated hosts on one network, but --local, --grid and --kill do not."
         )
     start = ("none", "0ms") if setup.mode == "grid" else (rate, delay)  # where ranks start; each cell has its own
-    topology = in_racks(topology_from_flags(hosts, *start, [], 1, 0.0), racks, uplink)
+    topology = split_into_racks(topology_from_flags(hosts, *start, [], 1, 0.0), racks, uplink)
     between = f" in {racks} racks with {uplink} between them" if racks else ""
     return topology, f"{hosts} hosts{between} at {rate} with {delay} delay"
 
@@ -140,7 +140,7 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], topology: Topo
         raise RuntimeError("a page needs plotly, which is missing: pip install 'pliant[plot]', or leave out --html.")
     check(setup)
     trained = {arm: asdict(t) for arm, t in read_trained(accuracy).items()}
-    find_before = {"grid": measured_before, "kill": struck_before}.get(setup.mode)
+    find_before = {"grid": cells_of_file, "kill": records_of}.get(setup.mode)
     before = find_before(files.json, setup, hosts) if find_before is not None else []
     if setup.mode in ("train", "kill"):
         find = find_images if setup.task == "images" else find_text
@@ -154,15 +154,15 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], topology: Topo
         if files.json is not None:
             write_atomically(files.json, json.dumps(result(records), indent=1) + "\n")
 
-    left = replace(setup, cells=left_to_measure(setup.cells, before) if setup.mode == "grid" else ())
+    left = replace(setup, cells=cells_left(setup.cells, before) if setup.mode == "grid" else ())
     records: list[dict[str, Any]] = []
     if setup.mode == "kill":
-        from pliant_bench.faults.conduct import conduct  # here, since it needs torch, which takes seconds
+        from pliant_bench.faults.run_points import run_points  # here, since it needs torch, which takes seconds
 
-        records = conduct(setup, hosts, before, keep)
+        records = run_points(setup, hosts, before, keep)
     elif setup.mode != "grid" or left.cells:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        with emulated(topology) if setup.emulated else nullcontext(LocalHosts(hosts)) as cluster:
+        with emulate_cluster(topology) if setup.emulated else nullcontext(LocalHosts(hosts)) as cluster:
             records = _run(left, cluster, hosts, keep)
     keep(records)
     _show(result(records))
@@ -244,7 +244,7 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "setup.json"
         save(setup, path)
-        conductor = Conductor(
+        conductor = NetworkController(
             setup=setup,
             num_hosts=hosts,
             cluster=cluster if isinstance(cluster, EmulatedCluster) else None,

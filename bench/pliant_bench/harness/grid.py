@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import LinkReport
-from pliant.network.linkcheck import judge
+from pliant.network.link_check import link_faults
 from pliant.spec import Topology
 from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_rate, parse_time
@@ -17,7 +17,7 @@ from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.resumed import records_before
 from pliant_bench.harness.setup import MARK, OPEN, STOP, Cell, Setup, stage_file
 
-__all__ = ["Conductor", "Reshaped", "cells_of", "left_to_measure", "measured_before"]
+__all__ = ["NetworkController", "Reshaped", "cells_of", "cells_left", "cells_of_file"]
 
 
 class Reshaped(Protocol):
@@ -49,20 +49,20 @@ def cells_of(models: Sequence[str], rates: Sequence[str], delays: Sequence[str],
     return tuple(cells)
 
 
-def measured_before(path: Path | None, setup: Setup, num_hosts: int) -> list[dict[str, Any]]:
+def cells_of_file(path: Path | None, setup: Setup, num_hosts: int) -> list[dict[str, Any]]:
     """Return the cells that a file of an earlier run has. Raises ValueError if that run was another one."""
     before = records_before(path, setup, num_hosts, alike=("mode", "bucket_mb"), what="cells")
     return [r for r in before if r["kind"] == "cell"]
 
 
-def left_to_measure(cells: Sequence[Cell], before: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
+def cells_left(cells: Sequence[Cell], before: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
     """Return the cells that have not been measured."""
     done = {Cell(**{name: r[name] for name in ("model", "rate", "delay", "slow_share")}) for r in before}
     return tuple(cell for cell in cells if cell not in done)
 
 
 @dataclass(kw_only=True)
-class Conductor:
+class NetworkController:
     """Sets up the network that ranks ask for, tells them that it is there, and keeps what they have measured."""
 
     setup: Setup
@@ -88,7 +88,7 @@ class Conductor:
             self._answer(said["stage"], said["cell"])
             return
         if said["kind"] == "cell":
-            found = {"links": [asdict(link) for link in self.links], "links_wrong": judge(self.links)}
+            found = {"links": [asdict(link) for link in self.links], "links_wrong": link_faults(self.links)}
             line = MARK + json.dumps({**said, **found, "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())})
         self.progress.take(rank, line)
         if said["kind"] == "cell":
@@ -112,10 +112,10 @@ class Conductor:
         if cell is None:
             return
         self.links = self.cluster.check_links()
-        if not judge(self.links):
+        if not link_faults(self.links):
             return
         # Not an error: half an hour of measuring must not end with one cell. The tables say it beside the cell.
-        self.progress.note(f"links are not what was asked for: {'; '.join(judge(self.links))}")
+        self.progress.note(f"links are not what was asked for: {'; '.join(link_faults(self.links))}")
 
 
 def _title(cell: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ class Metric:
     axis: str
     """What a plot writes beside its values."""
 
-    def reached(self, value: float, target: float) -> bool:
+    def is_reached(self, value: float, target: float) -> bool:
         """Say whether a value is as good as a target."""
         return value >= target if self.higher else value <= target
 
@@ -43,7 +43,7 @@ class Metric:
         """Return the step at which a curve first reaches a target, on straight lines between its points; or None."""
         before: dict[str, Any] | None = None
         for point in curve:
-            if self.reached(point[self.name], target):
+            if self.is_reached(point[self.name], target):
                 if before is None:
                     return float(point["step"])
                 share = (target - before[self.name]) / (point[self.name] - before[self.name])

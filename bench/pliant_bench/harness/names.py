@@ -15,8 +15,8 @@ __all__ = [
     "PLIANT_ARMS",
     "TORCH_ARMS",
     "bare_name",
-    "known",
-    "known_arms",
+    "split",
+    "split_arms",
     "settings_of",
     "text_of",
     "warmup_steps_of",
@@ -98,7 +98,7 @@ def text_of(arm: str, total_steps: int) -> str:
     return _SHORT[arm].format(warmup=warmup_steps_of(total_steps)) if arm in _SHORT else arm
 
 
-def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
+def split(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     """Split a list with commas. Raises ValueError for a name that does not exist, or if there is none."""
     chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     for name in chosen:
@@ -109,7 +109,7 @@ def known(names: str, all_names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     return chosen
 
 
-def known_arms(names: str, foreign: Sequence[str] = (*TORCH_ARMS, *BASELINE_ARMS, AUTO)) -> tuple[str, ...]:
+def split_arms(names: str, foreign: Sequence[str] = (*TORCH_ARMS, *BASELINE_ARMS, AUTO)) -> tuple[str, ...]:
     """Split a list of arms with commas: each a name of its own, or an algorithm in the grammar.
 
     Args:

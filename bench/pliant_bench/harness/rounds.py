@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pliant_bench.harness.arms import Arm, prepare
-from pliant_bench.harness.lines import say
+from pliant_bench.harness.emit import emit
 from pliant_bench.harness.setup import Setup
 from pliant_bench.harness.wire import busiest, formula_bytes, interface_bytes
-from pliant_bench.models import TASKS, Task
+from pliant_bench.models import TASKS, TimingTask
 
 __all__ = ["measure"]
 
@@ -42,26 +42,26 @@ def measure(model_name: str, setup: Setup) -> None:
         arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
         for _ in range(_WARM_UP_STEPS):
             _step(arms[-1], task, batch)
-        say("note", {"text": f"{model_name}: {name} is ready"})
+        emit("note", {"text": f"{model_name}: {name} is ready"})
     measured = {arm.name: _Measured() for arm in arms}
     for turn in range(setup.rounds):
         for arm in arms if turn % 2 == 0 else reversed(arms):  # A B B A: nobody profits from its place
             num_steps = math.ceil(setup.steps_per_round / arm.period) * arm.period
             _turn(arm, task, batch, num_steps, measured[arm.name])
             took_s = measured[arm.name].step_s[-1]
-            say("note", {"text": f"{model_name}: round {turn + 1}/{setup.rounds}, {arm.name} {took_s:.3f} s a step"})
+            emit("note", {"text": f"{model_name}: round {turn + 1}/{setup.rounds}, {arm.name} {took_s:.3f} s a step"})
     for arm in arms:
         _say_measured(model_name, arm, measured[arm.name], emulated=setup.emulated)
         arm.close()
 
 
-def _step(arm: Arm, task: Task, batch: tuple[Tensor, Tensor]) -> None:
+def _step(arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor]) -> None:
     arm.optimizer.zero_grad()
     task.loss(arm.model, batch).backward()
     arm.optimizer.step()
 
 
-def _turn(arm: Arm, task: Task, batch: tuple[Tensor, Tensor], num_steps: int, into: _Measured) -> None:
+def _turn(arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor], num_steps: int, into: _Measured) -> None:
     """Take some steps, from the moment when all ranks are ready to the moment when all are done.
 
     One step before them is not counted: in training no connection idles for as long as the other arms' turns take,
@@ -87,7 +87,7 @@ def _say_measured(model_name: str, arm: Arm, measured: _Measured, *, emulated: b
     counted = bool(measured.sent_bytes)
     sent_bytes = statistics.median(measured.sent_bytes) if counted else formula_bytes(arm)
     sent_bytes, wire_bytes = busiest([sent_bytes, statistics.median(measured.wire_bytes)])
-    say(
+    emit(
         "time",
         {
             "model": model_name,

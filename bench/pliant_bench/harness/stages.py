@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pliant_bench.harness.lines import say
+from pliant_bench.harness.emit import emit
 from pliant_bench.harness.setup import STOP, stage_file
 
 __all__ = ["await_network"]
@@ -28,7 +28,7 @@ def await_network(folder: Path, stage: int, wanted: int) -> None:
 
     """
     dist.barrier()
-    say("want", {"stage": stage, "cell": wanted})
+    emit("want", {"stage": stage, "cell": wanted})
     answer, until_s = stage_file(folder, stage), time.monotonic() + _NETWORK_S
     while not answer.exists():
         if time.monotonic() > until_s:

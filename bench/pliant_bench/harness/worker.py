@@ -32,11 +32,11 @@ def main(path: str) -> None:
     elif setup.mode == "grid":
         measure_cells(setup, Path(path).parent)
     else:
-        learning = load_images(Path(setup.data)) if setup.task == "images" else load_text(Path(setup.data))
-        alone_s = compute_alone(learning, setup)
+        task = load_images(Path(setup.data)) if setup.task == "images" else load_text(Path(setup.data))
+        alone_s = compute_alone(task, setup)
         for seed in setup.seeds:
             for name in setup.arms:
-                train(name, seed, learning, setup, alone_s)
+                train(name, seed, task, setup, alone_s)
     dist.barrier()
     dist.destroy_process_group()
 

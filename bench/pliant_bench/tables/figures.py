@@ -8,8 +8,8 @@ from plotly import graph_objects as go
 
 from pliant.cli.page import layout
 from pliant_bench.harness.metric import Metric
-from pliant_bench.tables.crossing import is_ours
 from pliant_bench.tables.results import TimeRow, TrainRow
+from pliant_bench.tables.winners import is_ours
 
 __all__ = ["COLOURS", "step_figures", "train_figures"]
 

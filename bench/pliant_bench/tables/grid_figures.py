@@ -7,8 +7,8 @@ from plotly import graph_objects as go
 
 from pliant.cli.page import layout
 from pliant.spec.units import parse_rate
-from pliant_bench.tables.crossing import CellRow, is_ours
 from pliant_bench.tables.figures import COLOURS
+from pliant_bench.tables.winners import CellRow, is_ours
 
 __all__ = ["grid_figures"]
 

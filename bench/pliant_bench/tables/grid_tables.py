@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from pliant.spec.units import format_time
-from pliant_bench.tables.crossing import CellRow, Trained
+from pliant_bench.tables.winners import CellRow, Trained
 
 __all__ = ["GRID_NOTE", "grid_tables"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from pliant.cli.page import document, plot, table
 from pliant_bench.harness.metric import METRICS
-from pliant_bench.tables.crossing import grid_rows, is_ours
 from pliant_bench.tables.results import time_rows, train_rows
 from pliant_bench.tables.text import footnote, tables, time_table, train_table
+from pliant_bench.tables.winners import grid_rows, is_ours
 
 __all__ = ["page"]
 

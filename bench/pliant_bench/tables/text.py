@@ -6,9 +6,9 @@ from typing import Any
 from pliant.spec.units import format_bytes, format_time
 from pliant_bench.faults.tables import KILL_NOTE, kill_tables
 from pliant_bench.harness.metric import METRICS, Metric
-from pliant_bench.tables.crossing import grid_rows
 from pliant_bench.tables.grid_tables import GRID_NOTE, grid_tables
 from pliant_bench.tables.results import TimeRow, TrainRow, time_rows, train_rows
+from pliant_bench.tables.winners import grid_rows
 
 __all__ = ["footnote", "markdown", "tables", "time_table", "train_table"]
 

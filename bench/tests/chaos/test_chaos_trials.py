@@ -88,10 +88,10 @@ def test_a_run_leaves_out_what_has_a_line(tmp_path, monkeypatch, capsys):
     main(["list", "--seed", "3", "--num", "6", "--trials", str(trials)])
     carried = []
 
-    def pretend(left, book, slack):
+    def pretend(left, journal, slack):
         for trial in left:
             carried.append(trial.number)
-            book.add({**asdict(trial), "outcome": "ended right", "why": "", "answer_s": 1.0 * slack})
+            journal.add({**asdict(trial), "outcome": "ended right", "why": "", "answer_s": 1.0 * slack})
 
     monkeypatch.setattr("chaos.command._carry_out_all", pretend)
     run = ["run", "--trials", str(trials), "--results", str(results)]

@@ -8,44 +8,39 @@ from .base import (
     UsesCurvature as UsesCurvature,
 )
 from .by_name import (
+    plan_for_name as plan_for_name,
     plan_of_text as plan_of_text,
-    recommended as recommended,
 )
-from .combining import (
+from .combinators import (
     after as after,
     between_hosts as between_hosts,
-    dynamic as dynamic,
+    delayed as delayed,
     every as every,
-    late as late,
+    with_target as with_target,
 )
 from .executors import (
     EXECUTORS as EXECUTORS,
     executor_for as executor_for,
 )
-from .executors.onebit_adam import (
+from .executors.compressed_momentum import (
     OneBitAdam as OneBitAdam,
-)
-from .given import (
-    AlgorithmLike as AlgorithmLike,
-    as_codec_spec as as_codec_spec,
-    node_of as node_of,
 )
 from .gradients import (
     allreduce as allreduce,
     bf16 as bf16,
     blocktopk as blocktopk,
+    bounded_staleness as bounded_staleness,
     bytegrad as bytegrad,
-    demo as demo,
+    decoupled_momentum as decoupled_momentum,
     fp16 as fp16,
     int4 as int4,
     natural as natural,
     onebit as onebit,
     onebit_adam as onebit_adam,
-    owner as owner,
     powersgd as powersgd,
     qsgd as qsgd,
     randomk as randomk,
-    stale as stale,
+    sharded_optimizer as sharded_optimizer,
     tasc as tasc,
     terngrad as terngrad,
     topk as topk,
@@ -53,13 +48,18 @@ from .gradients import (
 from .grammar import (
     parse as parse,
 )
+from .inputs import (
+    AlgorithmLike as AlgorithmLike,
+    as_codec_spec as as_codec_spec,
+    node_of as node_of,
+)
 from .plans import (
     partition as partition,
     plan_of as plan_of,
 )
 from .registry import (
     ALGORITHMS as ALGORITHMS,
-    named as named,
+    algorithm_named as algorithm_named,
     register as register,
 )
 from .weights import (

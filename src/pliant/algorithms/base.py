@@ -18,16 +18,16 @@ __all__ = [
     "ChecksOptimizer",
     "Deferred",
     "ExchangesWeights",
-    "FeelsUnder",
+    "UsesCurvatureUnder",
     "InitializesFromOptimizer",
     "RatioSetting",
     "State",
     "StateSpec",
     "StepContext",
     "UsesCurvature",
-    "prefixed",
+    "prefix_slots",
     "start_innermost",
-    "unwrapped",
+    "innermost",
 ]
 
 StateSpec = Mapping[str, tuple[int, ...] | None]
@@ -62,7 +62,7 @@ class State:
 
 @dataclass(kw_only=True)
 class RatioSetting:
-    """Between a controller and the algorithms whose node has a target; read and written in the lane only."""
+    """Between a controller and the algorithms whose node has a target; read and written in the comm thread only."""
 
     ratio: float = 0.0
     """What to send, the same on all ranks; 0 for the plan's own."""
@@ -75,13 +75,13 @@ class RatioSetting:
     whole: Tensor | None = None
     """The same of all that could have been sent."""
 
-    def tell(self, ratio: float, left: Tensor, whole: Tensor) -> None:
+    def report(self, ratio: float, left: Tensor, whole: Tensor) -> None:
         """Say what has become of an exchange; called by algorithms."""
         self.used = ratio
         self.left = left if self.left is None else self.left + left
         self.whole = whole if self.whole is None else self.whole + whole
 
-    def take_left(self) -> float:
+    def pop_dropped_share(self) -> float:
         """Return the part of the squared norm that was left behind since the last call; 0 if nothing was sent."""
         left, whole, self.left, self.whole = self.left, self.whole, None, None
         if left is None or whole is None or not 0 < float(whole) < float("inf"):
@@ -101,14 +101,14 @@ class StepContext:
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
     """Of gradients: the largest learning rate of the optimizer's groups, the same on all ranks."""
-    dial: RatioSetting | None = None
+    ratio_setting: RatioSetting | None = None
     """Where a controller says how much to send, if the node has a target."""
     share: float = 1.0
     """This rank's part of all ranks' work since the last exchange of weights, times the number of ranks."""
 
     def ratio(self, own: float, ramp_steps: int) -> float:
         """Return the ratio of this exchange: what a controller has set, once a ramp is over, or the algorithm's own."""
-        set_by = self.dial.ratio if self.dial is not None and self.step >= ramp_steps else 0.0
+        set_by = self.ratio_setting.ratio if self.ratio_setting is not None and self.step >= ramp_steps else 0.0
         return set_by or own
 
 
@@ -128,10 +128,10 @@ class Algorithm(Protocol):
         """Return the workspace for one bucket: buffers are made here and not while training."""
         ...
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Replace the complete local gradients in bucket.flat by what the optimizer shall use.
 
-        Runs in the engine's communication lane, beside the rest of backward. bucket.flat is float32 if the node
+        Runs in the engine's communication comm thread, beside the rest of backward. bucket.flat is float32 if the node
         works in it, otherwise of the model's dtype; it is not the algorithm's any
         more when this returns. Where a rank's gradients hold a NaN or an Inf, so must every rank's result.
         """
@@ -142,15 +142,15 @@ class Algorithm(Protocol):
 class ExchangesWeights(Protocol):
     """An algorithm that exchanges weights between steps. Its `on_ready` leaves gradients with their rank."""
 
-    def follow(self, bucket: Bucket, state: State) -> None:
+    def reset_reference(self, bucket: Bucket, state: State) -> None:
         """Begin from the weights in bucket.flat, which are equal on all ranks. No communication."""
         ...
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Replace the weights in bucket.flat, float32, by those to go on from.
 
-        Runs in the lane. Where the node has a delay or a free pace, what has happened to the weights meanwhile is
-        added to the result.
+        Runs in the comm thread. Where the node has a delay or a free pace, what has happened to the weights meanwhile
+        is added to the result.
         """
         ...
 
@@ -163,7 +163,7 @@ class AcceptsPrescaled(Protocol):
     element of the result.
     """
 
-    def on_shares(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_prescaled(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Do what `on_ready` does, except for the division."""
         ...
 
@@ -207,10 +207,10 @@ class UsesCurvature(Protocol):
 
 
 @runtime_checkable
-class FeelsUnder(Protocol):
+class UsesCurvatureUnder(Protocol):
     """An algorithm of which it depends on the optimizer whether it wants to know the curvature."""
 
-    def feels_under(self, optimizer: Optimizer) -> bool:
+    def uses_curvature_under(self, optimizer: Optimizer) -> bool:
         """Say whether the curvature counts; if not, nobody looks, and its slots stay zero."""
         ...
 
@@ -225,12 +225,12 @@ def start_innermost(algorithm: Algorithm, optimizer: Optimizer, parameter: Tenso
         algorithm.start_from(optimizer, parameter, slots)
 
 
-def prefixed(prefix: str, slots: StateSpec) -> StateSpec:
+def prefix_slots(prefix: str, slots: StateSpec) -> StateSpec:
     """Return the slots of a combinator's member under names of their own."""
     return {f"{prefix}{name}": shape for name, shape in slots.items()}
 
 
-def unwrapped(algorithm: Algorithm) -> Algorithm:
+def innermost(algorithm: Algorithm) -> Algorithm:
     """Return what exchanges: the innermost of combinators that hold one algorithm, or the algorithm itself."""
     while (inner := getattr(algorithm, "inner", None)) is not None:
         algorithm = inner

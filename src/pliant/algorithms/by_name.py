@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from pliant.algorithms.given import AlgorithmLike, node_of
 from pliant.algorithms.grammar import parse
-from pliant.algorithms.registry import row_of
+from pliant.algorithms.inputs import AlgorithmLike, node_of
+from pliant.algorithms.registry import row_of, standard_text
 from pliant.spec import BlockSparse, LowRank, Match, Rule, SyncPlan, load
 
-__all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_of_text", "recommended"]
+__all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_of_text", "plan_for_name"]
 
 SPARED_NUMEL = 8192
 """Parameters of at most so many elements are averaged exactly when a lossy algorithm is asked for by name."""
@@ -17,7 +17,7 @@ ONE_BUCKET_BYTES = 1 << 40
 """The size of a plan's buckets that leaves all of a model in one, so that one budget is divided among all of it."""
 
 
-def recommended(algorithm: AlgorithmLike, name: str) -> SyncPlan:
+def plan_for_name(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     """Return what a name stands for: where errors are fed back, small parameters are averaged exactly.
 
     Blocks come in one bucket, so that one budget is divided among all of the model.
@@ -25,7 +25,7 @@ def recommended(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     Biases and norms hardly weigh on the network, but share a codec's block with weights of another scale: on the
     demo's network, sparing them lifted the accuracy of onebit after 150 steps from 75.7 to 84.9 %.
     """
-    node = node_of(algorithm)
+    node, name = node_of(algorithm), standard_text(name)
     whole = SyncPlan(rules=(Rule(exchange=node),), name=name)
     row = row_of(name.partition("(")[0])
     if row is not None and row.spare_small:
@@ -49,4 +49,4 @@ def plan_of_text(text: str) -> SyncPlan:
     """
     if text.endswith(".json") or Path(text).exists():
         return load(SyncPlan, text)
-    return recommended(parse(text), text)
+    return plan_for_name(parse(text), text)

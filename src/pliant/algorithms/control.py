@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.algorithms.linkfit import AlphaBetaFit
+from pliant.algorithms.link_fit import AlphaBetaFit
 from pliant.spec.target import Target
 
 __all__ = ["ControlSample", "RatioPolicy", "SelectionIntervalPolicy"]
 
-_SLEW = 1.25
+_RATE_LIMIT = 1.25
 """A ratio grows by at most this factor a step; it falls as fast as it must."""
 _PROPORTIONAL, _INTEGRAL = 0.25, 0.5
 """Gains of the two corrections, for each decision."""
@@ -22,7 +22,7 @@ _SETTLED = 0.1
 _NOWHERE = (0.0, 0.0)
 _DEAD = 0.03
 """Nothing is changed for less than this part of the target: each ratio has buffers of its own."""
-_KNEE = 2.0
+_LOSS_BOUND = 2.0
 """The part that is left behind may grow to so many times what it is at the plan's own ratio."""
 _MOST_REUSE = 32
 _NEAR, _FAR = 0.1, 0.2
@@ -95,9 +95,9 @@ class RatioPolicy:
         self._left, self._slope = 0.0, 0.0
 
     @property
-    def knee(self) -> float:
+    def loss_bound(self) -> float:
         """The ratio below which twice as much would be left behind as at the plan's own; 0 as long as none shows."""
-        return self._plan_ratio * _KNEE ** (1 / self._slope) if self._slope < 0 else 0.0
+        return self._plan_ratio * _LOSS_BOUND ** (1 / self._slope) if self._slope < 0 else 0.0
 
     def decide(self, seen: ControlSample) -> float:
         """Return the ratio for the next steps. Steps in which nothing was sent change nothing."""
@@ -107,8 +107,8 @@ class RatioPolicy:
         if seen.wire_s >= _LEAST_S:  # on CUDA the host waits for nothing
             self.link.add(seen.messages, seen.num_bytes, seen.wire_s)
         self.load.add(1.0, seen.ratio, seen.num_bytes)
-        self._learn_knee(seen)
-        wanted = self._wanted_of_bytes(seen) if in_bytes else self._wanted_of_time(seen)
+        self._learn_loss_bound(seen)
+        wanted = self._ratio_for_bytes(seen) if in_bytes else self._ratio_for_time(seen)
         if wanted is not None:
             self._set((wanted - self.load.alpha) / self.load.beta if self.load.beta else self.target.ceiling, seen)
         return self.ratio
@@ -133,18 +133,18 @@ class RatioPolicy:
         self.link.load(state[10:middle])
         self.load.load(state[middle:])
 
-    def _wanted_of_bytes(self, seen: ControlSample) -> float | None:
+    def _ratio_for_bytes(self, seen: ControlSample) -> float | None:
         """Return the budget of a step, or None if what there is comes close enough."""
         wanted = self.target.value * (seen.step_s if self.target.of == "bytes_per_s" else 1.0)
         return wanted if abs(wanted - self.load(1.0, self.ratio)) > _DEAD * wanted else None
 
-    def _wanted_of_time(self, seen: ControlSample) -> float | None:
+    def _ratio_for_time(self, seen: ControlSample) -> float | None:
         """Return the same where it is a time that is held."""
         target_s = self.target_s(seen)
         error_s = max(-_JUMP * target_s, min(_JUMP * target_s, target_s - seen.exposed_s))
         self._learn_offset(seen, target_s)
         wire_s = target_s + self._offset_s + _PROPORTIONAL * error_s
-        self._narrow(seen, target_s)
+        self._narrow_bracket(seen, target_s)
         settled = abs(wire_s - self.link(seen.messages, self.load(1.0, self.ratio))) <= _DEAD * target_s
         off = abs(seen.exposed_s - target_s) > _SETTLED * target_s
         if settled and not off:
@@ -159,7 +159,7 @@ class RatioPolicy:
             wanted = low + (high - low) * (target_s - low_s) / (high_s - low_s)
         return wanted
 
-    def _narrow(self, seen: ControlSample, target_s: float) -> None:
+    def _narrow_bracket(self, seen: ControlSample, target_s: float) -> None:
         """Note between which numbers of bytes the target lies: regula falsi, as in the Illinois algorithm."""
         here, below = (seen.num_bytes, seen.exposed_s), seen.exposed_s <= target_s
         off = abs(seen.exposed_s - target_s) > _SETTLED * target_s
@@ -167,18 +167,18 @@ class RatioPolicy:
             self._low = self._high = _NOWHERE  # it should be there by now: something has changed
         if below:
             self._high = (
-                self._pulled(self._high, target_s, twice=self._was_below) if self._high[0] > here[0] else _NOWHERE
+                self._pull(self._high, target_s, twice=self._was_below) if self._high[0] > here[0] else _NOWHERE
             )
             self._low = here
         else:
             self._low = (
-                self._pulled(self._low, target_s, twice=not self._was_below) if self._low[0] < here[0] else _NOWHERE
+                self._pull(self._low, target_s, twice=not self._was_below) if self._low[0] < here[0] else _NOWHERE
             )
             self._high = here
         self._was_below = below
 
     @staticmethod
-    def _pulled(end: tuple[float, float], target_s: float, *, twice: bool) -> tuple[float, float]:
+    def _pull(end: tuple[float, float], target_s: float, *, twice: bool) -> tuple[float, float]:
         """Return the end that stays, which counts for half as far away where the other has moved twice on end."""
         return (end[0], (end[1] + target_s) / 2) if twice and end[0] else end
 
@@ -190,7 +190,7 @@ class RatioPolicy:
         self._innovation_s = innovation_s if abs(innovation_s) > _JUMP * target_s else 0.0
         self._offset_s += innovation_s * (1.0 if jumps else _INTEGRAL)
 
-    def _learn_knee(self, seen: ControlSample) -> None:
+    def _learn_loss_bound(self, seen: ControlSample) -> None:
         if seen.left <= 0:
             return
         away = math.log(seen.ratio / self._plan_ratio)
@@ -203,10 +203,10 @@ class RatioPolicy:
     def _set(self, ratio: float, seen: ControlSample) -> None:
         self.bound = ""
         limits = (
-            ("knee", self.knee, max),
+            ("knee", self.loss_bound, max),
             ("floor", self.target.floor, max),
             ("ceiling", self.target.ceiling, min),
-            ("slew", self.ratio * _SLEW**seen.steps, min),
+            ("slew", self.ratio * _RATE_LIMIT**seen.steps, min),
         )
         for name, limit, nearer in limits:
             within = nearer(ratio, limit)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pliant.algorithms.given import CodecLike, as_codec_spec
+from pliant.algorithms.inputs import CodecLike, as_codec_spec
 from pliant.spec import (
     Agreement,
     AllGather,
@@ -27,17 +27,17 @@ __all__ = [
     "bf16",
     "blocktopk",
     "bytegrad",
-    "demo",
+    "decoupled_momentum",
     "fp16",
     "int4",
     "natural",
     "onebit",
     "onebit_adam",
-    "owner",
+    "sharded_optimizer",
     "powersgd",
     "qsgd",
     "randomk",
-    "stale",
+    "bounded_staleness",
     "tasc",
     "terngrad",
     "topk",
@@ -111,7 +111,9 @@ def powersgd(rank: int = 4) -> LowRank:
     return LowRank(rank=rank)
 
 
-def demo(ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True) -> DecoupledMomentum:
+def decoupled_momentum(
+    ratio: float = 1 / 64, *, block: int = 64, momentum: float = 0.999, signed: bool = True
+) -> DecoupledMomentum:
     """Send the `ratio` largest cosine coefficients of each block of a momentum that each rank keeps.
 
     See `DecoupledMomentumExecutor`.
@@ -164,7 +166,7 @@ def tasc(
     return BetweenHosts(inner=node) if agreement == "host" else node
 
 
-def owner(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
+def sharded_optimizer(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
     """Let each parameter's owner step it: optimizer state and work divided by the ranks, bytes as in an all-reduce.
 
     With a codec without bias, gradients travel in fewer bits. Bandwidths, one for each rank, say how much each owns.
@@ -172,7 +174,7 @@ def owner(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ())
     return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
 
 
-def stale(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
+def bounded_staleness(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
     """Let owners take gradients as they come, and ranks be at most `staleness` steps ahead of the slowest."""
     return ParameterServer(staleness=staleness, placement=Placement(bandwidths=tuple(bandwidths)))
 

@@ -4,8 +4,8 @@ import ast
 from collections.abc import Callable
 from typing import Any, cast, get_args, get_type_hints
 
-from pliant.algorithms.given import AlgorithmLike, node_of
-from pliant.algorithms.registry import named, names, row_of
+from pliant.algorithms.inputs import AlgorithmLike, node_of
+from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of
 from pliant.spec import (
     CODECS,
     NODES,
@@ -54,7 +54,7 @@ def parse(text: str) -> Exchange:
         ) from None
     node = _value(tree, "")
     if not isinstance(node, Exchange):
-        raise ValueError(f"{text[:200]!r} is no algorithm; there are {', '.join(names())}.")
+        raise ValueError(f"{text[:200]!r} is no algorithm; there are {', '.join(algorithm_names())}.")
     return node
 
 
@@ -75,7 +75,7 @@ def _value(tree: ast.expr, key: str) -> Any:
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
         args = [_value(each, "") for each in tree.args]
         settings = {str(each.arg): _value(each.value, str(each.arg)) for each in tree.keywords}
-        return _made(tree.func.id, key, args, settings)
+        return _build(tree.func.id, key, args, settings)
     raise ValueError(f"{ast.unparse(tree)[:200]!r} is neither a number, a word nor name(setting=value).")
 
 
@@ -88,13 +88,13 @@ def _word(word: str, key: str) -> Any:
             raise ValueError(f"there is no graph {word!r}; there are {', '.join(_GRAPHS)}.")
         return Graph(kind=cast(Any, word))
     if word in NODES or word in _VALUES:
-        return _made(word, key, [], {})
+        return _build(word, key, [], {})
     if row_of(word) is not None or key in ("", "averaging", "algorithm", "inner", "first", "then"):
-        return named(word)
+        return algorithm_named(word)
     return word  # such as feedback=both
 
 
-def _made(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> Any:
+def _build(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> Any:
     """Return what a name with settings stands for."""
     if key == "codec" and name in CODECS:
         if args:
@@ -103,7 +103,9 @@ def _made(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> Any
     row = row_of(name)
     make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name) if row is None else row.make
     if make is None or name == "Combinator":
-        raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(names())}, and types of nodes.")
+        raise ValueError(
+            f"there is no algorithm {name!r}; there are {', '.join(algorithm_names())}, and types of nodes."
+        )
     try:
         made = make(*args, **settings)
     except TypeError as error:

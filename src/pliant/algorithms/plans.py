@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pliant.algorithms.executors import executor_for
-from pliant.algorithms.given import AlgorithmLike, node_of
+from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.algorithms.registry import custom_names
 from pliant.spec import Match, Rule, SyncPlan
 

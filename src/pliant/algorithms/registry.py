@@ -1,5 +1,6 @@
 """The one registry: a row for each name that users type, and the algorithms of their own. No torch here."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -7,11 +8,22 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from pliant.algorithms import combining, gradients, weights
-from pliant.algorithms.given import AlgorithmLike, HasGroups, node_of
+from pliant.algorithms import combinators, gradients, weights
+from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
-__all__ = ["ALGORITHMS", "Row", "custom", "custom_names", "is_adaptive", "named", "names", "register", "row_of"]
+__all__ = [
+    "ALGORITHMS",
+    "Row",
+    "custom_algorithm",
+    "custom_names",
+    "is_adaptive",
+    "algorithm_named",
+    "algorithm_names",
+    "register",
+    "row_of",
+    "standard_text",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +37,8 @@ class Row:
     """Whether the name alone says enough; combinators need what they hold, a warm-up its length."""
     one_bucket: bool = False
     """Whether all of a model comes in one bucket, so that one budget is divided among all layers."""
+    aliases: tuple[str, ...] = ()
+    """Older names, which parse to the same node."""
     spare_small: bool = False
     """Whether small parameters are averaged exactly, for algorithms of your own; Pliant's nodes say it themselves."""
 
@@ -70,11 +84,11 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "topk": Row(make=gradients.topk),
         "blocktopk": Row(make=gradients.blocktopk),
         "randomk": Row(make=gradients.randomk),
-        "demo": Row(make=gradients.demo),
+        "decoupled_momentum": Row(make=gradients.decoupled_momentum, aliases=("demo",)),
         "tasc": Row(make=gradients.tasc, from_optimizer=_power),
-        "owner": Row(make=gradients.owner),
-        "stale": Row(make=gradients.stale),
-        "late": Row(make=combining.late, from_optimizer=_momentum),
+        "sharded_optimizer": Row(make=gradients.sharded_optimizer, aliases=("owner",)),
+        "bounded_staleness": Row(make=gradients.bounded_staleness, aliases=("stale",)),
+        "delayed": Row(make=combinators.delayed, aliases=("late",), from_optimizer=_momentum),
         "gossip": Row(make=weights.gossip),
         "choco": Row(make=weights.choco),
         "dcd": Row(make=weights.dcd),
@@ -84,13 +98,18 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "sparse_loco": Row(make=weights.sparse_loco),
         "async_average": Row(make=weights.async_average),
         "post_local_sgd": Row(make=weights.post_local_sgd, bare=False),
-        "every": Row(make=combining.every, bare=False),
-        "after": Row(make=combining.after, bare=False),
-        "between_hosts": Row(make=combining.between_hosts, bare=False),
-        "dynamic": Row(make=combining.dynamic, bare=False),
+        "every": Row(make=combinators.every, bare=False),
+        "after": Row(make=combinators.after, bare=False),
+        "between_hosts": Row(make=combinators.between_hosts, bare=False),
+        "with_target": Row(make=combinators.with_target, aliases=("dynamic",), bare=False),
     }
 )
 """Name -> row."""
+
+_STANDARD: Mapping[str, str] = MappingProxyType({old: name for name, row in ALGORITHMS.items() for old in row.aliases})
+"""Older name -> name."""
+
+_WORD = re.compile(r"""(?<![\w"'])[a-z_]\w*(?![\w"'])(?!\s*=)""")
 
 
 _OWN: dict[str, Row] = {}
@@ -119,7 +138,7 @@ def register(
         ValueError: The name is one of Pliant's own.
 
     """
-    if name in ALGORITHMS:
+    if name in ALGORITHMS or name in _STANDARD:
         raise ValueError(f"the name {name!r} is taken by Pliant's own algorithm; register yours under another name.")
     _OWN[name] = Row(make=builder, one_bucket=one_bucket, spare_small=spare_small)
 
@@ -133,9 +152,15 @@ def _register_installed() -> None:
 
 def row_of(name: str) -> Row | None:
     """Return the row of a name: Pliant's, the user's, or an installed distribution's; None if there is none."""
+    name = _STANDARD.get(name, name)
     if name not in ALGORITHMS and name not in _OWN:
         _register_installed()
     return ALGORITHMS.get(name) or _OWN.get(name)
+
+
+def standard_text(text: str) -> str:
+    """Return an algorithm's text with the standard name in place of each older one; settings keep their names."""
+    return _WORD.sub(lambda word: _STANDARD.get(word[0], word[0]), text)
 
 
 def custom_names(plan: SyncPlan) -> dict[str, bool]:
@@ -144,7 +169,7 @@ def custom_names(plan: SyncPlan) -> dict[str, bool]:
     return {node.name: row_of(node.name) is not None for node in nodes if isinstance(node, Custom)}
 
 
-def custom(node: Custom) -> AlgorithmLike:
+def custom_algorithm(node: Custom) -> AlgorithmLike:
     """Return the registered algorithm that a node names. Raises ValueError if there is none."""
     row = row_of(node.name)
     if row is None:
@@ -155,12 +180,12 @@ def custom(node: Custom) -> AlgorithmLike:
     return row.make(**node.settings)
 
 
-def names(*, bare: bool = False) -> tuple[str, ...]:
+def algorithm_names(*, bare: bool = False) -> tuple[str, ...]:
     """Return all names, Pliant's and the user's; with `bare`, those that say enough by themselves."""
     return (*(name for name, row in ALGORITHMS.items() if row.bare or not bare), *_OWN)
 
 
-def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
+def algorithm_named(name: str, optimizer: HasGroups | None = None) -> Exchange:
     """Return an algorithm with its default settings, and with those that it takes from the optimizer, if one is given.
 
     Raises:
@@ -169,12 +194,14 @@ def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
     """
     row = row_of(name)
     if row is None:
-        there = ", ".join(names(bare=True))
+        there = ", ".join(algorithm_names(bare=True))
         raise ValueError(
             f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
         )
     if not row.bare:
-        raise ValueError(f"{name!r} needs settings; write them behind it, as in {_EXAMPLES[name]!r}.")
+        raise ValueError(
+            f"{name!r} needs settings; write them behind it, as in {_EXAMPLES[_STANDARD.get(name, name)]!r}."
+        )
     settings = row.from_optimizer(optimizer) if row.from_optimizer is not None and optimizer is not None else {}
     return node_of(row.make(**settings))
 
@@ -184,5 +211,5 @@ _EXAMPLES = {
     "every": "every(2, qsgd)",
     "after": "after(100, bf16, then=onebit)",
     "between_hosts": "between_hosts(int4)",
-    "dynamic": "dynamic(tasc, exposed_share=0.1)",
+    "with_target": "with_target(tasc, exposed_share=0.1)",
 }

@@ -1,7 +1,7 @@
 """Algorithms that exchange weights, by the names that users type: each returns a node of a plan. No torch here."""
 
-from pliant.algorithms.given import AlgorithmLike, CodecLike, as_codec_spec, node_of
 from pliant.algorithms.gradients import int4, topk
+from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
 from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer
 
 __all__ = [
@@ -55,9 +55,9 @@ def local_sgd(
 
     With a delay the exchange runs beside the next steps, and what they do is kept: DaSGD (Zhou et al.,
     arXiv:2006.00441). ``local_sgd(1, delay_steps=1)`` sends as much as exact averaging and hides it behind a whole
-    step, as `late` does, but a rank's own gradient is never late: only the others' are.
+    step, as `delayed` does, but a rank's own gradient is never late: only the others' are.
     """
-    return LocalSteps(period=period, averaging=_averaging(averaging), stretch=stretch, delay_steps=delay_steps)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), stretch=stretch, delay_steps=delay_steps)
 
 
 def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
@@ -66,7 +66,7 @@ def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) ->
     No rank waits for an exchange before its next step, but each exchange begins with all ranks: a slow rank makes them
     as rare for all, and one that has stopped ends all after the timeout.
     """
-    return LocalSteps(period=period, averaging=_averaging(averaging), pace="free", weighted=True)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), pace="free", weighted=True)
 
 
 def post_local_sgd(warmup_steps: int, period: int = 8) -> After:
@@ -79,7 +79,7 @@ def diloco(
 ) -> LocalSteps:
     """DiLoCo, in full precision or with any algorithm that averages: ``diloco(averaging=pliant.int4())``."""
     outer = Outer(lr=outer_lr, momentum=outer_momentum)
-    return LocalSteps(period=period, averaging=_averaging(averaging), outer=outer)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), outer=outer)
 
 
 def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> LocalSteps:
@@ -93,5 +93,5 @@ def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> LocalSteps:
     return LocalSteps(period=period, averaging=topk(ratio))
 
 
-def _averaging(given: AlgorithmLike | None) -> Exchange:
+def _averaging_node(given: AlgorithmLike | None) -> Exchange:
     return AllReduce() if given is None else node_of(given)

@@ -73,11 +73,11 @@ class BoundCheck:
         ):
             if not isfinite(value):
                 return BoundViolation(bound=bound, why=f"{what} was not finite, which no bound allows")
-        crossed = self._beyond(figures)
-        if figures.gradient and "gradient_jump" not in crossed:
+        violation = self._beyond(figures)
+        if figures.gradient and "gradient_jump" not in violation:
             self._gradients.append(figures.gradient)
-        again = [BoundViolation(bound=name, why=why) for name, why in crossed.items() if name in self._crossed]
-        self._crossed = set(crossed)
+        again = [BoundViolation(bound=name, why=why) for name, why in violation.items() if name in self._crossed]
+        self._crossed = set(violation)
         return again[0] if again else None
 
     def _beyond(self, figures: QualityMetrics) -> dict[str, str]:

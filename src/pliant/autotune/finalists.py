@@ -11,7 +11,7 @@ from pliant.planner.predictor import TransferPrior
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan
 
-__all__ = ["Finalist", "finalists", "learned"]
+__all__ = ["Finalist", "select_finalists", "load_experience"]
 
 _NEAR = 1.25
 """Of the best plans, those are held against each other that took at most so many times the least."""
@@ -32,7 +32,7 @@ class Finalist(NamedTuple):
     """What a step took in its trial."""
 
 
-def learned(cells: Sequence[tuple[CostFeatures, Sequence[Trial]]]) -> TransferPrior | None:
+def load_experience(cells: Sequence[tuple[CostFeatures, Sequence[Trial]]]) -> TransferPrior | None:
     """Return what earlier searches have taught; no coefficient far from what it is elsewhere.
 
     One that was fitted to nothing, such as that of a wire whose exchanges were hidden, would remain nothing.
@@ -43,7 +43,7 @@ def learned(cells: Sequence[tuple[CostFeatures, Sequence[Trial]]]) -> TransferPr
     return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))
 
 
-def finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
+def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
     """Return the best of a search, best first, or what is in force if that is about as good."""
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
     cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}

@@ -10,9 +10,9 @@ import torch
 
 from pliant.autotune.bounds import BoundCheck, BoundViolation, QualityBounds
 from pliant.autotune.quality_probe import QualityProbe
-from pliant.autotune.trials import UNCOUNTED, Steps, TunableRun, passed, period_of
+from pliant.autotune.trials import UNCOUNTED, Steps, TunableRun, exchange_period, run_steps
 from pliant.comm.base import Comm
-from pliant.comm.sharing import share_text
+from pliant.comm.text_broadcast import broadcast_text
 
 __all__ = ["FAILED", "MonitorResult", "StepMonitor"]
 
@@ -32,7 +32,7 @@ _LOOK_EVERY = 4
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorResult:
-    """Why a cruise came to an end; the same on all ranks."""
+    """Why a monitoring came to an end; the same on all ranks."""
 
     steps: int
     """That it lasted."""
@@ -42,7 +42,7 @@ class MonitorResult:
     """What it took, or was expected to take, before."""
     at_once: bool
     """Whether steps never took what they did when the plan was chosen: the search was of two networks."""
-    crossed: BoundViolation | None
+    violation: BoundViolation | None
     """Which figure was beyond which bound; None if step times have changed."""
 
 
@@ -62,11 +62,11 @@ class StepMonitor:
 
     def __init__(self, run: TunableRun, comm: Comm, *, bounds: QualityBounds | None, watches_times: bool) -> None:
         self._run, self._comm, self._watches_times = run, comm, watches_times
-        self._lookout = QualityProbe(run) if bounds is not None else None
-        self._judge = BoundCheck(bounds) if bounds is not None else None
-        self._period = period_of(run.plan)
+        self._quality_probe = QualityProbe(run) if bounds is not None else None
+        self._bound_check = BoundCheck(bounds) if bounds is not None else None
+        self._period = exchange_period(run.plan)
 
-    def flown(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
+    def watch(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         """Go on; for so many steps, whatever they take.
 
         Args:
@@ -76,31 +76,31 @@ class StepMonitor:
 
         """
         try:
-            return (yield from self._flown(hold_steps, expected_s))
+            return (yield from self._watch(hold_steps, expected_s))
         finally:
-            if self._lookout is not None:
-                self._lookout.close()
+            if self._quality_probe is not None:
+                self._quality_probe.close()
 
-    def _flown(self, hold_steps: int, expected_s: float) -> Steps[MonitorResult]:
-        while not self._watches_times and self._judge is None and not self._run.trial.guards:
+    def _watch(self, hold_steps: int, expected_s: float) -> Steps[MonitorResult]:
+        while not self._watches_times and self._bound_check is None and not self._run.trial.guards:
             yield
-        yield from passed(UNCOUNTED)
+        yield from run_steps(UNCOUNTED)
         size = self._in_periods(2 * _WINDOW_STEPS)
-        now_s, crossed = yield from self._window(size)
+        now_s, violation = yield from self._window(size)
         made = size + 1
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
-        while crossed is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
+        while violation is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
             # Of what the last one took: where steps have become long, few of them say so.
             size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
-            now_s, crossed = yield from self._window(size)
+            now_s, violation = yield from self._window(size)
             made += size + 1
             if len(first_s) < _FIRST_WINDOWS:
                 first_s.append(now_s)
                 usual_s = statistics.median(first_s)
-                at_once = not math.isnan(expected_s) and _apart(usual_s, expected_s)
+                at_once = not math.isnan(expected_s) and _is_different(usual_s, expected_s)
                 usual_s = expected_s if at_once else usual_s
-            odd = odd + 1 if _apart(now_s, usual_s) else 0
-        return MonitorResult(steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, crossed=crossed)
+            odd = odd + 1 if _is_different(now_s, usual_s) else 0
+        return MonitorResult(steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, violation=violation)
 
     def _in_periods(self, num_steps: int) -> int:
         return math.ceil(num_steps / self._period) * self._period
@@ -114,19 +114,19 @@ class StepMonitor:
         for first in range(0, num_steps, self._period):
             start_s = time.perf_counter()
             for step in range(first, first + self._period):
-                if self._lookout is not None and step % _LOOK_EVERY == 0:
-                    with self._run.trial.noting():
-                        self._lookout.begin()
+                if self._quality_probe is not None and step % _LOOK_EVERY == 0:
+                    with self._run.trial.catch_errors():
+                        self._quality_probe.begin()
                     yield
-                    with self._run.trial.noting():
-                        self._lookout.end()
+                    with self._run.trial.catch_errors():
+                        self._quality_probe.end()
                 else:
                     yield
             took_s.append((time.perf_counter() - start_s) / self._period)
         verdict = None
-        with self._run.trial.noting():
-            if self._lookout is not None and self._judge is not None:
-                verdict = self._judge.verdict(self._lookout.figures())
+        with self._run.trial.catch_errors():
+            if self._quality_probe is not None and self._bound_check is not None:
+                verdict = self._bound_check.verdict(self._quality_probe.figures())
         if self._run.trial.why:
             verdict = BoundViolation(bound=FAILED, why=f"rank {self._comm.rank}: {self._run.trial.why}")
         # One number: of five, each of a ring's parts would have to wait for a core on each rank.
@@ -141,10 +141,10 @@ class StepMonitor:
         """Return that of the first rank that has one. Collective."""
         first = torch.tensor([self._comm.size if mine is None else self._comm.rank])
         self._comm.all_reduce(first, "min").wait()
-        text = share_text(json.dumps([] if mine is None else [mine.bound, mine.why]), self._comm, int(first))
+        text = broadcast_text(json.dumps([] if mine is None else [mine.bound, mine.why]), self._comm, int(first))
         bound, why = json.loads(text)
         return BoundViolation(bound=bound, why=why)
 
 
-def _apart(one_s: float, other_s: float) -> bool:
+def _is_different(one_s: float, other_s: float) -> bool:
     return max(one_s / other_s, other_s / one_s) > _CHANGED

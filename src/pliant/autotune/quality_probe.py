@@ -10,8 +10,8 @@ from torch import Tensor
 from pliant.autotune.trials import TunableRun
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
-from pliant.engine.gate import module_of, named_tensors
-from pliant.engine.making import owner_classes
+from pliant.engine.executor import layer_classes
+from pliant.engine.relaxed_model import list_tensors, module_of
 from pliant.spec import Exchange
 
 __all__ = ["QualityMetrics", "QualityProbe"]
@@ -48,8 +48,8 @@ class QualityProbe:
     def __init__(self, run: TunableRun) -> None:
         self._run = run
         module = module_of(run.model)
-        self._parameters = {name: p for name, p in named_tensors(module) if p.requires_grad}
-        layers = owner_classes(module)
+        self._parameters = {name: p for name, p in list_tensors(module) if p.requires_grad}
+        layers = layer_classes(module)
         self._codecs: dict[str, Codec] = {}
         for name, parameter in self._parameters.items():
             node = run.plan.exchange_for(name, layers[name], parameter.numel())

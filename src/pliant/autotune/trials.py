@@ -12,13 +12,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
-from pliant.comm.sharing import share_text
-from pliant.engine.felt import Curvature
+from pliant.comm.text_broadcast import broadcast_text
+from pliant.engine.curvature_requests import Curvature
 from pliant.engine.stats import RunStats
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
-__all__ = ["UNCOUNTED", "Comparison", "Steps", "TrialRunner", "TunableRun", "has_failed", "passed", "period_of"]
+__all__ = [
+    "UNCOUNTED",
+    "Comparison",
+    "Steps",
+    "TrialRunner",
+    "TunableRun",
+    "has_failed",
+    "run_steps",
+    "exchange_period",
+]
 
 R = TypeVar("R")
 Steps = Generator[None, None, R]
@@ -58,7 +67,7 @@ class TunableRun(Protocol):
         """Put another plan in force, and pay what the old one owes, or forget it. Collective."""
         ...
 
-    def try_out(self, plan: SyncPlan) -> None:
+    def put_on_trial(self, plan: SyncPlan) -> None:
         """Put a plan in force on trial. Collective."""
         ...
 
@@ -91,7 +100,7 @@ class Comparison:
     """Which of the plans have failed, and why."""
 
     @property
-    def pays(self) -> bool:
+    def is_faster(self) -> bool:
         """Whether it was faster in three turns of four, and by more than 1 % at the median."""
         if not self.gains:
             return False
@@ -119,14 +128,14 @@ class TrialRunner:
     def __init__(self, run: TunableRun, comm: Comm, enough_s: float, base: SyncPlan) -> None:
         self._run, self._comm, self._enough_s, self._base = run, comm, enough_s, base
 
-    def tried(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
+    def time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
         """Train under a plan for a while; return its step times, one a block, or why it has failed."""
         run = self._run
         run.switch(self._base)
-        run.try_out(plan)
-        blocks_s = [] if self._has_failed() else (yield from self._timed(plan, limit_s))
+        run.put_on_trial(plan)
+        blocks_s = [] if self._has_failed() else (yield from self._time_plan(plan, limit_s))
         if why := self.end():
-            yield from passed(1)
+            yield from run_steps(1)
             return [], why
         return blocks_s, ""
 
@@ -136,7 +145,7 @@ class TrialRunner:
         if not trial.is_on:
             return ""
         if not self._has_failed():
-            with trial.noting():
+            with trial.catch_errors():
                 run.switch(self._base)
             trial.check()
         if self._has_failed():
@@ -145,7 +154,7 @@ class TrialRunner:
         trial.end()
         return why
 
-    def compared(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Comparison]:
+    def compare(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Comparison]:
         """Hold plans and the base plan against each other, turn about.
 
         Who is surely slower drops out after the second turn, and who fails at once. Turns go on, up to twice as many,
@@ -165,9 +174,9 @@ class TrialRunner:
             for k in list(left):
                 if k == 0:
                     self._run.switch(self._base)
-                    blocks_s = yield from self._timed(self._base)
+                    blocks_s = yield from self._time_plan(self._base)
                 else:
-                    blocks_s, why = yield from self.tried(plans[k - 1])
+                    blocks_s, why = yield from self.time_plan(plans[k - 1])
                     if why:
                         failed[k - 1] = why
                         left.remove(k)
@@ -190,19 +199,19 @@ class TrialRunner:
             best=max(0, best - 1), gains=tuple(gains), exact_s=exact_s, plans_s=tuple(plans_s), failed=failed
         )
 
-    def _timed(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
+    def _time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
         """Return step times, the means of whole periods, the slowest rank's; only one if three are above the limit.
 
         Nothing if a trial has failed on any rank: that rank says so in place of its time.
 
         Time goes on while ranks share it: what a late exchange does meanwhile is not for nothing.
         """
-        period = period_of(plan)
-        yield from passed(UNCOUNTED)
+        period = exchange_period(plan)
+        yield from run_steps(UNCOUNTED)
         blocks_s: list[float] = []
         num_blocks, last_s = _SLOW_BLOCKS, time.perf_counter()
         while len(blocks_s) < num_blocks:
-            yield from passed(period)
+            yield from run_steps(period)
             now_s = time.perf_counter()
             mine_s = math.inf if self._run.trial.why else (now_s - last_s) / period
             shared = torch.tensor([mine_s], dtype=torch.float64)
@@ -228,16 +237,16 @@ def has_failed(trial: PlanOnTrial, comm: Comm) -> bool:
     comm.all_reduce(first, "min").wait()
     if int(first) == comm.size:
         return False
-    trial.agree(share_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
+    trial.agree(broadcast_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
     return True
 
 
-def passed(num_steps: int) -> Steps[None]:
+def run_steps(num_steps: int) -> Steps[None]:
     """Let some steps be made."""
     for _ in range(num_steps):
         yield
 
 
-def period_of(plan: SyncPlan) -> int:
+def exchange_period(plan: SyncPlan) -> int:
     """Return how many steps a plan's exchanges take turns in."""
     return max(rule.exchange.timing.period for rule in plan.rules)

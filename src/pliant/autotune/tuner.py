@@ -5,26 +5,26 @@ import math
 import statistics
 from collections.abc import Generator, Sequence
 
-from pliant.autotune.adopted import Adopted
-from pliant.autotune.asking import answered, on_all, share, told
 from pliant.autotune.bounds import BoundViolation
-from pliant.autotune.explain import explain
-from pliant.autotune.finalists import Finalist, finalists, learned
+from pliant.autotune.coordination import advance_search, holds_on_all, share_finalists, share_request
+from pliant.autotune.finalists import Finalist, load_experience, select_finalists
 from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
-from pliant.autotune.refused import ExcludingQuality, Refused
+from pliant.autotune.plan_guard import PlanGuard
+from pliant.autotune.rejected import ExcludingQuality, RejectedPlans
+from pliant.autotune.summary import explain
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
-from pliant.comm.base import Comm, another
-from pliant.comm.sharing import share_text
-from pliant.engine.attached import AttachedTuner
-from pliant.engine.gate import module_of, without_wrappers
+from pliant.comm.base import Comm, duplicate
+from pliant.comm.text_broadcast import broadcast_text
+from pliant.engine.attachments import AttachedTuner
+from pliant.engine.joint_optimizer import optimizer_name
 from pliant.engine.outputs import OutputWatch
-from pliant.engine.together import optimizer_name
+from pliant.engine.relaxed_model import module_of, strip_wrappers
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe, require_gloo
 from pliant.planner import (
-    BUILDERS,
+    BASELINES,
     FAMILIES,
     Gene,
     Genes,
@@ -35,7 +35,7 @@ from pliant.planner import (
     Trial,
     advise,
     all_of,
-    searching,
+    search_steps,
 )
 from pliant.planner.predictor import Predictor
 from pliant.profiling.observe import Observation, observe
@@ -85,8 +85,8 @@ class AutoTuner(AttachedTuner):
         self._genes = _EXACT
         """Of the plan in force, on the first rank."""
         self._is_exact = True
-        self._adopted = Adopted(run, comm, _EXACT.plan("auto"))
-        self._refused = Refused(comm.rank, _EXACT.base)
+        self._guard = PlanGuard(run, comm, _EXACT.plan("auto"))
+        self._rejected = RejectedPlans(comm.rank, _EXACT.base)
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
         self._overheads: Overheads | None = None  # until the machine was measured
@@ -102,12 +102,12 @@ class AutoTuner(AttachedTuner):
     def end_trial(self) -> None:
         """End the trial that is on, if one is: the run closes under the base plan. Collective."""
         if self._run.trial.is_on:
-            self._tryout.end()
+            self._trials.end()
 
     def end_plan(self) -> None:
         """Undo what the adopted plan has raised last, as when it ended. Collective, once nothing is in flight."""
         plan = self._run.plan
-        self._note_fallen(plan, self._adopted.end())
+        self._note_fallback(plan, self._guard.end())
 
     def close(self) -> None:
         """Stop, whatever it was about to do."""
@@ -116,48 +116,48 @@ class AutoTuner(AttachedTuner):
         self._comm.close()
 
     def _tune(self) -> Steps[None]:
-        ddp, module = without_wrappers(self._run.model), module_of(self._run.model)
+        ddp, module = strip_wrappers(self._run.model), module_of(self._run.model)
         outputs = OutputWatch(None if ddp is module else ddp, module, lambda: not self._observation.done)
         while not self._observation.done:  # its hooks go by themselves
             yield
         outputs.close()
-        if not on_all(self._comm, self._run.curvature.is_told or outputs.loss()[0] is not None):
-            self._refused.add(all_of("tasc"))  # whose curvature nobody could feel
-        while not on_all(self._comm, not self._observation.blind):
+        if not holds_on_all(self._comm, self._run.curvature.is_told or outputs.loss()[0] is not None):
+            self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
+        while not holds_on_all(self._comm, not self._observation.blind):
             self.explanation = (
                 "auto keeps DDP's own exchange: it could not see when backward begins, since the model's output has no "
                 "tensor that it finds (in lists, dicts and dataclasses)."
             )
             yield
         workload = self._observation.workload()
-        hold_steps, landed = _HOLD_STEPS, None
+        hold_steps, result = _HOLD_STEPS, None
         while True:
             before = self._run.plan.hash
-            if landed is not None:
-                self._note_fallen(self._run.plan, self._adopted.leave())
+            if result is not None:
+                self._note_fallback(self._run.plan, self._guard.leave())
             if self._overheads is None:
                 self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
             topology = probe(self._comm, budget_s=self._auto.probe_s)
-            expected_s = yield from self._choose(workload, topology, landed)
-            if landed is not None:
-                restless = self._run.plan.hash == before or landed.steps < 2 * hold_steps
+            expected_s = yield from self._choose(workload, topology, result)
+            if result is not None:
+                restless = self._run.plan.hash == before or result.steps < 2 * hold_steps
                 hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
-            landed = yield from self._cruise(hold_steps, expected_s)
-            if landed.at_once:
+            result = yield from self._monitor(hold_steps, expected_s)
+            if result.at_once:
                 self._cells = self._cells[:-1]
-            while landed.crossed is not None:
-                self._give_up(landed.crossed, workload)
-                landed = yield from self._cruise(hold_steps)
+            while result.violation is not None:
+                self._give_up(result.violation, workload)
+                result = yield from self._monitor(hold_steps)
             if self._comm.rank == 0:
-                took = f"{1e3 * landed.step_s:.4g} ms instead of {1e3 * landed.usual_s:.4g} ms"
+                took = f"{1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
-    def _cruise(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
+    def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         bounds = None if self._is_exact else self._auto.bounds
-        cruise = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
-        return (yield from cruise.flown(hold_steps, expected_s))
+        monitor = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
+        return (yield from monitor.watch(hold_steps, expected_s))
 
-    def _choose(self, workload: Workload, topology: Topology, landed: MonitorResult | None) -> Steps[float]:
+    def _choose(self, workload: Workload, topology: Topology, result: MonitorResult | None) -> Steps[float]:
         """Try plans, hold the best against exact training, turn about, and keep the faster.
 
         Returns:
@@ -168,14 +168,14 @@ class AutoTuner(AttachedTuner):
             budget=self._auto.quality,
             optimizer=optimizer_name(self._run.optimizer),
             unmeasured=self._auto.unmeasured,
-            refused=self._refused.genes,
+            rejected=self._rejected.genes,
         )
-        anew = landed is None or landed.at_once
-        self._tryout = tryout = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
-        in_force = Trial(genes=self._genes, steps_s=(landed.step_s,)) if landed is not None else None
-        found = yield from self._searched(workload, topology, quality, in_force, anew=anew)
-        best_found = finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
-        shared = share(self._comm, best_found, quality)
+        anew = result is None or result.at_once
+        self._trials = tryout = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
+        in_force = Trial(genes=self._genes, steps_s=(result.step_s,)) if result is not None else None
+        found = yield from self._run_search(workload, topology, quality, in_force, anew=anew)
+        best_found = select_finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
+        shared = share_finalists(self._comm, best_found, quality)
         exact = _EXACT.plan("auto")
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (1.0,), False
@@ -183,11 +183,11 @@ class AutoTuner(AttachedTuner):
         if rivals:
             self._say(f"auto is still searching: the best {len(rivals)} take turns with DDP's own exchange.")
             turns = _TURNS if anew else _AGAIN_TURNS
-            compared = yield from tryout.compared([r.plan for r in rivals], [r.ratio for r in rivals], turns)
+            compared = yield from tryout.compare([r.plan for r in rivals], [r.ratio for r in rivals], turns)
             for k, why in compared.failed.items():
-                self._refused.failed(_UNDONE, why, rivals[k].plan, [t.genes for t in best_found])
+                self._rejected.note_failure(_UNDONE, why, rivals[k].plan, [t.genes for t in best_found])
             if compared.gains:
-                best, gains, adopted = rivals[compared.best], compared.gains, compared.pays
+                best, gains, adopted = rivals[compared.best], compared.gains, compared.is_faster
             # Of several plans, since one alone may have had to wait for a core in its trial.
             since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
             now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
@@ -195,30 +195,30 @@ class AutoTuner(AttachedTuner):
         chosen = best.plan if adopted else exact
         self._is_exact = best.is_exact or not adopted
         self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), _EXACT)
-        self._note_fallen(chosen, self._adopted.begin(chosen))
+        self._note_fallback(chosen, self._guard.begin(chosen))
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
-        why = share_text(" ".join(filter(None, (why, quality.sentence))), self._comm)
-        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._refused.failures])
+        why = broadcast_text(" ".join(filter(None, (why, quality.sentence))), self._comm)
+        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return expected_s
 
-    def _searched(
+    def _run_search(
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, *, anew: bool
     ) -> Steps[SearchResult | None]:
         """Try what the first rank asks for; return there what the search has come to, and None elsewhere."""
         num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
         asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
-        asked, found = answered(asking, None)
+        asked, found = advance_search(asking, None)
         number = 0
-        while (wanted := told(self._comm, asked)) is not None:
+        while (wanted := share_request(self._comm, asked)) is not None:
             number += 1
             self._say(f"auto is still searching: trial {number} of at most {num_trials} is under way.")
-            blocks_s, why = yield from self._tryout.tried(*wanted)
+            blocks_s, why = yield from self._trials.time_plan(*wanted)
             if why:
-                self._refused.failed(_UNDONE, why, wanted[0], [] if asked is None else [asked[0]])
+                self._rejected.note_failure(_UNDONE, why, wanted[0], [] if asked is None else [asked[0]])
             if asked is not None:
                 status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
                 trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
-                asked, found = answered(asking, trial)
+                asked, found = advance_search(asking, trial)
         return found
 
     def _say(self, progress: str) -> None:
@@ -246,14 +246,14 @@ class AutoTuner(AttachedTuner):
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
-            seeds={"in force": self._genes, "exact": _EXACT, **BUILDERS},
+            seeds={"in force": self._genes, "exact": _EXACT, **BASELINES},
             num_drawn=_SAMPLES,
             num_seeds=min(_BATCH, num_trials),
             known=[in_force] if in_force is not None else [],
             seed=self._auto.seed,
         )
         physics = CostFeatures(workload, topology, self._overheads, workload.rank_factors)
-        asking = searching(space, Predictor(physics, self._auto.seed, learned(self._cells)), limits)
+        asking = search_steps(space, Predictor(physics, self._auto.seed, load_experience(self._cells)), limits)
         found = yield from asking
         self._cells = [*self._cells[1 - _CELLS :], (physics, found.trials)]
         return found
@@ -262,28 +262,28 @@ class AutoTuner(AttachedTuner):
         """Go back to exact training, for what was seen on any rank, and refuse what did not do as expected."""
         if verdict.bound == FAILED:
             plan = self._run.plan
-            self._adopted.fall_back()
-            self._note_fallen(plan, verdict.why)
+            self._guard.fall_back()
+            self._note_fallback(plan, verdict.why)
             return
-        self._refused.add(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
+        self._rejected.add(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
         why = (
             f"After step {self._run.steps} a plan was given up for DDP's own exchange: {verdict.why}. What it relaxed "
             f"is not tried again in this run. It was {self._run.plan}"
         )
         # A residual beyond its bound would come down on the weights in one step; smaller ones are paid.
         plan = self._run.plan
-        self._note_fallen(plan, self._adopted.leave(pay=verdict.bound != "residual"))
+        self._note_fallback(plan, self._guard.leave(pay=verdict.bound != "residual"))
         self._genes, self._is_exact = _EXACT, True
         if self._comm.rank == 0:
             _log.warning(why)
         self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
 
-    def _note_fallen(self, plan: SyncPlan, why: str) -> None:
+    def _note_fallback(self, plan: SyncPlan, why: str) -> None:
         """Say that an adopted plan was undone, and refuse what is in it from now on; nothing if it has not failed."""
         if not why:
             return
         what = f"By step {self._run.steps} a plan in force had failed, which has made place for DDP's own exchange"
-        text = self._refused.failed(what, why, plan, [self._genes])
+        text = self._rejected.note_failure(what, why, plan, [self._genes])
         self._genes, self._is_exact = _EXACT, True
         self.explanation = f"{text}\nBefore: {self.explanation}"
 
@@ -296,5 +296,5 @@ def start_tuning(run: TunableRun, auto: Auto, comm: Comm) -> AutoTuner:
 
     """
     require_gloo(comm)
-    own = another(comm)
+    own = duplicate(comm)
     return AutoTuner(run, auto, observe(run.model, run.optimizer, steps=_WATCHED, gradient_steps=0), own)

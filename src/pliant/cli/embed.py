@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from pliant.cli.curve import KINDS, draw_curve
-from pliant.cli.given import (
+from pliant.cli.inputs import (
     DelayOption,
     HostsOption,
     MachineOption,
     RanksOption,
     RateOption,
     TopologyOption,
-    overheads_given,
-    topology_given,
+    read_overheads,
+    read_topology,
 )
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.recsys.criteo_tables import CRITEO_BAGS, criteo_tables
@@ -75,7 +75,7 @@ def embed(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the layout of embedding tables that trains most samples a second within these limits, and say why."""
-    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    where = read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     _check(plot, optimizer)
     wanted, bags = _tables(tables, dim)
     limits = Limits(
@@ -100,7 +100,7 @@ def embed(
     _show(placement)
     if out is not None:
         save(placement.plan, out)
-    points = _drawn(plot, placement, limits) if plot is not None else []
+    points = _draw(plot, placement, limits) if plot is not None else []
     if json_file is not None:
         write_atomically(json_file, json.dumps(_plain(placement, points), indent=1, allow_nan=False) + "\n")
 
@@ -114,7 +114,7 @@ def _check(plot: Path | None, optimizer: str) -> None:
 
 def _rates(path: Path | None, machine: str) -> Rates:
     rates = load(Rates, path) if path is not None else Rates()
-    return replace(rates, overheads=overheads_given(None, machine)) if machine else rates
+    return replace(rates, overheads=read_overheads(None, machine)) if machine else rates
 
 
 def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
@@ -157,14 +157,14 @@ def _frequencies(
     if log is not None and path is not None:
         raise ValueError(f"rows are counted in {log}, but also given by {path}; name one of them.")
     if log is not None:
-        return _counted(log, label, tables)
+        return _count_log(log, label, tables)
     if path is not None:
         return Frequencies.load(path)
     names, rows = [table.name for table in tables], [table.num_rows for table in tables]
     return Frequencies.zipf(rows, skew, pooling=bags, names=names)
 
 
-def _counted(log: Path, label: str, tables: list[Table]) -> Frequencies:
+def _count_log(log: Path, label: str, tables: list[Table]) -> Frequencies:
     """Count the rows in a click log, whose categories are hashed into the rows of the tables."""
     from pliant.recsys.counting import FrequencyCounter  # needs torch, for which who states a law need not wait
     from pliant.recsys.criteo import criteo_batches
@@ -215,7 +215,7 @@ def _show(placement: EmbeddingPlacement) -> None:
         console.print(f"Samples per second by batch of a rank: {tried}", highlight=False)
 
 
-def _drawn(plot: Path, placement: EmbeddingPlacement, limits: Limits) -> list[tuple[float, float | None]]:
+def _draw(plot: Path, placement: EmbeddingPlacement, limits: Limits) -> list[tuple[float, float | None]]:
     points = placement.curve([limits.memory_bytes * share for share in _SHARES])
     plan = placement.plan
     title = f"{len(plan.tables)} tables on {plan.num_ranks} ranks: throughput by memory"

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.racks import RacksOption, UplinkOption, in_racks
-from pliant.network import LinkReport, RankResult, emulated
-from pliant.network.linkcheck import refuse_wrong
+from pliant.cli.racks import RacksOption, UplinkOption, split_into_racks
+from pliant.network import LinkReport, RankResult, emulate_cluster
+from pliant.network.link_check import require_links
 from pliant.network.shaping import LEAST_BURST
 from pliant.spec import Host, Topology, load
 from pliant.spec.files import write_atomically
@@ -91,7 +91,7 @@ def emulate(
         cluster_spec = load(Topology, topology)
     else:
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
-        cluster_spec = in_racks(cluster_spec, racks, uplink)
+        cluster_spec = split_into_racks(cluster_spec, racks, uplink)
     timeout_s = parse_time(timeout)
     if command[0].startswith("-"):
         raise ValueError(f"the command after -- begins with {command[0]!r}, which is an option; put it before the --.")
@@ -100,11 +100,11 @@ def emulate(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     console = Console(stderr=True)
-    with emulated(cluster_spec, check=False, elastic=elastic, burst=parse_bytes(burst)) as cluster:
+    with emulate_cluster(cluster_spec, check=False, elastic=elastic, burst=parse_bytes(burst)) as cluster:
         links = cluster.check_links() if check else []
         if check:
             _show_links(console, links)
-            refuse_wrong(links)
+            require_links(links)
 
         def on_line(rank: int, text: str) -> None:
             # One write a line: each rank's lines come from a thread of its own.

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
+from pliant.cli.inputs import (
     ComputeOption,
     DelayOption,
     HostsOption,
@@ -22,12 +22,12 @@ from pliant.cli.given import (
     RateOption,
     TopologyOption,
     WorkloadOption,
-    overheads_from,
-    overheads_given,
-    topology_given,
-    workload_given,
+    describe_overheads,
+    read_overheads,
+    read_topology,
+    read_workload,
 )
-from pliant.planner import BUILDERS, Advice, CodecErrors, Genes, Quality, Space, advise, budgeted_seeds
+from pliant.planner import BASELINES, Advice, CodecErrors, Genes, Quality, Space, advise, error_budget_seeds
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Workload, save, to_json
 from pliant.spec.files import write_atomically
@@ -78,9 +78,9 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
-    given = workload_given(workload, compute)
-    network = topology_given(topology, hosts, ranks, rate, delay, machine=machine)
-    known = overheads_given(overheads, machine)
+    given = read_workload(workload, compute)
+    network = read_topology(topology, hosts, ranks, rate, delay, machine=machine)
+    known = read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
@@ -93,14 +93,14 @@ def plan(
         steps_s = step_s(given, [genes.plan() for genes in plans])
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s, plans, strict=True)]
 
-    seeds = {**BUILDERS, **budgeted_seeds(given, space.quality, step_s, budget=error_budget)}
-    found = _searched(space, to_accuracy_s, seeds, candidates, seed)
+    seeds = {**BASELINES, **error_budget_seeds(given, space.quality, step_s, budget=error_budget)}
+    found = _search(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, given, network, overheads=known)
     _show(found, space, seeds)
     advice = advise(given, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(given).of(best), advice)
-    _tell_limits(allowed, overheads_from(overheads, machine))
+    _tell_limits(allowed, describe_overheads(overheads, machine))
     if out is not None:
         budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
@@ -128,7 +128,7 @@ def _tell_limits(allowed: Quality, whose: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _searched(
+def _search(
     space: Space,
     to_accuracy_s: Callable[[list[Genes]], list[float]],
     seeds: Mapping[str, Genes],
@@ -155,7 +155,7 @@ def _searched(
 def _show(found: list[tuple[Genes, float]], space: Space, seeds: Mapping[str, Genes]) -> None:
     names = {genes: name for name, genes in seeds.items()}
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
-    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BUILDERS.values()]
+    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BASELINES.values()]
     for k, (genes, seconds) in enumerate(rows):
         ratio = space.quality.factor(genes)
         of = f"{seconds / found[0][1]:.2f}x"

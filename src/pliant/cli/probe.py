@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed import ProcessGroup
 
-from pliant.comm import own_group
+from pliant.comm import new_comm
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe as measure_network
 from pliant.spec import Machine, Topology, save
@@ -36,7 +36,7 @@ def probe(
         raise ValueError(f"--budget is {budget}, but measuring takes time; give some seconds, such as 5s.")
     _meet(max(_TIMEOUT_S, 4 * budget_s))
     try:
-        comm = own_group(cast(ProcessGroup, dist.group.WORLD), max(_TIMEOUT_S, 4 * budget_s))
+        comm = new_comm(cast(ProcessGroup, dist.group.WORLD), max(_TIMEOUT_S, 4 * budget_s))
         try:
             able = measure_machine(comm, budget_s=_MACHINE_SHARE * budget_s)
             found = measure_network(comm, budget_s=(1 - _MACHINE_SHARE) * budget_s)

@@ -9,13 +9,13 @@ import typer
 from pliant.spec import Rack, Topology
 from pliant.spec.units import parse_rate
 
-__all__ = ["RacksOption", "UplinkOption", "in_racks"]
+__all__ = ["RacksOption", "UplinkOption", "split_into_racks"]
 
 RacksOption = Annotated[int, typer.Option(help="Divide the hosts into so many racks; with --uplink.")]
 UplinkOption = Annotated[str, typer.Option(help="Rate of each rack's link to the others, both ways: 25mbit, none.")]
 
 
-def in_racks(topology: Topology, num_racks: int, uplink: str) -> Topology:
+def split_into_racks(topology: Topology, num_racks: int, uplink: str) -> Topology:
     """Return the hosts in so many racks of neighbours, as equal as may be, with this rate between them, both ways.
 
     Args:

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.drawing import drawn
-from pliant.cli.given import (
+from pliant.cli.inputs import (
     DelayOption,
     HostsOption,
     MachineOption,
@@ -18,19 +17,20 @@ from pliant.cli.given import (
     RanksOption,
     RateOption,
     TopologyOption,
-    overheads_given,
-    topology_given,
+    read_overheads,
+    read_topology,
 )
 from pliant.cli.racks import RacksOption, UplinkOption
+from pliant.cli.schedule_figure import schedule_figure
 from pliant.netmodel import Overheads
 from pliant.schedules import (
     Candidate,
     Collective,
-    better_owners,
-    better_rounds,
     candidates,
-    group,
+    improve_owners,
+    improve_rounds,
     lower_bound_s,
+    merge_blocks,
     verify,
 )
 from pliant.spec import Topology, save
@@ -69,19 +69,19 @@ def schedule(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Find the fastest schedule for an all-reduce of which every rank holds some blocks, and verify it."""
-    where = topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine)
+    where = read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     if bitmap is not None:
         held = _read(bitmap, where.num_ranks)
     else:
-        held = _drawn_by_chance(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
+        held = _random_bitmap(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
     collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
-    known = overheads_given(overheads, machine)
+    known = read_overheads(overheads, machine)
     found, notes = _search(collective, where, known, parse_time(improve))
     bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)
     best = found[0]
     if draw is not None:
-        write_atomically(draw, drawn(best, where, bound_s))
+        write_atomically(draw, schedule_figure(best, where, bound_s))
     if out is not None:
         save(best.schedule, out)
     if json_file is not None:
@@ -92,19 +92,19 @@ def _search(
     collective: Collective, topology: Topology, overheads: Overheads, limit_s: float
 ) -> tuple[list[Candidate], list[str]]:
     """Return verified candidates, the fastest first, and what there is to say of the programs."""
-    family = candidates(group(collective), topology, overheads)
+    family = candidates(merge_blocks(collective), topology, overheads)
     found, notes = list(family), list[str]()
     if limit_s > 0:
-        found.append(better_owners(family[0], topology, overheads, limit_s=limit_s / 2))
+        found.append(improve_owners(family[0], topology, overheads, limit_s=limit_s / 2))
         try:
-            found.append(better_rounds(family[0], collective, topology, overheads, limit_s=limit_s / 2))
+            found.append(improve_rounds(family[0], collective, topology, overheads, limit_s=limit_s / 2))
         except ValueError as error:
             notes.append(f"no program over all rounds: {error}")
         if all(each is family[0] for each in found[len(family) :]):
             notes.append(f"the programs found nothing faster in {format_time(limit_s)}.")
         found = [*family, *(each for each in found[len(family) :] if each is not family[0])]
     for each in found:
-        verify(each.schedule, each.grouped.collective)
+        verify(each.schedule, each.merged.collective)
     return sorted(found, key=lambda each: each.cost.total_s), notes
 
 
@@ -150,7 +150,7 @@ def _plain(found: list[Candidate], bound_s: float, overheads: Overheads) -> dict
         "message_s": overheads.message_s,
         "wire_factor": overheads.wire_factor,
         "best": found[0].name,
-        "members": [list(blocks) for blocks in found[0].grouped.members],
+        "members": [list(blocks) for blocks in found[0].merged.members],
         "candidates": [
             {
                 "name": each.name,
@@ -183,7 +183,7 @@ def _sizes(num_bytes: int, num_blocks: int) -> list[int]:
     return [4 * (words * (k + 1) // num_blocks - words * k // num_blocks) for k in range(num_blocks)]
 
 
-def _drawn_by_chance(num_ranks: int, num_blocks: int, part: float, *, agreed: bool, seed: int) -> list[list[bool]]:
+def _random_bitmap(num_ranks: int, num_blocks: int, part: float, *, agreed: bool, seed: int) -> list[list[bool]]:
     """Return (ranks, blocks): each rank holds the same number, drawn anew for each unless agreed."""
     generator = random.Random(seed)  # noqa: S311  which blocks, not a secret
     number = max(round(part * num_blocks), int(part > 0 and num_blocks > 0))

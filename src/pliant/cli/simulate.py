@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
+from pliant.cli.inputs import (
     BUCKET,
     BucketOption,
     ComputeOption,
@@ -20,11 +20,11 @@ from pliant.cli.given import (
     RateOption,
     TopologyOption,
     WorkloadOption,
-    overheads_from,
-    overheads_given,
-    plan_given,
-    topology_given,
-    workload_given,
+    describe_overheads,
+    read_overheads,
+    read_plan,
+    read_topology,
+    read_workload,
 )
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.simulator import Simulated, simulate as simulate_plan, write_trace
@@ -57,15 +57,15 @@ def simulate(
 ) -> None:
     """Predict the time of a training step, what it waits for and what it sends. Needs no network and no model."""
     found = simulate_plan(
-        plan_given(plan),
-        workload_given(workload, compute),
-        topology_given(topology, hosts, ranks, rate, delay, racks, uplink, machine),
-        overheads=overheads_given(overheads, machine),
+        read_plan(plan),
+        read_workload(workload, compute),
+        read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine),
+        overheads=read_overheads(overheads, machine),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
     )
     _show(plan, found)
-    Console().print(overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    Console().print(describe_overheads(overheads, machine), markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(found.timeline, trace)
     if json_file is not None:

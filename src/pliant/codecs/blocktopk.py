@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pliant.codecs.checks import require_range
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import SparsifyingCodec
+from pliant.codecs.templates import SparsifyingCodec
 
 __all__ = ["BlockTopK"]
 

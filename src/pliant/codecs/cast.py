@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pliant.codecs.checks import check_decode, check_encode
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import BlockCodec
+from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Bf16", "Fp8", "Fp16"]
 

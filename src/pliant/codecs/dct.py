@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.checks import check_decode, require_range
-from pliant.codecs.kinds import SparsifyingCodec
+from pliant.codecs.templates import SparsifyingCodec
 
 __all__ = ["Dct"]
 
@@ -67,7 +67,7 @@ class Dct(SparsifyingCodec):
         for payload in payloads:
             check_decode(self.name, payload, out, self.nbytes(out.numel()))
         if out.numel():
-            out.copy_(self._restored(payloads, out.numel()))
+            out.copy_(self._restore(payloads, out.numel()))
 
     def kernel_encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         filled = torch.nn.functional.pad(x, (0, -x.numel() % self.block)).view(-1, self.block)
@@ -79,12 +79,12 @@ class Dct(SparsifyingCodec):
         payload[5 * self.count(x.numel()) :] = 0
 
     def kernel_add(self, payload: Tensor, acc: Tensor) -> None:
-        acc.add_(self._restored(payload.view(1, -1), acc.numel()))
+        acc.add_(self._restore(payload.view(1, -1), acc.numel()))
 
     def kernel_clear(self, payload: Tensor, x: Tensor) -> None:
-        x.sub_(self._restored(payload.view(1, -1), x.numel()))
+        x.sub_(self._restore(payload.view(1, -1), x.numel()))
 
-    def _restored(self, payloads: Tensor, numel: int) -> Tensor:
+    def _restore(self, payloads: Tensor, numel: int) -> Tensor:
         """Return the sum of what payloads, (num, nbytes), carry: added in their order, then one inverse transform."""
         basis = _basis(self.block, payloads.device)
         coefficients = torch.zeros(-(-numel // self.block), self.block, device=payloads.device)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pliant.codecs.kernels import kernels_for
 
-__all__ = ["all_finite", "first_nonfinite", "scale", "tensor_hash"]
+__all__ = ["all_finite", "first_nonfinite", "scale_and_check", "tensor_hash"]
 
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
@@ -24,7 +24,7 @@ def first_nonfinite(x: Tensor) -> int:
     return -1 if all_finite(x) else int((~x.isfinite()).nonzero()[0])
 
 
-def scale(x: Tensor, factor: float) -> bool:
+def scale_and_check(x: Tensor, factor: float) -> bool:
     """Multiply x, any shape, in place; say whether all of it is finite. One pass over memory for float32."""
     if x.dtype == torch.float32 and x.is_contiguous():
         return kernels_for(x).scale(x, factor)

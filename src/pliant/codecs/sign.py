@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import BlockCodec
+from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Sign"]
 

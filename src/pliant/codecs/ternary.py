@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pliant.codecs.checks import fold_seed
 from pliant.codecs.kernels import kernels_for
-from pliant.codecs.kinds import BlockCodec
+from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Ternary"]
 

@@ -8,7 +8,7 @@ from pliant.collectives.gossip import CodedNeighborAverage, NeighborAverage
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.collectives.owner import ReduceToOwners
 from pliant.collectives.sparse import SparseAverage
-from pliant.layouts.division import factor_shape, place
+from pliant.layouts.division import assign_owners, factor_shape
 
 __all__ = [
     "BlockAllGather",
@@ -28,5 +28,5 @@ __all__ = [
     "SparseAverage",
     "StalenessClock",
     "factor_shape",
-    "place",
+    "assign_owners",
 ]

@@ -12,7 +12,7 @@ from pliant.codecs import Int4
 from pliant.collectives.averaging import ShortVectorAverage
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
-from pliant.layouts.blocks import Divided, rows_of
+from pliant.layouts.blocks import BlockDivision, row_blocks
 from pliant.spec import ValueBits
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "LeaderMask",
     "ScoreMean",
     "SharedBlockAverage",
-    "packed",
-    "unpacked",
+    "pack_bits",
+    "unpack_bits",
 ]
 
 _CODEC = Int4()
@@ -43,7 +43,7 @@ class BlockGrid:
 
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], parts: Divided, device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], parts: BlockDivision, device: torch.device) -> None:
         self.parts, self.device = parts, device
         self._tensors = []
         """(offset, rows, tensor's place) of each tensor that has blocks."""
@@ -51,7 +51,7 @@ class BlockGrid:
         starts, numels, layers = list(dense), list(dense), list(dense)
         offset = 0
         for place, (shape, whole) in enumerate(zip(shapes, parts.dense, strict=True)):
-            rows = rows_of(shape, parts.selection.block)
+            rows = row_blocks(shape, parts.selection.block)
             if rows is None:
                 continue
             if whole:
@@ -110,9 +110,9 @@ class BlockResult:
     """(num_sent,) places of what this rank has sent, dense tensors included."""
     sent: Tensor
     """(num_sent,) what it has sent there, float32, after rounding to the wire's format."""
-    got: tuple[tuple[Tensor, Tensor], ...]
+    means: tuple[tuple[Tensor, Tensor], ...]
     """Places, and the float32 values to be added there: together the mean over ranks."""
-    told: Tensor | None
+    scores: Tensor | None
     """(num_told,) means of the scores that travelled with the values."""
     sound: bool
     """Whether all that came is finite, which all ranks see alike."""
@@ -149,7 +149,7 @@ class SharedBlockAverage:
         if len(told):
             scores = self._scores(told) if apart else means[len(index) :]
         return BlockResult(
-            index=index, sent=sent[: len(index)], got=((index, means[: len(index)]),), told=scores, sound=sound
+            index=index, sent=sent[: len(index)], means=((index, means[: len(index)]),), scores=scores, sound=sound
         )
 
 
@@ -181,14 +181,14 @@ class BlockAllGather:
         grid, values, mask_bytes = self._grid, self._values, self._grid.parts.mask_bytes
         of_blocks = grid.elements(chosen)
         values.zero_()[: len(of_blocks)] = torch.nan if poisoned else x[of_blocks]
-        self._own[:mask_bytes] = packed(chosen, mask_bytes)
+        self._own[:mask_bytes] = pack_bits(chosen, mask_bytes)
         _write(values, self._own[mask_bytes:], self._bits)
         sent = _read(self._own[mask_bytes:], values, self._bits)[: len(of_blocks)].clone()
         self._comm.all_gather(self._all, self._own).wait()
         got: list[tuple[Tensor, Tensor]] = []
         sound = True
         for row in self._all.view(self._comm.size, -1):
-            theirs = grid.elements(unpacked(row[:mask_bytes], len(grid.starts)))
+            theirs = grid.elements(unpack_bits(row[:mask_bytes], len(grid.starts)))
             means = _read(row[mask_bytes:], values, self._bits)[: len(theirs)] / self._comm.size
             sound = sound and bool(means.isfinite().all())
             got.append((theirs, means))
@@ -196,7 +196,7 @@ class BlockAllGather:
         got.append((grid.dense, means))
         index = torch.cat([grid.dense, of_blocks])
         return BlockResult(
-            index=index, sent=torch.cat([dense, sent]), got=tuple(got), told=None, sound=sound and dense_sound
+            index=index, sent=torch.cat([dense, sent]), means=tuple(got), scores=None, sound=sound and dense_sound
         )
 
 
@@ -211,9 +211,9 @@ class LeaderMask:
         num_bytes = self._grid.parts.mask_bytes
         mask = torch.empty(num_bytes, dtype=torch.uint8, device=self._grid.device)
         if chosen is not None:
-            mask.copy_(packed(chosen, num_bytes))
+            mask.copy_(pack_bits(chosen, num_bytes))
         self._comm.broadcast(mask, leader).wait()
-        return unpacked(mask, len(self._grid.starts))
+        return unpack_bits(mask, len(self._grid.starts))
 
 
 class ScoreMean:
@@ -286,7 +286,7 @@ def _read(payload: Tensor, values: Tensor, bits: ValueBits) -> Tensor:
     return values.copy_(payload.view(_DTYPES[bits]))
 
 
-def packed(chosen: Tensor, num_bytes: int) -> Tensor:
+def pack_bits(chosen: Tensor, num_bytes: int) -> Tensor:
     """Return a bit for each of chosen, bool (num_blocks,), in uint8 (num_bytes,)."""
     bits = np.zeros(num_bytes, np.uint8)
     found = np.packbits(chosen.cpu().numpy())
@@ -294,7 +294,7 @@ def packed(chosen: Tensor, num_bytes: int) -> Tensor:
     return torch.from_numpy(bits).to(chosen.device)
 
 
-def unpacked(mask: Tensor, num_blocks: int) -> Tensor:
-    """Return what `packed` was given."""
+def unpack_bits(mask: Tensor, num_blocks: int) -> Tensor:
+    """Return what `pack_bits` was given."""
     bits = np.unpackbits(mask.cpu().numpy(), count=num_blocks).astype(bool)
     return torch.from_numpy(bits).to(mask.device)

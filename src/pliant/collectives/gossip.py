@@ -104,7 +104,7 @@ class CodedNeighborAverage:
         for j in self.sources:
             self._codec.decode_add(self._received[j], replicas[j])
 
-    def pull(self, x: Tensor, replicas: Mapping[int, Tensor]) -> None:
+    def mix_replicas(self, x: Tensor, replicas: Mapping[int, Tensor]) -> None:
         """Move x towards what the replicas, rank -> (numel,) of this rank and all sources, say."""
         x.sub_(replicas[self._comm.rank], alpha=self._gamma * sum(self._row[j] for j in self.sources))
         for j in self.sources:

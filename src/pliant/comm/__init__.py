@@ -1,12 +1,12 @@
 """Communication: one protocol, several implementations that stack."""
 
-from pliant.comm.base import Comm, CommError, ReduceOp, Work, another
+from pliant.comm.base import Comm, CommError, ReduceOp, Work, duplicate
 from pliant.comm.faulty import FaultyComm
-from pliant.comm.hierarchical import HierarchicalComm, by_hosts
-from pliant.comm.own import own_group
+from pliant.comm.hierarchical import HierarchicalComm, hierarchical_comm
+from pliant.comm.private_comm import new_comm
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
-from pliant.comm.sharing import share_text
+from pliant.comm.text_broadcast import broadcast_text
 from pliant.comm.threads import RankContext, run_world
 
 __all__ = [
@@ -19,9 +19,9 @@ __all__ = [
     "RecordedComm",
     "ReduceOp",
     "Work",
-    "another",
-    "by_hosts",
-    "own_group",
+    "duplicate",
+    "hierarchical_comm",
+    "new_comm",
     "run_world",
-    "share_text",
+    "broadcast_text",
 ]

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["Comm", "CommError", "Limit", "ReduceOp", "Work", "another", "require_contiguous"]
+__all__ = ["Comm", "CommError", "Limit", "ReduceOp", "Work", "duplicate", "require_contiguous"]
 
 ReduceOp = Literal["sum", "min", "max"]
 
@@ -127,7 +127,7 @@ class Comm(Protocol):
         ...
 
 
-def another(comm: Comm) -> Comm:
+def duplicate(comm: Comm) -> Comm:
     """Return a comm of the same ranks, in which nobody else's communication comes between. Collective."""
     own = comm.split([list(range(comm.size))])
     if own is None:

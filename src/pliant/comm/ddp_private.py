@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
-    "Listens",
+    "DDPListener",
     "after_backward",
     "forget_forward",
-    "in_backward",
+    "is_in_backward",
     "is_settled",
     "listen",
     "rebuild_reducer",
@@ -91,7 +91,7 @@ def forget_forward() -> None:
     DistributedDataParallel._active_ddp_module = None  # pyright: ignore
 
 
-def in_backward() -> bool:
+def is_in_backward() -> bool:
     """Say whether this thread is at work for a backward pass."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore
 
@@ -104,7 +104,7 @@ def after_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore
 
 
-class Listens(Protocol):
+class DDPListener(Protocol):
     """Whoever is told what a DistributedDataParallel model is about to do."""
 
     def begin(self, uneven: bool, by_all: bool) -> None:
@@ -130,7 +130,7 @@ class Listens(Protocol):
         ...
 
 
-def listen(ddp: nn.Module, listener: Listens) -> None:
+def listen(ddp: nn.Module, listener: DDPListener) -> None:
     """Tell somebody what a DistributedDataParallel model is about to do, for as long as it lives."""
     weak: Any = weakref.ref(ddp)  # no cycle: connections close when nobody holds the model any more
     over: list[Any] = [None]  # the settings of the last join that has ended, which DDP keeps

@@ -12,16 +12,16 @@ from typing import TypeVar
 
 from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.answering import answers_within
 from pliant.comm.base import CommError, Limit
+from pliant.comm.epoch_messages import EpochMessages
 from pliant.comm.membership import MembershipError, MembershipProtocol
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.records import Epoch, MemberRecord
-from pliant.comm.sealed import SealedStore
+from pliant.comm.sealed_store import SealedStore
 from pliant.comm.secret import is_loopback
-from pliant.comm.signed import Records, Seal
-from pliant.comm.torch_private import Rendezvous, gloo_group, meeting_of
-from pliant.comm.words import EpochWords
+from pliant.comm.signed_records import Records, Seal
+from pliant.comm.store_timeout import answers_within
+from pliant.comm.torch_private import Rendezvous, gloo_group, rendezvous_for
 
 __all__ = ["ElasticGroup", "NotSignedError"]
 
@@ -69,7 +69,7 @@ class ElasticGroup:
         run: str = "",
     ) -> None:
         with answers_within(regroup_s) if group is None else nullcontext():
-            meeting = self._meeting(group, start_timeout_s)
+            meeting = self._rendezvous(group, start_timeout_s)
         self._store_lost = False
         if secret is None and not (meeting.loopback or is_loopback(meeting.host)):
             raise ValueError(
@@ -86,7 +86,7 @@ class ElasticGroup:
         if not meeting.loopback:
             for store in (meeting.store, meeting.beside):
                 store.set_timeout(timedelta(seconds=regroup_s))
-        self._agreement = self._asking(
+        self._agreement = self._ask_store(
             lambda: MembershipProtocol(
                 self._store,
                 rank=meeting.rank,
@@ -117,7 +117,7 @@ class ElasticGroup:
 
     def require_same(self, fingerprint: str) -> None:
         """Raise ValueError if the run that this rank comes to has another plan or model."""
-        theirs = self._asking(lambda: self._agreement.agree_on(fingerprint))
+        theirs = self._ask_store(lambda: self._agreement.agree_on(fingerprint))
         if theirs != fingerprint:
             self.leave()
             raise ValueError(
@@ -133,9 +133,9 @@ class ElasticGroup:
 
         """
         begin_s = time.monotonic()
-        self._asking(lambda: self._agreement.announce(step=step, sound=sound, closing=closing, now_s=begin_s))
+        self._ask_store(lambda: self._agreement.announce(step=step, sound=sound, closing=closing, now_s=begin_s))
         while True:
-            epoch = self._asking(lambda: self._agreement.poll(time.monotonic()))
+            epoch = self._ask_store(lambda: self._agreement.poll(time.monotonic()))
             if epoch is not None:
                 self.epoch = epoch
                 return epoch
@@ -166,7 +166,7 @@ class ElasticGroup:
 
     def vouch(self, part: str, digest: str) -> None:
         """Sign, as the epoch's first member, the digest of what it hands to those that come."""
-        self._asking(lambda: self._agreement.words.vouch(part, digest))
+        self._ask_store(lambda: self._agreement.words.vouch(part, digest))
 
     def require_vouched(self, part: str, digest: str) -> None:
         """Raise CommError unless the epoch's first member has signed this digest; wait until it has said which.
@@ -174,7 +174,7 @@ class ElasticGroup:
         Nothing that was received may be used before.
         """
         deadline_s = time.monotonic() + self._timeout_s
-        while (theirs := self._asking(lambda: self._agreement.words.vouched(part))) is None:
+        while (theirs := self._ask_store(lambda: self._agreement.words.vouched(part))) is None:
             if time.monotonic() > deadline_s:
                 break
             time.sleep(_POLL_S)
@@ -197,10 +197,10 @@ class ElasticGroup:
 
         """
         words = self._agreement.words
-        self._asking(words.note_met)
-        while left := self._asking(words.not_met):
+        self._ask_store(words.note_met)
+        while left := self._ask_store(words.not_met):
             for member in left:
-                if self._asking(lambda member=member: self._has_given_up(words, member)):
+                if self._ask_store(lambda member=member: self._has_given_up(words, member)):
                     raise CommError(
                         f"rank {self.rank}: rank {member.rank} is lost, or tries again, and has not met the others.",
                         rank=[each.rank for each in self.epoch.members].index(self.rank),
@@ -208,12 +208,12 @@ class ElasticGroup:
                     )
             time.sleep(_POLL_S)
 
-    def _has_given_up(self, words: EpochWords, member: MemberRecord) -> bool:
+    def _has_given_up(self, words: EpochMessages, member: MemberRecord) -> bool:
         return words.asks_again(member) or self._agreement.has_lost(member, time.monotonic())
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """Say that the run is over, so that nobody begins it anew alone."""
-        self._asking(self._agreement.conclude)
+        self._ask_store(self._agreement.finalize)
 
     def leave(self) -> None:
         """Say good-bye, so that nobody waits for this rank, and end the watcher. A second call does nothing."""
@@ -236,9 +236,9 @@ class ElasticGroup:
         if self._watcher is not threading.current_thread():
             self._watcher.join(timeout_s)
 
-    def _meeting(self, group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
+    def _rendezvous(self, group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
         try:
-            return meeting_of(group, timeout_s)
+            return rendezvous_for(group, timeout_s)
         except RuntimeError as error:
             raise CommError(
                 f"nobody hosts the store that the ranks of this elastic run meet in, after {timeout_s:g}s. Its host is "
@@ -257,14 +257,14 @@ class ElasticGroup:
             else:
                 return
             try:
-                self._agreement.beat(beside)
+                self._agreement.heartbeat(beside)
                 number = self.epoch.number
                 if self._agreement.is_over(beside):
                     self._over_number = number
             except RuntimeError:
                 return  # no store: whoever needs it next says so
 
-    def _asking(self, call: Callable[[], T]) -> T:
+    def _ask_store(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except MembershipError as error:

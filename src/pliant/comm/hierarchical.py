@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pliant.comm.base import Comm, ReduceOp, Work
 
-__all__ = ["HierarchicalComm", "by_hosts", "levels_of"]
+__all__ = ["HierarchicalComm", "hierarchical_comm", "levels_of"]
 
 
 class _Done:
@@ -118,7 +118,7 @@ def levels_of(comm: Comm) -> HierarchicalComm:
     return comm
 
 
-def by_hosts(comm: Comm, hosts: Sequence[Sequence[int]]) -> HierarchicalComm:
+def hierarchical_comm(comm: Comm, hosts: Sequence[Sequence[int]]) -> HierarchicalComm:
     """Return the two-level comm over `comm`, given the ranks of each host. Collective.
 
     Raises:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pliant.comm.left import MembershipError, incomplete, too_few
+from pliant.comm.epoch_messages import EpochMessages
+from pliant.comm.membership_errors import MembershipError, incomplete_start_error, too_few_ranks_error
 from pliant.comm.records import Decision, Epoch, Here, Life, MemberRecord, Over, Text
-from pliant.comm.signed import Board, Records, Seal, digest_of
-from pliant.comm.words import EpochWords
+from pliant.comm.signed_records import KeyValueStore, Records, Seal, digest_of
 
-__all__ = ["Board", "Epoch", "MemberRecord", "MembershipError", "MembershipProtocol"]
+__all__ = ["KeyValueStore", "Epoch", "MemberRecord", "MembershipError", "MembershipProtocol"]
 
 
 class MembershipProtocol:
@@ -31,7 +31,7 @@ class MembershipProtocol:
         and all that is said of an epoch names the digest of the decision that it follows.
 
     Args:
-        board: The store, under a prefix of this run.
+        kv_store: The store, under a prefix of this run.
         rank: This rank's number in the world.
         size: Ranks of the world that begin together.
         seal: Signs and verifies; without a secret, anybody can.
@@ -47,7 +47,7 @@ class MembershipProtocol:
 
     def __init__(
         self,
-        board: Board,
+        kv_store: KeyValueStore,
         *,
         rank: int,
         size: int,
@@ -61,7 +61,7 @@ class MembershipProtocol:
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is none of a world of {size}; its ranks are 0 to {size - 1}.")
-        self.records = Records(board, seal or Seal())
+        self.records = Records(kv_store, seal or Seal())
         self._size, self._min_ranks = size, min_ranks
         self._regroup_s, self._exchange_s, self._start_s, self._silent_s = regroup_s, exchange_s, start_s, silent_s
         self.rank = rank
@@ -87,9 +87,9 @@ class MembershipProtocol:
         """Members of the epoch before `number`."""
         self._mine: MemberRecord | None = None
         self._deadline_s = 0.0
-        self.beat()
+        self.heartbeat()
 
-    def beat(self, records: Records | None = None) -> None:
+    def heartbeat(self, records: Records | None = None) -> None:
         """Give a sign of life, through another connection if another thread does."""
         with self._one_at_a_time:
             there = (records or self.records).get(Life, f"rank {self.rank}")
@@ -117,16 +117,16 @@ class MembershipProtocol:
     def leave(self) -> None:
         """Tell the others not to wait for this rank, now or ever."""
         self._own = replace(self._own, gone=True)
-        self.beat()
+        self.heartbeat()
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """Tell those who come too late that the run has ended."""
         self.records.put("concluded", Text(text=self._in.id))
 
     @property
-    def words(self) -> EpochWords:
+    def words(self) -> EpochMessages:
         """Messages that the members of this rank's epoch send each other."""
-        return EpochWords(self.records, self._in, self.life)
+        return EpochMessages(self.records, self._in, self.life)
 
     def has_lost(self, member: MemberRecord, now_s: float) -> bool:
         """Say whether a member of this rank's epoch has left, was started again, or gives no sign of life."""
@@ -175,7 +175,7 @@ class MembershipProtocol:
             return None
         if any(member.life == self.life for member in epoch.members):
             self._in = epoch
-            self.beat()  # so that who comes knows that it is decided, whatever stands there
+            self.heartbeat()  # so that who comes knows that it is decided, whatever stands there
             return epoch
         self._call_over(epoch)  # decided without this rank: ask for the next
         self._ask(now_s)
@@ -294,7 +294,7 @@ class MembershipProtocol:
 
     def _give_up(self, here: Sequence[int], awaited: Sequence[int]) -> None:
         if self.number > 0:
-            raise too_few(self.rank, here, self._min_ranks, self._regroup_s, self.records.refused)
+            raise too_few_ranks_error(self.rank, here, self._min_ranks, self._regroup_s, self.records.refused)
         lives = [life for rank in awaited if (life := self._lives.get(rank)) and self._member_of(life)]
         came = {life.rank: life.gone for life in lives}
-        raise incomplete(self.rank, self._size, here, awaited, came, self._start_s, self.records.refused)
+        raise incomplete_start_error(self.rank, self._size, here, awaited, came, self._start_s, self.records.refused)

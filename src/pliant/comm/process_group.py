@@ -62,7 +62,7 @@ class _Pending:
 
 
 class ProcessGroupComm:
-    """Talks through a process group, usually one that nobody else uses (`own_group`).
+    """Talks through a process group, usually one that nobody else uses (`new_comm`).
 
     Args:
         group: The group; rank and size are read from it and never from the default world.
@@ -116,7 +116,7 @@ class ProcessGroupComm:
     def timeout_s(self) -> float:
         return self._limit.timeout_s
 
-    def started(self, timeout_s: float) -> None:
+    def with_timeout(self, timeout_s: float) -> None:
         """Wait no longer than this for one communication from now on, also in what was split from this comm."""
         self._limit.timeout_s = timeout_s
 
@@ -161,7 +161,7 @@ class ProcessGroupComm:
             self.progress.awaits(peer)
         try:
             if group.name() == "nccl":
-                works = self._batched(sends, receives)
+                works = self._batch(sends, receives)
             else:
                 # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
                 works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
@@ -282,7 +282,7 @@ class ProcessGroupComm:
             raise self._given_up(op, error, x.nbytes) from error
         return _Pending(self, op, [work] if work is not None else [], x.nbytes)
 
-    def _batched(
+    def _batch(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
     ) -> Sequence[dist.Work]:
         operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]

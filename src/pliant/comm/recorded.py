@@ -11,17 +11,17 @@ from torch import Tensor
 
 from pliant.comm.base import Comm, ReduceOp, Work
 
-__all__ = ["Listener", "RecordedComm", "uncounted"]
+__all__ = ["CommListener", "RecordedComm", "without_counting"]
 
 
-class Listener(Protocol):
+class CommListener(Protocol):
     """A listener that is told of each communication, and takes the time in its own way."""
 
     def now(self) -> Any:
         """Return a mark in time."""
         ...
 
-    def moved(self, name: str, start: Any, wait_from: Any, sent_bytes: int, received_bytes: int) -> None:
+    def on_transfer(self, name: str, start: Any, wait_from: Any, sent_bytes: int, received_bytes: int) -> None:
         """Hear of a communication that has just ended, in the thread that waited for it; marks are those of `now`."""
         ...
 
@@ -51,7 +51,7 @@ class RecordedComm:
     reduce N sent by all but the root. What `split` returns is counted here as well.
     """
 
-    def __init__(self, comm: Comm, listener: Listener | None = None) -> None:
+    def __init__(self, comm: Comm, listener: CommListener | None = None) -> None:
         self._comm = comm
         self._listener = listener
         self._parts: list[RecordedComm] = []
@@ -99,11 +99,11 @@ class RecordedComm:
         return self._comm.size
 
     @property
-    def uncounted(self) -> Comm:
+    def without_counting(self) -> Comm:
         """The comm itself, for messages about the run that are no part of training."""
         return self._comm
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: CommListener) -> None:
         """Tell this listener of every communication from now on, also of parts."""
         self._listener = listener
         for part in self._parts:
@@ -116,7 +116,7 @@ class RecordedComm:
     def tell(self, name: str, start: Any, wait_from: Any, sent: int, received: int) -> None:
         """Tell the listener of one finished communication."""
         if self._listener is not None:
-            self._listener.moved(name, start, wait_from, sent, received)
+            self._listener.on_transfer(name, start, wait_from, sent, received)
 
     def note(self, wait_from_s: float, received: int, *, idle: bool = False) -> None:
         """Account for one finished communication; an idle one may never have come, and nobody has waited for it."""
@@ -206,6 +206,6 @@ class RecordedComm:
         return _Timed(self, start(), name, mark, sent, received, idle=idle)
 
 
-def uncounted(comm: Comm) -> Comm:
+def without_counting(comm: Comm) -> Comm:
     """Return a comm of the same ranks and the same order of messages that counts nothing."""
-    return comm.uncounted if isinstance(comm, RecordedComm) else comm
+    return comm.without_counting if isinstance(comm, RecordedComm) else comm

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from pliant.comm.base import CommError, Limit
 from pliant.comm.ddp_private import forget_forward
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.torch_private import ThreadWorld, maker_of
+from pliant.comm.torch_private import ThreadWorld, group_factory
 
 __all__ = ["RankContext", "run_world"]
 
@@ -50,7 +50,7 @@ def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: flo
         try:
             group = world.new_group(rank)
             limit = Limit(timeout_s=timeout_s)
-            make_group = maker_of(group, limit)
+            make_group = group_factory(group, limit)
             comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
             all_connected.wait()  # a rank that communicates nothing would hang up on those that still connect
             results[rank] = function(RankContext(rank=rank, size=size, process_group=group, comm=comm))

@@ -29,8 +29,8 @@ __all__ = [
     "hang_up",
     "is_destroyed",
     "liveness_store",
-    "maker_of",
-    "meeting_of",
+    "group_factory",
+    "rendezvous_for",
     "scaler_at_work",
 ]
 
@@ -116,7 +116,7 @@ class Rendezvous:
     """Where the store of a world of processes is."""
 
 
-def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
+def rendezvous_for(group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
     """Return the store of a world of threads, or, for None, that of torchrun's environment.
 
     torch's default world is not needed, and may be there or not: a process that was started again cannot enter it.
@@ -151,7 +151,9 @@ def _host_of(store: Any) -> str:
     return str(getattr(store, "host", ""))
 
 
-def maker_of(group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None) -> GroupMaker:
+def group_factory(
+    group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None
+) -> GroupMaker:
     """Return how to make groups over the ranks of `group`: in its world of threads, or in the default world.
 
     Args:
@@ -208,7 +210,7 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
 
 
 def destroy(group: ProcessGroup) -> None:
-    """Let torch forget a group that `maker_of` made in its default world; any other ends when nobody holds it."""
+    """Let torch forget a group that `group_factory` made in its default world; any other ends when nobody holds it."""
     if group in _registered and not is_destroyed(group):
         dist.destroy_process_group(group)
     _registered.discard(group)

@@ -2,11 +2,11 @@
 
 from pliant.curvature.estimators import Estimator, Fisher, GaussNewton
 from pliant.curvature.hessian import Hutchinson, hessian
-from pliant.curvature.losses import LossName, recognized
+from pliant.curvature.losses import LossName, recognize_loss
+from pliant.curvature.objective import LossObjective, find_logits, preserved_state
 from pliant.curvature.refresh import RefreshInterval, log_shift, spearman
-from pliant.curvature.spectrum import TraceEstimate, top_eigenvalues, trace
-from pliant.curvature.structure import block_means, settled, view_means
-from pliant.curvature.task import Task, find_logits, untouched
+from pliant.curvature.spectrum import TraceEstimate, hessian_trace, top_eigenvalues
+from pliant.curvature.structure import block_means, shrink_and_clip, view_means
 
 __all__ = [
     "Estimator",
@@ -15,17 +15,17 @@ __all__ = [
     "Hutchinson",
     "LossName",
     "RefreshInterval",
-    "Task",
+    "LossObjective",
     "TraceEstimate",
     "block_means",
     "find_logits",
     "hessian",
     "log_shift",
-    "recognized",
-    "settled",
+    "recognize_loss",
+    "shrink_and_clip",
     "spearman",
     "top_eigenvalues",
-    "trace",
-    "untouched",
+    "hessian_trace",
+    "preserved_state",
     "view_means",
 ]

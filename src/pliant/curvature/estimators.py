@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pliant.curvature.task import Task, untouched
+from pliant.curvature.objective import LossObjective, preserved_state
 
 __all__ = ["Estimator", "Fisher", "GaussNewton"]
 
@@ -15,7 +15,7 @@ __all__ = ["Estimator", "Fisher", "GaussNewton"]
 class Estimator(Protocol):
     """A way to look at the diagonal of the Hessian of the mean loss: a frozen value."""
 
-    def diagonal(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
+    def diagonal(self, task: LossObjective, generator: torch.Generator) -> dict[str, Tensor]:
         """Return, for each trained parameter, an estimate of its part of the diagonal: float32, of its shape.
 
         No communication, and the model comes out as it was: parameters, gradients, buffers, torch's generators.
@@ -40,9 +40,9 @@ class GaussNewton:
     Cost: one forward and one backward, of first order: every attention kernel works. Needs logits.
     """
 
-    def diagonal(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
-        with untouched(task.model):
-            losses = task.sampled(task.forward(), generator)  # (B,)
+    def diagonal(self, task: LossObjective, generator: torch.Generator) -> dict[str, Tensor]:
+        with preserved_state(task.model):
+            losses = task.sample_labels(task.forward(), generator)  # (B,)
             gradients = task.gradients(losses.sum() / math.sqrt(losses.numel()))  # each sqrt(B) g
         return {name: g.float().square() for name, g in zip(task.parameters, gradients, strict=True)}
 
@@ -60,9 +60,9 @@ class Fisher:
     Cost: one forward, and a backward for each sample, since samples may be coupled, as by BatchNorm.
     """
 
-    def diagonal(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
+    def diagonal(self, task: LossObjective, generator: torch.Generator) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in task.parameters.items()}
-        with untouched(task.model):
+        with preserved_state(task.model):
             losses = task.objective(generator)(task.forward())
             if losses.dim() != 1:
                 raise ValueError(

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pliant.curvature.task import Task, untouched
+from pliant.curvature.objective import LossObjective, preserved_state
 
 __all__ = ["By", "Hutchinson", "hessian", "rademacher"]
 
@@ -29,7 +29,7 @@ _twice: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary
 
 
 @contextmanager
-def hessian(task: Task, generator: torch.Generator, by: By = "auto") -> Generator[Product]:
+def hessian(task: LossObjective, generator: torch.Generator, by: By = "auto") -> Generator[Product]:
     """Give, for the block, the function v -> H v; both have a float32 tensor for each of `task.parameters`.
 
     H is the Hessian of the mean loss on this batch, as in training: BatchNorm couples samples, and dropout has one and
@@ -38,14 +38,14 @@ def hessian(task: Task, generator: torch.Generator, by: By = "auto") -> Generato
     """
     if by == "auto":
         by = "product" if _has_double_backward(task) else "difference"
-    with untouched(task.model):
+    with preserved_state(task.model):
         if by == "product":
             yield _by_backward(task, generator)
         else:
             yield _by_difference(task, generator)
 
 
-def rademacher(task: Task, generator: torch.Generator) -> list[Tensor]:
+def rademacher(task: LossObjective, generator: torch.Generator) -> list[Tensor]:
     """Return random signs, float32, of the shapes of the task's parameters."""
     return [
         torch.randint(0, 2, p.shape, generator=generator, device=p.device).float().mul_(2).sub_(1)
@@ -53,7 +53,7 @@ def rademacher(task: Task, generator: torch.Generator) -> list[Tensor]:
     ]
 
 
-def _by_backward(task: Task, generator: torch.Generator) -> Product:
+def _by_backward(task: LossObjective, generator: torch.Generator) -> Product:
     loss = task.objective(generator)(task.forward()).mean()
     gradients = task.gradients(loss, create_graph=True)
     bent = [k for k, g in enumerate(gradients) if g.requires_grad]  # others are constant: unused, or a linear loss
@@ -67,7 +67,7 @@ def _by_backward(task: Task, generator: torch.Generator) -> Product:
     return product
 
 
-def _by_difference(task: Task, generator: torch.Generator) -> Product:
+def _by_difference(task: LossObjective, generator: torch.Generator) -> Product:
     """H v = (g(w + e v) - g(w - e v)) / 2 e, on the same batch, masks and labels, in full precision."""
     parameters = list(task.parameters.values())
     coarse = {str(p.dtype) for p in parameters if p.dtype not in (torch.float32, torch.float64)}
@@ -78,14 +78,14 @@ def _by_difference(task: Task, generator: torch.Generator) -> Product:
         )
     objective = task.objective(generator)
     if task.loss is None:
-        with untouched(task.model), torch.no_grad():
+        with preserved_state(task.model), torch.no_grad():
             objective(task.forward())  # labels are drawn here, at the weights themselves
     kept = [p.detach().clone() for p in parameters]
     norm = float(torch.stack([x.norm() for x in kept]).norm())
 
     def gradients() -> list[Tensor]:
         # Each begins with the same state.
-        with untouched(task.model), torch.autocast(task.device.type, enabled=False):
+        with preserved_state(task.model), torch.autocast(task.device.type, enabled=False):
             return task.gradients(objective(task.forward()).mean())
 
     def product(v: Sequence[Tensor]) -> list[Tensor]:
@@ -109,7 +109,7 @@ def _by_difference(task: Task, generator: torch.Generator) -> Product:
     return product
 
 
-def _has_double_backward(task: Task) -> bool:
+def _has_double_backward(task: LossObjective) -> bool:
     if task.model not in _twice:
         signs = torch.Generator(task.device).manual_seed(0)
         try:
@@ -151,7 +151,7 @@ class Hutchinson:
         if self.probes < 1:
             raise ValueError(f"Hutchinson got {self.probes} probes, but an estimate needs at least 1.")
 
-    def diagonal(self, task: Task, generator: torch.Generator) -> dict[str, Tensor]:
+    def diagonal(self, task: LossObjective, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the mean of v o H v over the probes."""
         sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in task.parameters.items()}
         with hessian(task, generator, self.by) as product:

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["LossName", "recognized"]
+__all__ = ["LossName", "recognize_loss"]
 
 LossName = Literal["cross_entropy", "binary_cross_entropy", "squared_error"]
 """Of the softmax of (..., classes); of the sigmoid of each element; of each element."""
@@ -16,7 +16,7 @@ _TELLING = 8.0
 """Chances that are alike to so many times the rounding are those of other losses too."""
 
 
-def recognized(outputs: Tensor, gradient: Tensor) -> LossName | Literal["other"] | None:
+def recognize_loss(outputs: Tensor, gradient: Tensor) -> LossName | Literal["other"] | None:
     """Return the loss whose gradient this is, up to a factor, "other" if it is neither, or None if it cannot be told.
 
     With softmax p of a row and label y, the cross-entropy's gradient is c (p - (1 - e) e_y - e / classes), where e is

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pliant.curvature.hessian import By, hessian, rademacher
-from pliant.curvature.task import Task
+from pliant.curvature.objective import LossObjective
 
-__all__ = ["TraceEstimate", "top_eigenvalues", "trace"]
+__all__ = ["TraceEstimate", "top_eigenvalues", "hessian_trace"]
 
 _FEWEST = 5
 _NOTHING = 1e-7
@@ -30,8 +30,8 @@ class TraceEstimate:
     """What each parameter contributes: the trace of its own part of the diagonal."""
 
 
-def trace(
-    task: Task, generator: torch.Generator, *, probes: int = 30, confidence: float = 0.95, by: By = "auto"
+def hessian_trace(
+    task: LossObjective, generator: torch.Generator, *, probes: int = 30, confidence: float = 0.95, by: By = "auto"
 ) -> TraceEstimate:
     """Estimate the trace of the Hessian of the mean loss, as the mean of v'Hv over random signs (Hutchinson, 1989).
 
@@ -67,7 +67,7 @@ def trace(
 
 
 def top_eigenvalues(
-    task: Task,
+    task: LossObjective,
     generator: torch.Generator,
     num: int = 1,
     *,
@@ -124,7 +124,7 @@ def _lanczos(
     max_products: int,
 ) -> tuple[float, Tensor]:
     """Return the largest eigenvalue, and its vector (numel,), in the space orthogonal to others."""
-    x = _orthogonal(start, beside)
+    x = _orthogonalize(start, beside)
     basis: list[Tensor] = []
     diagonal: list[float] = []
     off: list[float] = []
@@ -134,7 +134,7 @@ def _lanczos(
         basis.append(x / x.norm())
         image = times(basis[-1])
         diagonal.append(float(image @ basis[-1]))
-        x = _orthogonal(image, [*beside, *basis])
+        x = _orthogonalize(image, [*beside, *basis])
         off.append(float(x.norm()))
         side = torch.tensor(off[:-1], dtype=torch.float64)
         matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(side, 1) + torch.diag(side, -1)
@@ -150,7 +150,7 @@ def _lanczos(
     )
 
 
-def _orthogonal(x: Tensor, others: Sequence[Tensor]) -> Tensor:
+def _orthogonalize(x: Tensor, others: Sequence[Tensor]) -> Tensor:
     for _ in range(2):  # twice is enough (Kahan and Parlett)
         for other in others:
             x = x - (x @ other) * other

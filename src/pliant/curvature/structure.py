@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Structure", "block_means", "settled", "view_means"]
+__all__ = ["Structure", "block_means", "shrink_and_clip", "view_means"]
 
 Structure = Literal["elements", "rows", "columns", "channels", "heads"]
 
@@ -40,7 +40,7 @@ def block_means(diagonal: Tensor, numels: Sequence[int]) -> Tensor:
     return torch.segment_reduce(positive, "mean", lengths=lengths)
 
 
-def settled(means: Tensor, numels: Sequence[int], *, shrink: float, clip: float) -> Tensor:
+def shrink_and_clip(means: Tensor, numels: Sequence[int], *, shrink: float, clip: float) -> Tensor:
     """Return block means that can be relied on: drawn towards the mean of their parameter, and none far from it.
 
     (1 - shrink) h_b + shrink h, between h / clip and clip h, with h the mean over all elements.

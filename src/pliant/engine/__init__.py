@@ -1,15 +1,15 @@
 """The one place that touches a live model."""
 
 from pliant.engine.agreement import ReplicasDisagreeError
+from pliant.engine.curvature_requests import Curvature, CurvatureSample
 from pliant.engine.elastic import Elastic
-from pliant.engine.exchange import NonFiniteGradientError
-from pliant.engine.felt import Curvature, CurvatureSample
+from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.engine.loading import load_run
 from pliant.engine.resize import resize
 from pliant.engine.run import Run
-from pliant.engine.starting import start_run
+from pliant.engine.run_start import start_run
 from pliant.engine.stats import RunStats
-from pliant.engine.watch import IncompleteBackwardError
+from pliant.engine.unused_parameters import IncompleteBackwardError
 
 __all__ = [
     "Curvature",

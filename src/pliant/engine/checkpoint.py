@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 
 from pliant.comm.base import Comm
-from pliant.comm.sharing import share_text
-from pliant.engine.alike import gathered, raise_together
+from pliant.comm.text_broadcast import broadcast_text
+from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.spec import SyncPlan, from_json, to_json
 
 __all__ = ["Manifest", "read_manifest", "read_part", "write_checkpoint"]
@@ -60,16 +60,16 @@ def write_checkpoint(
 
     """
     name = f"step{step:08d}-{secrets.token_hex(4)}"
-    folder = path / share_text(name, comm, device=device)
+    folder = path / broadcast_text(name, comm, device=device)
     first = comm.rank == 0
     raise_together(_attempt(folder.mkdir if first else None, path, parents=True), comm, device, kind=OSError)
     parts = {f"rank{comm.rank}.pt": own, **({_SHARED: shared} if first else {})}
     try:
         error = _attempt(lambda: [_write(folder / part, content) for part, content in parts.items()], path)
         raise_together(error, comm, device, kind=OSError)
-        error = next((odd for part in parts if (odd := _odd(folder / part)) is not None), None)
+        error = next((odd for part in parts if (odd := _unreadable_reason(folder / part)) is not None), None)
         raise_together(error, comm, device, kind=ValueError)
-        numels = [numel for (numel,) in gathered([(folder / f"rank{comm.rank}.pt").stat().st_size], comm, device)]
+        numels = [numel for (numel,) in gather_numbers([(folder / f"rank{comm.rank}.pt").stat().st_size], comm, device)]
         commit = (lambda: _commit(path, folder, plan, step, numels, on_trial=on_trial)) if first else None
         raise_together(_attempt(commit, path), comm, device, kind=OSError)
     except (OSError, ValueError):
@@ -137,7 +137,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
     _sync(file)
 
 
-def _odd(file: Path) -> ValueError | None:
+def _unreadable_reason(file: Path) -> ValueError | None:
     """Return what is wrong with a file that cannot be read without running what is in it."""
     if names := torch.serialization.get_unsafe_globals_in_checkpoint(file):
         return ValueError(

@@ -13,20 +13,20 @@ from torch.distributed import ProcessGroup
 
 from pliant.comm.base import CommError
 from pliant.comm.elastic import ElasticGroup, NotSignedError
-from pliant.comm.own import alone
+from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.records import Epoch
 from pliant.comm.secret import read_secret
-from pliant.engine.choose import PlanLike
-from pliant.engine.exchange import NonFinite
-from pliant.engine.gate import RelaxedModel
-from pliant.engine.meeting import hand_over, make_alike
+from pliant.engine.epoch_sync import average_members, send_first_state
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.launcher_env import run_from_torchrun
+from pliant.engine.plan_resolution import PlanLike
+from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
-from pliant.engine.torchrun import run_from_torchrun
-from pliant.engine.weights import WeightExchange
+from pliant.engine.weight_exchange import WeightExchange
 from pliant.spec import CodedGossip, Gossip, SyncPlan
 
-__all__ = ["Elastic", "ElasticRun", "begin"]
+__all__ = ["Elastic", "ElasticRun", "start_elastic"]
 
 T = TypeVar("T")
 
@@ -65,35 +65,35 @@ class ElasticRun(Run):
     A rank counts as lost when it says so, or gives no sign of life for 5 s.
     """
 
-    def __init__(self, held: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
-        self._party = party
+    def __init__(self, relaxed: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
+        self._group = party
         self._sound = False
-        comm = RecordedComm(alone())  # a rank is alone until it has met the others
-        super().__init__(held, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
-        self.tape.ending.add(party)
+        comm = RecordedComm(self_comm())  # a rank is alone until it has met the others
+        super().__init__(relaxed, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
+        self.tracer.shutdown.add(party)
         try:
             self._regroup()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks that train now, by their numbers in the world they were started for."""
-        return tuple(member.rank for member in self._party.epoch.members)
+        return tuple(member.rank for member in self._group.epoch.members)
 
     def consolidate(self) -> dict[str, Tensor]:
         """Return the model to evaluate or export, of those that are there. Collective, after the same step."""
-        return self._enduring(super().consolidate)
+        return self._with_regroup(super().consolidate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state; ``rank<i>`` counts among the members. At a free pace the call is collective."""
-        return self._enduring(super().state_dict)
+        return self._with_regroup(super().state_dict)
 
     def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
         """Write a checkpoint of the members; after a loss, of those that go on. Collective, after the same step."""
         save = super().save
-        self._enduring(lambda: save(path, scheduler=scheduler, scaler=scaler))
+        self._with_regroup(lambda: save(path, scheduler=scheduler, scaler=scaler))
 
     def load_state_dict(self, state: Mapping[str, Any], *, scaler: Any = None) -> None:
         """Continue from a state_dict, before a rank is lost or comes. Collective.
@@ -103,9 +103,9 @@ class ElasticRun(Run):
                 since it gets its state from those that train.
 
         """
-        if self._party.epoch.number > 0:
+        if self._group.epoch.number > 0:
             raise ValueError(
-                f"the ranks of this elastic run have changed {self._party.epoch.number} times, and a state is loaded "
+                f"the ranks of this elastic run have changed {self._group.epoch.number} times, and a state is loaded "
                 "by all that saved it, before any is lost or comes; a rank that joins gets its state from the others."
             )
         super().load_state_dict(state, scaler=scaler)
@@ -127,26 +127,26 @@ class ElasticRun(Run):
 
         At a free pace it waits for all that train, and averages with them, until they close as well.
         """
-        if not self._open or self.tape.ending.over:
+        if not self._open or self.tracer.shutdown.over:
             return
         try:
-            self._enduring(self._finish)
+            self._with_regroup(self._finish)
             self._regroup(closing=True)
-            if all(member.closing for member in self._party.epoch.members):
-                self._party.conclude()
+            if all(member.closing for member in self._group.epoch.members):
+                self._group.finalize()
         finally:
-            self._let_go()
+            self._release()
 
     def _finish(self) -> None:
-        self._made.hand_back(self._arrivals.step)
+        self._executor.hand_back(self._dispatcher.step)
 
-    def _let_go(self, *, broken: bool = False) -> None:
-        super()._let_go(broken=broken)
-        self._party.leave()
+    def _release(self, *, broken: bool = False) -> None:
+        super()._release(broken=broken)
+        self._group.leave()
 
     def _after_step(self) -> None:
-        if self._party.is_over:
-            self._arrivals.step += 1
+        if self._group.is_over:
+            self._dispatcher.step += 1
             self._regroup()
             return
         lost = False
@@ -157,7 +157,7 @@ class ElasticRun(Run):
         if lost:
             self._regroup()
 
-    def _enduring(self, act: Callable[[], T]) -> T:
+    def _with_regroup(self, act: Callable[[], T]) -> T:
         """Do something collective, again after each loss."""
         while True:
             try:
@@ -171,17 +171,17 @@ class ElasticRun(Run):
         failure, num_refused = "", 0
         for _ in range(_MOST_ATTEMPTS):
             self._comm.hang_up()  # so that nobody waits for this rank, whatever still holds its connections
-            self._made.close()
+            self._executor.close()
             self._comm.close()
-            before = self._party.epoch
-            epoch = self._party.agree(step=self._arrivals.step, sound=self._sound, closing=closing)
+            before = self._group.epoch
+            epoch = self._group.agree(step=self._dispatcher.step, sound=self._sound, closing=closing)
             try:
-                self._comm.go_on_with(self._party.connect())
+                self._comm.go_on_with(self._group.connect())
                 self._meet(epoch)
                 # Note: who leaves hangs up. If it did so when it is done itself, a member that is not would fail, and
                 # go on with other weights than those that have left; so all wait for all, or try again together.
                 if any(member.closing for member in epoch.members):
-                    self._party.meet()
+                    self._group.meet()
             except NotSignedError as error:
                 num_refused += 1
                 if num_refused == _MOST_REFUSALS:
@@ -191,13 +191,13 @@ class ElasticRun(Run):
             except CommError as error:
                 failure = str(error)
                 continue  # one more is lost, or has come
-            _tell(self._party.rank, before, epoch, self._arrivals.step)
+            _log_change(self._group.rank, before, epoch, self._dispatcher.step)
             if closing or not any(member.closing for member in epoch.members):
                 return
         raise CommError(
-            f"rank {self._party.rank}: {_MOST_ATTEMPTS} groups in a row came to nothing, though the store answers: "
+            f"rank {self._group.rank}: {_MOST_ATTEMPTS} groups in a row came to nothing, though the store answers: "
             f"ranks can reach it and not each other. Check the network between them. The last failure: {failure}",
-            rank=self._party.rank,
+            rank=self._group.rank,
             op="regroup",
         )
 
@@ -205,24 +205,24 @@ class ElasticRun(Run):
     def _meet(self, epoch: Epoch) -> None:
         """Make the members of a new epoch alike."""
         num_sound = sum(member.sound for member in epoch.members)
-        make_alike(self._module, self.optimizer, self._comm, self._party, self._device)
-        lockstep = any(node.timing.pace == "lockstep" for node in self._exchanger.store.nodes.values())
+        average_members(self._module, self.optimizer, self._comm, self._group, self._device)
+        lockstep = any(node.timing.pace == "lockstep" for node in self._gradients.store.nodes.values())
         if lockstep or not self._sound:
-            self._arrivals.step = max(member.step for member in epoch.members[: num_sound or 1])
-        self._made = made = self._maker.remake(self._made, self._arrivals.step)
-        self._exchanger = made.exchanger
-        for weights in made.of(WeightExchange):
-            weights.follow()
+            self._dispatcher.step = max(member.step for member in epoch.members[: num_sound or 1])
+        self._executor = executor = self._executor_builder.rebuild(self._executor, self._dispatcher.step)
+        self._gradients = executor.gradients
+        for weights in executor.of(WeightExchange):
+            weights.reset_reference()
             counters = weights.counters
             rounds = counters[:, 1].contiguous()
-            hand_over([*made.exchanger.store.shared(), rounds], self._comm, self._party)
+            send_first_state([*executor.gradients.store.shared(), rounds], self._comm, self._group)
             counters[:, 1] = rounds
             weights.counters = counters
         self._sound = True
 
 
-def begin(
-    held: RelaxedModel,
+def start_elastic(
+    relaxed: RelaxedModel,
     plan: SyncPlan,
     elastic: Elastic,
     *,
@@ -232,7 +232,7 @@ def begin(
     nonfinite: NonFinite,
 ) -> ElasticRun:
     """Begin an elastic run, or join one."""
-    _require_possible(held, plan)
+    _require_possible(relaxed, plan)
     party = ElasticGroup(
         group,
         min_ranks=elastic.min_ranks,
@@ -243,15 +243,15 @@ def begin(
         run=run_from_torchrun(),
     )
     try:
-        party.require_same(_fingerprint(held.module, plan))
-        return ElasticRun(held, plan, party=party, nonfinite=nonfinite)
+        party.require_same(_fingerprint(relaxed.module, plan))
+        return ElasticRun(relaxed, plan, party=party, nonfinite=nonfinite)
     except BaseException:
         party.leave()
         raise
 
 
-def _require_possible(held: RelaxedModel, plan: SyncPlan) -> None:
-    if held.ddp is not None:
+def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
+    if relaxed.ddp is not None:
         raise ValueError(
             "an elastic run needs a plain module, but got a DistributedDataParallel: DDP talks to all ranks of its "
             "group by itself (about its buckets, about unused parameters), and would wait for a lost rank; pass "
@@ -269,7 +269,7 @@ def _require_possible(held: RelaxedModel, plan: SyncPlan) -> None:
                 f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
-    device = next(p.device for p in held.module.parameters() if p.requires_grad)
+    device = next(p.device for p in relaxed.module.parameters() if p.requires_grad)
     if device.type != "cpu":
         raise ValueError(
             f"an elastic run talks through Gloo, on CPU tensors, but the model is on {device}: a group of another "
@@ -283,7 +283,7 @@ def _fingerprint(model: nn.Module, plan: SyncPlan) -> str:
     return f"plan {plan.hash}, model {zlib.crc32(shapes.encode()):08x}"
 
 
-def _tell(rank: int, before: Epoch, now: Epoch, step: int) -> None:
+def _log_change(rank: int, before: Epoch, now: Epoch, step: int) -> None:
     ranks, here = ", ".join(str(m.rank) for m in now.members), {m.rank for m in now.members}
     lost = [str(m.rank) for m in before.members if not m.closing and m.rank not in here]
     if lost:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["generators", "load_generators"]
+__all__ = ["save_generators", "load_generators"]
 
 _DEVICE_BYTES = 16
 _NUMPY_WORDS = 624
 
 
-def generators(device: torch.device) -> dict[str, Tensor]:
+def save_generators(device: torch.device) -> dict[str, Tensor]:
     """Return where the global generators stand, as tensors of fixed shapes.
 
     A generator that is not there, as a device's on a CPU, is all NaN or begins with a 0. Generators that a script makes
@@ -29,7 +29,7 @@ def generators(device: torch.device) -> dict[str, Tensor]:
         "torch": torch.get_rng_state(),
         "device": at_device,  # (17,): whether there is one, then its state
         "python": torch.tensor([*words, math.nan if gauss is None else gauss], dtype=torch.float64),  # (626,)
-        "numpy": _of_numpy(),  # (627,)
+        "numpy": _numpy_state(),  # (627,)
     }
 
 
@@ -48,7 +48,7 @@ def load_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
         np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), int(at), int(has_gauss), cached))
 
 
-def _of_numpy() -> Tensor:
+def _numpy_state() -> Tensor:
     """Return NumPy's words, place, and spare number, float64 (627,); NaN if the global generator is another kind."""
     state = cast(Any, np.random.get_state(legacy=False))
     if state["bit_generator"] != "MT19937":

@@ -8,7 +8,7 @@ from torch import nn
 
 from pliant.comm.ddp_private import watch_module
 
-__all__ = ["Hook", "nothing", "watch_forward"]
+__all__ = ["Hook", "do_nothing", "watch_forward"]
 
 
 class Hook:
@@ -25,7 +25,7 @@ class Hook:
         return self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (nothing,)
+        return functools.partial, (do_nothing,)
 
 
 def watch_forward(
@@ -57,5 +57,5 @@ def watch_forward(
     return end
 
 
-def nothing(*_: Any) -> None:
+def do_nothing(*_: Any) -> None:
     """Do what a hook does in a copy of its module."""

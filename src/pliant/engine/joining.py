@@ -8,10 +8,10 @@ import torch
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
-from pliant.engine.lane import CommThread
-from pliant.engine.start import broadcast_optimizer
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.initial_sync import broadcast_optimizer
 
-__all__ = ["CountsSteps", "Joining"]
+__all__ = ["CountsSteps", "JoinState"]
 
 
 class CountsSteps(Protocol):
@@ -20,7 +20,7 @@ class CountsSteps(Protocol):
     step: int
 
 
-class Joining:
+class JoinState:
     """State that ranks share while some have no batches left.
 
     A rank that has run out gives zeros to every exchange of gradients, as DDP has it, and makes no steps. So before
@@ -29,7 +29,7 @@ class Joining:
 
     Args:
         comm: Who talks.
-        lane: Where they talk.
+        comm_thread: Where they talk.
         optimizers: Of the run.
         counter: Of the run's steps.
         refusal: Says why the plan in force cannot be joined, or "".
@@ -39,12 +39,12 @@ class Joining:
     def __init__(
         self,
         comm: Comm,
-        lane: CommThread,
+        comm_thread: CommThread,
         optimizers: Sequence[Optimizer],
         counter: CountsSteps,
         refusal: Callable[[], str],
     ) -> None:
-        self._comm, self._lane, self._optimizers, self._counter = comm, lane, optimizers, counter
+        self._comm, self._comm_thread, self._optimizers, self._counter = comm, comm_thread, optimizers, counter
         self._refusal = refusal
         self._device = next(p.device for group in optimizers[0].param_groups for p in group["params"])
         self._by_all = True
@@ -69,14 +69,14 @@ class Joining:
         """Count the steps of the ranks that train; return what to multiply a mean over all ranks by. Collective."""
         mine = torch.tensor([self._counter.step, int(trains)], dtype=torch.int64, device=self._device)
         table = torch.empty(2 * self._comm.size, dtype=torch.int64, device=self._device)
-        self._lane.submit(lambda: self._comm.all_gather(table, mine).wait()).wait()
+        self._comm_thread.submit(lambda: self._comm.all_gather(table, mine).wait()).wait()
         rows: list[list[int]] = table.view(-1, 2).tolist()
         self._counter.step = max(step for step, _ in rows)
         return 1.0 if self._by_all else self._comm.size / max(1, sum(training for _, training in rows))
 
     def end(self, root: int) -> None:
         """Give all ranks the optimizer state of the rank whose weights they have. Collective."""
-        self._lane.drain()
+        self._comm_thread.drain()
         self.meet(trains=False)
         self.on = False
         for optimizer in self._optimizers:

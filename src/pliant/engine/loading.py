@@ -11,14 +11,14 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
-from pliant.comm.own import own_group
-from pliant.engine.alike import gathered, raise_together
+from pliant.comm.private_comm import new_comm
 from pliant.engine.checkpoint import Manifest, read_manifest, read_part
-from pliant.engine.exchange import NonFinite
-from pliant.engine.gate import take
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.rank_checks import gather_numbers, raise_together
+from pliant.engine.relaxed_model import unwrap
 from pliant.engine.resize import resize as resized
 from pliant.engine.run import Run
-from pliant.engine.starting import start_run
+from pliant.engine.run_start import start_run
 
 __all__ = ["load_run"]
 
@@ -62,16 +62,16 @@ def load_run(
             round. What `relax` raises.
 
     """
-    held = take(model, optimizer)
+    held = unwrap(model, optimizer)
     own = held.ddp.process_group if held.ddp is not None else group or dist.group.WORLD
     device = next(iter(held.parameters.values())).device
-    comm = own_group(cast(ProcessGroup, own), timeout_s)
+    comm = new_comm(cast(ProcessGroup, own), timeout_s)
     try:
         manifest, state, shared = _read(Path(path), comm, device, resize=resize, given=(scheduler, scaler))
     finally:
         comm.close()
     run = start_run(
-        take(model, optimizer),
+        unwrap(model, optimizer),
         manifest.plan,
         group=group,
         hosts=hosts,
@@ -115,7 +115,7 @@ def _read(
         error = ValueError(str(raised))
     raise_together(error, comm, device, kind=ValueError)
     manifest, state, shared = cast("tuple[Manifest, dict[str, Any], dict[str, Any]]", found)
-    rows = gathered([manifest.step, zlib.crc32(manifest.folder.name.encode())], comm, device)
+    rows = gather_numbers([manifest.step, zlib.crc32(manifest.folder.name.encode())], comm, device)
     if any(row != rows[0] for row in rows):
         raise ValueError(
             f"ranks find different checkpoints at {path}, of steps {', '.join(str(step) for step, _ in rows)} in the "

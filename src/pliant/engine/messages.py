@@ -7,7 +7,7 @@ import torch
 
 from pliant.comm.base import CommError, Work
 
-__all__ = ["Message", "wait_for", "waiting"]
+__all__ = ["Message", "wait_for", "waiting_thread"]
 
 
 class Message:
@@ -19,7 +19,7 @@ class Message:
         self.body = self.bytes[8:].view(torch.float32)  # (numel,)
 
 
-def waiting(*works: Work) -> threading.Thread:
+def waiting_thread(*works: Work) -> threading.Thread:
     """Return a thread that waits for messages: their connections may have to be broken for it."""
 
     def wait() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["nodes_for", "with_sparse_gradients"]
+__all__ = ["nodes_for", "sparse_parameters"]
 
 
 def nodes_for(
@@ -38,7 +38,7 @@ def nodes_for(
         name: plan.exchange_for(name, layers[name], p.numel()) if id(p) in stepped else exact
         for name, p in parameters.items()
     }
-    for name in with_sparse_gradients(module, parameters):
+    for name in sparse_parameters(module, parameters):
         if nodes[name].kind == "momentum":
             raise ValueError(
                 f"{name!r} has sparse gradients (sparse=True), but its algorithm exchanges momenta, which are dense: "
@@ -49,7 +49,7 @@ def nodes_for(
     return nodes
 
 
-def with_sparse_gradients(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:
+def sparse_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the parameters whose gradients are sparse: those of embeddings made so, as DDP finds them."""
     tables = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
     ids = {id(table.weight) for table in tables}

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pliant.curvature import LossName, recognized
-from pliant.engine.hooks import nothing, watch_forward
+from pliant.curvature import LossName, recognize_loss
+from pliant.engine.hooks import do_nothing, watch_forward
 
 __all__ = ["OutputWatch", "output_in"]
 
@@ -31,7 +31,7 @@ class OutputWatch:
         self._module, self._wanted = module, wanted
         self._why = ""
         self._rows: tuple[Tensor, Tensor] | None = None
-        self.close = watch_forward(ddp, module, nothing, self._keep)
+        self.close = watch_forward(ddp, module, do_nothing, self._keep)
         """Stop looking."""
 
     def forget(self) -> None:
@@ -42,7 +42,7 @@ class OutputWatch:
         """Return the loss that the last pass was of, or None and why it is not known; both empty: ask again later."""
         if self._rows is None:
             return None, self._why
-        name = recognized(*self._rows)
+        name = recognize_loss(*self._rows)
         if name == "other":
             return None, "the gradient at the model's output is neither a softmax's cross-entropy's nor a sigmoid's"
         return name, ""

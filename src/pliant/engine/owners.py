@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
-from pliant.engine.lane import CommThread
-from pliant.engine.owned import OwnerStep
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.owner_step import OwnerStep
 from pliant.engine.parts import Part
-from pliant.engine.served import ServerThreads
-from pliant.engine.tape import Tracer
+from pliant.engine.server_threads import ServerThreads
+from pliant.engine.tracer import Tracer
 
 __all__ = ["Owners", "Servers"]
 
@@ -18,16 +18,16 @@ class Owners(Part):
 
     Args:
         owned: The owners of each optimizer's parameters; empty if every rank steps every parameter.
-        lane: Where new weights are sent.
-        tape: Where waiting for them is noted.
+        comm_thread: Where new weights are sent.
+        tracer: Where waiting for them is noted.
         sends: Whether new weights are sent after a step; owners at a free pace answer from threads instead.
 
     """
 
     def __init__(
-        self, owned: Mapping[Optimizer, OwnerStep], lane: CommThread, tape: Tracer, *, sends: bool = True
+        self, owned: Mapping[Optimizer, OwnerStep], comm_thread: CommThread, tracer: Tracer, *, sends: bool = True
     ) -> None:
-        self._owned, self._lane, self._tape, self._sends = owned, lane, tape, sends
+        self._owned, self._comm_thread, self._tracer, self._sends = owned, comm_thread, tracer, sends
         if owned:
             self.keeps_from_joining = "this plan lets one rank step each parameter, and it would have to go on"
 
@@ -40,15 +40,15 @@ class Owners(Part):
         """Send the new weights of what an optimizer has stepped to all, and take theirs. Collective."""
         if self._sends and optimizer in self._owned:
             share = self._owned[optimizer].share
-            with self._tape.waiting():
-                self._lane.submit(lambda: share(step + 1), name="new weights", step=step).wait()
+            with self._tracer.record_wait():
+                self._comm_thread.submit(lambda: share(step + 1), name="new weights", step=step).wait()
 
     def hand_back(self, step: int) -> None:
         """Give every rank the whole state of all optimizers. Collective."""
         for owned in self._owned.values():
             owned.give_all()
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Let all optimizers hold nothing of what others own."""
         for owned in self._owned.values():
             owned.drop_others()
@@ -68,20 +68,20 @@ class Servers(Part):
 
     Args:
         served: The servers of each optimizer's parameters.
-        tape: Where waiting for weights is noted.
+        tracer: Where waiting for weights is noted.
 
     """
 
     keeps_from_joining = "this plan exchanges weights between steps"
     lets_ranks_differ = True
 
-    def __init__(self, served: Mapping[Optimizer, ServerThreads], tape: Tracer) -> None:
-        self._served, self._tape = served, tape
+    def __init__(self, served: Mapping[Optimizer, ServerThreads], tracer: Tracer) -> None:
+        self._served, self._tracer = served, tracer
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Send an optimizer's gradients to the owners, and take weights from them."""
         if optimizer in self._served:
-            with self._tape.waiting():
+            with self._tracer.record_wait():
                 self._served[optimizer].step(step)
 
     def settle(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Servers(Part):
         for served in self._served.values():
             served.abandon()
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Go on from the model's weights and the optimizers' states as they are."""
         for served in self._served.values():
             served.begin()

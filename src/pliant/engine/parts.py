@@ -61,5 +61,5 @@ class Part:
     def check_state(self, saved: Any, step: int) -> None:
         """Raise ValueError for a state that cannot have been saved after so many steps."""
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Follow a model and an optimizer whose states were loaded."""

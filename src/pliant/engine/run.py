@@ -9,37 +9,37 @@ from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
-from pliant.engine.arrivals import Arrivals
-from pliant.engine.attached import AttachedRecording, AttachedTuner
-from pliant.engine.doing import LEAVING, Doing, layout_hash
-from pliant.engine.ending import tell_destroyed
-from pliant.engine.exchange import NonFinite
-from pliant.engine.felt import Curvature
-from pliant.engine.gate import RelaxedModel, release
-from pliant.engine.joining import Joining
-from pliant.engine.keeping import KeepsState
-from pliant.engine.lane import CommThread
-from pliant.engine.making import ExecutorBuilder
-from pliant.engine.means import join, mean_model
+from pliant.engine.attachments import AttachedProfile, AttachedTuner
+from pliant.engine.averaging import average_run, consolidated_state
+from pliant.engine.bucket_dispatcher import BucketDispatcher
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.curvature_requests import Curvature
+from pliant.engine.executor import ExecutorBuilder
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.initial_sync import steps_taken
+from pliant.engine.joining import JoinState
 from pliant.engine.parts import Part
+from pliant.engine.relaxed_model import RelaxedModel, release
+from pliant.engine.saving import SavesState
+from pliant.engine.shutdown import warn_destroyed
 from pliant.engine.sources import gradient_source
-from pliant.engine.start import steps_taken
 from pliant.engine.stats import RunStats
-from pliant.engine.stepping import Stepping, refuse_turns
+from pliant.engine.step_counts import LEAVING, StepCounts, hash_of_layout
+from pliant.engine.step_hooks import StepHooks, require_one_optimizer_pass
 from pliant.engine.switching import SwitchesPlans
-from pliant.engine.tape import Tracer
+from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
 __all__ = ["Run"]
 
 
-class Run(KeepsState, SwitchesPlans):
+class Run(SavesState, SwitchesPlans):
     """A relaxed training, as `relax` returns it. Use it as a context manager, or call close()."""
 
     def __init__(
         self,
-        held: RelaxedModel,
+        relaxed: RelaxedModel,
         plan: SyncPlan,
         *,
         comm: RecordedComm,
@@ -47,32 +47,34 @@ class Run(KeepsState, SwitchesPlans):
         agreement_every: int,
         nonfinite: NonFinite,
     ) -> None:
-        self._held, self.model, self.optimizer = held, held.called, held.optimizer
-        self._module, self._parameters, self._comm = held.module, held.parameters, comm
+        self._relaxed, self.model, self.optimizer = relaxed, relaxed.called, relaxed.optimizer
+        self._module, self._parameters, self._comm = relaxed.module, relaxed.parameters, comm
         self._agreement = ReplicaCheck(agreement_every, comm)
         self._device = next(iter(self._parameters.values())).device
-        self.tape = Tracer(self._device, comm)
-        self.tape.ending.watch(self)
-        self.recording = AttachedRecording()
-        """Who writes down what happens, once `pliant.record` was called."""
+        self.tracer = Tracer(self._device, comm)
+        self.tracer.shutdown.watch(self)
+        self.profile = AttachedProfile()
+        """Who writes down what happens, once `pliant.profile` was called."""
         self.tuner = AttachedTuner()
         """Who chooses the plan, with "auto"."""
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
-        self._lane = CommThread(self._device, "pliant-lane", self.tape)
-        self._maker = ExecutorBuilder(held, self.tape, self._lane, self._agreement, hosts=hosts, nonfinite=nonfinite)
-        made = self._maker.make(plan, None, steps_taken(held.optimizer))
-        self._arrivals = Arrivals(self._lane, self.tape, self.trial)
-        self._arrivals.step = steps_taken(held.optimizer)
-        joining = Joining(comm, self._lane, held.optimizers, self._arrivals, self._keeps_from_joining)
-        self._source = self._arrivals.source = gradient_source(held, self._arrivals, self._begin_pass, joining)
-        self._put_in_force(plan, made)
-        self._stepping = Stepping(
-            held.optimizer,
-            before=self.trial.noted(self._before_step),
-            after=self.trial.noted(self._optimizer_stepped),
+        self._comm_thread = CommThread(self._device, "pliant-lane", self.tracer)
+        self._executor_builder = ExecutorBuilder(
+            relaxed, self.tracer, self._comm_thread, self._agreement, hosts=hosts, nonfinite=nonfinite
+        )
+        executor = self._executor_builder.make(plan, None, steps_taken(relaxed.optimizer))
+        self._dispatcher = BucketDispatcher(self._comm_thread, self.tracer, self.trial)
+        self._dispatcher.step = steps_taken(relaxed.optimizer)
+        joining = JoinState(comm, self._comm_thread, relaxed.optimizers, self._dispatcher, self._keeps_from_joining)
+        self._source = self._dispatcher.source = gradient_source(relaxed, self._dispatcher, self._begin_pass, joining)
+        self._put_in_force(plan, executor)
+        self._step_hooks = StepHooks(
+            relaxed.optimizer,
+            before=self.trial.has_caught(self._before_step),
+            after=self.trial.has_caught(self._optimizer_stepped),
             complete=lambda: self._after_step(),
-            passes=lambda: self._arrivals.turn,
-            in_turns=lambda: refuse_turns(self._exchanger, nonfinite),
+            passes=lambda: self._dispatcher.num_backwards,
+            in_turns=lambda: require_one_optimizer_pass(self._gradients, nonfinite),
         )
         self._complete = lambda: self._after_step()
         self._open = True
@@ -81,55 +83,59 @@ class Run(KeepsState, SwitchesPlans):
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        return (self._source, *self._made.parts)
+        return (self._source, *self._executor.parts)
 
     def _begin_pass(self) -> None:
-        self._source.begin_pass(self._lane.drain)
+        self._source.begin_pass(self._comm_thread.drain)
         self.catch_up()
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        self._lane.raise_error()
-        self._arrivals.scale.notice(self._exchanger.store, self._arrivals.turn)
+        self._comm_thread.raise_error()
+        self._dispatcher.scale.notice(self._gradients.store, self._dispatcher.num_backwards)
         self.catch_up()
         for part in self._parts:
-            part.before_step(optimizer, self._arrivals.step)
+            part.before_step(optimizer, self._dispatcher.step)
 
     def _optimizer_stepped(self, optimizer: Optimizer) -> None:
         for part in self._parts:
-            part.optimizer_stepped(optimizer, self._arrivals.step)
+            part.optimizer_stepped(optimizer, self._dispatcher.step)
 
     def _after_step(self) -> None:
-        self._arrivals.step += 1
-        with self.trial.noting():
+        self._dispatcher.step += 1
+        with self.trial.catch_errors():
             self._compare()
             for part in self._parts:
-                part.after_step(self._arrivals.step)
+                part.after_step(self._dispatcher.step)
         self.trial.restore()
-        self.tuner.after_step(self._arrivals.step)
+        self.tuner.after_step(self._dispatcher.step)
 
     def _compare(self) -> None:
         if self._source.joins or self.trial.is_on:
             return  # ranks need not come to it together
-        nodes = self._exchanger.store.nodes
+        nodes = self._gradients.store.nodes
         equal = {n: p for n, p in self._parameters.items() if not nodes[n].weights_may_diverge}
-        self._agreement.after_step(equal, self._doing, self._lane)
+        self._agreement.after_step(equal, self._counts, self._comm_thread)
 
     @property
-    def _doing(self) -> Doing:
+    def _counts(self) -> StepCounts:
         if self.trial.why:
             return LEAVING
-        step, turn, layout = self._arrivals.step, self._arrivals.turn, layout_hash(self._exchanger.layout)
-        return Doing(step=step, turn=turn, plan=self._plan_number, layout=layout)
+        step, num_backwards, layout = (
+            self._dispatcher.step,
+            self._dispatcher.num_backwards,
+            hash_of_layout(self._gradients.layout),
+        )
+        return StepCounts(step=step, num_backwards=num_backwards, plan=self._plan_number, layout=layout)
 
     def _keeps_from_joining(self) -> str:
-        return self.tuner.keeps_from_joining or self._made.keeps_from_joining
+        return self.tuner.keeps_from_joining or self._executor.keeps_from_joining
 
     # - The face
 
     @property
     def steps(self) -> int:
         """Optimizer steps made, those before the run included if the optimizer counts."""
-        return self._arrivals.step
+        return self._dispatcher.step
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -139,24 +145,24 @@ class Run(KeepsState, SwitchesPlans):
     @property
     def curvature(self) -> Curvature:
         """Curvature of the loss that algorithms have asked for, layer by layer."""
-        return self._maker.curvature
+        return self._executor_builder.curvature
 
     def stats(self) -> RunStats:
         """Return what the run has cost on this rank. No communication."""
         of_parts: dict[str, float] = {}
         for part in self._parts:
             of_parts |= part.stats()
-        busy_s = self._lane.busy_s + of_parts.get("exchange_s", 0.0)
+        busy_s = self._comm_thread.busy_s + of_parts.get("exchange_s", 0.0)
         return RunStats(
-            steps=self._arrivals.step,
-            exchanges=self._arrivals.turn,
+            steps=self._dispatcher.step,
+            exchanges=self._dispatcher.num_backwards,
             sent_bytes=self._comm.sent_bytes,
             received_bytes=self._comm.received_bytes,
-            exposed_s=self.tape.exposed_s,
+            exposed_s=self.tracer.exposed_s,
             exchange_s=busy_s,
             codec_s=max(0.0, busy_s - self._comm.wait_s),
             consensus_distance=of_parts.get("consensus_distance", 0.0),
-            residual_norm=self._exchanger.store.norm("residual"),
+            residual_norm=self._gradients.store.norm("residual"),
             last_agreement_step=self._agreement.last_step,
             curvature_s=self.curvature.seconds,
             ratio=of_parts.get("ratio", 0.0),
@@ -168,10 +174,10 @@ class Run(KeepsState, SwitchesPlans):
         The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
         """
         self.catch_up()
-        self._lane.drain()
-        for served in self._made.served:
-            served.settle(self._arrivals.step)
-        return mean_model(self._module, self._comm, differ=self._made.ranks_differ)
+        self._comm_thread.drain()
+        for served in self._executor.served:
+            served.settle(self._dispatcher.step)
+        return consolidated_state(self._module, self._comm, differ=self._executor.ranks_differ)
 
     def count(self, work: float) -> None:
         """Say how much this rank has done since it last said so, such as samples: for plans that weigh ranks by it."""
@@ -189,50 +195,50 @@ class Run(KeepsState, SwitchesPlans):
             RuntimeError: The process group was destroyed before, and ranks are left with different states.
 
         """
-        if not self._open or self.tape.ending.over:
+        if not self._open or self.tracer.shutdown.over:
             return
         if self._comm.is_destroyed:
-            self._let_go(broken=True)
-            tell_destroyed(left_apart=self._made.ranks_differ or bool(self._made.owners.names))
+            self._release(broken=True)
+            warn_destroyed(left_apart=self._executor.ranks_differ or bool(self._executor.owners.names))
             return
         try:
             self.catch_up()
             self.tuner.end_trial()
-            with self.trial.noting():
+            with self.trial.catch_errors():
                 self._end_plan()
             self.tuner.end_plan()
-            self._agreement.at_end(self._parameters, self._arrivals.step)
+            self._agreement.at_end(self._parameters, self._dispatcher.step)
         except BaseException:
-            self._let_go(broken=True)
+            self._release(broken=True)
             raise
-        self._let_go()
+        self._release()
 
     def _end_plan(self) -> None:
-        self._lane.drain()
-        self._made.hand_back(self._arrivals.step)
-        nodes = self._exchanger.store.nodes.items()
-        join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
+        self._comm_thread.drain()
+        self._executor.hand_back(self._dispatcher.step)
+        nodes = self._gradients.store.nodes.items()
+        average_run([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
 
-    def _let_go(self, *, broken: bool = False) -> None:
+    def _release(self, *, broken: bool = False) -> None:
         """End what is local; a run that is broken off hangs up first, so that nobody waits, here or elsewhere."""
         if not self._open:
             return
         self._open = False
-        self._stepping.close()
-        release(self._held)
+        self._step_hooks.close()
+        release(self._relaxed)
         self._source.close()
-        for part in self._made.parts:
+        for part in self._executor.parts:
             part.abandon()
         if broken:
-            self.tape.ending.break_off()
+            self.tracer.shutdown.break_off()
         self.tuner.close()
-        self.recording.close()
-        self._made.close()
-        self._lane.close()
-        self.tape.ending.close()
+        self.profile.close()
+        self._executor.close()
+        self._comm_thread.close()
+        self.tracer.shutdown.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close() if error is None else self._let_go(broken=True)
+        self.close() if error is None else self._release(broken=True)

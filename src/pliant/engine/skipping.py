@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from pliant.engine.arrivals import Arrivals
-from pliant.engine.making import PlanExecutor
-from pliant.engine.weights import WeightExchange
+from pliant.engine.bucket_dispatcher import BucketDispatcher
+from pliant.engine.executor import PlanExecutor
+from pliant.engine.weight_exchange import WeightExchange
 
 __all__ = ["CountsSkips"]
 
@@ -18,22 +18,22 @@ class CountsSkips:
     takes part in the exchange after it with weights that have not moved, so that all ranks count the same steps.
     """
 
-    _arrivals: Arrivals
+    _dispatcher: BucketDispatcher
     _complete: Callable[[], None]
     """Ends a step."""
-    _made: PlanExecutor
+    _executor: PlanExecutor
     _parameters: Mapping[str, Tensor]
 
     def catch_up(self) -> None:
         """End the steps that the loss scale says were skipped; to be called before a pass, and wherever ranks meet."""
-        scale = self._arrivals.scale
-        self._arrivals.follow_scale()
-        if self._arrivals.overflowed and self._is_finite:
-            self._arrivals.overflowed = False  # gone, and no step has used them
+        scale = self._dispatcher.scale
+        self._dispatcher.follow_scale()
+        if self._dispatcher.overflowed and self._is_finite:
+            self._dispatcher.overflowed = False  # gone, and no step has used them
             if scale.is_sought:
                 scale.skip()
         missed, scale.num_skipped = scale.num_skipped, 0
-        for _ in range(missed if self._made.of(WeightExchange) else 0):
+        for _ in range(missed if self._executor.of(WeightExchange) else 0):
             self._complete()
 
     @property

@@ -7,24 +7,24 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.comm.ddp_private import in_backward
-from pliant.engine.front import DDPHook, ReadyBucket, attach
-from pliant.engine.gate import RelaxedModel
-from pliant.engine.joining import Joining
+from pliant.comm.ddp_private import is_in_backward
+from pliant.engine.ddp_hook import DDPHook, ReadyBucket, install_hook
+from pliant.engine.joining import JoinState
 from pliant.engine.parts import Part
-from pliant.engine.watch import UnusedParameterCheck
+from pliant.engine.relaxed_model import RelaxedModel
+from pliant.engine.unused_parameters import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
 
 __all__ = ["DDPSource", "GradientReceiver", "GradientSource", "gradient_source"]
 
 
 class GradientReceiver(Protocol):
-    """Takes what a source hands over: `Arrivals`."""
+    """Takes what a source hands over: `BucketDispatcher`."""
 
     broken_off: bool
     """Whether a pass has begun that did not come to its end."""
 
-    def receive(self, arrival: ReadyBucket) -> None:
+    def receive(self, ready: ReadyBucket) -> None:
         """Take a bucket whose gradients are complete."""
         ...
 
@@ -76,10 +76,10 @@ class GradientSource(Part):
         """Agree on who takes part in a pass that begins; return what to multiply a mean over all ranks by."""
         return 1.0
 
-    def completed(self) -> None:
+    def on_complete(self) -> None:
         """Note that a pass has handed over its last bucket."""
 
-    def unused(self) -> Mapping[str, Tensor]:
+    def unused_parameters(self) -> Mapping[str, Tensor]:
         """Return the parameters that no rank has used in the pass that has just ended, by name."""
         return {}
 
@@ -100,10 +100,10 @@ class DDPSource(GradientSource):
         ddp: DistributedDataParallel,
         receiver: GradientReceiver,
         watch: UnusedParameterCheck,
-        joining: Joining,
+        joining: JoinState,
     ) -> None:
         self._ddp, self._receiver, self._watch, self._joining = ddp, receiver, watch, joining
-        self._hook: DDPHook = attach(ddp)
+        self._hook: DDPHook = install_hook(ddp)
         self._shares_buffers = bool(ddp.broadcast_buffers)
         self._nodes: Mapping[str, Exchange] = {}
         self.looks_for_unused = bool(ddp.find_unused_parameters and not ddp.static_graph)
@@ -142,19 +142,19 @@ class DDPSource(GradientSource):
 
     def meet(self) -> float:
         """Agree on who takes part in a pass of join(); return what to multiply a mean over all ranks by."""
-        return self._joining.meet(trains=in_backward()) if self._joining.on else 1.0
+        return self._joining.meet(trains=is_in_backward()) if self._joining.on else 1.0
 
-    def completed(self) -> None:
+    def on_complete(self) -> None:
         """Note that DDP has handed over the last bucket of a pass."""
         self._watch.complete = True
 
-    def unused(self) -> Mapping[str, Tensor]:
+    def unused_parameters(self) -> Mapping[str, Tensor]:
         """Return the parameters that no rank has used in the pass that has just ended: DDP drops their results."""
-        return {} if self._watch.all_touched else self._hook.unused(self._ddp)
+        return {} if self._watch.all_touched else self._hook.unused_parameters(self._ddp)
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Raise IncompleteBackwardError if gradients came but were not all exchanged."""
-        self._watch.demand_complete(lambda name: not self._nodes[name].leaves_gradients(step))
+        self._watch.require_complete(lambda name: not self._nodes[name].leaves_gradients(step))
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
         """Note that gradients have been used."""
@@ -174,18 +174,18 @@ class DDPSource(GradientSource):
 
 
 def gradient_source(
-    held: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: Joining
+    relaxed: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: JoinState
 ) -> GradientSource:
     """Return who hands over the gradients of a model.
 
     Args:
-        held: The model.
+        relaxed: The model.
         receiver: Who takes them.
         begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
         joining: State of ranks of which some have no batches left.
 
     """
-    if held.ddp is None:
+    if relaxed.ddp is None:
         return GradientSource()
-    watch = UnusedParameterCheck(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)
-    return DDPSource(held.ddp, receiver, watch, joining)
+    watch = UnusedParameterCheck(relaxed.ddp, relaxed.parameters, begins, wrapped_here=relaxed.wrapped_here)
+    return DDPSource(relaxed.ddp, receiver, watch, joining)

@@ -17,7 +17,7 @@ class RunStats(TypedDict):
     exposed_s: float
     """Time in which backward, or the step, was done and the exchange was not."""
     exchange_s: float
-    """Time in which the lane was at work: waiting for the network, and codecs."""
+    """Time in which the comm thread was at work: waiting for the network, and codecs."""
     codec_s: float
     """The part of exchange_s that was not spent waiting for the network."""
     consensus_distance: float

@@ -8,20 +8,20 @@ from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
-from pliant.engine.alike import gathered
-from pliant.engine.attached import AttachedRecording
-from pliant.engine.choose import PlanLike, plan_from, require_plan
-from pliant.engine.doing import plan_number
-from pliant.engine.exchange import GradientExchange
-from pliant.engine.gate import RelaxedModel
-from pliant.engine.lane import CommThread
-from pliant.engine.making import ExecutorBuilder, PlanExecutor
-from pliant.engine.means import join
+from pliant.engine.attachments import AttachedProfile
+from pliant.engine.averaging import average_run
+from pliant.engine.backend_support import require_supported
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.executor import ExecutorBuilder, PlanExecutor
+from pliant.engine.gradient_exchange import GradientExchange
+from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
+from pliant.engine.plan_resolution import PlanLike, require_plan, resolve_plan
+from pliant.engine.rank_checks import gather_numbers
+from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.skipping import CountsSkips
 from pliant.engine.sources import GradientSource
-from pliant.engine.start import broadcast_optimizer, broadcast_tensors
+from pliant.engine.step_counts import plan_number
 from pliant.engine.trial import PlanOnTrial
-from pliant.engine.wire import require_carried
 from pliant.spec import SyncPlan
 
 __all__ = ["SwitchesPlans"]
@@ -32,16 +32,16 @@ class SwitchesPlans(CountsSkips):
 
     optimizer: Optimizer
     plan: SyncPlan
-    recording: AttachedRecording
+    profile: AttachedProfile
     trial: PlanOnTrial
     _agreement: ReplicaCheck
     _comm: RecordedComm
     _device: torch.device
-    _exchanger: GradientExchange
-    _held: RelaxedModel
-    _lane: CommThread
-    _made: PlanExecutor
-    _maker: ExecutorBuilder
+    _gradients: GradientExchange
+    _relaxed: RelaxedModel
+    _comm_thread: CommThread
+    _executor: PlanExecutor
+    _executor_builder: ExecutorBuilder
     _module: nn.Module
     _plan_number: int
     _source: GradientSource
@@ -58,40 +58,42 @@ class SwitchesPlans(CountsSkips):
 
         """
         self.catch_up()
-        self._lane.drain()
-        plan = plan_from(what, self.optimizer)
-        if self._held.group is not None:
-            require_carried(plan, self._held.group, self._device)
+        self._comm_thread.drain()
+        plan = resolve_plan(what, self.optimizer)
+        if self._relaxed.group is not None:
+            require_supported(plan, self._relaxed.group, self._device)
         require_plan(plan, self._comm, self._device)
         self._source.require_carried(plan)
-        self.recording.end()
+        self.profile.end()
         compares = not self.trial.is_on
-        self._put_in_force(plan, self._maker.make(plan, self._made, self._arrivals.step, compares=compares))
+        self._put_in_force(
+            plan, self._executor_builder.make(plan, self._executor, self._dispatcher.step, compares=compares)
+        )
         if not pay:
-            self._exchanger.forgive()
+            self._gradients.drop_owed()
 
-    def try_out(self, plan: SyncPlan) -> None:
+    def put_on_trial(self, plan: SyncPlan) -> None:
         """Put a plan in force on trial: until `trial.end()` what it raises is noted. Collective."""
-        self._lane.drain()
-        self.trial.begin(self._module, self._held.optimizers, self._exchanger.owed)
-        with self.trial.noting():
+        self._comm_thread.drain()
+        self.trial.begin(self._module, self._relaxed.optimizers, self._gradients.owed)
+        with self.trial.catch_errors():
             self.switch(plan)
 
     def undo(self, plan: SyncPlan) -> None:
         """Put a plan in force in place of one whose trial has failed, and all else back. Collective, on all ranks."""
-        with self.trial.noting():
-            self._lane.drain()
-        with self.trial.noting():
-            self._made.close()
-        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step, compares=False))
-        self._exchanger.owed.update(self.trial.owed)
+        with self.trial.catch_errors():
+            self._comm_thread.drain()
+        with self.trial.catch_errors():
+            self._executor.close()
+        self._put_in_force(plan, self._executor_builder.make(plan, None, self._dispatcher.step, compares=False))
+        self._gradients.owed.update(self.trial.owed)
         self.trial.restore()
 
     def adopt(self, plan: SyncPlan) -> None:
         """Put a plan in force for good: until `trial.end()` what it raises is noted. Collective."""
-        self._lane.drain()
-        self.trial.guard(self._module, self._held.optimizers)
-        with self.trial.noting():
+        self._comm_thread.drain()
+        self.trial.guard(self._module, self._relaxed.optimizers)
+        with self.trial.catch_errors():
             self.switch(plan)
 
     def fall_back(self, plan: SyncPlan) -> None:
@@ -100,29 +102,29 @@ class SwitchesPlans(CountsSkips):
         Weights and optimizer states are then those of the first rank of those that have most steps in them; where ranks
         had weights of their own, their mean. What the plan still owes is forgotten: nobody knows what is in it.
         """
-        nodes, held = self._exchanger.store.nodes, self._held
-        with self.trial.noting():
-            self._lane.drain()
+        nodes, relaxed = self._gradients.store.nodes, self._relaxed
+        with self.trial.catch_errors():
+            self._comm_thread.drain()
         self.trial.restore()
-        rows = gathered([self.trial.undone, self._plan_number], self._comm, self._device)
+        rows = gather_numbers([self.trial.undone, self._plan_number], self._comm, self._device)
         undone, plans = zip(*rows, strict=True)
         root, apart = undone.index(min(undone)), list[Tensor]()
         if len(set(plans)) == 1:  # else some ranks have left it already, and have what others owned
-            apart = [held.parameters[name] for name, node in nodes.items() if node.exchanges_weights]
-            with self.trial.noting():
-                self._made.hand_back_owned(self._arrivals.step)
-        with self.trial.noting():
-            self._made.close()
-        self._put_in_force(plan, self._maker.make(plan, None, self._arrivals.step))
+            apart = [relaxed.parameters[name] for name, node in nodes.items() if node.exchanges_weights]
+            with self.trial.catch_errors():
+                self._executor.hand_back_owned(self._dispatcher.step)
+        with self.trial.catch_errors():
+            self._executor.close()
+        self._put_in_force(plan, self._executor_builder.make(plan, None, self._dispatcher.step))
         if apart:
-            join(apart, held.optimizer, self._comm)
+            average_run(apart, relaxed.optimizer, self._comm)
         else:
             broadcast_tensors([*self._module.parameters(), *self._module.buffers()], self._comm, root)
             with contextlib.suppress(TypeError):  # a state that cannot be sent stays
-                broadcast_optimizer(held.optimizer, self._comm, self._device, root=root)
+                broadcast_optimizer(relaxed.optimizer, self._comm, self._device, root=root)
 
-    def _put_in_force(self, plan: SyncPlan, made: PlanExecutor) -> None:
-        self._made = made
-        self.plan, self._exchanger, self._plan_number = plan, made.exchanger, plan_number(plan)
-        self._arrivals.put_in_force(made.exchanger, as_ready=plan.order == "ready")
-        self._source.put_in_force(plan, made.exchanger.store.nodes, differ=made.ranks_differ)
+    def _put_in_force(self, plan: SyncPlan, executor: PlanExecutor) -> None:
+        self._executor = executor
+        self.plan, self._gradients, self._plan_number = plan, executor.gradients, plan_number(plan)
+        self._dispatcher.put_in_force(executor.gradients, as_ready=plan.order == "ready")
+        self._source.put_in_force(plan, executor.gradients.store.nodes, differ=executor.ranks_differ)

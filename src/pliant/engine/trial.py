@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from pliant.comm.base import CommError
 from pliant.engine.agreement import ReplicasDisagreeError
-from pliant.engine.exchange import NonFiniteGradientError
-from pliant.engine.watch import IncompleteBackwardError
+from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.unused_parameters import IncompleteBackwardError
 
 __all__ = ["PlanOnTrial", "Snapshot"]
 
@@ -120,7 +120,7 @@ class PlanOnTrial:
         self.is_on = self.guards = False
 
     @contextmanager
-    def noting(self) -> Generator[None]:
+    def catch_errors(self) -> Generator[None]:
         """Note an error of the block during a trial, or under a plan that is guarded, and raise it otherwise."""
         try:
             yield
@@ -131,12 +131,12 @@ class PlanOnTrial:
                 raise
             self.fail(f"{type(error).__name__}: {error}")  # as text: an error holds its frames, and they connections
 
-    def noted(self, moment: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+    def has_caught(self, context: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
         """Return what is done at a moment of a step, with its errors noted as those of `noting` are."""
 
         def run(optimizer: Optimizer) -> None:
-            with self.noting():
-                moment(optimizer)
+            with self.catch_errors():
+                context(optimizer)
 
         return run
 

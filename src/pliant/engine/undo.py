@@ -18,7 +18,7 @@ class Undo:
 
     def __init__(self, node: Exchange, state: State) -> None:
         of = [tensor for of in state.of.values() for tensor in of.values()]
-        live = [] if _comes_late(node) else [*state.flat.values(), *of]
+        live = [] if _is_delayed(node) else [*state.flat.values(), *of]
         self._gathered = {id(tensor) for slot, tensor in state.flat.items() if slot.rpartition("/")[2] == "pending"}
         self._kept: list[tuple[Tensor, Tensor | None]] = [(tensor, None) for tensor in live]
         self._step = -1
@@ -38,5 +38,5 @@ class Undo:
         self._step = -1
 
 
-def _comes_late(node: Exchange) -> bool:
+def _is_delayed(node: Exchange) -> bool:
     return node.timing.delay_steps > 0 or node.early_timing.delay_steps > 0

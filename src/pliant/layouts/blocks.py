@@ -8,7 +8,7 @@ from pliant.layouts.payloads import payload_bytes
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.selection import VALUE_BYTES, Selection, ValueBits
 
-__all__ = ["Divided", "SegmentedRows", "divided", "rows_of", "values_bytes"]
+__all__ = ["BlockDivision", "SegmentedRows", "divide_blocks", "row_blocks", "values_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SegmentedRows:
         return ((self.segment,) * (self.per_row - 1) + (last,)) * self.num_rows
 
 
-def rows_of(shape: tuple[int, ...], block: int) -> SegmentedRows | None:
+def row_blocks(shape: tuple[int, ...], block: int) -> SegmentedRows | None:
     """Return the rows of a tensor, which lie along its first dimension; a vector is one row. None if it is empty.
 
     Args:
@@ -55,7 +55,7 @@ def rows_of(shape: tuple[int, ...], block: int) -> SegmentedRows | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divided:
+class BlockDivision:
     """Tensors that are exchanged together: which stay dense, and what there is to choose from."""
 
     selection: Selection
@@ -139,7 +139,7 @@ def values_bytes(numel: int, bits: ValueBits) -> int:
     return payload_bytes(CodecSpec(name="int4"), numel) if bits == 4 else int(VALUE_BYTES[bits]) * numel
 
 
-def divided(shapes: Sequence[tuple[int, ...]], selection: Selection, num_ranks: int) -> Divided:
+def divide_blocks(shapes: Sequence[tuple[int, ...]], selection: Selection, num_ranks: int) -> BlockDivision:
     """Say which tensors stay dense: vectors first, then the smallest, as long as they keep within their share of bytes.
 
     At a ratio of 1 all do.
@@ -152,8 +152,8 @@ def divided(shapes: Sequence[tuple[int, ...]], selection: Selection, num_ranks: 
         if left < 0:
             break
         dense[k] = True
-    rows = [rows_of(shape, selection.block) for shape, whole in zip(shapes, dense, strict=True) if not whole]
-    return Divided(
+    rows = [row_blocks(shape, selection.block) for shape, whole in zip(shapes, dense, strict=True) if not whole]
+    return BlockDivision(
         selection=selection,
         num_ranks=num_ranks,
         dense=tuple(dense),

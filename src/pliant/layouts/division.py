@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["WEIGHT_BUCKET_NUMEL", "factor_shape", "num_hops", "place", "weight_buckets"]
+__all__ = ["WEIGHT_BUCKET_NUMEL", "factor_shape", "num_hops", "assign_owners", "weight_buckets"]
 
 WEIGHT_BUCKET_NUMEL = 25 << 18
 """Weights are exchanged in buckets of 25 MB of float32, as large as DDP's own by default."""
@@ -67,7 +67,7 @@ def weight_buckets(numels: Sequence[int], num_fragments: int) -> list[tuple[int,
     return buckets
 
 
-def place(numels: Sequence[int], bandwidths: Sequence[float]) -> tuple[int, ...]:
+def assign_owners(numels: Sequence[int], bandwidths: Sequence[float]) -> tuple[int, ...]:
     """Return the owner of each parameter: the largest first, each to the rank that would be done with it soonest.
 
     Graham's longest-processing-time rule (SIAM J. Appl. Math. 17, 1969), for machines of different speed: with equal

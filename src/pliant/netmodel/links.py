@@ -138,7 +138,7 @@ class Links:
         Rounds that are repeated wait for one another at every rank, so that all times count `repeat` times; around a
         ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops.
         """
-        handled = repeat * _handled(messages, self.num_ranks)
+        handled = repeat * _busiest_count(messages, self.num_ranks)
         if isinstance(messages, PointToPoint):
             return self._time(self._of_pairs(messages, repeat), repeat, handled)
         if isinstance(messages, DenseExchange):
@@ -267,7 +267,7 @@ class Links:
         return np.add.reduceat(np.add.reduceat(pairs, self.starts, axis=-1), self.starts, axis=-2)
 
 
-def _handled(messages: Messages, num_ranks: int) -> Floats:
+def _busiest_count(messages: Messages, num_ranks: int) -> Floats:
     """Return the messages of the rank that handles the most, (num_buckets,)."""
     if isinstance(messages, RankMatrix):
         counts = messages.num_messages * (1 - np.eye(num_ranks))

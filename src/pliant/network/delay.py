@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent
-from pliant.network.shaping import hold
+from pliant.network.shaping import netem_command
 
 __all__ = ["DelayRelay", "delay_with_netem"]
 
@@ -19,7 +19,7 @@ _READY_S = 5.0
 def delay_with_netem(bridge: Namespace, port: str, delay_s: float) -> bool:
     """Try to delay what leaves the bridge by a host's port; say whether the kernel can."""
     try:
-        bridge.run(*hold(port, delay_s))
+        bridge.run(*netem_command(port, delay_s))
     except CannotEmulateError:
         return False
     return True

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pliant.network.cpus import CpuLimit
-from pliant.network.hostlink import ShapedLink
-from pliant.network.linkcheck import LinkReport, judge, measure, refuse_wrong
+from pliant.network.link_check import LinkReport, link_faults, measure_links, require_links
 from pliant.network.namespaces import Namespace, require_tools
+from pliant.network.rack_switch import CORE, RackSwitch
 from pliant.network.ranks import RankResult, Restart, run_ranks
+from pliant.network.shaped_link import ShapedLink
 from pliant.network.shaping import LEAST_BURST
-from pliant.network.store import StoreHost
-from pliant.network.uplink import CORE, RackSwitch
+from pliant.network.store_host import StoreHost
 from pliant.spec import Topology
 
-__all__ = ["EmulatedCluster", "RankResult", "emulated", "run_ranks"]
+__all__ = ["EmulatedCluster", "RankResult", "emulate_cluster", "run_ranks"]
 
 _NETWORK = "10.77.0"  # exists inside the namespaces only
 _MAX_HOSTS = 250
@@ -45,7 +45,7 @@ class _Made:
 
 
 class EmulatedCluster:
-    """Emulated hosts that are up. Made by `emulated`."""
+    """Emulated hosts that are up. Made by `emulate_cluster`."""
 
     def __init__(self, topology: Topology, made: _Made, *, burst: int) -> None:
         self.topology = topology
@@ -164,23 +164,23 @@ class EmulatedCluster:
         self.topology = topology
 
     def check_links(self) -> list[LinkReport]:
-        """Measure each host's link, and each rack's, to the next, in some seconds; `refuse_wrong` judges them.
+        """Measure each host's link, and each rack's, to the next, in some seconds; `require_links` judges them.
 
         Up to three times while one is not what was asked for, since the machine may be busy for a moment; what was
         found last is returned.
         """
         addresses = [self.address(k) for k in range(len(self._hosts))]
-        reports = measure(self.topology, self._hosts, addresses, self._burst)
+        reports = measure_links(self.topology, self._hosts, addresses, self._burst)
         for _ in range(_TRIES - 1):
-            if not judge(reports):
+            if not link_faults(reports):
                 break
             time.sleep(1.0)
-            reports = measure(self.topology, self._hosts, addresses, self._burst)
+            reports = measure_links(self.topology, self._hosts, addresses, self._burst)
         return reports
 
 
 @contextmanager
-def emulated(
+def emulate_cluster(
     topology: Topology, *, check: bool = True, elastic: bool = False, burst: int = LEAST_BURST
 ) -> Generator[EmulatedCluster]:
     """Bring hosts up, and take everything down again on every way out, a crash of this process included.
@@ -210,7 +210,7 @@ def emulated(
         made = _bring_up(topology, bridge, burst, stack, elastic=elastic)
         cluster = EmulatedCluster(topology, made, burst=burst)
         if check:
-            refuse_wrong(cluster.check_links())
+            require_links(cluster.check_links())
         if elastic:
             bridge.run("ip", "link", "set", "lo", "up")
             bridge.run("ip", "addr", "add", f"{_SWITCH}/24", "dev", CORE)

@@ -12,11 +12,11 @@ __all__ = [
     "Pair",
     "host_delays",
     "host_rates",
-    "in_rounds",
-    "lone_streams",
+    "split_into_rounds",
+    "outlier_streams",
     "slow_pairs",
     "topology_from",
-    "tournament",
+    "round_robin_pairs",
 ]
 
 Pair = tuple[int, int]
@@ -29,7 +29,7 @@ _NOISE_S = 0.001
 """Time by which a pair's latency must differ from what its hosts say, and also by a quarter of it."""
 
 
-def tournament(num: int) -> list[list[Pair]]:
+def round_robin_pairs(num: int) -> list[list[Pair]]:
     """Return rounds of disjoint pairs in which each meets each once: num - 1 rounds, num if that is odd.
 
     The circle method: one stays, the others move on by a place a round.
@@ -43,7 +43,7 @@ def tournament(num: int) -> list[list[Pair]]:
     return rounds
 
 
-def in_rounds(pairs: Sequence[Pair], at_most: int) -> list[list[Pair]]:
+def split_into_rounds(pairs: Sequence[Pair], at_most: int) -> list[list[Pair]]:
     """Return rounds of disjoint pairs, filled in order; what does not fit into the last is left out."""
     rounds: list[list[Pair]] = [[] for _ in range(at_most)]
     for pair in pairs:
@@ -86,7 +86,7 @@ def slow_pairs(rounds: Matrix, pairs: Matrix) -> list[Pair]:
     return [(int(i), int(j)) for i, j in np.argwhere(slow)]
 
 
-def lone_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
+def outlier_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
     """Return (round, source, target) of streams that beat all others of either end by more than the noise.
 
     Such a stream alone says what that end can do. It is the only one to an equal, or a mishap of whoever took its

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec, codec_class
-from pliant.comm import Comm, share_text
-from pliant.network.probing import provenance_of, require_gloo, who_is_where
+from pliant.comm import Comm, broadcast_text
+from pliant.network.probing import provenance_of, ranks_of_hosts, require_gloo
 from pliant.network.streams import loopback_bytes_per_s, message_s
 from pliant.spec import Machine, from_json, to_json
 from pliant.spec.codecs import CODECS
@@ -54,13 +54,13 @@ def measure_machine(
             "a name in records of their own."
         )
     start_s = time.perf_counter()
-    mine = _figures(chosen, budget_s, torch.device(device))
-    mine += [loopback_bytes_per_s(comm, who_is_where(comm, hosts)[1]), message_s(comm)]
+    mine = _measure_codecs(chosen, budget_s, torch.device(device))
+    mine += [loopback_bytes_per_s(comm, ranks_of_hosts(comm, hosts)[1]), message_s(comm)]
     table = torch.empty(comm.size * len(mine), dtype=torch.float64)
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
     typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
     coding_s = [x / _NUMEL for x in typical[2:-2]]
-    travelling = [_travelling(codec) for codec in chosen]
+    travelling = [_sent_share(codec) for codec in chosen]
     found = Machine(
         name=socket.gethostname(),
         add_bytes_per_s=4 * _NUMEL / typical[0],
@@ -75,21 +75,21 @@ def measure_machine(
             f"took {time.perf_counter() - start_s:.2f} s",
         ),
     )
-    return from_json(Machine, share_text(to_json(found), comm))  # rank 0's name and provenance
+    return from_json(Machine, broadcast_text(to_json(found), comm))  # rank 0's name and provenance
 
 
-def _travelling(codec: Codec) -> float:
+def _sent_share(codec: Codec) -> float:
     """Return the part of a vector's elements that a codec's payload has: what a sparsifier decodes and adds."""
     sparse = CODECS[codec.name].kind in ("sparsifier", "shared") if codec.name in CODECS else False
     return float(getattr(codec, "ratio", 1.0)) if sparse else 1.0
 
 
-def _figures(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> list[float]:
+def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> list[float]:
     """Return seconds for an addition and a copy, and for each codec's encoding and decoding."""
     x = torch.randn(_NUMEL, generator=torch.Generator().manual_seed(0)).to(device)
     acc, copy = torch.zeros_like(x), torch.empty_like(x)
     each_s = budget_s / (2 + 2 * len(codecs))
-    figures = [_timed(lambda: acc.add_(x), each_s, device), _timed(lambda: copy.copy_(x), each_s, device)]
+    figures = [_median_time(lambda: acc.add_(x), each_s, device), _median_time(lambda: copy.copy_(x), each_s, device)]
     for codec in codecs:
         payload = torch.empty(codec.nbytes(_NUMEL), dtype=torch.uint8, device=device)
 
@@ -99,12 +99,12 @@ def _figures(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> 
         def decode(codec: Codec = codec, payload: Tensor = payload) -> None:
             codec.decode_add(payload, acc)
 
-        figures += [_timed(encode, each_s, device), _timed(decode, each_s, device)]
+        figures += [_median_time(encode, each_s, device), _median_time(decode, each_s, device)]
         acc.zero_()  # what was added so often must not grow out of bounds
     return figures
 
 
-def _timed(run: Callable[[], object], limit_s: float, device: torch.device) -> float:
+def _median_time(run: Callable[[], object], limit_s: float, device: torch.device) -> float:
     """Return the median time of 1 to 50 runs within some limit_s."""
 
     def once_s() -> float:

@@ -12,13 +12,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pliant.comm import Comm, ProcessGroupComm, share_text
-from pliant.network.inference import Matrix, Pair, in_rounds, lone_streams, slow_pairs, topology_from, tournament
-from pliant.network.streams import MAX_STREAM_BYTES, message_s, round_trip_s, stream
+from pliant.comm import Comm, ProcessGroupComm, broadcast_text
+from pliant.network.inference import (
+    Matrix,
+    Pair,
+    outlier_streams,
+    round_robin_pairs,
+    slow_pairs,
+    split_into_rounds,
+    topology_from,
+)
+from pliant.network.streams import MAX_STREAM_BYTES, measure_throughput, message_s, round_trip_s
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["probe", "provenance_of", "require_gloo", "who_is_where"]
+__all__ = ["probe", "provenance_of", "require_gloo", "ranks_of_hosts"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
@@ -58,7 +66,7 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
             f"the probe may take {budget_s:g} s, but its comm gives up after {comm.timeout_s:g} s; the budget must be "
             "above 0 and below half of the timeout."
         )
-    names, places = who_is_where(comm, hosts)
+    names, places = ranks_of_hosts(comm, hosts)
     leaders = [[ranks[0] for ranks in places]]
     asks, answers = comm.split(leaders), comm.split(leaders)
     text = ""
@@ -68,7 +76,7 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
         finally:
             asks.close()
             answers.close()
-    return from_json(Topology, share_text(text, comm))
+    return from_json(Topology, broadcast_text(text, comm))
 
 
 class _Probe:
@@ -86,7 +94,7 @@ class _Probe:
             return topology_from(
                 names, num_ranks, nothing, nothing[0], nothing[0], self._provenance("", sum(num_ranks))
             )
-        all_rounds = tournament(size)
+        all_rounds = round_robin_pairs(size)
         shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
         affordable = max(1, int((1 - _LATENCY_SHARE) * self._budget_s / _LEAST_STREAM_S) - len(shifts))
         chosen = all_rounds[:: -(-len(all_rounds) // affordable)] if size > 2 else all_rounds * _MEETINGS_OF_TWO
@@ -99,14 +107,14 @@ class _Probe:
             received.append(self._stream([(rank + shift) % size], [(rank - shift) % size], num_rounds - len(received)))
         rounds = self._rates(received)
         alone = rounds[: len(chosen)].max(0)
-        odd = [(i, j) for _, i, j in lone_streams(rounds)]
+        odd = [(i, j) for _, i, j in outlier_streams(rounds)]
         odd += slow_pairs(rounds, alone)
-        again = in_rounds(list(dict.fromkeys((min(pair), max(pair)) for pair in odd)), _SECOND_LOOKS)
+        again = split_into_rounds(list(dict.fromkeys((min(pair), max(pair)) for pair in odd)), _SECOND_LOOKS)
         if again:
             more = self._rates([self._meet(pairs, len(again) - k) for k, pairs in enumerate(again)])
             rounds = np.concatenate([more, rounds])  # those of pairs by themselves remain the first
             looked_at = {pair for turn in again for pair in turn}
-            for turn, i, j in lone_streams(rounds):
+            for turn, i, j in outlier_streams(rounds):
                 if (min(i, j), max(i, j)) in looked_at:  # seen twice, and fast once only
                     rounds[turn, i, j] = 0.0
             alone = rounds[: len(again) + len(chosen)].max(0)
@@ -127,7 +135,7 @@ class _Probe:
             for a, b in pairs:
                 if self._comm.rank in (a, b) and (trip_s := round_trip_s(self._comm, a + b - self._comm.rank, limit_s)):
                     mine[b] = trip_s
-        table = _gathered(self._comm, mine)  # (hosts, hosts + 1)
+        table = _gather_numbers(self._comm, mine)  # (hosts, hosts + 1)
         trips_s, cost_s = table[:, :-1], float(np.median(table[:, -1]))
         both_s = np.where(np.isfinite(trips_s), trips_s, trips_s.T)
         return np.maximum(both_s / 2 - cost_s, 0.0)
@@ -145,7 +153,7 @@ class _Probe:
         duration_s = (self._budget_s - elapsed_s) / num_left - late_s
         duration_s = min(max(duration_s, _LEAST_STREAM_S), _LONGEST_STREAM_S)
         start_s = time.perf_counter()
-        rates = stream(self._comm, self._answers, targets, sources, duration_s)
+        rates = measure_throughput(self._comm, self._answers, targets, sources, duration_s)
         self._late_s = max(0.0, time.perf_counter() - start_s - duration_s)
         return rates
 
@@ -155,7 +163,7 @@ class _Probe:
         for row, rates in zip(mine, received, strict=True):
             for source, rate in rates.items():
                 row[source] = rate
-        return _gathered(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
+        return _gather_numbers(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
 
     def _provenance(self, what: str, num_ranks: int) -> str:
         hosts = f"{num_ranks} ranks on {self._comm.size} hosts"
@@ -175,11 +183,11 @@ def require_gloo(comm: Comm) -> None:
     if isinstance(comm, ProcessGroupComm) and comm.group.name() == "nccl":
         raise ValueError(
             "the probe takes times over Gloo, from host memory, but this comm is over nccl; make one with "
-            'torch.distributed.new_group(backend="gloo") and pliant.comm.own_group.'
+            'torch.distributed.new_group(backend="gloo") and pliant.comm.new_comm.'
         )
 
 
-def who_is_where(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> tuple[list[str], list[list[int]]]:
+def ranks_of_hosts(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> tuple[list[str], list[list[int]]]:
     """Return a name for each host, and its ranks."""
     key = hashlib.sha256(_network_of_this_process().encode()).digest()[:16]
     mine = torch.zeros(16 + _NAME_BYTES, dtype=torch.uint8)
@@ -213,7 +221,7 @@ def _network_of_this_process() -> str:
     return " ".join(signs)
 
 
-def _gathered(comm: Comm, mine: torch.Tensor) -> Matrix:
+def _gather_numbers(comm: Comm, mine: torch.Tensor) -> Matrix:
     """Return every rank's numbers, (ranks, numbers)."""
     table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
     comm.all_gather(table, mine).wait()

@@ -1,6 +1,6 @@
 """Rates, queues and delays as tc command lines: pure functions."""
 
-__all__ = ["LEAST_BURST", "QUEUE_S", "burst_bytes", "hold", "queue_bytes", "shape"]
+__all__ = ["LEAST_BURST", "QUEUE_S", "burst_bytes", "netem_command", "queue_bytes", "tbf_command"]
 
 QUEUE_S = 0.05
 """How long a full queue takes to empty. Long enough that several senders to one host do not lose packets for ever,
@@ -22,7 +22,7 @@ def queue_bytes(bytes_per_s: float) -> int:
     return round(max(QUEUE_S * bytes_per_s, 2 * burst_bytes(bytes_per_s)))
 
 
-def shape(device: str, bytes_per_s: float, *, behind_delay: bool = False, burst: int = LEAST_BURST) -> list[str]:
+def tbf_command(device: str, bytes_per_s: float, *, behind_delay: bool = False, burst: int = LEAST_BURST) -> list[str]:
     """Return the command that limits what leaves by a device; empty where 0 says that nothing limits it."""
     if bytes_per_s == 0:
         return []
@@ -35,7 +35,7 @@ def shape(device: str, bytes_per_s: float, *, behind_delay: bool = False, burst:
     ]
 
 
-def hold(device: str, delay_s: float) -> list[str]:
+def netem_command(device: str, delay_s: float) -> list[str]:
     """Return the command that delays what leaves by a device, with netem. It comes first; a shaper goes behind it.
 
     The other way round, netem would take the place of the shaper's queue, and its length.

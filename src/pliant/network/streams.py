@@ -14,7 +14,14 @@ import torch
 
 from pliant.comm import Comm
 
-__all__ = ["MAX_STREAM_BYTES", "loopback_bytes_per_s", "message_s", "round_trip_s", "steady_rate", "stream"]
+__all__ = [
+    "MAX_STREAM_BYTES",
+    "loopback_bytes_per_s",
+    "message_s",
+    "round_trip_s",
+    "steady_throughput",
+    "measure_throughput",
+]
 
 MAX_STREAM_BYTES = 64_000_000
 """The most that is asked for at once."""
@@ -102,7 +109,7 @@ def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]]) -> float:
     return len(own) * _LOOPBACK_BYTES / max(statistics.median(spent_s), 1e-9)
 
 
-def stream(
+def measure_throughput(
     asks: Comm, answers: Comm, targets: Sequence[int], sources: Sequence[int], duration_s: float
 ) -> dict[int, float]:
     """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
@@ -124,7 +131,7 @@ def stream(
     return rates
 
 
-def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
+def steady_throughput(arrivals: Sequence[tuple[float, int]]) -> float:
     """Return bytes per second once an answer has settled: the median slope of what lies far apart (Theil-Sen).
 
     Far is half of what is counted: whoever takes the times may have to wait for a core, and then finds several chunks.
@@ -164,7 +171,7 @@ def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
     while size:
         asked_s = time.perf_counter()
         arrivals = _answer(asks, answers, peer, size)
-        rate, now_s = steady_rate(arrivals), time.perf_counter()
+        rate, now_s = steady_throughput(arrivals), time.perf_counter()
         left_s = duration_s - (now_s - start_s)
         told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
         if told or size == largest or -left_s > 2 * duration_s:

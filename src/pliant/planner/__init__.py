@@ -1,20 +1,20 @@
 """Which plan pays here: a space of plans, what each is predicted to cost, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
-from pliant.planner.allot import allot
-from pliant.planner.budgeted import MENUS, ErrorBudgetResult, budgeted, budgeted_seeds
-from pliant.planner.builders import BUILDERS
-from pliant.planner.errors import LOW_RANKS, CodecErrors, lossy_codecs
+from pliant.planner.baselines import BASELINES
+from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
+from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
 from pliant.planner.genes import Gene, Genes, all_of
+from pliant.planner.knapsack import solve_knapsack
 from pliant.planner.quality import Quality
-from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, searching
+from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, search_steps
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
-from pliant.planner.workloads import WORKLOADS, shrunk
+from pliant.planner.workloads import WORKLOADS, scaled_down
 
 __all__ = [
-    "BUILDERS",
+    "BASELINES",
     "FAMILIES",
     "LOW_RANKS",
     "MENUS",
@@ -35,12 +35,12 @@ __all__ = [
     "Trial",
     "advise",
     "all_of",
-    "allot",
+    "solve_knapsack",
     "apply",
-    "budgeted",
-    "budgeted_seeds",
+    "solve_error_budget",
+    "error_budget_seeds",
     "lossy_codecs",
     "search",
-    "searching",
-    "shrunk",
+    "search_steps",
+    "scaled_down",
 ]

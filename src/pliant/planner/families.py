@@ -60,7 +60,7 @@ def _plain(s: Settings) -> Exchange:
     return AllReduce(codec=None if s["bits"] == 32 else _coded("bf16"))
 
 
-def _late(s: Settings) -> Exchange:
+def _delayed(s: Settings) -> Exchange:
     return Delayed(inner=_plain(s))
 
 
@@ -69,7 +69,7 @@ def _quantized(s: Settings) -> Exchange:
     return ScatterGather(codec=codecs[int(_num(s, "bits"))])
 
 
-def _fed_back(s: Settings) -> Exchange:
+def _error_feedback(s: Settings) -> Exchange:
     return ScatterGather(codec=_coded("sign" if s["bits"] == 1 else "int4"), feedback="both")
 
 
@@ -109,7 +109,7 @@ def _diloco(s: Settings) -> Exchange:
     period = int(_num(s, "every"))
     return LocalSteps(
         period=period,
-        averaging=AllReduce() if s["bits"] == 32 else _fed_back({"bits": 4}),
+        averaging=AllReduce() if s["bits"] == 32 else _error_feedback({"bits": 4}),
         outer=Outer(lr=0.7, momentum=0.9),
         fragments=min(int(_num(s, "fragments")), period),
         delay_steps=min(int(_num(s, "delay_steps")), period),
@@ -121,9 +121,9 @@ FAMILIES = {
     for family in (
         Family(name="exact", grids={"bits": (32, 16)}, make=_plain, exact=True),
         Family(name="owner", grids={}, make=lambda _: ShardedOptimizer(), exact=True, by_hosts=False),
-        Family(name="late", grids={"bits": (32, 16)}, make=_late),
+        Family(name="late", grids={"bits": (32, 16)}, make=_delayed),
         Family(name="quantized", grids={"bits": (8, 4, 2)}, make=_quantized),
-        Family(name="fed_back", grids={"bits": (4, 1)}, make=_fed_back),
+        Family(name="fed_back", grids={"bits": (4, 1)}, make=_error_feedback),
         Family(name="low_rank", grids={"rank": (8, 4, 2, 1)}, make=_low_rank),
         Family(
             name="sparse",

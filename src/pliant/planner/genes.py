@@ -81,16 +81,16 @@ class Genes:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
         if len({gene.family == "owner" for gene in genes}) > 1:
             raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
-        rules = [Rule(match=Match(pattern=name), exchange=self._finished(gene)) for name, gene in self.names]
-        rules += [Rule(match=Match(layer=layer), exchange=self._finished(gene)) for layer, gene in self.layers]
-        rules.append(Rule(exchange=self._finished(self.base)))
+        rules = [Rule(match=Match(pattern=name), exchange=self._finish(gene)) for name, gene in self.names]
+        rules += [Rule(match=Match(layer=layer), exchange=self._finish(gene)) for layer, gene in self.layers]
+        rules.append(Rule(exchange=self._finish(self.base)))
         if any(gene.lossy for gene in genes):
-            spared = self._finished(Gene("exact", {"bits": 32}))
+            spared = self._finish(Gene("exact", {"bits": 32}))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
         order = "at_end" if self.at_end else "ready"
         return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)
 
-    def _finished(self, gene: Gene) -> Exchange:
+    def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
         return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
 

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from pliant.planner.boosted_correction import BoostedCorrection
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import Genes
-from pliant.planner.residual import BoostedCorrection
 from pliant.planner.trials import Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["FeatureModel", "Predictor", "TransferPrior", "calibrated"]
+__all__ = ["FeatureModel", "Predictor", "TransferPrior", "fit_coefficients"]
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class FeatureModel(Protocol):
         ...
 
 
-def calibrated(counts: Floats, measured_s: Floats, prior: Floats) -> Floats:
+def fit_coefficients(counts: Floats, measured_s: Floats, prior: Floats) -> Floats:
     """Return coefficients of at least 0 that explain measured step times, in relative error, near the prior.
 
     Non-negative least squares over coefficients as multiples z of the prior: the sum over runs of
@@ -86,7 +86,7 @@ class TransferPrior:
         """Return that of some cells, whose physics have the same quantities; at least one trial must be sound."""
         sound = [(physics, kept) for physics, trials in cells if (kept := [t for t in trials if t.status == "ok"])]
         prior = sound[0][0].coefficients if prior is None else prior
-        coefficients = _fitted(sound, prior, prior)
+        coefficients = _fit_cells(sound, prior, prior)
         features, errors, groups = list[Floats](), list[Floats](), list[int]()
         for k, (physics, trials) in enumerate(sound):
             genes = [t.genes for t in trials]
@@ -135,10 +135,10 @@ class Predictor:
         sound = [trial for trial in trials if trial.status == "ok"]
         if not sound:
             return
-        self.coefficients = _fitted([(self._physics, sound)], self._prior, self.coefficients)
+        self.coefficients = _fit_cells([(self._physics, sound)], self._prior, self.coefficients)
         self._counted.clear()
         genes = [trial.genes for trial in sound]
-        features, simulated = self._looked_at(genes)
+        features, simulated = self._features_of(genes)
         error = np.log([trial.step_s for trial in sound]) - simulated
         if self._experience is None:
             plan_of = {g: k for k, g in enumerate(dict.fromkeys(genes))}
@@ -151,19 +151,19 @@ class Predictor:
 
     def predict(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
         """Return the logarithm of step times in s, (num,), and its standard deviation, (num,)."""
-        features, simulated = self._looked_at(candidates)
+        features, simulated = self._features_of(candidates)
         correction, deviation = self.residual.predict(features)
         return simulated + correction, deviation
 
-    def simulated(self, candidates: Sequence[Genes]) -> Floats:
+    def simulate(self, candidates: Sequence[Genes]) -> Floats:
         """Return the logarithm of step times in s as the physics alone predicts them, (num,)."""
-        return self._looked_at(candidates)[1]
+        return self._features_of(candidates)[1]
 
     def features(self, candidates: Sequence[Genes]) -> Floats:
         """Return what plans are compared by, (num, num_features)."""
-        return self._looked_at(candidates)[0]
+        return self._features_of(candidates)[0]
 
-    def _looked_at(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
+    def _features_of(self, candidates: Sequence[Genes]) -> tuple[Floats, Floats]:
         """Return features, (num, num_features), and the logarithm of simulated times, (num,)."""
         if new := [genes for genes in dict.fromkeys(candidates) if genes not in self._counted]:
             rows = self._physics.counts([genes.plan() for genes in new], self.coefficients)
@@ -172,14 +172,14 @@ class Predictor:
         return _features(counts * self.coefficients, candidates)
 
 
-def _fitted(cells: Cells, prior: Floats, start: Floats) -> Floats:
+def _fit_cells(cells: Cells, prior: Floats, start: Floats) -> Floats:
     """Return coefficients near the prior that explain all trials, all of which are sound."""
     measured_s = np.array([trial.step_s for _, trials in cells for trial in trials])
     plans = [(physics, [trial.genes.plan() for trial in trials]) for physics, trials in cells]
     coefficients = start
     for _ in range(_ROUNDS):
         counts = np.concatenate([physics.counts(each, coefficients) for physics, each in plans])
-        coefficients = calibrated(counts, measured_s, prior)
+        coefficients = fit_coefficients(counts, measured_s, prior)
     return coefficients
 
 

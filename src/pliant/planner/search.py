@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.planner.builders import BUILDERS
+from pliant.planner.baselines import BASELINES
 from pliant.planner.genes import Genes
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
 
-__all__ = ["SearchLimits", "SearchResult", "StepTimeModel", "search", "searching"]
+__all__ = ["SearchLimits", "SearchResult", "StepTimeModel", "search", "search_steps"]
 
 _RANDOM_SHARE = 0.2
 """Of a later batch that is drawn without asking the model, so that it is proved wrong where it is."""
@@ -57,7 +57,7 @@ class SearchLimits:
     """Plans picked between two fits."""
     num_candidates: int = 500
     """Plans that the model is asked about for each batch."""
-    seeds: Mapping[str, Genes] = field(default_factory=lambda: BUILDERS)
+    seeds: Mapping[str, Genes] = field(default_factory=lambda: BASELINES)
     """Plans that are looked at before all others; those outside the space are left out."""
     num_drawn: int = 100
     """Plans drawn from the space that are looked at beside them."""
@@ -101,7 +101,7 @@ def search(
         RuntimeError: Every trial has failed; the message has the first reason.
 
     """
-    asking = searching(space, model, limits)
+    asking = search_steps(space, model, limits)
     try:
         genes, give_up_above_s = next(asking)
         while True:
@@ -112,7 +112,7 @@ def search(
         return end.value
 
 
-def searching(
+def search_steps(
     space: Space, model: StepTimeModel, limits: SearchLimits
 ) -> Generator[tuple[Genes, float], Trial, SearchResult]:
     """Search for whoever runs the trials: yield plans, each with the step time above which it may be given up.

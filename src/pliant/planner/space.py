@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pliant.planner.builders import BUILDERS
-from pliant.planner.errors import CodecErrors
+from pliant.planner.baselines import BASELINES
+from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.families import FAMILIES
 from pliant.planner.genes import SMALL_NUMEL, Gene, Genes, all_of
 from pliant.planner.quality import Quality
@@ -100,7 +100,7 @@ class Space:
             known.add(key)
             return True
 
-        yield from ((name, genes) for name, genes in BUILDERS.items() if genes in self and is_new(genes))
+        yield from ((name, genes) for name, genes in BASELINES.items() if genes in self and is_new(genes))
         in_vain = 0
         while in_vain < tries:
             genes = self.sample(rng)

@@ -5,17 +5,17 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pliant.spec import TensorSpec, Workload
-from pliant.spec.layers import by_formula
+from pliant.spec.layers import workload_of_layers
 from pliant.spec.models import LAYERS
 
-__all__ = ["WORKLOADS", "shrunk"]
+__all__ = ["WORKLOADS", "scaled_down"]
 
 _GPU, _SMALL, _CPU = 10e12, 1e12, 5e9
 """Operations per second that a model is taken to reach: large matrices on a GPU, small ones there, a CPU core."""
 _BYTES = 4
 
 
-def shrunk(workload: Workload, max_bytes: float) -> tuple[Workload, float]:
+def scaled_down(workload: Workload, max_bytes: float) -> tuple[Workload, float]:
     """Return the workload with gradients of at most so many bytes in all, and the share of elements that is left.
 
     Each of a matrix's first two extents, and a vector's only one, shrinks by the same factor, so that matrices keep
@@ -27,9 +27,9 @@ def shrunk(workload: Workload, max_bytes: float) -> tuple[Workload, float]:
     low, high = 0.0, 1.0
     for _ in range(40):  # halving: the number of elements only grows with the factor
         middle = (low + high) / 2
-        fits = sum(_numel(_scaled(t.shape, middle)) for t in workload.tensors) * _BYTES <= max_bytes
+        fits = sum(_numel(_scale_shape(t.shape, middle)) for t in workload.tensors) * _BYTES <= max_bytes
         low, high = (middle, high) if fits else (low, middle)
-    small = tuple(replace(t, shape=_scaled(t.shape, low)) for t in workload.tensors)
+    small = tuple(replace(t, shape=_scale_shape(t.shape, low)) for t in workload.tensors)
     share = sum(t.numel for t in small) / workload.numel
     if sum(t.numel for t in small) * _BYTES > max_bytes:
         raise ValueError(
@@ -39,7 +39,7 @@ def shrunk(workload: Workload, max_bytes: float) -> tuple[Workload, float]:
     return replace(workload, tensors=small, provenance=f"{workload.provenance}; {share:.4g} of its elements"), share
 
 
-def _scaled(shape: tuple[int, ...], factor: float) -> tuple[int, ...]:
+def _scale_shape(shape: tuple[int, ...], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(extent * factor)) for extent in shape[:2]) + shape[2:]
 
 
@@ -48,7 +48,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def _of(name: str, batch: int, operations_per_s: float) -> Callable[[], Workload]:
-    return lambda: by_formula(name, LAYERS[name](), batch=batch, operations_per_s=operations_per_s)
+    return lambda: workload_of_layers(name, LAYERS[name](), batch=batch, operations_per_s=operations_per_s)
 
 
 WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(

@@ -79,7 +79,7 @@ class GradientStatistics:
         self._sketches.append(sum(self._sketch_of.values(), torch.zeros(_SKETCH, dtype=torch.float64)))
         self._step, self._sketch_of = {}, {}
 
-    def shared(self, comm: Comm, device: torch.device) -> "GradientSample":
+    def share(self, comm: Comm, device: torch.device) -> "GradientSample":
         """Return what all ranks saw together. Collective; all have counted the same number of steps.
 
         A step in which any rank had a NaN or Inf, as those that a GradScaler skips, counts for nothing.

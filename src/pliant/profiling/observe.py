@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.codecs import Codec
-from pliant.comm import Comm, own_group, share_text
-from pliant.comm.own import alone
-from pliant.engine.gate import innermost, module_of, named_tensors, without_wrappers
-from pliant.engine.making import owner_classes
+from pliant.comm import Comm, broadcast_text, new_comm
+from pliant.comm.private_comm import self_comm
+from pliant.engine.executor import layer_classes
+from pliant.engine.relaxed_model import innermost, list_tensors, module_of, strip_wrappers
 from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
 from pliant.profiling.step_timer import StepTimer
 from pliant.spec import TensorSpec, Workload
@@ -45,9 +45,9 @@ class Observation:
         timeout_s: float,
     ) -> None:
         self._module = module_of(model)
-        inner = without_wrappers(model)
+        inner = strip_wrappers(model)
         self._group = cast(ProcessGroup, inner.process_group) if isinstance(inner, DistributedDataParallel) else group
-        self._parameters = {name: p for name, p in named_tensors(self._module) if p.requires_grad}
+        self._parameters = {name: p for name, p in list_tensors(self._module) if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no parameter that requires a gradient, so there is nothing to observe.")
         self._device = next(iter(self._parameters.values())).device
@@ -106,7 +106,7 @@ class Observation:
             )
         comm = self._open_comm()
         try:
-            return self._shared(comm, name or type(self._module).__name__)
+            return self._share(comm, name or type(self._module).__name__)
         finally:
             comm.close()
 
@@ -152,12 +152,12 @@ class Observation:
 
     def _open_comm(self) -> Comm:
         if self._group is not None:
-            return own_group(self._group, self._timeout_s)
+            return new_comm(self._group, self._timeout_s)
         if dist.is_available() and dist.is_initialized():
-            return own_group(cast(ProcessGroup, dist.group.WORLD), self._timeout_s)
-        return alone()
+            return new_comm(cast(ProcessGroup, dist.group.WORLD), self._timeout_s)
+        return self_comm()
 
-    def _shared(self, comm: Comm, name: str) -> Workload:
+    def _share(self, comm: Comm, name: str) -> Workload:
         names = list(self._parameters)
         _check_names(names, comm, self._device)
         mine = [statistics.median(column) for column in zip(*self._times.steps, strict=True)]
@@ -167,9 +167,9 @@ class Observation:
         rows: list[list[float]] = table.view(comm.size, -1).tolist()
         forward_s, backward_s, step_s, *ready_s = (statistics.median(column) for column in zip(*rows, strict=True))
         computing_s = [sum(row[:3]) for row in rows]
-        seen = self._shadow.shared(comm, self._device)
+        seen = self._shadow.share(comm, self._device)
         noise = noise_scale(seen.own, seen.together, comm.size, self._batch_size)
-        layers = owner_classes(self._module)
+        layers = layer_classes(self._module)
         tensors = [
             TensorSpec(
                 name=n,
@@ -191,7 +191,7 @@ class Observation:
             batch_size=self._batch_size,
             noise_scale=noise,
             rank_factors=tuple(s / statistics.median(computing_s) for s in computing_s),
-            provenance=share_text(self._provenance(comm, seen.steps), comm, device=self._device),
+            provenance=broadcast_text(self._provenance(comm, seen.steps), comm, device=self._device),
         )
 
     def _provenance(self, comm: Comm, num_seen: int) -> str:

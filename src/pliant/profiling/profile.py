@@ -11,21 +11,21 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pliant.engine.attached import AttachedRecording
-from pliant.engine.clock import DeviceTimer
+from pliant.engine.attachments import AttachedProfile
+from pliant.engine.device_timer import DeviceTimer
 from pliant.engine.run import Run
-from pliant.engine.tape import TaskRecord, Tracer, TransferRecord
+from pliant.engine.tracer import TaskRecord, Tracer, TransferRecord
 from pliant.profiling.step_timer import tensors_in
 from pliant.spec import Event, Timeline, save
 
-__all__ = ["Recording", "record"]
+__all__ = ["Profile", "profile"]
 
 _SHORTEST_WAIT_S = 20e-6
 """What is shorter is the price of asking whether there is anything to wait for."""
 
 
-class Recording(AttachedRecording):
-    """Result of `record`: a context manager around ordinary steps. The hooks go when enough was seen."""
+class Profile(AttachedProfile):
+    """Result of `profile`: a context manager around ordinary steps. The hooks go when enough was seen."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
         self._run, self._folder = run, folder
@@ -87,7 +87,7 @@ class Recording(AttachedRecording):
         """
         if self._over:
             return
-        self._over, self._run.tape.on = True, False
+        self._over, self._run.tracer.on = True, False
         if self._taken > self._first:
             self._write()
 
@@ -105,56 +105,56 @@ class Recording(AttachedRecording):
     # - The moments
 
     def _begin(self) -> None:
-        tape = self._run.tape
-        tape.start(self._run.steps)
-        self._origin, self._began_unix_s = tape.now(), time.time()
+        tracer = self._run.tracer
+        tracer.start(self._run.steps)
+        self._origin, self._began_unix_s = tracer.now(), time.time()
 
     def _before_forward(self) -> None:
         if self._over:
             self._remove_hooks()
         elif torch.is_grad_enabled():
             self._note_backward()
-            self._forward_from = self._run.tape.now()
+            self._forward_from = self._run.tracer.now()
 
     def _after_forward(self, output: Any) -> None:
-        tape = self._run.tape
-        if not (tape.on and torch.is_grad_enabled()):
+        tracer = self._run.tracer
+        if not (tracer.on and torch.is_grad_enabled()):
             return
-        tape.note("forward", "forward", self._forward_from)
-        self._loss_from = tape.now()
+        tracer.note("forward", "forward", self._forward_from)
+        self._loss_from = tracer.now()
 
         def begin(_: Tensor) -> None:
             if self._backward_from is None:
-                self._backward_from = tape.now()
+                self._backward_from = tracer.now()
 
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(begin)
 
     def _on_ready(self, _: Tensor) -> None:
-        self._ready = self._run.tape.now()
+        self._ready = self._run.tracer.now()
 
     def _note_backward(self) -> None:
         """Note the backward pass that has ended, if one has; where its start was not seen, with the loss before it."""
-        tape = self._run.tape
+        tracer = self._run.tracer
         if self._ready is not None:
             name = "backward" if self._backward_from is not None else "loss and backward"
-            tape.note("backward", name, self._backward_from or self._loss_from, self._ready)
+            tracer.note("backward", name, self._backward_from or self._loss_from, self._ready)
         self._backward_from = self._ready = None
 
     def _before_step(self) -> None:
         self._note_backward()
-        self._optimizer_from, self._noted = self._run.tape.now(), len(self._run.tape.notes)
+        self._optimizer_from, self._noted = self._run.tracer.now(), len(self._run.tracer.events)
 
     def _after_step(self) -> None:
         """Comes after the run's own hook, in which weights are exchanged: the first wait there ends the optimizer."""
-        tape = self._run.tape
+        tracer = self._run.tracer
         if self._over:
             return
-        waits = [note for note in tape.notes[self._noted :] if note.kind == "wait"]
-        tape.note("optimize", "optimize", self._optimizer_from, waits[0].start if waits else None)
+        waits = [note for note in tracer.events[self._noted :] if note.kind == "wait"]
+        tracer.note("optimize", "optimize", self._optimizer_from, waits[0].start if waits else None)
         self._taken += 1
-        tape.step = self._run.steps
+        tracer.step = self._run.steps
         if self._taken == self._first:
             self._begin()
         elif self._taken == self._first + self._steps:
@@ -163,23 +163,23 @@ class Recording(AttachedRecording):
     # - The result
 
     def _write(self) -> None:
-        tape = self._run.tape
-        tape.clock.settle()
-        events = (event for event in _events(tape, self._origin) if event.step < tape.step)
+        tracer = self._run.tracer
+        tracer.clock.settle()
+        events = (event for event in _events(tracer, self._origin) if event.step < tracer.step)
         self._timeline = Timeline(
             events=tuple(sorted(events, key=lambda event: event.end_s)),
             plan=self._run.plan.hash,
-            num_ranks=tape.comm.size,
+            num_ranks=tracer.comm.size,
             began_unix_s=self._began_unix_s,
             provenance=self._provenance(),
         )
         if self._folder is not None:
-            save(self._timeline, self._folder / f"rank{tape.comm.rank}.json")
+            save(self._timeline, self._folder / f"rank{tracer.comm.rank}.json")
 
     def _provenance(self) -> str:
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         name = self._run.plan.name or "a plan without a name"
-        return f"pliant.record; {now}; torch {torch.__version__}; {self._taken - self._first} steps of {name}"
+        return f"pliant.profile; {now}; torch {torch.__version__}; {self._taken - self._first} steps of {name}"
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -187,7 +187,7 @@ class Recording(AttachedRecording):
         self._hooks = []
 
 
-def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmup_steps: int = 3) -> Recording:
+def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmup_steps: int = 3) -> Profile:
     """Write down what a rank does in its next steps, when, and how many bytes that moves: for `pliant report`.
 
     The steps are ordinary ones: hooks take times, and nothing is communicated for it. After warmup_steps, `steps` are
@@ -199,7 +199,7 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
 
     Args:
         run: What `relax` returned.
-        folder: Where each rank writes its timeline; None to ask for it by `Recording.timeline` instead.
+        folder: Where each rank writes its timeline; None to ask for it by `Profile.timeline` instead.
         steps: Steps to note.
         warmup_steps: Steps before those.
 
@@ -212,32 +212,32 @@ def record(run: Run, folder: str | Path | None = None, *, steps: int = 10, warmu
         raise ValueError(
             f"record() got {steps} steps and {warmup_steps} warmup_steps; steps must be at least 1, warmup_steps 0."
         )
-    if run.recording.open:
+    if run.profile.open:
         raise RuntimeError("this run is being recorded already; close() that recording, or wait until it is done.")
-    recording = Recording(run, None if folder is None else Path(folder), steps=steps, warmup_steps=warmup_steps)
-    run.recording = recording
+    recording = Profile(run, None if folder is None else Path(folder), steps=steps, warmup_steps=warmup_steps)
+    run.profile = recording
     return recording
 
 
-def _events(tape: Tracer, origin: Any) -> Iterator[Event]:
-    """Turn marks into times, and what the lane did between its messages into events of coding."""
-    event = functools.partial(_event, tape, origin)
-    for note in tape.notes:
+def _events(tracer: Tracer, origin: Any) -> Iterator[Event]:
+    """Turn marks into times, and what the comm thread did between its messages into events of coding."""
+    event = functools.partial(_event, tracer, origin)
+    for note in tracer.events:
         found = event(note.kind, note.name, note.step, note.start, note.end)
         if note.kind != "wait" or found.end_s - found.start_s >= _SHORTEST_WAIT_S:
             yield found
-    for message in tape.strays:
+    for message in tracer.untasked:
         yield event("communicate", message.name, message.step, message.start, message.end, message)
-    for task in list(tape.tasks):
+    for task in list(tracer.tasks):
         yield event("exchange", task.name, task.step, task.start, task.end)
         for message in task.messages:
             yield event("communicate", task.name, task.step, message.start, message.end, message)
-        for kind, start, end in _coding(task, tape.clock):
+        for kind, start, end in _coding(task, tracer.clock):
             yield event(kind, task.name, task.step, start, end)
 
 
 def _event(
-    tape: Tracer,
+    tracer: Tracer,
     origin: Any,
     kind: str,
     name: str,
@@ -247,12 +247,12 @@ def _event(
     message: TransferRecord | None = None,
 ) -> Event:
     return Event(
-        rank=tape.comm.rank,
+        rank=tracer.comm.rank,
         step=step,
         kind=kind,  # pyright: ignore[reportArgumentType]
         name=name,
-        start_s=tape.clock.seconds(origin, start),
-        end_s=tape.clock.seconds(origin, end),
+        start_s=tracer.clock.seconds(origin, start),
+        end_s=tracer.clock.seconds(origin, end),
         sent_bytes=message.sent_bytes if message is not None else 0,
         received_bytes=message.received_bytes if message is not None else 0,
     )

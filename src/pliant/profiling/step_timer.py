@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pliant.engine.clock import DeviceTimer
+from pliant.engine.device_timer import DeviceTimer
 
 __all__ = ["StepTimer", "tensors_in"]
 

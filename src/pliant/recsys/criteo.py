@@ -9,7 +9,7 @@ import torch
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.columns import hash_rows
 from pliant.recsys.criteo_tables import CRITEO_ROWS
-from pliant.spec.reading import require_file, shortened
+from pliant.spec.reading import require_file, shorten
 
 __all__ = ["NUM_DENSE", "criteo_batches"]
 
@@ -46,7 +46,7 @@ def criteo_batches(path: str | Path, *, num_rows: Sequence[int], num_samples: in
                 raise ValueError(f"line {n} of {path} has {len(line)} characters; those of a Criteo log have some 250.")
             if len(cells) != 1 + NUM_DENSE + _NUM_CATEGORIES or cells[0] not in ("0", "1"):
                 raise ValueError(
-                    f"line {n} of {path} has {len(cells)} cells and label {shortened(cells[0])}; a Criteo log has "
+                    f"line {n} of {path} has {len(cells)} cells and label {shorten(cells[0])}; a Criteo log has "
                     f"{1 + NUM_DENSE + _NUM_CATEGORIES} and label 0 or 1."
                 )
             lines.append(cells)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from pliant.comm.base import Comm
-from pliant.comm.sharing import share_text
+from pliant.comm.text_broadcast import broadcast_text
 
 __all__ = ["BAD", "raise_everywhere"]
 
@@ -19,7 +19,7 @@ def raise_everywhere(comm: Comm, error: Exception | None, bad: Sequence[int], de
     """Raise this rank's error, if it has one, otherwise that of the first of the ranks `bad`. Collective."""
     first = min(bad)
     kind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "ValueError")
-    kind, _, text = share_text(f"{kind} {error}", comm, first, device=device).partition(" ")
+    kind, _, text = broadcast_text(f"{kind} {error}", comm, first, device=device).partition(" ")
     if error is not None:
         raise error
     raise _KINDS.get(kind, ValueError)(f"rank {first}: {text}")

@@ -14,7 +14,7 @@ import torch
 
 from pliant.recsys.batch import ClickBatch
 from pliant.recsys.columns import Columns, bags, first_sight, hash_rows, number, read_columns
-from pliant.spec.reading import read_text, require_file, shortened
+from pliant.spec.reading import read_text, require_file, shorten
 
 __all__ = ["ClickLog", "load_flights", "load_movielens", "load_table"]
 
@@ -251,7 +251,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Columns:
         has = file.schema_arrow.names
         table = file.read(columns=[column for column in wanted if column in has])
     except (OSError, MemoryError, ArrowException) as error:
-        raise ValueError(f"{path} is no Parquet file that can be read ({shortened(str(error))}).") from None
+        raise ValueError(f"{path} is no Parquet file that can be read ({shorten(str(error))}).") from None
     for column in wanted:
         if column not in has:
             raise ValueError(f"{path} has no column {column!r}; it has {', '.join(has)}.")

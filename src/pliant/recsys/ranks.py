@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pliant.comm.base import Comm, another
-from pliant.comm.hierarchical import by_hosts
+from pliant.comm.base import Comm, duplicate
+from pliant.comm.hierarchical import hierarchical_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.recsys.exchange import Talk
 from pliant.spec.embedding import EmbeddingPlan
@@ -34,10 +34,10 @@ class Ranks:
 
     def __init__(self, comm: Comm, hosts: Sequence[Sequence[int]] | None, device: torch.device) -> None:
         self._device = device
-        self.comm = another(comm)
+        self.comm = duplicate(comm)
         self.talk = Talk(self.comm, device)
         self.sums = RecordedComm(self.comm)
-        self._by_hosts = None if hosts is None else by_hosts(self.sums, hosts)
+        self._by_hosts = None if hosts is None else hierarchical_comm(self.sums, hosts)
         self.sum_over: Comm = self._by_hosts or self.sums
 
     @property
@@ -52,7 +52,7 @@ class Ranks:
 
     def another(self) -> Talk:
         """Return exchanges through a group of their own. Collective."""
-        return Talk(another(self.comm), self._device)
+        return Talk(duplicate(self.comm), self._device)
 
     def close(self) -> None:
         """Free the groups of the hosts."""

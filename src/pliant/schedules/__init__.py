@@ -3,59 +3,66 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pliant.schedules.beside import Improving
-from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned, Recipe, candidates
-from pliant.schedules.collective import Collective, Grouped, group
-from pliant.schedules.cost import Cost, RoundCost, cost, lower_bound_s
-from pliant.schedules.family import Level, Shape, build, halving, mixed_radix, shapes
-from pliant.schedules.improving import better_owners, better_rounds
-from pliant.schedules.owners import Assignment, greedy_owners, one_owner, program_owners, spread_owners
-from pliant.schedules.program import Improved, improve
+from pliant.schedules.background import SolverOptions
+from pliant.schedules.collective import Collective, MergedCollective, merge_blocks
+from pliant.schedules.cost import Cost, RoundCost, lower_bound_s, predict_cost
+from pliant.schedules.family import GroupLevel, NestedGroups, build_schedule, halving, mixed_radix, shapes
+from pliant.schedules.owners import Assignment, greedy_owners, one_owner, solve_owners, spread_owners
+from pliant.schedules.program import SolvedRounds, solve_rounds
+from pliant.schedules.refine import improve_owners, improve_rounds
+from pliant.schedules.select import (
+    Candidate,
+    ScheduleRule,
+    ScheduleSelector,
+    SelectedSchedule,
+    SelectorOptions,
+    candidates,
+)
 from pliant.schedules.verify import ScheduleError, Verified, verify
 
 if TYPE_CHECKING:
-    from pliant.schedules.execute import ScheduledSum
-    from pliant.schedules.sparse import SparseSum
+    from pliant.schedules.execute import ScheduledAllReduce
+    from pliant.schedules.sparse import SparseAllReduce
 
 __all__ = [
     "Assignment",
     "Candidate",
-    "Chooser",
-    "Choosing",
+    "ScheduleSelector",
+    "SelectorOptions",
     "Collective",
     "Cost",
-    "Grouped",
-    "Improved",
-    "Improving",
-    "Level",
-    "Planned",
-    "Recipe",
+    "MergedCollective",
+    "SolvedRounds",
+    "SolverOptions",
+    "GroupLevel",
+    "SelectedSchedule",
+    "ScheduleRule",
     "RoundCost",
     "ScheduleError",
-    "ScheduledSum",
-    "Shape",
-    "SparseSum",
+    "ScheduledAllReduce",
+    "NestedGroups",
+    "SparseAllReduce",
     "Verified",
-    "better_owners",
-    "better_rounds",
-    "build",
+    "improve_owners",
+    "improve_rounds",
+    "build_schedule",
     "candidates",
-    "cost",
+    "predict_cost",
     "greedy_owners",
-    "group",
+    "merge_blocks",
     "halving",
-    "improve",
+    "solve_rounds",
     "lower_bound_s",
     "mixed_radix",
     "one_owner",
-    "program_owners",
+    "solve_owners",
     "shapes",
     "spread_owners",
     "verify",
 ]
 
 # What carries schedules out needs torch, and whoever only makes them must not wait for it.
-_LATE = {"ScheduledSum": "pliant.schedules.execute", "SparseSum": "pliant.schedules.sparse"}
+_LATE = {"ScheduledAllReduce": "pliant.schedules.execute", "SparseAllReduce": "pliant.schedules.sparse"}
 
 
 def __getattr__(name: str) -> Any:

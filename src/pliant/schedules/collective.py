@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Collective", "Grouped", "group"]
+__all__ = ["Collective", "MergedCollective", "merge_blocks"]
 
 _PIECES_PER_RANK = 8
 """So many super-blocks per rank divide work among owners to a few percent."""
@@ -83,7 +83,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped:
+class MergedCollective:
     """A collective over super-blocks, and of which blocks of the first one each is made."""
 
     collective: Collective
@@ -91,7 +91,7 @@ class Grouped:
     """Super-block -> blocks, ascending. Blocks that nobody holds or nobody needs are in none: they do not move."""
 
 
-def group(collective: Collective, num_pieces: int = 0) -> Grouped:
+def merge_blocks(collective: Collective, num_pieces: int = 0) -> MergedCollective:
     """Return the collective with all blocks of the same holders and needers as super-blocks of about equal size.
 
     What every schedule does with such blocks may as well be done with a whole run of them, so programs and verifier
@@ -111,7 +111,7 @@ def group(collective: Collective, num_pieces: int = 0) -> Grouped:
         class_bytes = sum(sizes[b] for b in blocks)
         parts = min(len(blocks), max(1, round(class_bytes / piece_bytes))) if piece_bytes else 1
         pieces += _cut(blocks, sizes, class_bytes / parts)
-    return Grouped(
+    return MergedCollective(
         collective=Collective(
             num_ranks=num_ranks,
             block_bytes=tuple(sum(sizes[b] for b in piece) for piece in pieces),

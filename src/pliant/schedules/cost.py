@@ -10,7 +10,7 @@ from pliant.netmodel import Links, Overheads, PointToPoint
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology
 
-__all__ = ["Cost", "RoundCost", "cost", "lower_bound_s"]
+__all__ = ["Cost", "RoundCost", "predict_cost", "lower_bound_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,9 @@ class Cost:
         return sum(each.total_s for each in self.rounds)
 
 
-def cost(schedule: Schedule, collective: Collective, topology: Topology, overheads: Overheads | None = None) -> Cost:
+def predict_cost(
+    schedule: Schedule, collective: Collective, topology: Topology, overheads: Overheads | None = None
+) -> Cost:
     """Predict a schedule: alpha, beta and gamma with the bytes that this bitmap asks for, round by round.
 
     A round lasts as long as its busiest resource, an interface longer if flows share it (`Overheads.sharing`); since

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm, require_contiguous
-from pliant.schedules.collective import Collective, Grouped
+from pliant.schedules.collective import Collective, MergedCollective
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
 
-__all__ = ["ScheduledSum"]
+__all__ = ["ScheduledAllReduce"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class _Round:
     """In ascending order of sources, which is the order of summation."""
 
 
-class ScheduledSum:
+class ScheduledAllReduce:
     """The sums over ranks of a vector's blocks, by a schedule.
 
     When it is made, the schedule is verified, and compared with those of the other ranks (8 bytes each). Phases, per
@@ -48,10 +48,10 @@ class ScheduledSum:
 
     Args:
         schedule: Over the super-blocks of `grouped`.
-        grouped: Of which blocks each super-block is made; as `group(collective)` gives.
+        merged: Of which blocks each super-block is made; as `group(collective)` gives.
         collective: Who holds and needs which block.
         numels: Elements of each block, in the order in which they lie in the vector.
-        comm: Who adds up; best one of its own, as `own_group` makes.
+        comm: Who adds up; best one of its own, as `new_comm` makes.
         like: The vectors to come, for their dtype and device.
 
     Raises:
@@ -62,15 +62,15 @@ class ScheduledSum:
     def __init__(
         self,
         schedule: Schedule,
-        grouped: Grouped,
+        merged: MergedCollective,
         collective: Collective,
         numels: Sequence[int],
         comm: Comm,
         *,
         like: Tensor,
     ) -> None:
-        verify(schedule, grouped.collective)
-        _require_members(grouped, collective)
+        verify(schedule, merged.collective)
+        _require_members(merged, collective)
         if comm.size != schedule.num_ranks or len(numels) != collective.num_blocks or sum(numels) != like.numel():
             raise ScheduleError(
                 f"the schedule {schedule.name!r} is for {schedule.num_ranks} ranks and {collective.num_blocks} blocks, "
@@ -79,14 +79,14 @@ class ScheduledSum:
             )
         self._comm, self._numel, self._dtype = comm, like.numel(), like.dtype
         rounds = [[(m.source, m.target, m.block, m.kind) for m in moves] for moves in schedule.rounds]
-        told = f"{schedule.name} {rounds} {grouped.members} {tuple(numels)} {like.dtype}"
+        told = f"{schedule.name} {rounds} {merged.members} {tuple(numels)} {like.dtype}"
         cure = "make it from the same data on all ranks, or broadcast it"
         require_same(comm, "the schedule, or its blocks,", told, like.device, cure=cure, error=ScheduleError)
         self._unit = math.gcd(*numels) or 1
-        me, members, counts = comm.rank, grouped.members, np.array(numels, dtype=np.int64) // self._unit
+        me, members, counts = comm.rank, merged.members, np.array(numels, dtype=np.int64) // self._unit
         rows = _rows_of([b for blocks in members for b in blocks], counts)
         lengths = [int(counts[list(blocks)].sum()) for blocks in members]
-        self._rounds = self._compile(schedule, grouped.collective, rows.split(lengths), like)
+        self._rounds = self._compile(schedule, merged.collective, rows.split(lengths), like)
         empty = [b for b, held in enumerate(collective.holders) if not held and me in collective.needers[b]]
         self._zero = _rows_of(empty, counts).to(like.device) if empty else None
 
@@ -173,16 +173,16 @@ def _order(
     return found
 
 
-def _require_members(grouped: Grouped, collective: Collective) -> None:
+def _require_members(merged: MergedCollective, collective: Collective) -> None:
     """Raise unless super-blocks are made of blocks with the same holders and needers, and none is left out."""
     moving = [b for b in range(collective.num_blocks) if collective.holders[b] and collective.needers[b]]
-    inner = grouped.collective
-    for k, blocks in enumerate(grouped.members):
+    inner = merged.collective
+    for k, blocks in enumerate(merged.members):
         for b in blocks:
             if (collective.holders[b], collective.needers[b]) != (inner.holders[k], inner.needers[k]):
                 raise ScheduleError(
                     f"super-block {k} is held by the ranks {inner.holders[k]} and needed by {inner.needers[k]}, but "
                     f"block {b} in it by {collective.holders[b]} and {collective.needers[b]}."
                 )
-    if sorted(b for blocks in grouped.members for b in blocks) != moving:
+    if sorted(b for blocks in merged.members for b in blocks) != moving:
         raise ScheduleError("the super-blocks leave out a block that moves, or hold one twice; use group(collective).")

@@ -9,14 +9,14 @@ from typing import Literal
 from pliant.schedules.collective import Collective
 from pliant.spec import Move, Schedule, Topology
 
-__all__ = ["Level", "Shape", "build", "halving", "mixed_radix", "shapes"]
+__all__ = ["GroupLevel", "NestedGroups", "build_schedule", "halving", "mixed_radix", "shapes"]
 
 _MAX_LEVELS = 3
 """More levels than these pay only as halving, which is there for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
+class GroupLevel:
     """Grouping of the groups of the level below, or of ranks: runs of neighbours."""
 
     sizes: tuple[int, ...]
@@ -26,14 +26,14 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class NestedGroups:
     """Levels from the smallest groups, whose ranks are nearest, to the one that holds everybody."""
 
     name: str
-    levels: tuple[Level, ...]
+    levels: tuple[GroupLevel, ...]
 
 
-def mixed_radix(radices: Sequence[int], ring: Sequence[bool] | None = None) -> Shape:
+def mixed_radix(radices: Sequence[int], ring: Sequence[bool] | None = None) -> NestedGroups:
     """Return the butterfly in which rank r has the digits of r in these radices, the first one least significant.
 
     One radix: `direct` or `ring`. All 2: recursive halving and doubling (Rabenseifner 2004). Two, the first one the
@@ -42,31 +42,31 @@ def mixed_radix(radices: Sequence[int], ring: Sequence[bool] | None = None) -> S
     """
     ring = ring if ring is not None else [False] * len(radices)
     levels = tuple(
-        Level(sizes=(k,) * math.prod(radices[level + 1 :]), ring=by_ring)
+        GroupLevel(sizes=(k,) * math.prod(radices[level + 1 :]), ring=by_ring)
         for level, (k, by_ring) in enumerate(zip(radices, ring, strict=True))
     )
     if len(levels) == 1:
-        return Shape(name="ring" if ring[0] else "direct", levels=levels)
+        return NestedGroups(name="ring" if ring[0] else "direct", levels=levels)
     if len(levels) > 1 and set(radices) == {2}:
-        return Shape(name="halving", levels=levels)
-    return Shape(name=_name(radices, ring) or "direct", levels=levels)
+        return NestedGroups(name="halving", levels=levels)
+    return NestedGroups(name=_name(radices, ring) or "direct", levels=levels)
 
 
-def halving(num_ranks: int, radix: int = 2) -> Shape:
+def halving(num_ranks: int, radix: int = 2) -> NestedGroups:
     """Return groups of `radix` at every level, the last one of a level smaller where it does not come out even.
 
     With all sums formed on one rank this is a tree; with owners everywhere it is recursive halving and doubling.
     """
-    levels: list[Level] = []
+    levels: list[GroupLevel] = []
     left = num_ranks
     while left > 1:
         full, rest = divmod(left, radix)
-        levels.append(Level(sizes=(radix,) * full + ((rest,) if rest else ())))
+        levels.append(GroupLevel(sizes=(radix,) * full + ((rest,) if rest else ())))
         left = len(levels[-1].sizes)
-    return Shape(name="halving" if radix == 2 else f"radix {radix}", levels=tuple(levels))
+    return NestedGroups(name="halving" if radix == 2 else f"radix {radix}", levels=tuple(levels))
 
 
-def shapes(topology: Topology) -> list[Shape]:
+def shapes(topology: Topology) -> list[NestedGroups]:
     """Return the family for these hosts: every ordered factorization, its levels direct or ring, and what is uneven.
 
     Hosts with different numbers of ranks are the first level of their own, racks with different numbers of hosts one
@@ -78,28 +78,28 @@ def shapes(topology: Topology) -> list[Shape]:
     hosts = tuple(host.num_ranks for host in topology.hosts)
     racks = tuple(len(list(run)) for _, run in groupby(topology.rack_of()))  # hosts of each
     by_rack = tuple(sum(hosts[end - n : end]) for end, n in zip(accumulate(racks), racks, strict=True))  # ranks of each
-    found += _uneven("hosts", [hosts])
+    found += _uneven_groups("hosts", [hosts])
     if topology.racks:
-        found += _uneven("racks", [by_rack])
-        found += _uneven("hosts.racks", [hosts, racks]) if max(hosts) > 1 else ()
+        found += _uneven_groups("racks", [by_rack])
+        found += _uneven_groups("hosts.racks", [hosts, racks]) if max(hosts) > 1 else ()
     found += [halving(num_ranks, radix) for radix in (2, 4) if num_ranks > radix]
-    unique: dict[tuple[Level, ...], Shape] = {}
+    unique: dict[tuple[GroupLevel, ...], NestedGroups] = {}
     for shape in found:
         unique.setdefault(shape.levels, shape)
     return list(unique.values())
 
 
-def _uneven(name: str, lowest: Sequence[tuple[int, ...]]) -> Iterator[Shape]:
+def _uneven_groups(name: str, lowest: Sequence[tuple[int, ...]]) -> Iterator[NestedGroups]:
     """Yield the shapes with these first levels, of which one is uneven, or all would be factorizations."""
     num_groups = len(lowest[-1])
     if num_groups > 1 and any(len(set(sizes)) > 1 for sizes in lowest):
         for radices in _factorizations(num_groups):
             for ring in _rings(radices):
-                levels = (*(Level(sizes=sizes) for sizes in lowest), *mixed_radix(radices, ring).levels)
-                yield Shape(name=f"{name}.{_name(radices, ring)}", levels=levels)
+                levels = (*(GroupLevel(sizes=sizes) for sizes in lowest), *mixed_radix(radices, ring).levels)
+                yield NestedGroups(name=f"{name}.{_name(radices, ring)}", levels=levels)
 
 
-def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedule:
+def build_schedule(collective: Collective, owners: Sequence[int], shape: NestedGroups) -> Schedule:
     """Return the schedule in which the sum of block b is formed on rank `owners[b]`, by way of these groups.
 
     Every group has, for every block, one rank that adds up what its members hold: the one whose place in the group is
@@ -151,7 +151,7 @@ def build(collective: Collective, owners: Sequence[int], shape: Shape) -> Schedu
 class _Tree:
     """The groups of a shape. Level 0 are the ranks; `children[l][g]` are groups of level l-1."""
 
-    def __init__(self, shape: Shape, num_ranks: int) -> None:
+    def __init__(self, shape: NestedGroups, num_ranks: int) -> None:
         self.levels = shape.levels
         self.children: list[list[range]] = [[]]
         self.parent: list[list[int]] = []

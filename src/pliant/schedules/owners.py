@@ -11,7 +11,7 @@ from pliant.netmodel import Links, Overheads
 from pliant.schedules.collective import Collective
 from pliant.spec import Topology
 
-__all__ = ["Assignment", "greedy_owners", "one_owner", "program_owners", "spread_owners"]
+__all__ = ["Assignment", "greedy_owners", "one_owner", "solve_owners", "spread_owners"]
 
 _POWERS, _FEW = (4, 4, 4, 8, 8, 16, 32), (4, 8, 32)
 """Of the norm, pass by pass; and for who is in a hurry, with which direct sums on 4 to 16 hosts take 2 % more."""
@@ -25,7 +25,7 @@ class Assignment:
     owners: tuple[int, ...]
     """Block -> rank."""
     predicted_s: float
-    """T1 + T2 of the model of `program_owners`."""
+    """T1 + T2 of the model of `solve_owners`."""
 
 
 class _Loads:
@@ -100,7 +100,7 @@ def greedy_owners(
     """Return owners chosen one after another, the largest block first, so that the busiest link is done soonest.
 
     Minimizes max(in, out) of the first phase + that of the second, with what has been assigned before: the objective
-    of `program_owners`. Then each host's blocks are spread over its ranks.
+    of `solve_owners`. Then each host's blocks are spread over its ranks.
 
     Args:
         collective: Who holds and needs what.
@@ -117,7 +117,7 @@ def greedy_owners(
     return Assignment(owners=owners, predicted_s=loads.predicted_s(owners))
 
 
-def program_owners(
+def solve_owners(
     collective: Collective,
     topology: Topology,
     overheads: Overheads | None = None,

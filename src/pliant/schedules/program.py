@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pliant.netmodel import Links, Overheads
 from pliant.schedules.collective import Collective
-from pliant.schedules.cost import cost
+from pliant.schedules.cost import predict_cost
 from pliant.schedules.verify import verify
 from pliant.spec import Move, Schedule, Topology
 
-__all__ = ["Improved", "improve", "too_large"]
+__all__ = ["SolvedRounds", "solve_rounds", "too_large"]
 
 _UNITS = 1_000_000
 """Of time, in what the first schedule takes: costs of the program are whole numbers of them, rounded up."""
@@ -19,7 +19,7 @@ _MAX_MOVES = 40_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Improved:
+class SolvedRounds:
     """Outcome of a program on a schedule."""
 
     schedule: Schedule
@@ -35,7 +35,7 @@ class Improved:
         return 1 - self.predicted_s / self.before_s if self.before_s > 0 else 0.0
 
 
-def improve(
+def solve_rounds(
     schedule: Schedule,
     collective: Collective,
     topology: Topology,
@@ -43,15 +43,15 @@ def improve(
     *,
     limit_s: float = 10.0,
     num_workers: int = 1,
-) -> Improved:
+) -> SolvedRounds:
     """Look for a faster schedule of at most as many rounds; never returns a slower one, or one that is not verified.
 
     Unknowns, for block b, ranks r and s, round k: y (r hands its partial to s), v (r copies the sum to s), a (r has a
     partial when the round begins), f (r has the sum and keeps it). A partial is handed over at most once by a rank, and
     not after it has become the sum; the only rank with a partial has the sum; all needers have it in the end. So no
-    sets of contributors are needed. Times of a round are those of `cost`, without sharing; so the bound holds, and what
-    is found counts only if it is faster with sharing, too. The result depends on how fast the solver is: let one rank
-    look, and broadcast what it finds.
+    sets of contributors are needed. Times of a round are those of `predict_cost`, without sharing; so the bound holds,
+    and what is found counts only if it is faster with sharing, too. The result depends on how fast the solver is: let
+    one rank look, and broadcast what it finds.
 
     Args:
         schedule: A right one, which the solver starts from.
@@ -68,8 +68,8 @@ def improve(
     """
     overheads = overheads if overheads is not None else Overheads()
     verify(schedule, collective)
-    before_s = cost(schedule, collective, topology, overheads).total_s
-    same = Improved(schedule=schedule, predicted_s=before_s, before_s=before_s, bound_s=0.0)
+    before_s = predict_cost(schedule, collective, topology, overheads).total_s
+    same = SolvedRounds(schedule=schedule, predicted_s=before_s, before_s=before_s, bound_s=0.0)
     if too_large(schedule):
         raise ValueError(
             f"{schedule.num_blocks} blocks on {schedule.num_ranks} ranks in {len(schedule.rounds)} rounds make "
@@ -83,10 +83,10 @@ def improve(
     bound_s = bound * before_s / _UNITS
     if found is not None:
         verify(found, collective)
-        predicted_s = cost(found, collective, topology, overheads).total_s
+        predicted_s = predict_cost(found, collective, topology, overheads).total_s
         if predicted_s < before_s:
-            return Improved(schedule=found, predicted_s=predicted_s, before_s=before_s, bound_s=bound_s)
-    return Improved(schedule=schedule, predicted_s=before_s, before_s=before_s, bound_s=bound_s)
+            return SolvedRounds(schedule=found, predicted_s=predicted_s, before_s=before_s, bound_s=bound_s)
+    return SolvedRounds(schedule=schedule, predicted_s=before_s, before_s=before_s, bound_s=bound_s)
 
 
 def too_large(schedule: Schedule) -> bool:
@@ -215,18 +215,20 @@ class _Program:
                         up.setdefault(a, []).extend(moved)
                         down.setdefault(c, []).extend(moved)
                     latencies.append(units(float(network.delays_s[g, h])) * used)
-            wires = [_weighed(moved, out_s[g], units) for g, moved in out.items()]
-            wires += [_weighed(moved, in_s[h], units) for h, moved in into.items()]
-            wires += [_weighed(moved, up_s[a], units) for a, moved in up.items()]
-            wires += [_weighed(moved, down_s[c], units) for c, moved in down.items()]
+            wires = [_weighted_sum(moved, out_s[g], units) for g, moved in out.items()]
+            wires += [_weighted_sum(moved, in_s[h], units) for h, moved in into.items()]
+            wires += [_weighted_sum(moved, up_s[a], units) for a, moved in up.items()]
+            wires += [_weighted_sum(moved, down_s[c], units) for c, moved in down.items()]
             wires += [
-                _weighed(moved, overheads.wire_factor * own[pair], units) for pair, moved in link.items() if pair in own
+                _weighted_sum(moved, overheads.wire_factor * own[pair], units)
+                for pair, moved in link.items()
+                if pair in own
             ]
-            wires += [_weighed(each, 1 / overheads.loopback_bytes_per_s, units) for each in inside.values()]
+            wires += [_weighted_sum(each, 1 / overheads.loopback_bytes_per_s, units) for each in inside.values()]
             self._longest(wires)
             self._longest(latencies)
-            self._longest(_weighed(each, overheads.message_s, units) for each in handled.values())
-            self._longest(_weighed(each, 1 / overheads.reduce_bytes_per_s, units) for each in reduced.values())
+            self._longest(_weighted_sum(each, overheads.message_s, units) for each in handled.values())
+            self._longest(_weighted_sum(each, 1 / overheads.reduce_bytes_per_s, units) for each in reduced.values())
 
     def _longest(self, times: Iterable[Any]) -> None:
         longest = self.model.new_int_var(0, 4 * _UNITS, "")
@@ -279,6 +281,6 @@ class _Program:
         ), bound
 
 
-def _weighed(terms: Iterable[tuple[int, Any]], seconds: float, units: Any) -> Any:
+def _weighted_sum(terms: Iterable[tuple[int, Any]], seconds: float, units: Any) -> Any:
     """Return the sum of all terms' amounts times `seconds` each, in units."""
     return sum(units(amount * seconds) * variable for amount, variable in terms)

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
-from pliant.comm.sharing import share_text
+from pliant.comm.text_broadcast import broadcast_text
 from pliant.netmodel import Overheads
-from pliant.schedules.beside import Beside, Improving
-from pliant.schedules.choose import Candidate, Chooser, Choosing, Planned
+from pliant.schedules.background import BackgroundSolver, SolverOptions
 from pliant.schedules.collective import Collective
-from pliant.schedules.execute import ScheduledSum
+from pliant.schedules.execute import ScheduledAllReduce
+from pliant.schedules.select import Candidate, ScheduleSelector, SelectedSchedule, SelectorOptions
 from pliant.schedules.verify import ScheduleError
 from pliant.spec import Topology, from_json, to_json
 
-__all__ = ["SparseSum"]
+__all__ = ["SparseAllReduce"]
 
 _NUM_CACHED = 8
 _DECISIONS = ("stay", "change", "back")
@@ -32,16 +32,17 @@ class _Ready:
     """Parts that carry out the sum of one set of blocks."""
 
     collective: Collective
-    planned: Planned
-    carry_out: ScheduledSum
+    planned: SelectedSchedule
+    carry_out: ScheduledAllReduce
 
 
-class SparseSum:
+class SparseAllReduce:
     """The sums over ranks of the blocks that each rank has chosen, on all ranks.
 
-    Phases: all-gather of who holds what, a bit for each block; every rank chooses the same schedule (`Chooser`), which,
-    if it is new, is verified and compared, and carried out (`ScheduledSum`). Bytes beside the schedule's:
-    (size - 1) (blocks/8 + 8) in and out. Once, when it is made, all ranks compare what they were given.
+    Phases: all-gather of who holds what, a bit for each block; every rank chooses the same schedule
+    (`ScheduleSelector`), which, if it is new, is verified and compared, and carried out (`ScheduledAllReduce`). Bytes
+    beside the schedule's: (size - 1) (blocks/8 + 8) in and out. Once, when it is made, all ranks compare what they were
+    given.
 
     With `improving`, rank 0 looks for something better in a process of its own where blocks stay the same. Its word
     goes along with the bitmaps, in a byte more, so all change in the same call: to what it then broadcasts, which is
@@ -50,11 +51,11 @@ class SparseSum:
     Args:
         numels: Elements of each block, in the order in which they lie in the vector.
         topology: The same on all ranks.
-        comm: Who adds up; best one of its own, as `own_group` makes.
+        comm: Who adds up; best one of its own, as `new_comm` makes.
         like: The vectors to come, for their dtype and device.
         overheads: Overheads beside the topology's.
-        choosing: When to look for another schedule.
-        improving: Whether and when programs look; None: never.
+        options: When to look for another schedule.
+        solver: Whether and when programs look; None: never.
 
     Raises:
         ScheduleError: The ranks were given different things.
@@ -70,25 +71,25 @@ class SparseSum:
         *,
         like: Tensor,
         overheads: Overheads | None = None,
-        choosing: Choosing | None = None,
-        improving: Improving | None = None,
+        options: SelectorOptions | None = None,
+        solver: SolverOptions | None = None,
     ) -> None:
         self._numels, self._comm, self._like = tuple(numels), comm, like
         self._block_bytes = [numel * like.element_size() for numel in numels]
-        self._chooser = Chooser(topology, overheads, choosing)
+        self._selector = ScheduleSelector(topology, overheads, options)
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
         self._before: tuple[bytes, _Ready] | None = None
         """What something better has taken the place of, while that is on trial."""
-        told = f"{to_json(topology)} {self._numels} {overheads} {choosing} {improving} {like.dtype}"
+        told = f"{to_json(topology)} {self._numels} {overheads} {options} {solver} {like.dtype}"
         what = "the topology, the blocks or the settings of a sparse sum"
         require_same(comm, what, told, like.device, error=ScheduleError)
-        self._improving = improving is not None
-        self._beside: Beside | None = None
-        if improving is not None:
-            improving.require_programs()
-            self._beside = Beside(improving, topology, self._chooser.overheads) if comm.rank == 0 else None
+        self._options = solver is not None
+        self._background: BackgroundSolver | None = None
+        if solver is not None:
+            solver.require_programs()
+            self._background = BackgroundSolver(solver, topology, self._selector.overheads) if comm.rank == 0 else None
 
-    def __call__(self, x: Tensor, held: Sequence[bool]) -> Planned:
+    def __call__(self, x: Tensor, held: Sequence[bool]) -> SelectedSchedule:
         """Replace x, (numel,), by the sum over ranks of the blocks that each holds; return what was carried out.
 
         Args:
@@ -106,16 +107,16 @@ class SparseSum:
             self._keep(blocks, self._plan(blocks))
         self._ready.move_to_end(blocks)
         ready = self._ready[blocks]
-        if self._beside is None:
+        if self._background is None:
             ready.carry_out(x)
         else:
-            self._beside.called(blocks, ready.collective, ready.planned.best, self._timed(ready, x))
+            self._background.note_call(blocks, ready.collective, ready.planned.best, self._run_timed(ready, x))
         return ready.planned
 
     def close(self) -> None:
         """End what looks for something better, if it still does."""
-        if self._beside is not None:
-            self._beside.close()
+        if self._background is not None:
+            self._background.close()
 
     def _exchange(self, held: np.ndarray) -> tuple[str, bytes]:
         """Return rank 0's decision, and who holds what, as it was gathered: whole bytes of bits for each rank."""
@@ -123,25 +124,27 @@ class SparseSum:
             raise ValueError(
                 f"there are {len(self._numels)} blocks, but it is said of {held.shape} whether they are held."
             )
-        decision = self._beside.decide() if self._beside is not None else "stay"
-        word = [_DECISIONS.index(decision)] if self._improving else []
+        decision = self._background.decide() if self._background is not None else "stay"
+        word = [_DECISIONS.index(decision)] if self._options else []
         mine = torch.from_numpy(np.append(np.packbits(held), np.array(word, dtype=np.uint8))).to(self._like.device)
         everybody = torch.empty(self._comm.size * mine.numel(), dtype=torch.uint8, device=self._like.device)
         self._comm.all_gather(everybody, mine).wait()
         rows = everybody.cpu().numpy().reshape(self._comm.size, -1)
-        if not self._improving:
+        if not self._options:
             return "stay", rows.tobytes()
         return _DECISIONS[rows[0, -1]], rows[:, :-1].tobytes()
 
     def _plan(self, blocks: bytes) -> _Ready:
         collective = self._collective(blocks)
-        planned = self._chooser.choose(collective)
+        planned = self._selector.choose(collective)
         # Compared with the others even so: a machine that rounds another way might have chosen another one.
-        return self._made(planned, collective)
+        return self._prepare(planned, collective)
 
-    def _made(self, planned: Planned, collective: Collective) -> _Ready:
+    def _prepare(self, planned: SelectedSchedule, collective: Collective) -> _Ready:
         best = planned.best
-        carry_out = ScheduledSum(best.schedule, best.grouped, collective, self._numels, self._comm, like=self._like)
+        carry_out = ScheduledAllReduce(
+            best.schedule, best.merged, collective, self._numels, self._comm, like=self._like
+        )
         return _Ready(collective=collective, planned=planned, carry_out=carry_out)
 
     def _collective(self, blocks: bytes) -> Collective:
@@ -154,7 +157,7 @@ class SparseSum:
         if len(self._ready) > _NUM_CACHED:
             self._ready.popitem(last=False)
 
-    def _timed(self, ready: _Ready, x: Tensor) -> float:
+    def _run_timed(self, ready: _Ready, x: Tensor) -> float:
         start_s = time.perf_counter()
         ready.carry_out(x)
         if x.is_cuda:
@@ -168,11 +171,11 @@ class SparseSum:
         if decision != "change":
             return
         text = ""
-        if self._beside is not None:
-            blocks, found = self._beside.found()
+        if self._background is not None:
+            blocks, found = self._background.found()
             text = json.dumps([blocks.hex(), to_json(found)])
-        held, found = json.loads(share_text(text, self._comm, device=self._like.device))
+        held, found = json.loads(broadcast_text(text, self._comm, device=self._like.device))
         blocks, better = bytes.fromhex(held), from_json(Candidate, found)
         old = self._ready[blocks] if blocks in self._ready else self._plan(blocks)
         self._before = blocks, old
-        self._keep(blocks, self._made(replace(old.planned, best=better), old.collective))
+        self._keep(blocks, self._prepare(replace(old.planned, best=better), old.collective))

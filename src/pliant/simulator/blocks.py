@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pliant.layouts.blocks import divided
+from pliant.layouts.blocks import divide_blocks
 from pliant.netmodel import DenseExchange, Floats
+from pliant.simulator.collective_rounds import average, ring_all_gather
 from pliant.simulator.round import Round
-from pliant.simulator.schedules import around_ring, average
 from pliant.spec import Selection
 
 __all__ = ["blocks"]
@@ -39,7 +39,7 @@ def blocks(
             "knows beforehand; simulate it without the topology, as gathered payloads, or measure it."
         )
     ratio = selection.ratio
-    parts = [divided(of_bucket, selection, num_ranks) for of_bucket in shapes]
+    parts = [divide_blocks(of_bucket, selection, num_ranks) for of_bucket in shapes]
     told = np.array([float(each.told_numel(ratio)) for each in parts])
     masks = np.array([float(each.mask_bytes * (not each.is_whole(ratio))) for each in parts])
     message = np.array([float(each.message_numel(ratio)) for each in parts])
@@ -53,5 +53,5 @@ def blocks(
         of_these = message * (bits == each)
         rounds += coded(of_these) if each == 4 else average(of_these, num_ranks, value_bytes=each // 8, in_parts=True)
     if payload.any():
-        rounds.append(around_ring(payload, num_ranks))
+        rounds.append(ring_all_gather(payload, num_ranks))
     return rounds

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pliant.simulator.lanes import QueuedExchange, RankActivity
 from pliant.simulator.prepared import PreparedPlan, TimedExchange
+from pliant.simulator.rank_clock import QueuedExchange, RankActivity
 from pliant.simulator.stepping import Stepper
 from pliant.spec import Event, Timeline
 
@@ -15,18 +15,18 @@ _MOST_RANKS = 8
 
 def timeline_of(stepper: Stepper, prepared: PreparedPlan) -> Timeline:
     """Return the events of the first ranks, in the order in which they ended."""
-    ground = prepared.ground
+    context = prepared.context
     events: list[Event] = []
-    for rank in range(min(ground.num_ranks, _MOST_RANKS)):
-        events += _computing(rank, stepper.clock.segments, ground.slowdown[rank] / ground.slowest)
+    for rank in range(min(context.num_ranks, _MOST_RANKS)):
+        events += _compute_events(rank, stepper.clock.segments, context.slowdown[rank] / context.slowest)
         for item in stepper.clock.items:
             if item.done:
-                events += _exchanging(rank, item, stepper.exchanged[item.row])
+                events += _exchange_events(rank, item, stepper.exchanged[item.row])
     events.sort(key=lambda event: event.end_s)
     return Timeline(events=tuple(events), provenance="simulated")
 
 
-def _computing(rank: int, segments: list[RankActivity], pace: float) -> list[Event]:
+def _compute_events(rank: int, segments: list[RankActivity], pace: float) -> list[Event]:
     """Return what one rank computes, and how long it then waits for exchanges or for the slowest."""
     events: list[Event] = []
     ahead_s = 0.0
@@ -43,7 +43,7 @@ def _computing(rank: int, segments: list[RankActivity], pace: float) -> list[Eve
     return events
 
 
-def _exchanging(rank: int, item: QueuedExchange, exchanged: TimedExchange) -> list[Event]:
+def _exchange_events(rank: int, item: QueuedExchange, exchanged: TimedExchange) -> list[Event]:
     index = exchanged.index
     sent, received = int(exchanged.of.sent[index, rank]), int(exchanged.of.received[index, rank])
     stretched = (item.end_s - item.start_s) / exchanged.seconds if exchanged.seconds else 1.0

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pliant.layouts.division import place, weight_buckets
+from pliant.layouts.division import assign_owners, weight_buckets
 from pliant.netmodel import Floats
 from pliant.simulator.rounds import BucketBatch
 from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, TensorSpec, Timing, Workload
@@ -16,7 +16,7 @@ __all__ = [
     "SimulatedWeights",
     "batch_of",
     "buckets_of",
-    "distinct",
+    "distinct_nodes",
     "gradient_parts",
     "itemsize",
     "owned_bytes",
@@ -62,7 +62,7 @@ def itemsize(tensor: TensorSpec) -> int:
     return _ITEMSIZES[dtype]
 
 
-def distinct(nodes: Iterable[Exchange]) -> list[Exchange]:
+def distinct_nodes(nodes: Iterable[Exchange]) -> list[Exchange]:
     """Return each node once, in order; equal ones are one object already, and to compare those is quick."""
     return list({id(node): node for node in nodes}.values())
 
@@ -95,7 +95,7 @@ def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[Simulate
     """Return the buckets of weights that are exchanged between steps, in the order of their exchanges."""
     model_order = range(len(workload.tensors) - 1, -1, -1)  # gradients come from the last layer on
     parts: list[SimulatedWeights] = []
-    for node in distinct(nodes[k] for k in model_order if nodes[k].exchanges_weights):
+    for node in distinct_nodes(nodes[k] for k in model_order if nodes[k].exchanges_weights):
         mine, timing = [k for k in model_order if nodes[k] is node], node.timing
         numels = [workload.tensors[k].numel for k in mine]
         for fragment, held in weight_buckets(numels, timing.fragments):
@@ -134,7 +134,7 @@ def owners_of(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> 
     """Return the owner of each tensor, 0 where it has none; nothing if no tensor has one. As the engine places them."""
     owners = [0] * len(nodes)
     model_order = range(len(nodes) - 1, -1, -1)
-    owned = distinct(nodes[k] for k in model_order if nodes[k].has_owners)
+    owned = distinct_nodes(nodes[k] for k in model_order if nodes[k].has_owners)
     for node in owned:
         given = node.placement.bandwidths if isinstance(node, (ShardedOptimizer, ParameterServer)) else ()
         bandwidths = given or (1.0,) * num_ranks
@@ -143,7 +143,7 @@ def owners_of(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> 
                 f"the plan gives {len(bandwidths)} bandwidths, but there are {num_ranks} ranks; give one for each."
             )
         mine = [k for k in model_order if nodes[k] is node]
-        for k, rank in zip(mine, place([workload.tensors[k].numel for k in mine], bandwidths), strict=True):
+        for k, rank in zip(mine, assign_owners([workload.tensors[k].numel for k in mine], bandwidths), strict=True):
             owners[k] = rank
     return tuple(owners) if owned else ()
 

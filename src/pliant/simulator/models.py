@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pliant.spec import Workload
-from pliant.spec.layers import Layer, by_formula
+from pliant.spec.layers import Layer, workload_of_layers
 from pliant.spec.models import LAYERS
 
 __all__ = ["MODELS", "bert_large", "equal_layers", "vgg16", "workload_named"]
@@ -26,7 +26,7 @@ def equal_layers(name: str, num_parameters: float, num_layers: int, step_s: floa
     """Return a model of equal layers, one tensor each: what papers compute with."""
     rows = round(num_parameters / num_layers)
     layers = [Layer(f"layer{k}", "Layer", (("weight", (rows,)),), 1.0) for k in range(num_layers)]
-    return _timed(name, layers, step_s, dtype)
+    return _workload_of(name, layers, step_s, dtype)
 
 
 def workload_named(name: str, step_s: float) -> Workload:
@@ -38,12 +38,12 @@ def workload_named(name: str, step_s: float) -> Workload:
     """
     if name not in LAYERS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}, or the path of a workload.")
-    return _timed(name, LAYERS[name](), step_s)
+    return _workload_of(name, LAYERS[name](), step_s)
 
 
-def _timed(name: str, layers: Sequence[Layer], step_s: float, dtype: str = "float32") -> Workload:
+def _workload_of(name: str, layers: Sequence[Layer], step_s: float, dtype: str = "float32") -> Workload:
     """Let one sample's forward and backward, three times the operations of forward, take step_s."""
     if step_s <= 0:
         raise ValueError(f"a step of {name} takes {step_s} s, but it must take some time; give more than 0.")
     operations_per_s = 3 * sum(layer.operations for layer in layers) / step_s
-    return by_formula(name, layers, batch=1, operations_per_s=operations_per_s, dtype=dtype)
+    return workload_of_layers(name, layers, batch=1, operations_per_s=operations_per_s, dtype=dtype)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pliant.netmodel import KEYS, DenseExchange, Floats, Links, Overheads
-from pliant.simulator.exchange import Exchanges, take_time
+from pliant.simulator.collective_rounds import ring, to_and_from
+from pliant.simulator.exchange_time import Exchanges, exchange_time
 from pliant.simulator.layout import (
     SimulatedWeights,
     batch_of,
     buckets_of,
-    distinct,
+    distinct_nodes,
     gradient_parts,
     itemsize,
     owned_bytes,
@@ -20,8 +21,7 @@ from pliant.simulator.layout import (
     weight_parts,
 )
 from pliant.simulator.round import Round
-from pliant.simulator.schedules import ring, to_and_from
-from pliant.simulator.traffic import inside_hosts, moved, num_turns
+from pliant.simulator.traffic import inside_hosts, num_turns, traffic_of
 from pliant.spec import (
     Exchange,
     SyncPlan,
@@ -88,8 +88,8 @@ class SimulationContext:
     def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
         """Return what `num` exchanges take: what is waited for, and what follows."""
         return (
-            take_time(task, self.links, self.coefficients, num),
-            take_time(rest, self.links, self.coefficients, num, own_work=False),
+            exchange_time(task, self.links, self.coefficients, num),
+            exchange_time(rest, self.links, self.coefficients, num, own_work=False),
         )
 
 
@@ -99,7 +99,7 @@ class TimedWeightExchange:
 
     part: SimulatedWeights
     tasks: tuple[TimedExchange, ...]
-    rests: tuple[TimedExchange | None, ...]
+    follow_ups: tuple[TimedExchange | None, ...]
 
     @property
     def late(self) -> bool:
@@ -116,11 +116,11 @@ class TimedWeightExchange:
 class PreparedPlan:
     """A plan, ready to be run."""
 
-    ground: SimulationContext
+    context: SimulationContext
     gradients: tuple[tuple[float, int, TimedExchange], ...]
-    """(seconds after the start of backward, exchanged every so many steps, what it takes), in the lane's order."""
-    rests: tuple[tuple[int, TimedExchange], ...]
-    """What follows in the lane when all buckets have been handed over."""
+    """(seconds after the start of backward, exchanged every so many steps, what it takes), in the queue's order."""
+    follow_ups: tuple[tuple[int, TimedExchange], ...]
+    """What follows in the queue when all buckets have been handed over."""
     weights: tuple[TimedWeightExchange, ...]
     meet: TimedExchange | None
     """What ranks tell each other before weights at a free pace, or weighted ones, are exchanged."""
@@ -137,8 +137,8 @@ class PreparedPlan:
     @property
     def settled(self) -> bool:
         """Whether nothing is under way between two steps, so that the first period is like every other."""
-        rests = [rest for mixed in self.weights for rest in mixed.rests if rest is not None]
-        return not (self.rests or rests or self.staleness or any(mixed.late for mixed in self.weights))
+        follow_ups = [rest for mixed in self.weights for rest in mixed.follow_ups if rest is not None]
+        return not (self.follow_ups or follow_ups or self.staleness or any(mixed.late for mixed in self.weights))
 
     @property
     def all_free(self) -> bool:
@@ -146,29 +146,29 @@ class PreparedPlan:
         return bool(self.weights) and not self.gradients and all(mixed.free for mixed in self.weights)
 
 
-def prepare(plan: SyncPlan, ground: SimulationContext, bucket_bytes: int) -> PreparedPlan:
+def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> PreparedPlan:
     """Measure every exchange that a plan makes."""
-    workload, num_ranks = ground.workload, ground.num_ranks
+    workload, num_ranks = context.workload, context.num_ranks
     nodes = _nodes(plan, workload)
     owners = owners_of(nodes, workload, num_ranks) if num_ranks > 1 else ()
-    gradients, rests = _gradients(plan, nodes, owners, ground, bucket_bytes) if num_ranks > 1 else ((), ())
-    weights = _weights(nodes, ground)
+    gradients, follow_ups = _gradients(plan, nodes, owners, context, bucket_bytes) if num_ranks > 1 else ((), ())
+    weights = _weights(nodes, context)
     meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
     held = owned_bytes(nodes, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
-    bounds = [node.staleness_bound for node in distinct(nodes) if num_ranks > 1]
+    bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
     served = [bound for bound in bounds if bound is not None]
     busiest = float(held.max() / held.sum()) if owners else 1.0
     lockstep_owners = bool(owners) and not served
-    periods = [node.timing.period * num_turns(node, ground.topology, num_ranks) for node in distinct(nodes)]
+    periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
     return PreparedPlan(
-        ground=ground,
+        context=context,
         gradients=gradients,
-        rests=rests,
+        follow_ups=follow_ups,
         weights=weights,
-        meet=_one("meet", tell, ground),
-        share=_one("new weights", _from_owners(held), ground) if lockstep_owners else None,
-        served=_one("owners", _served(owners, ground, busiest), ground) if served else None,
+        meet=_one("meet", tell, context),
+        share=_one("new weights", _from_owners(held), context) if lockstep_owners else None,
+        served=_one("owners", _server_exchange(owners, context, busiest), context) if served else None,
         staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
         period=math.lcm(*periods),
@@ -188,86 +188,87 @@ def _nodes(plan: SyncPlan, workload: Workload) -> list[Exchange]:
 
 
 def _gradients(
-    plan: SyncPlan, nodes: Sequence[Exchange], owners: Sequence[int], ground: SimulationContext, bucket_bytes: int
+    plan: SyncPlan, nodes: Sequence[Exchange], owners: Sequence[int], context: SimulationContext, bucket_bytes: int
 ) -> tuple[tuple[tuple[float, int, TimedExchange], ...], tuple[tuple[int, TimedExchange], ...]]:
     key = plan.bucket_bytes, bucket_bytes
-    if key not in ground.buckets:
-        ground.buckets[key] = buckets_of(plan, ground.workload, bucket_bytes)
-    parts = gradient_parts(ground.buckets[key], nodes, ground.workload)
+    if key not in context.buckets:
+        context.buckets[key] = buckets_of(plan, context.workload, bucket_bytes)
+    parts = gradient_parts(context.buckets[key], nodes, context.workload)
     if not parts:
         return (), ()
     last_s = max(part.ready_s for part in parts)
     tasks: dict[int, tuple[float, int, TimedExchange]] = {}
-    rests: dict[int, tuple[int, TimedExchange]] = {}
-    for node in distinct(part.node for part in parts):
+    follow_ups: dict[int, tuple[int, TimedExchange]] = {}
+    for node in distinct_nodes(part.node for part in parts):
         if node.weights_may_diverge and not node.averages_in_host:
             continue  # gradients stay with their rank
         mine = [k for k, part in enumerate(parts) if part.node is node]
         stay = node.exchanges_weights
-        task, rest = _measured(node, [parts[k].tensors for k in mine], owners, ground, 0, stay=stay)
+        task, rest = _time_exchanges(node, [parts[k].tensors for k in mine], owners, context, 0, stay=stay)
         every = 1 if stay else node.timing.period
         for index, k in enumerate(mine):
             label = f"bucket {parts[k].bucket}"
             ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
             if task.seconds[index] > 0 or task.sent[index].any():
-                tasks[k] = ready_s, every, _exchanged(label, task, index)
+                tasks[k] = ready_s, every, _timed_exchange(label, task, index)
             if rest.seconds[index] > 0:
-                rests[k] = every, _exchanged(label, rest, index)
-    return tuple(tasks[k] for k in sorted(tasks)), tuple(rests[k] for k in sorted(rests))
+                follow_ups[k] = every, _timed_exchange(label, rest, index)
+    return tuple(tasks[k] for k in sorted(tasks)), tuple(follow_ups[k] for k in sorted(follow_ups))
 
 
-def _weights(nodes: Sequence[Exchange], ground: SimulationContext) -> tuple[TimedWeightExchange, ...]:
-    parts = weight_parts(nodes, ground.workload)
+def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[TimedWeightExchange, ...]:
+    parts = weight_parts(nodes, context.workload)
     found: dict[int, TimedWeightExchange] = {}
-    for node in distinct(part.node for part in parts):
+    for node in distinct_nodes(part.node for part in parts):
         mine = [k for k, part in enumerate(parts) if part.node is node]
-        turns = range(num_turns(node, ground.topology, ground.num_ranks))
+        turns = range(num_turns(node, context.topology, context.num_ranks))
         groups = [parts[k].tensors for k in mine]
-        measured = [_measured(node, groups, (), ground, turn, stay=False) for turn in turns]
+        measured = [_time_exchanges(node, groups, (), context, turn, stay=False) for turn in turns]
         for index, k in enumerate(mine):
             found[k] = TimedWeightExchange(
                 part=parts[k],
-                tasks=tuple(_exchanged(f"weights {k}", task, index) for task, _ in measured),
-                rests=tuple(
-                    _exchanged(f"weights {k}", rest, index) if rest.seconds[index] > 0 else None for _, rest in measured
+                tasks=tuple(_timed_exchange(f"weights {k}", task, index) for task, _ in measured),
+                follow_ups=tuple(
+                    _timed_exchange(f"weights {k}", rest, index) if rest.seconds[index] > 0 else None
+                    for _, rest in measured
                 ),
             )
     return tuple(found[k] for k in sorted(found))
 
 
-def _measured(
+def _time_exchanges(
     node: Exchange,
     groups: list[tuple[int, ...]],
     owners: Sequence[int],
-    ground: SimulationContext,
+    context: SimulationContext,
     turn: int,
     *,
     stay: bool,
 ) -> tuple[Exchanges, Exchanges]:
     """Return what the exchanges of a node take, found once for each node and grouping."""
     key = node, tuple(groups), turn, stay
-    if key in ground.found:
-        return ground.found[key]
+    if key in context.found:
+        return context.found[key]
     num = len(groups)
-    batch = batch_of(ground.workload, groups, owners if node.has_owners else (), ground.num_ranks)
-    if ground.num_ranks == 1:
-        found = ground.measure((), (), num)
+    batch = batch_of(context.workload, groups, owners if node.has_owners else (), context.num_ranks)
+    if context.num_ranks == 1:
+        found = context.measure((), (), num)
     elif stay:  # weights are exchanged between hosts, and gradients only inside
         num_bytes = batch.numel * (4 if node.works_in_float32 else batch.itemsize)
-        found = ground.measure(inside_hosts(num_bytes, ground.topology), (), num)
+        found = context.measure(inside_hosts(num_bytes, context.topology), (), num)
     else:
-        what = moved(node, batch, ground.topology, turn)
-        found = ground.measure(what.task, what.rest, num)
-    ground.found[key] = found
+        what = traffic_of(node, batch, context.topology, turn)
+        found = context.measure(what.task, what.rest, num)
+    context.found[key] = found
     return found
 
 
-def _exchanged(label: str, of: Exchanges, index: int) -> TimedExchange:
+def _timed_exchange(label: str, of: Exchanges, index: int) -> TimedExchange:
     return TimedExchange(label=label, seconds=float(of.seconds[index]), of=of, index=index)
 
 
-def _one(label: str, rounds: Sequence[Round], ground: SimulationContext) -> TimedExchange | None:
-    return _exchanged(label, ground.measure(rounds, (), 1)[0], 0) if rounds else None
+def _one(label: str, rounds: Sequence[Round], context: SimulationContext) -> TimedExchange | None:
+    return _timed_exchange(label, context.measure(rounds, (), 1)[0], 0) if rounds else None
 
 
 def _from_owners(held: Floats) -> tuple[Round, ...]:
@@ -275,16 +276,16 @@ def _from_owners(held: Floats) -> tuple[Round, ...]:
     return (Round(messages=DenseExchange(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
 
 
-def _served(owners: Sequence[int], ground: SimulationContext, busiest: float) -> tuple[Round, ...]:
+def _server_exchange(owners: Sequence[int], context: SimulationContext, busiest: float) -> tuple[Round, ...]:
     """One message of a head and float32 to each owner, its step, and as much back."""
-    tensors, num_ranks = ground.workload.tensors, ground.num_ranks
+    tensors, num_ranks = context.workload.tensors, context.num_ranks
     numel = np.zeros(num_ranks)
     for tensor, owner in zip(tensors, owners, strict=True):
         numel[owner] += tensor.numel
     message = np.where(numel > 0, 8 + 4 * numel, 0.0)[None]  # (1, num_ranks)
-    step_s = np.array([ground.workload.step_s * busiest * ground.slowest])
+    step_s = np.array([context.workload.step_s * busiest * context.slowest])
     between = {"reduce_bytes": 4 * numel.max(keepdims=True) * num_ranks, "compute_s": step_s}
-    packed = _bytes_of(ground.workload)
+    packed = _bytes_of(context.workload)
     return (Round(messages=None, before={"reduce_bytes": packed}), *to_and_from(message, between))
 
 

@@ -8,8 +8,8 @@ from pliant.layouts.division import factor_shape
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint
 from pliant.simulator.blocks import blocks
+from pliant.simulator.collective_rounds import average, ring, ring_all_gather
 from pliant.simulator.round import Round
-from pliant.simulator.schedules import around_ring, average, ring
 from pliant.spec import (
     AllGather,
     AllReduce,
@@ -135,7 +135,7 @@ def all_gather_rounds(
     if codec.facts.kind == "transform":
         restore = {f"decode {codec.name}": batch.numel}
     before = {f"encode {codec.name}": batch.numel, **passes(batch, 2)}
-    around = around_ring(_payloads(codec, batch.numel), num_ranks)
+    around = ring_all_gather(_payloads(codec, batch.numel), num_ranks)
     return [replace(around, before=before, after={**restore, **passes(batch, 3)})]
 
 
@@ -200,13 +200,13 @@ def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int
         return [Round(messages=messages, after=passes(batch, 1.0 + most))]
     before = {
         f"encode {codec.name}": batch.numel,
-        f"add {codec.name}": _added(codec, batch),
+        f"add {codec.name}": _elements_added(codec, batch),
         **passes(batch, most + 2),
     }
-    return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _added(codec, batch)})]
+    return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _elements_added(codec, batch)})]
 
 
-def _added(codec: CodecSpec, batch: BucketBatch) -> Floats:
+def _elements_added(codec: CodecSpec, batch: BucketBatch) -> Floats:
     """Return the elements that adding one payload touches, (num_buckets,)."""
     return _num_kept(codec, batch.numel) if codec.facts.kind == "sparsifier" else batch.numel
 

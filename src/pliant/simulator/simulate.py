@@ -8,14 +8,14 @@ from functools import cached_property
 import numpy as np
 
 from pliant.netmodel import KEYS, Floats, Overheads
+from pliant.simulator.critical_path import CriticalSegment, critical_path
 from pliant.simulator.events import timeline_of
-from pliant.simulator.lanes import RankActivity
-from pliant.simulator.path import CriticalSegment, critical
 from pliant.simulator.prepared import PreparedPlan, SimulationContext, prepare
+from pliant.simulator.rank_clock import RankActivity
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 
-__all__ = ["BUCKET_BYTES", "Simulated", "ground_of", "run", "simulate", "simulate_many"]
+__all__ = ["BUCKET_BYTES", "Simulated", "context_for", "run", "simulate", "simulate_many"]
 
 BUCKET_BYTES = 25 << 20
 """Of DDP, by default."""
@@ -32,7 +32,7 @@ class Simulated:
     step_s: float
     """From one step to the next; where ranks go at paces of their own, the time in which n ranks make n steps."""
     makespan_s: float
-    """From the start to the end of the last of `steps` steps, with all lanes empty at first."""
+    """From the start to the end of the last of `steps` steps, with all queues empty at first."""
     compute_s: float
     """Of a step: what the slowest rank computes, and how much exchanges beside it slow that down."""
     exposed_s: float
@@ -63,7 +63,9 @@ class Simulated:
     @property
     def bottleneck(self) -> str:
         """The largest part of the critical path, in a word or two."""
-        seconds = self.prepared.ground.overheads.coefficients() * np.array([self.counted.get(key, 0.0) for key in KEYS])
+        seconds = self.prepared.context.overheads.coefficients() * np.array(
+            [self.counted.get(key, 0.0) for key in KEYS]
+        )
         network = float(seconds[KEYS.index("wire_s")])
         shares = {
             "compute": float(seconds[KEYS.index("compute_s")]),
@@ -100,7 +102,7 @@ def simulate(
         ValueError: The plan has an algorithm of the user's own, or does not fit the topology.
 
     """
-    return run(prepare(plan, ground_of(workload, topology, overheads, slowdown), bucket_bytes), steps)
+    return run(prepare(plan, context_for(workload, topology, overheads, slowdown), bucket_bytes), steps)
 
 
 def simulate_many(
@@ -113,11 +115,11 @@ def simulate_many(
     slowdown: Sequence[float] = (),
 ) -> Floats:
     """Return the step_s of many plans, (num_plans,); what they have in common is found out once. As `simulate`."""
-    ground = ground_of(workload, topology, overheads, slowdown)
-    return np.array([run(prepare(plan, ground, bucket_bytes), 0, brief=True).step_s for plan in plans])
+    context = context_for(workload, topology, overheads, slowdown)
+    return np.array([run(prepare(plan, context, bucket_bytes), 0, brief=True).step_s for plan in plans])
 
 
-def ground_of(
+def context_for(
     workload: Workload, topology: Topology, overheads: Overheads | None, slowdown: Sequence[float]
 ) -> SimulationContext:
     """Return what all plans on a workload and a topology have in common."""
@@ -153,9 +155,9 @@ def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated
     step_s = (ends_s[-1] - from_s) / period
     wanted = steps or period
     makespan_s = ends_s[wanted - 1] if wanted <= len(ends_s) else ends_s[-1] + (wanted - len(ends_s)) * step_s
-    legs = [] if brief else critical(stepper.clock.segments, from_s, ends_s[-1])
+    legs = [] if brief else critical_path(stepper.clock.segments, from_s, ends_s[-1])
     waits_s = sum(_inside(s, from_s) for s in stepper.clock.segments if s.kind == "wait")
-    counts = _counts(legs, stepper, prepared.ground) / period
+    counts = _counts(legs, stepper, prepared.context) / period
     per_step = _totals(stepper, first, prepared) / period
     return Simulated(
         step_s=step_s,
@@ -166,7 +168,7 @@ def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated
         codec_s=float(per_step[1]),
         sent_bytes=tuple(per_step[2:].tolist()),
         period=period,
-        critical_path=_merged(legs),
+        critical_path=_merge(legs),
         counted={key: float(count) for key, count in zip(KEYS, counts, strict=True) if count},
         prepared=prepared,
         stepper=stepper,
@@ -179,21 +181,21 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
     An exchange begins with the step of the last rank that is free for it; so from one to the next it is as many whole
     steps of some rank as the exchange takes, or as the plan wants.
     """
-    ground, overheads, workload = prepared.ground, prepared.ground.overheads, prepared.ground.workload
+    context, overheads, workload = prepared.context, prepared.context.overheads, prepared.context.workload
     whole_s = workload.forward_s + workload.backward_s + workload.step_s
-    paces_s = whole_s * np.array(ground.slowdown)  # (num_ranks,)
+    paces_s = whole_s * np.array(context.slowdown)  # (num_ranks,)
     every = min(mixed.part.timing.period for mixed in prepared.weights)
     each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]
     each += [prepared.meet] * _MOST_TURNS if prepared.meet is not None else []
     exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS
     taken_s = exchange_s * overheads.exchange_overlap
-    steps_between = np.maximum(every, np.ceil(taken_s / paces_s)) if whole_s else np.ones(ground.num_ranks)
+    steps_between = np.maximum(every, np.ceil(taken_s / paces_s)) if whole_s else np.ones(context.num_ranks)
     cycle_s = max(float((paces_s * steps_between).max()), taken_s)
     busy = np.minimum(1.0, taken_s / np.maximum(every * paces_s, 1e-30))
     paces_s = paces_s * (1 + (overheads.compute_overlap - 1) * busy)
     step_s = float(1 / np.mean(1 / np.maximum(paces_s, 1e-30)))
     per_step = step_s / cycle_s / _MOST_TURNS if cycle_s else 0.0  # of what is in `each`
-    sent = per_step * sum((exchanged.of.sent[exchanged.index] for exchanged in each), np.zeros(ground.num_ranks))
+    sent = per_step * sum((exchanged.of.sent[exchanged.index] for exchanged in each), np.zeros(context.num_ranks))
     return Simulated(
         step_s=step_s,
         makespan_s=wanted * float(paces_s.max()),
@@ -214,7 +216,7 @@ def _inside(segment: RankActivity, from_s: float) -> float:
     return max(0.0, segment.end_s - max(segment.start_s, from_s))
 
 
-def _counts(legs: Sequence[CriticalSegment], stepper: Stepper, ground: SimulationContext) -> Floats:
+def _counts(legs: Sequence[CriticalSegment], stepper: Stepper, context: SimulationContext) -> Floats:
     counts = np.zeros(len(KEYS))
     for leg in legs:
         if leg.item is None:
@@ -223,14 +225,14 @@ def _counts(legs: Sequence[CriticalSegment], stepper: Stepper, ground: Simulatio
             exchanged = stepper.exchanged[leg.item.row]
             counts += exchanged.of.counts[exchanged.index] * (leg.seconds / max(exchanged.seconds, 1e-30))
     compute_s = counts[0]
-    scaled = ground.at_given_overheads(counts)
+    scaled = context.at_given_overheads(counts)
     scaled[0] = compute_s
     return scaled
 
 
 def _totals(stepper: Stepper, first: int, prepared: PreparedPlan) -> Floats:
     """Return seconds of exchanges, seconds of coding, and bytes per rank, in the steps from `first` on."""
-    totals = np.zeros(2 + prepared.ground.num_ranks)
+    totals = np.zeros(2 + prepared.context.num_ranks)
     uses = Counter(id(stepper.exchanged[item.row]) for item in stepper.clock.items if item.step >= first)
     known = {id(exchanged): exchanged for exchanged in stepper.exchanged}
     for key, times in uses.items():
@@ -241,7 +243,7 @@ def _totals(stepper: Stepper, first: int, prepared: PreparedPlan) -> Floats:
     return totals
 
 
-def _merged(legs: Sequence[CriticalSegment]) -> tuple[tuple[str, float], ...]:
+def _merge(legs: Sequence[CriticalSegment]) -> tuple[tuple[str, float], ...]:
     merged: list[tuple[str, float]] = []
     for leg in legs:
         if merged and merged[-1][0] == leg.name:

@@ -1,10 +1,10 @@
-"""Training steps on the clock, as the engine makes them: backward beside a lane, weights in a lane of their own."""
+"""Training steps on the clock, as the engine makes them: backward beside a queue, weights in a queue of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pliant.simulator.lanes import QueuedExchange, RankClock
 from pliant.simulator.prepared import PreparedPlan, TimedExchange, TimedWeightExchange
+from pliant.simulator.rank_clock import QueuedExchange, RankClock
 
 __all__ = ["Stepper"]
 
@@ -15,7 +15,7 @@ _GRADIENTS, _WEIGHTS = 0, 1
 class _Turn:
     """State of a bucket of weights."""
 
-    mixed: TimedWeightExchange
+    exchange: TimedWeightExchange
     last: int
     """Step of the last exchange."""
     round: int = 0
@@ -34,16 +34,16 @@ class Stepper:
     """When each step has ended."""
 
     def __post_init__(self) -> None:
-        overheads = self.prepared.ground.overheads
+        overheads = self.prepared.context.overheads
         self.clock = RankClock(2, overheads.compute_overlap, overheads.exchange_overlap)
-        self._turns = [_Turn(mixed=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
+        self._turns = [_Turn(exchange=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: QueuedExchange | None = None
         self._handed_over: QueuedExchange | None = None
 
     def step(self) -> None:
         """Make one step of all ranks."""
-        ground, clock, step = self.prepared.ground, self.clock, len(self.ends_s)
-        workload, slow = ground.workload, ground.slowest
+        context, clock, step = self.prepared.context, self.clock, len(self.ends_s)
+        workload, slow = context.workload, context.slowest
         clock.compute(workload.forward_s * slow, "forward", step)
         self._backward(step, workload.backward_s * slow)
         if self._handed_over is not None:
@@ -57,7 +57,7 @@ class Stepper:
         self.ends_s.append(clock.now_s)
 
     def _backward(self, step: int, seconds: float) -> None:
-        slow = self.prepared.ground.slowest
+        slow = self.prepared.context.slowest
         arrivals: list[tuple[float, int, QueuedExchange]] = []
         last_s = 0.0
         for ready_s, every, exchanged in self.prepared.gradients:
@@ -66,7 +66,7 @@ class Stepper:
                 arrivals.append((last_s, _GRADIENTS, self._item(exchanged, step)))
         if arrivals:
             self._handed_over = arrivals[-1][2]
-        for every, exchanged in self.prepared.rests:
+        for every, exchanged in self.prepared.follow_ups:
             if (step + 1) % every == 0:
                 arrivals.append((last_s, _GRADIENTS, self._item(exchanged, step)))
         self.clock.compute(seconds, "backward", step, arrivals)
@@ -83,11 +83,11 @@ class Stepper:
 
     def _after_step(self, step: int) -> None:
         """Take what has arrived, and exchange what is due; as `engine.Weights` does."""
-        lockstep = [turn for turn in self._turns if not turn.mixed.free]
+        lockstep = [turn for turn in self._turns if not turn.exchange.free]
         for turn in lockstep:
-            if turn.ticket is not None and step >= turn.last + turn.mixed.part.timing.delay_steps:
+            if turn.ticket is not None and step >= turn.last + turn.exchange.part.timing.delay_steps:
                 self._take(turn, step)
-        free = [turn for turn in self._turns if turn.mixed.free]
+        free = [turn for turn in self._turns if turn.exchange.free]
         if all(turn.ticket is None or turn.ticket.done for turn in free):
             for turn in free:
                 turn.ticket = None
@@ -96,22 +96,22 @@ class Stepper:
         due = [turn for turn in lockstep if _due(turn, step)]
         self._start(due, step)
         for turn in due:
-            if not turn.mixed.late:
+            if not turn.exchange.late:
                 self._take(turn, step)
 
     def _start(self, turns: Sequence[_Turn], step: int) -> None:
         if not turns:
             return
-        if self.prepared.meet is not None and any(t.mixed.free or t.mixed.part.timing.weighted for t in turns):
+        if self.prepared.meet is not None and any(t.exchange.free or t.exchange.part.timing.weighted for t in turns):
             self._submit(_WEIGHTS, self.prepared.meet, step - 1)
-        rests: list[TimedExchange] = []
+        follow_ups: list[TimedExchange] = []
         for turn in turns:
-            which = turn.round % len(turn.mixed.tasks)
-            turn.ticket = self._submit(_WEIGHTS, turn.mixed.tasks[which], step - 1)
+            which = turn.round % len(turn.exchange.tasks)
+            turn.ticket = self._submit(_WEIGHTS, turn.exchange.tasks[which], step - 1)
             turn.round, turn.last = turn.round + 1, step
-            rest = turn.mixed.rests[which]
-            rests += [rest] if rest is not None else []
-        for rest in rests:
+            rest = turn.exchange.follow_ups[which]
+            follow_ups += [rest] if rest is not None else []
+        for rest in follow_ups:
             self._submit(_WEIGHTS, rest, step - 1)
 
     def _take(self, turn: _Turn, step: int) -> None:
@@ -123,9 +123,9 @@ class Stepper:
         self.exchanged.append(exchanged)
         return QueuedExchange(label=exchanged.label, seconds=exchanged.seconds, row=len(self.exchanged) - 1, step=step)
 
-    def _submit(self, lane: int, exchanged: TimedExchange, step: int) -> QueuedExchange:
-        return self.clock.submit(lane, self._item(exchanged, step))
+    def _submit(self, queue_name: int, exchanged: TimedExchange, step: int) -> QueuedExchange:
+        return self.clock.submit(queue_name, self._item(exchanged, step))
 
 
 def _due(turn: _Turn, step: int) -> bool:
-    return step - turn.last >= turn.mixed.part.timing.period
+    return step - turn.last >= turn.exchange.part.timing.period

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pliant.netmodel import Floats, PointToPoint
+from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.round import Round
 from pliant.simulator.rounds import (
     BucketBatch,
@@ -21,7 +22,6 @@ from pliant.simulator.rounds import (
     scatter_gather_rounds,
     work,
 )
-from pliant.simulator.schedules import embedded
 from pliant.spec import (
     After,
     AllGather,
@@ -45,7 +45,7 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "inside_hosts", "moved", "num_turns"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "inside_hosts", "traffic_of", "num_turns"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
@@ -59,7 +59,7 @@ class ExchangeTraffic:
     rest: tuple[Round, ...] = ()
 
 
-def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0) -> ExchangeTraffic:
+def traffic_of(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0) -> ExchangeTraffic:
     """Return what an exchange of a node moves, on all ranks of a topology; after its warm-up, if it has one.
 
     Args:
@@ -74,10 +74,10 @@ def moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int = 0)
     """
     if node.works_in_float32 or node.exchanges_weights:
         batch = replace(batch, itemsize=np.full_like(batch.itemsize, 4.0))
-    return _moved(node, batch, topology, turn)
+    return _traffic_of(node, batch, topology, turn)
 
 
-def _moved(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+def _traffic_of(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     return TRAFFIC[type(node)](node, batch, topology, turn)
 
 
@@ -122,21 +122,21 @@ def _custom(node: Custom, batch: BucketBatch, topology: Topology, turn: int) -> 
 
 
 def _inside(node: Every, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    return _moved(node.inner, batch, topology, turn)
+    return _traffic_of(node.inner, batch, topology, turn)
 
 
 def _after(node: After, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    return _moved(node.then, batch, topology, turn)
+    return _traffic_of(node.then, batch, topology, turn)
 
 
 def _delayed(node: Delayed, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    exchange = _moved(node.inner, batch, topology, turn)
+    exchange = _traffic_of(node.inner, batch, topology, turn)
     return ExchangeTraffic(task=(work(passes(batch, 3)),), rest=exchange.task + exchange.rest)
 
 
 def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count the difference to where all set out, its average, and the outer step."""
-    average = _moved(node.averaging, batch, topology, turn)
+    average = _traffic_of(node.averaging, batch, topology, turn)
     return ExchangeTraffic(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
 
 
@@ -154,8 +154,8 @@ def _between_hosts(node: BetweenHosts, batch: BucketBatch, topology: Topology, t
     between = ExchangeTraffic(task=())
     if len(sizes) > 1:
         flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
-        between = _moved(node.inner, batch, flat, turn)
-    task, rest = (embedded(rounds, leaders, topology.num_ranks) for rounds in (between.task, between.rest))
+        between = _traffic_of(node.inner, batch, flat, turn)
+    task, rest = (among_ranks(rounds, leaders, topology.num_ranks) for rounds in (between.task, between.rest))
     if len(followers):
         first = [] if node.exchanges_weights else [Round(messages=up, after=added)]
         task = [*first, *task, Round(messages=down)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pliant.spec.plain import build_record, plain
-from pliant.spec.reading import parse_json, read_text, shortened
+from pliant.spec.reading import parse_json, read_text, shorten
 
 __all__ = ["canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
 
@@ -37,7 +37,7 @@ def from_json(kind: type[R], text: str) -> R:
         raise ValueError(f"{str(error).removesuffix('.')}; a {kind.__name__} was expected.") from None
     if not isinstance(body, dict) or body.get("pliant") != kind.__name__:
         found: Any = body.get("pliant") if isinstance(body, dict) else type(body).__name__
-        raise ValueError(f"the file holds {shortened(found)}, but a {kind.__name__!r} was asked for.")
+        raise ValueError(f"the file holds {shorten(found)}, but a {kind.__name__!r} was asked for.")
     fields = {k: v for k, v in body.items() if k not in ("pliant", "format")}
     version, found = FORMATS.get(kind.__name__, 1), body.get("format")
     earlier: Callable[[dict[str, Any]], R] | None = getattr(kind, "read_format_1", None)
@@ -45,7 +45,7 @@ def from_json(kind: type[R], text: str) -> R:
         return earlier(fields)
     if type(found) is not int or found != version:
         known = f"format {version}" if version == 1 else f"formats 1 and {version}"
-        raise ValueError(f"the file has format {shortened(found)}, this Pliant reads {known}.")
+        raise ValueError(f"the file has format {shorten(found)}, this Pliant reads {known}.")
     return build_record(kind, fields, kind.__name__)
 
 

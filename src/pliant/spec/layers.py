@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pliant.spec.workload import TensorSpec, Workload
 
-__all__ = ["Layer", "by_formula", "conv", "linear", "norm", "table", "transformer_blocks"]
+__all__ = ["Layer", "workload_of_layers", "conv", "linear", "norm", "embedding_layer", "transformer_blocks"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Layer:
     operations: float = 0.0
 
 
-def by_formula(
+def workload_of_layers(
     name: str, layers: Sequence[Layer], *, batch: int, operations_per_s: float, dtype: str = "float32"
 ) -> Workload:
     """Return the workload of layers in the order of the forward pass: backward takes twice the forward, from the last.
@@ -63,7 +63,7 @@ def norm(name: str, kind: str, width: int) -> Layer:
     return Layer(name, kind, (("weight", (width,)), ("bias", (width,))))
 
 
-def table(name: str, rows: int, width: int) -> Layer:
+def embedding_layer(name: str, rows: int, width: int) -> Layer:
     """Return the layer of an embedding table."""
     return Layer(name, "Embedding", (("weight", (rows, width)),))
 

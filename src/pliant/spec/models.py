@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from pliant.spec.layers import Layer, conv, linear, norm, table, transformer_blocks
+from pliant.spec.layers import Layer, conv, embedding_layer, linear, norm, transformer_blocks
 
 __all__ = ["LAYERS"]
 
@@ -39,7 +39,11 @@ def _resnet50() -> list[Layer]:
 
 def _bert(depth: int, width: int, length: int, head: Layer) -> list[Layer]:
     """BERT (Devlin et al., arXiv:1810.04805), its word embedding a fifth of the smaller one."""
-    tables = [table("words", 30522, width), table("positions", 512, width), table("types", 2, width)]
+    tables = [
+        embedding_layer("words", 30522, width),
+        embedding_layer("positions", 512, width),
+        embedding_layer("types", 2, width),
+    ]
     blocks = transformer_blocks(depth, width, length, fused=False)
     return [*tables, norm("norm", "LayerNorm", width), *blocks, head]
 
@@ -58,7 +62,7 @@ def _gpt2() -> list[Layer]:
     """GPT-2 small over 512 tokens (Radford et al., 2019): 124 M parameters; the output is tied to the embedding."""
     length, width, words = 512, 768, 50257
     # A tied weight's gradient is complete only when backward reaches the embedding; its arithmetic is at the output.
-    tables = [table("words", words, width), table("positions", 1024, width)]
+    tables = [embedding_layer("words", words, width), embedding_layer("positions", 1024, width)]
     output = Layer("norm", "LayerNorm", (("weight", (width,)), ("bias", (width,))), 2.0 * width * words * length)
     return [*tables, *transformer_blocks(12, width, length, fused=True), output]
 
@@ -80,7 +84,7 @@ def _lstm() -> list[Layer]:
         tensors += [(f"bias_ih_l{k}", (4 * width,)), (f"bias_hh_l{k}", (4 * width,))]
     operations = 8.0 * width * (inner + 3 * width) * length
     recurrent = Layer("recurrent", "LSTM", tuple(tensors), operations)
-    return [table("tokens", words, inner), recurrent, linear("head", width, words, times=length)]
+    return [embedding_layer("tokens", words, inner), recurrent, linear("head", width, words, times=length)]
 
 
 def _ncf() -> list[Layer]:
@@ -89,8 +93,8 @@ def _ncf() -> list[Layer]:
     Their gradients are dense here, as DistributedDataParallel sends them.
     """
     users, items, factors, inner = 138_493, 26_744, 64, 128
-    tables = [table("mf.users", users, factors), table("mf.items", items, factors)]
-    tables += [table("mlp.users", users, inner), table("mlp.items", items, inner)]
+    tables = [embedding_layer("mf.users", users, factors), embedding_layer("mf.items", items, factors)]
+    tables += [embedding_layer("mlp.users", users, inner), embedding_layer("mlp.items", items, inner)]
     widths = (2 * inner, 256, 128, 64)
     layers = [linear(f"layers.{k}", widths[k], widths[k + 1]) for k in range(3)]
     return [*tables, *layers, linear("predict", factors + widths[-1], 1)]

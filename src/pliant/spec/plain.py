@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import NODES, Exchange, default_of
-from pliant.spec.reading import shortened
+from pliant.spec.reading import shorten
 
 __all__ = ["LATER", "build_record", "plain"]
 
@@ -63,7 +63,7 @@ def build_record(kind: Any, value: Any, where: str) -> Any:
     names = {f.name for f in dataclasses.fields(kind)}
     unknown = sorted(set(value) - names)
     if unknown:
-        raise ValueError(f"{where} has no field {shortened(unknown[0])}; it has {', '.join(sorted(names))}.")
+        raise ValueError(f"{where} has no field {shorten(unknown[0])}; it has {', '.join(sorted(names))}.")
     missing = sorted(f.name for f in dataclasses.fields(kind) if f.name not in value and default_of(f) is _MISSING)
     if missing:
         raise ValueError(f"{where} lacks the field {missing[0]!r}.")
@@ -77,7 +77,7 @@ def _node(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[str, 
     name = value.get("type")
     if not isinstance(name, str) or name not in NODES or name == "Combinator":
         there = ", ".join(n for n in NODES if n != "Combinator")
-        raise ValueError(f"{where} has the type {shortened(name)}, which no node has; there are {there}.")
+        raise ValueError(f"{where} has the type {shorten(name)}, which no node has; there are {there}.")
     _demand(issubclass(NODES[name], kind), where, f"of type {kind.__name__}", name)
     return NODES[name], {k: v for k, v in value.items() if k != "type"}
 
@@ -132,4 +132,4 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _demand(holds: bool, where: str, wanted: str, found: Any) -> None:
     if not holds:
-        raise ValueError(f"{where} must be {wanted}, but is {shortened(found)}.")
+        raise ValueError(f"{where} must be {wanted}, but is {shorten(found)}.")

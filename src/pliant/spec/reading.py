@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-__all__ = ["MOST_BYTES", "made_by", "parse_json", "read_bytes", "read_json", "read_text", "require_file", "shortened"]
+__all__ = ["MOST_BYTES", "made_by", "parse_json", "read_bytes", "read_json", "read_text", "require_file", "shorten"]
 
 MOST_BYTES = 1 << 28
 """Largest text file that is read: 256 MiB. A record of 4,096 hosts, or a model's workload, is some hundred KB."""
@@ -105,7 +105,7 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def shortened(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return how a value is written, without its middle if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]} ... {text[-15:]}"
@@ -115,7 +115,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the name {shortened(twice)} stands twice in one object, so its value is not known.")
+        raise ValueError(f"the name {shorten(twice)} stands twice in one object, so its value is not known.")
     return found
 
 
@@ -160,4 +160,4 @@ def _require_whole(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the text {shortened(text)} has half of a surrogate pair, which is no character.") from None
+        raise ValueError(f"the text {shorten(text)} has half of a surrogate pair, which is no character.") from None

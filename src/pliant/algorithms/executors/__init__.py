@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from pliant.algorithms.base import Algorithm
-from pliant.algorithms.executors.allreduce import AllReduceExecutor
-from pliant.algorithms.executors.demo import DecoupledMomentumExecutor
+from pliant.algorithms.executors.all_gather import AllGatherExecutor
+from pliant.algorithms.executors.all_reduce import AllReduceExecutor
+from pliant.algorithms.executors.between_hosts import BetweenHostsExecutor
+from pliant.algorithms.executors.block_sparse import BlockSparseExecutor
+from pliant.algorithms.executors.compressed_momentum import CompressedMomentumExecutor
+from pliant.algorithms.executors.decoupled_momentum import DecoupledMomentumExecutor
 from pliant.algorithms.executors.gossip import CodedGossipExecutor, GossipExecutor
-from pliant.algorithms.executors.hierarchy import BetweenHostsExecutor
-from pliant.algorithms.executors.local import LocalStepsExecutor
-from pliant.algorithms.executors.onebit_adam import CompressedMomentumExecutor
-from pliant.algorithms.executors.owner import OwnerExecutor
-from pliant.algorithms.executors.powersgd import LowRankExecutor
-from pliant.algorithms.executors.quantized import ScatterGatherExecutor
+from pliant.algorithms.executors.local_steps import LocalStepsExecutor
+from pliant.algorithms.executors.low_rank import LowRankExecutor
+from pliant.algorithms.executors.owners import OwnerExecutor
 from pliant.algorithms.executors.randomk import RandomKExecutor
-from pliant.algorithms.executors.sparse import AllGatherExecutor
-from pliant.algorithms.executors.tasc import BlockSparseExecutor
+from pliant.algorithms.executors.scatter_gather import ScatterGatherExecutor
 from pliant.algorithms.executors.timing import AfterExecutor, DelayedExecutor, EveryExecutor
-from pliant.algorithms.registry import custom
+from pliant.algorithms.registry import custom_algorithm
 from pliant.codecs import codec_from
 from pliant.spec import (
     After,
@@ -63,7 +63,7 @@ def executor_for(node: Exchange) -> Algorithm:
 
 
 def _custom(node: Custom) -> Algorithm:
-    made = custom(node)
+    made = custom_algorithm(node)
     return executor_for(made) if isinstance(made, Exchange) else cast(Algorithm, made)
 
 

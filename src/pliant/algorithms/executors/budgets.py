@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["chosen_blocks", "exact_counts", "floor_counts"]
+__all__ = ["select_blocks", "solve_counts", "minimum_counts"]
 
 
-def chosen_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor, room: int) -> Tensor:
+def select_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor, room: int) -> Tensor:
     """Return the blocks that are sent, bool (num_blocks,): densest first, as many elements as there is room for.
 
     Of each layer the `first` densest go before all others. With floors as `first` this is the greedy solution of
@@ -45,7 +45,7 @@ def chosen_blocks(density: Tensor, numels: Tensor, layers: Tensor, first: Tensor
     return chosen
 
 
-def floor_counts(share: float, room: int, layer_numels: Tensor, segments: Tensor) -> Tensor:
+def minimum_counts(share: float, room: int, layer_numels: Tensor, segments: Tensor) -> Tensor:
     """Return how many blocks of each layer have its share of the mean density, rounded down: int64 (num_layers,).
 
     Args:
@@ -59,7 +59,7 @@ def floor_counts(share: float, room: int, layer_numels: Tensor, segments: Tensor
     return (share * mean * layer_numels / segments).to(torch.int64)
 
 
-def exact_counts(
+def solve_counts(
     gains: Sequence[Sequence[float]], costs: Sequence[Sequence[int]], room: int, *, limit_s: float = 10.0
 ) -> tuple[int, ...]:
     """Return the place on each layer's menu that together gain most, by an integer program: what greedy is held to.

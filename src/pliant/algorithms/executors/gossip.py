@@ -39,15 +39,15 @@ class GossipExecutor:
         graph = self.node.graph
         return NeighborAverage(graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Leave gradients as they are."""
 
-    def follow(self, bucket: Bucket, state: State) -> None:
+    def reset_reference(self, bucket: Bucket, state: State) -> None:
         """Keep nothing between two exchanges."""
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Average once with the neighbours."""
-        state.workspace(bucket.flat, moment.round)
+        state.workspace(bucket.flat, context.round)
         return None
 
 
@@ -80,25 +80,25 @@ class CodedGossipExecutor:
         gamma, device = node.gamma or 1.0, bucket.flat.device
         return CodedNeighborAverage(codec, node.graph, bucket.numel, comm, gamma=gamma, device=device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Leave gradients as they are."""
 
-    def follow(self, bucket: Bucket, state: State) -> None:
+    def reset_reference(self, bucket: Bucket, state: State) -> None:
         """All ranks are equal: so are all replicas."""
         for slot, replica in state.flat.items():
             if slot.startswith("replica"):
                 replica.copy_(bucket.flat)
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Average once: by way of the own replica, or towards all."""
         x, coded, replicas = bucket.flat, state.workspace, _replicas(state)
         if self.node.gamma:
-            coded.encode(x, replicas, moment.seed)
+            coded.encode(x, replicas, context.seed)
             coded.exchange(replicas)
-            coded.pull(x, replicas)
+            coded.mix_replicas(x, replicas)
             return None
-        coded.pull(x, replicas)
-        coded.encode(x, replicas, moment.seed)
+        coded.mix_replicas(x, replicas)
+        coded.encode(x, replicas, context.seed)
         x.copy_(replicas[comm.rank])
         return lambda: coded.exchange(replicas)
 

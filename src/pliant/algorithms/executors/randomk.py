@@ -31,6 +31,6 @@ class RandomKExecutor:
         codec = codec_from(cast(CodecSpec, self.node.codec))
         return SharedSparseAverage(cast(RandomK, codec), bucket.numel, comm, bucket.flat.device)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Average the elements that all ranks draw."""
-        state.workspace(bucket.flat, moment.seed, state.flat["residual"])
+        state.workspace(bucket.flat, context.seed, state.flat["residual"])

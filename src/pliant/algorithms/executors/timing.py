@@ -16,9 +16,9 @@ from pliant.algorithms.base import (
     State,
     StateSpec,
     StepContext,
-    prefixed,
+    innermost,
+    prefix_slots,
     start_innermost,
-    unwrapped,
 )
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite
@@ -48,18 +48,18 @@ class EveryExecutor:
         """Prepare the inner algorithm."""
         return self.inner.prepare(bucket, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Gather, or add what was gathered and exchange."""
         g, pending = bucket.flat, state.flat["pending"]
-        if (moment.step + 1) % self.node.steps:
+        if (context.step + 1) % self.node.steps:
             pending.add_(g)  # an overflow too: all ranks see it when it is exchanged, and none before
             g.zero_()
             return None
         g.add_(pending)
-        rest = self.inner.on_ready(bucket, state, comm, moment)
+        rest = self.inner.on_ready(bucket, state, comm, context)
         # An exchange that was not finite is undone with its step, and what was pending comes back with it. Where the
         # inner algorithm hands over what came before, g says nothing of this exchange, and has taken what was pending.
-        if self.node.inner.timing_at(moment.step).delay_steps or all_finite(g) or not all_finite(pending):
+        if self.node.inner.timing_at(context.step).delay_steps or all_finite(g) or not all_finite(pending):
             pending.zero_()
         return rest
 
@@ -93,7 +93,7 @@ class DelayedExecutor:
         own = replace(bucket, flat=torch.empty(bucket.numel, device=bucket.flat.device))
         return own, torch.empty_like(own.flat), self.inner.prepare(own, comm)
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Hand over what has arrived since the step before, and let this step's gradients follow."""
         g, arrived = bucket.flat, state.flat["on its way"]
         own, scratch, workspace = state.workspace
@@ -107,7 +107,7 @@ class DelayedExecutor:
         own.flat = arrived
 
         def exchange() -> None:
-            rest = self.inner.on_ready(own, replace(state, workspace=workspace), comm, moment)
+            rest = self.inner.on_ready(own, replace(state, workspace=workspace), comm, context)
             if rest is not None:
                 rest()
 
@@ -138,13 +138,13 @@ class AfterExecutor:
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """Both sets of slots, those of the first under ``first/``."""
-        first = self.first.slots(shape, _among(comm, self.node.first))
-        return {**prefixed("first/", first), **self.then.slots(shape, _among(comm, self.node.then))}
+        first = self.first.slots(shape, _comm_under(comm, self.node.first))
+        return {**prefix_slots("first/", first), **self.then.slots(shape, _comm_under(comm, self.node.then))}
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Let both look at the optimizer."""
         for each in (self.first, self.then):
-            inner = unwrapped(each)
+            inner = innermost(each)
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(optimizer)
 
@@ -156,30 +156,32 @@ class AfterExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare both of its algorithms."""
-        first = self.first.prepare(bucket, _among(comm, self.node.first))
-        return first, self.then.prepare(bucket, _among(comm, self.node.then))
+        first = self.first.prepare(bucket, _comm_under(comm, self.node.first))
+        return first, self.then.prepare(bucket, _comm_under(comm, self.node.then))
 
-    def on_ready(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Hand over to the one whose time it is."""
-        if moment.step < self.node.steps:
+        if context.step < self.node.steps:
             early = state.part("first/", state.workspace[0])
-            return self.first.on_ready(bucket, early, _among(comm, self.node.first), moment)
-        return self.then.on_ready(bucket, self._later(state), _among(comm, self.node.then), moment)
+            return self.first.on_ready(bucket, early, _comm_under(comm, self.node.first), context)
+        return self.then.on_ready(bucket, self._later(state), _comm_under(comm, self.node.then), context)
 
-    def follow(self, bucket: Bucket, state: State) -> None:
+    def reset_reference(self, bucket: Bucket, state: State) -> None:
         """Let the later one begin from these weights."""
-        cast(ExchangesWeights, self.then).follow(bucket, self._later(state))
+        cast(ExchangesWeights, self.then).reset_reference(bucket, self._later(state))
 
-    def mix(self, bucket: Bucket, state: State, comm: Comm, moment: StepContext) -> Deferred | None:
+    def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Begin from the weights that the warm-up has made, then hand over to the later one."""
-        if moment.step <= self.node.steps:
-            return self.follow(bucket, state)
-        return cast(ExchangesWeights, self.then).mix(bucket, self._later(state), _among(comm, self.node.then), moment)
+        if context.step <= self.node.steps:
+            return self.reset_reference(bucket, state)
+        return cast(ExchangesWeights, self.then).exchange_weights(
+            bucket, self._later(state), _comm_under(comm, self.node.then), context
+        )
 
     def _later(self, state: State) -> State:
         return replace(state, workspace=state.workspace[1])
 
 
-def _among(comm: Comm, node: Exchange) -> Comm:
+def _comm_under(comm: Comm, node: Exchange) -> Comm:
     """Return who exchanges under a node: all ranks alike where only the other stage asks for hosts."""
     return comm.flat if isinstance(comm, HierarchicalComm) and not node.needs_hosts else comm

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pliant.cli.given import (
+from pliant.cli.inputs import (
     BUCKET,
     BucketOption,
     ComputeOption,
@@ -22,14 +22,14 @@ from pliant.cli.given import (
     RanksOption,
     RateOption,
     TopologyOption,
-    overheads_from,
-    overheads_given,
-    plan_given,
-    topology_given,
-    workload_given,
+    describe_overheads,
+    read_overheads,
+    read_plan,
+    read_topology,
+    read_workload,
 )
 from pliant.cli.page import document, plot, table
-from pliant.cli.report.compared import (
+from pliant.cli.report.comparison import (
     QUANTITIES,
     Measured,
     bucket_table,
@@ -40,7 +40,7 @@ from pliant.cli.report.compared import (
     predicted_buckets,
     predicted_value,
 )
-from pliant.cli.report.steps import events_in, merged, shown, steps_of
+from pliant.cli.report.steps import events_in, median_step, merge_timelines, steps_of
 from pliant.simulator import Simulated, simulate, write_trace
 from pliant.spec import Event, Timeline, load
 from pliant.spec.files import write_atomically
@@ -48,7 +48,7 @@ from pliant.spec.units import format_time, parse_bytes
 
 __all__ = ["report"]
 
-_MOST_LANES = 8
+_MOST_TRACKS = 8
 """Ranks whose lanes are drawn one above the other."""
 _NOTE = (
     "Measured are means over steps and ranks, sent is the busiest rank's. Exposed: what a step waits for exchanges; "
@@ -58,7 +58,7 @@ _NOTE = (
 
 
 def report(
-    files: Annotated[list[Path], typer.Argument(help="What pliant.record wrote: files, or folders with rank*.json.")],
+    files: Annotated[list[Path], typer.Argument(help="What pliant.profile wrote: files, or folders with rank*.json.")],
     html: Annotated[Path, typer.Option(help="Write the page there.")] = Path("report.html"),
     plan: Annotated[str, typer.Option(help="The run's plan, to predict: a file, or an algorithm.")] = "",
     workload: Annotated[str, typer.Option(help="Its workload, from pliant.observe: a file, or a model's name.")] = "",
@@ -85,18 +85,18 @@ def report(
     if plan or workload or topology is not None or hosts:
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
-        given, network = plan_given(plan), topology_given(topology, hosts, ranks, rate, delay, machine=machine)
+        given, network = read_plan(plan), read_topology(topology, hosts, ranks, rate, delay, machine=machine)
         check_prediction(timelines[0], str(paths[0]), given, network)
-        known = overheads_given(overheads, machine)
-        work = workload_given(workload, compute)
+        known = read_overheads(overheads, machine)
+        work = read_workload(workload, compute)
         predicted = simulate(given, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
     if predicted is not None:
-        Console().print(overheads_from(overheads, machine), markup=False, highlight=False, soft_wrap=True)
-    write_atomically(html, _page(measured, predicted, overheads_from(overheads, machine)))
+        Console().print(describe_overheads(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    write_atomically(html, _page(measured, predicted, describe_overheads(overheads, machine)))
     if trace is not None:
-        write_trace(merged(timelines), trace)
+        write_trace(merge_timelines(timelines), trace)
     if json_file is not None:
         write_atomically(json_file, _json(measured, predicted))
 
@@ -107,7 +107,7 @@ def _paths(files: Sequence[Path]) -> list[Path]:
         found = sorted(path.glob("rank*.json")) if path.is_dir() else [path]
         if not found or not all(each.exists() for each in found):
             what = "no rank*.json in the folder" if path.is_dir() else "no file"
-            raise ValueError(f"there is {what} {path}; pliant.record(run, folder) writes one for each rank.")
+            raise ValueError(f"there is {what} {path}; pliant.profile(run, folder) writes one for each rank.")
         paths += found
     return paths
 
@@ -115,7 +115,7 @@ def _paths(files: Sequence[Path]) -> list[Path]:
 def _load(path: Path) -> Timeline:
     timeline = load(Timeline, path)
     if not any(event.kind in ("forward", "backward", "optimize") for event in timeline.events):
-        raise ValueError(f"{path} holds no step; pliant.record notes the steps that are made after it was called.")
+        raise ValueError(f"{path} holds no step; pliant.profile notes the steps that are made after it was called.")
     return timeline
 
 
@@ -128,7 +128,7 @@ def _show(measured: Measured, predicted: Simulated | None) -> None:
 
 
 def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
-    from pliant.cli.report.figures import bucket_figure, bytes_figure, lanes_figure, steps_figure
+    from pliant.cli.report.figures import bucket_figure, bytes_figure, steps_figure, timeline_figure
 
     said = None if predicted is None else predicted_buckets(predicted)
     buckets = measured.buckets()
@@ -138,9 +138,9 @@ def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
     title = f"A step of rank {measured.ranks[0]}"
     if predicted is not None:
         title += ": measured above, predicted below"
-    parts.append(plot(lanes_figure(title, _panels(measured, predicted))))
+    parts.append(plot(timeline_figure(title, _panels(measured, predicted))))
     if len(measured.timelines) > 1:
-        parts.append(plot(lanes_figure("The same moments on all ranks", _all_ranks(measured))))
+        parts.append(plot(timeline_figure("The same moments on all ranks", _all_ranks(measured))))
         parts.append('<p class="note">Ranks are laid beside each other by the clocks of their machines.</p>')
     parts += ["<h2>Steps</h2>", plot(steps_figure(measured, predicted)), plot(bytes_figure(measured, predicted))]
     if buckets:
@@ -150,12 +150,12 @@ def _page(measured: Measured, predicted: Simulated | None, whose: str) -> str:
 
 def _panels(measured: Measured, predicted: Simulated | None) -> list[tuple[str, list[Event]]]:
     """Return one step of the first rank, and the same step predicted."""
-    step, rank = shown(measured.steps[0]), measured.ranks[0]
+    step, rank = median_step(measured.steps[0]), measured.ranks[0]
     events = events_in(measured.timelines[0], [rank], step.start_s, step.end_s)
     panels = [(f"measured: {format_time(step.seconds)}, step {step.step}", events)]
     if predicted is not None:
         steps = steps_of(predicted.timeline, 0)[-predicted.period :]
-        other = shown(steps)
+        other = median_step(steps)
         events = events_in(predicted.timeline, [0], other.start_s, other.end_s)
         panels.append((f"predicted: {format_time(other.seconds)}", events))
     return panels
@@ -163,11 +163,11 @@ def _panels(measured: Measured, predicted: Simulated | None) -> list[tuple[str, 
 
 def _all_ranks(measured: Measured) -> list[tuple[str, list[Event]]]:
     """Return what the first ranks did while the lowest made the step that is shown."""
-    together, first = merged(measured.timelines), measured.timelines[0]
+    together, first = merge_timelines(measured.timelines), measured.timelines[0]
     shift_s = first.began_unix_s - together.began_unix_s
-    step = shown(measured.steps[0])
+    step = median_step(measured.steps[0])
     window = step.start_s + shift_s, step.end_s + shift_s
-    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in measured.ranks[:_MOST_LANES]]
+    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in measured.ranks[:_MOST_TRACKS]]
 
 
 def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:
@@ -179,7 +179,7 @@ def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:
         "steps": f"{measured.steps[0][0].step} to {measured.steps[0][-1].step}",
     }
     if predicted is not None:
-        work, links = predicted.prepared.ground.workload, predicted.prepared.ground.topology
+        work, links = predicted.prepared.context.workload, predicted.prepared.context.topology
         facts["workload"] = f"{work.name}; {work.provenance}"
         facts["topology"] = f"{links.num_ranks} ranks on {len(links.hosts)} hosts; {links.provenance}"
     return facts

@@ -8,15 +8,15 @@ from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
 from pliant.cli.page import layout
-from pliant.cli.report.compared import Measured, predicted_value
+from pliant.cli.report.comparison import Measured, predicted_value
 from pliant.cli.report.steps import BucketTimes
 from pliant.simulator import Simulated
 from pliant.spec import Event
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["COLOURS", "bucket_figure", "bytes_figure", "lanes_figure", "steps_figure"]
+__all__ = ["COLOURS", "bucket_figure", "bytes_figure", "timeline_figure", "steps_figure"]
 
-_LANES: Mapping[str, str] = MappingProxyType(
+_TRACKS: Mapping[str, str] = MappingProxyType(
     {
         "forward": "compute",
         "backward": "compute",
@@ -49,7 +49,7 @@ _MOST_NUMBERS = 20
 """Steps that are few enough for each to have its number."""
 
 
-def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> Any:
+def timeline_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> Any:
     """Return panels one above the other, on one scale of time: what was computed, exchanged, coded and sent, when."""
     figure: Any = make_subplots(
         rows=len(panels),
@@ -60,7 +60,7 @@ def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> A
     )
     named: set[str] = set()
     for row, (_, events) in enumerate(panels, start=1):
-        for kind, lane in _LANES.items():
+        for kind, lane in _TRACKS.items():
             own = [event for event in events if event.kind == kind]
             if not own:
                 continue
@@ -74,7 +74,7 @@ def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> A
                 showlegend=kind not in named,
                 opacity=0.75 if kind in ("exchange", "communicate") else 1.0,
                 marker={"color": COLOURS[kind], "line": {"width": 0.6, "color": "#ffffff"}},
-                customdata=[_said(event) for event in own],
+                customdata=[_hover_text(event) for event in own],
                 hovertemplate="%{customdata}<extra></extra>",
                 row=row,
                 col=1,
@@ -90,7 +90,7 @@ def lanes_figure(title: str, panels: Sequence[tuple[str, Sequence[Event]]]) -> A
     return figure
 
 
-def _said(event: Event) -> str:
+def _hover_text(event: Event) -> str:
     what = event.kind if event.kind == event.name else f"{event.kind} {event.name}"
     sent = f", {format_bytes(event.sent_bytes)} sent" if event.sent_bytes else ""
     return f"{what}: {format_time(event.end_s - event.start_s)} of step {event.step}{sent}"

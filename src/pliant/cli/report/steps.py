@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pliant.spec import Event, Timeline
 
-__all__ = ["BucketTimes", "Step", "buckets_of", "clipped", "events_in", "merged", "shown", "steps_of"]
+__all__ = ["BucketTimes", "Step", "buckets_of", "clip_event", "events_in", "merge_timelines", "median_step", "steps_of"]
 
 _COMPUTING = ("forward", "backward", "optimize", "wait")
 """What the thread that trains does, one after the other."""
@@ -100,7 +100,7 @@ def buckets_of(timeline: Timeline, steps: Sequence[Step]) -> list[BucketTimes]:
     return found
 
 
-def shown(steps: Sequence[Step]) -> Step:
+def median_step(steps: Sequence[Step]) -> Step:
     """Return the step that stands for all: of those that exchange, or else of all, the one of median length."""
     median_s = statistics.median_low(step.seconds for step in _that_exchange(steps))
     return next(step for step in _that_exchange(steps) if step.seconds == median_s)
@@ -109,18 +109,18 @@ def shown(steps: Sequence[Step]) -> Step:
 def events_in(timeline: Timeline, ranks: Sequence[int], start_s: float, end_s: float) -> list[Event]:
     """Return what happened between two moments, cut to them, with times from the first."""
     return [
-        clipped(event, start_s, end_s)
+        clip_event(event, start_s, end_s)
         for event in timeline.events
         if event.rank in ranks and event.start_s < end_s and event.end_s > start_s
     ]
 
 
-def clipped(event: Event, start_s: float, end_s: float) -> Event:
+def clip_event(event: Event, start_s: float, end_s: float) -> Event:
     """Return an event cut to two moments, with times from the first."""
     return replace(event, start_s=max(0.0, event.start_s - start_s), end_s=min(event.end_s, end_s) - start_s)
 
 
-def merged(timelines: Sequence[Timeline]) -> Timeline:
+def merge_timelines(timelines: Sequence[Timeline]) -> Timeline:
     """Return the timelines of a run's ranks as one, with times from the earliest start, by the clocks of machines."""
     first_s = min(timeline.began_unix_s for timeline in timelines)
     events: list[Event] = []

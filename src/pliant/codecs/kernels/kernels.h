@@ -31,7 +31,7 @@ static inline float float_of(uint32_t u) {
     return x;
 }
 
-// 32 random bits for element i: the finalizer of MurmurHash3 over a Weyl sequence. codecs/kernels/twins.py has the same.
+// 32 random bits for element i: the finalizer of MurmurHash3 over a Weyl sequence. codecs/kernels/reference.py has the same.
 static inline uint32_t random_bits(uint32_t seed, uint32_t i) {
     uint32_t h = i * 0x9E3779B1u + seed;
     h = (h ^ (h >> 16)) * 0x85EBCA6Bu;

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.kernels.library import library, pointer
-from pliant.codecs.kernels.twins_rows import ByOwner
+from pliant.codecs.kernels.reference_rows import ByOwner
 
 __all__ = ["add_rows", "add_squares", "by_owner", "distinct_keys", "subtract_ratios", "subtract_rows"]
 

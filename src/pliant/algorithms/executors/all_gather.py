@@ -1,0 +1,83 @@
+"""Few elements, chosen by each rank: top-k with momentum correction as in Deep Gradient Compression."""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.ratio_state import check_single_momentum, ramp_ratio
+from pliant.buckets import Bucket
+from pliant.codecs import BlockTopK, TopK, all_finite, codec_from
+from pliant.collectives.sparse import SparseAverage
+from pliant.comm.base import Comm
+from pliant.spec import AllGather
+
+__all__ = ["AllGatherExecutor"]
+
+
+@dataclass(frozen=True)
+class AllGatherExecutor:
+    """Send the largest elements (or blocks) of what has gathered; keep the rest for later steps.
+
+    Lin et al., Deep Gradient Compression (arXiv:1712.01887), section 3:
+
+        u <- m u + g                    momentum correction (with m = 0, u = g and only v is kept)
+        v <- v + u
+        send v at the k largest |v|; there v <- 0 and u <- 0 (momentum factor masking)
+
+    The ratio falls to its final value over `ramp_steps` in factors of 4 (25 %, 6.25 %, ...).
+    Bytes: (n-1) payloads in, each 8 bytes per chosen element.
+    With momentum correction the optimizer's own momentum must be 0.
+    """
+
+    node: AllGather
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
+        """The residual v and, with momentum correction, the velocity u."""
+        return {"residual": None, "velocity": None} if self.node.momentum else {"residual": None}
+
+    def ratio_at(self, step: int) -> float:
+        """Return the share of elements sent in a step."""
+        return ramp_ratio(self.node.codec.setting("ratio"), step, self.node.ramp_steps)
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Return the exchanges by ratio; each is made when its stage of the ramp begins."""
+        exchanges: dict[float, SparseAverage] = {}
+        return exchanges
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
+        """Accumulate, choose, exchange, mask."""
+        ratio, ratio_setting = context.ratio(self.ratio_at(context.step), self.node.ramp_steps), context.ratio_setting
+        exchange = state.workspace.get(ratio)
+        if exchange is None:
+            state.workspace.clear()
+            codec = replace(cast(TopK | BlockTopK, codec_from(self.node.codec)), ratio=ratio)
+            exchange = state.workspace[ratio] = SparseAverage(codec, bucket.numel, comm, bucket.flat.device)
+        g, v = bucket.flat, state.flat["residual"]
+        finite = all_finite(g)
+        if finite and self.node.momentum:
+            u = state.flat["velocity"]
+            u.mul_(self.node.momentum).add_(g)
+            v.add_(u)
+        elif finite:
+            v.add_(g)
+        # An overflowed gradient poisons everyone's result but must not enter what is kept.
+        whole = _square(v) if finite and ratio_setting is not None else None
+        exchange(g, v if finite else g, context.seed)
+        if finite:
+            exchange.clear_sent(v)
+            if ratio_setting is not None and whole is not None:
+                ratio_setting.report(ratio, _square(v), whole)
+            if self.node.momentum:
+                exchange.clear_sent(state.flat["velocity"])
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse a second momentum in the optimizer."""
+        check_single_momentum(self.node.momentum, optimizer)
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x).square()

@@ -1,0 +1,66 @@
+"""Ranks that train alone for a while, then exchange how far they have come."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from pliant.algorithms.base import Algorithm, Deferred, State, StateSpec, StepContext, prefix_slots
+from pliant.buckets import Bucket
+from pliant.comm.base import Comm
+from pliant.spec import LocalSteps
+
+__all__ = ["LocalStepsExecutor"]
+
+
+@dataclass(frozen=True)
+class LocalStepsExecutor:
+    """H steps alone; then the mean change of the weights is taken by an outer optimizer, from where all set out.
+
+    Stich, local SGD (arXiv:1805.09767), is outer lr 1 without momentum; Douillard et al., DiLoCo (arXiv:2311.08105,
+    Algorithm 1), is Nesterov momentum, with D the mean over ranks, by any averaging algorithm and codec:
+
+        D <- mean(theta - x_i);  m <- mu m + D;  theta <- theta - lr (D + mu m);  x_i <- theta
+
+    In fragments, parts of the model take turns within the period; with a delay, the exchange runs beside the next
+    steps, whose progress is added to theta (Douillard et al., Streaming DiLoCo, arXiv:2501.18512, sections 2.2 and
+    2.3, which blends the two instead). `stretch` lets the period grow as the learning rate falls: every
+    max(H, (stretch / lr)^2) steps (Gu et al., Quadratic Synchronization Rule, arXiv:2310.14423).
+    Bytes per step: those of the averaging algorithm, divided by H. Memory: theta, and m if mu is not 0.
+    """
+
+    prefix: ClassVar[str] = "averaging/"
+    node: LocalSteps
+    inner: Algorithm
+    """Carries out the averaging."""
+
+    def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
+        """The starting point of all ranks, the outer momentum, and the inner slots."""
+        slots: StateSpec = {"anchor": None, **prefix_slots(self.prefix, self.inner.slots(shape, comm))}
+        return {**slots, "momentum": None} if self.node.outer.momentum else slots
+
+    def prepare(self, bucket: Bucket, comm: Comm) -> Any:
+        """Prepare what averages the changes."""
+        return self.inner.prepare(bucket, comm)
+
+    def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
+        """Leave gradients as they are."""
+
+    def reset_reference(self, bucket: Bucket, state: State) -> None:
+        """Set out from here."""
+        state.flat["anchor"].copy_(bucket.flat)
+
+    def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
+        """Exchange how far this rank has come, and set out anew."""
+        change, anchor = bucket.flat, state.flat["anchor"]
+        torch.sub(anchor, change, out=change)
+        if context.share != 1:
+            change.mul_(context.share)
+        rest = self.inner.on_ready(bucket, state.part(self.prefix, state.workspace), comm, context)
+        outer = self.node.outer
+        if outer.momentum:
+            momentum = state.flat["momentum"].mul_(outer.momentum).add_(change)
+            change.add_(momentum, alpha=outer.momentum)
+        anchor.sub_(change, alpha=outer.lr)
+        change.copy_(anchor)
+        return rest

@@ -1,0 +1,56 @@
+"""Blocks that each rank has chosen by itself, summed by a schedule that is made for what they have."""
+
+import torch
+from torch import Tensor
+
+from pliant.collectives import BlockGrid, BlockResult
+from pliant.comm.base import Comm
+from pliant.schedules import SparseAllReduce
+from pliant.spec import Topology
+
+__all__ = ["ScheduledBlockSum"]
+
+
+class ScheduledBlockSum:
+    """The mean of what ranks hold of the vector's blocks: `SparseAllReduce`, where dense tensors are blocks that all
+    hold.
+
+    Bytes: (n-1) (blocks/8 + 8), and the schedule's, which depend on who has chosen what.
+
+    Args:
+        grid: Of the vectors to come.
+        topology: The network that the schedule is for.
+        comm: Who adds up.
+
+    Raises:
+        ValueError: The topology is for another number of ranks.
+
+    """
+
+    def __init__(self, grid: BlockGrid, topology: Topology, comm: Comm) -> None:
+        if topology.num_ranks != comm.size:
+            raise ValueError(
+                f"the plan's topology has {topology.num_ranks} ranks, but {comm.size} exchange blocks; probe this "
+                "cluster, or leave the topology out."
+            )
+        self._grid, self._size = grid, comm.size
+        dtype = torch.float32 if grid.parts.selection.value_bits == 32 else torch.bfloat16
+        self._blocks = grid.elements(torch.ones(len(grid.starts), dtype=torch.bool, device=grid.device))
+        self._x = torch.zeros(grid.parts.numel, dtype=dtype, device=grid.device)
+        dense = [len(grid.dense)] if len(grid.dense) else []
+        self._sum = SparseAllReduce([*grid.numels.tolist(), *dense], topology, comm, like=self._x)
+
+    def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
+        """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,); scores are not told."""
+        held = [*chosen.tolist(), *([True] if len(self._grid.dense) else [])]
+        whole = torch.cat([self._blocks, self._grid.dense])
+        self._x.copy_(x[whole])
+        index = torch.cat([self._grid.elements(chosen), self._grid.dense])
+        sent = x[index].to(self._x.dtype).to(torch.float32)
+        if poisoned:
+            self._x.fill_(torch.nan)
+        self._sum(self._x, held)
+        means = self._x.to(torch.float32, copy=True).div_(self._size)
+        return BlockResult(
+            index=index, sent=sent, means=((whole, means),), scores=None, sound=bool(means.isfinite().all())
+        )

@@ -1,0 +1,66 @@
+"""Exchange among the ranks of a run while its plan is chosen: the first asks and decides, and tells the others."""
+
+import json
+import logging
+from collections.abc import Generator, Sequence
+
+import torch
+
+from pliant.autotune.finalists import Finalist
+from pliant.comm.base import Comm
+from pliant.comm.text_broadcast import broadcast_text
+from pliant.planner import FAMILIES, Genes, Quality, SearchResult, Trial
+from pliant.spec import SyncPlan, from_json, to_json
+
+__all__ = ["advance_search", "holds_on_all", "share_finalists", "share_request"]
+
+_log = logging.getLogger("pliant")
+
+
+def holds_on_all(comm: Comm, mine: bool) -> bool:
+    """Say whether something holds on all ranks. Collective."""
+    held = torch.tensor([int(mine)])
+    comm.all_reduce(held, "min").wait()
+    return bool(held)
+
+
+def share_request(comm: Comm, asked: tuple[Genes, float] | None) -> tuple[SyncPlan, float] | None:
+    """Share what the first rank wants to have tried: a plan, and the step time above which it is given up."""
+    text = "" if asked is None else json.dumps([to_json(asked[0].plan()), min(asked[1], 1e9)])
+    text = broadcast_text(text, comm)
+    if not text:
+        return None
+    plan, limit_s = json.loads(text)
+    return from_json(SyncPlan, plan), limit_s
+
+
+def share_finalists(comm: Comm, finalists: Sequence[Trial], quality: Quality) -> list[Finalist]:
+    """Share the first rank's best plans."""
+    mine = [
+        (
+            to_json(trial.genes.plan("auto")),
+            all(FAMILIES[gene.family].exact for gene in trial.genes.genes),
+            quality.factor(trial.genes),
+            trial.step_s,
+        )
+        for trial in finalists
+    ]
+    return [
+        Finalist(from_json(SyncPlan, text), *figures)
+        for text, *figures in json.loads(broadcast_text(json.dumps(mine), comm))
+    ]
+
+
+def advance_search(
+    asking: Generator[tuple[Genes, float], Trial, SearchResult] | None, trial: Trial | None
+) -> tuple[tuple[Genes, float] | None, SearchResult | None]:
+    """Tell a search of a trial, or begin it; return what it asks for, or what it has come to."""
+    if asking is None:
+        return None, None
+    try:
+        return (next(asking) if trial is None else asking.send(trial)), None
+    except StopIteration as end:
+        return None, end.value
+    except Exception as error:  # noqa: BLE001  none could be in force, or it failed: training goes on without it
+        _log.warning("auto keeps DDP's own exchange: %s: %s.", type(error).__name__, error)
+        return None, None

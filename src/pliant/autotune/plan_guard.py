@@ -1,0 +1,59 @@
+"""The plan that was adopted: what it raises on any rank is undone on all, and exact training goes on."""
+
+from pliant.autotune.trials import TunableRun, has_failed
+from pliant.comm.base import Comm
+from pliant.spec import SyncPlan
+
+__all__ = ["PlanGuard"]
+
+
+class PlanGuard:
+    """Guards the plan in force, unless it is the base plan, in whose place no other could be put.
+
+    What it raises is noted (`Trial`). Ranks tell each other when it is put in force, after each window of a monitoring,
+    when it is left, and when the run closes.
+
+    Bytes: 8 when it is put in force, when it is left and at the end.
+
+    Args:
+        run: Whose plan it is.
+        comm: Over a group that nobody else uses.
+        base: DDP's own exchange.
+
+    """
+
+    def __init__(self, run: TunableRun, comm: Comm, base: SyncPlan) -> None:
+        self._run, self._comm, self._base = run, comm, base
+
+    def begin(self, plan: SyncPlan) -> str:
+        """Put a plan in force; return why that has failed, if it has on any rank. Collective, as all of these are."""
+        if plan.hash == self._base.hash:
+            self._run.switch(plan)
+            return ""
+        self._run.adopt(plan)
+        return self._why()
+
+    def leave(self, *, pay: bool = True) -> str:
+        """Put the base plan in its place, and pay or forget what it owes; return why that has failed."""
+        with self._run.trial.catch_errors():
+            self._run.switch(self._base, pay=pay)
+        return self.end()
+
+    def end(self) -> str:
+        """Guard it no more; return why it has failed, if it has."""
+        why = self._why() if self._run.trial.guards else ""
+        self._run.trial.end()
+        return why
+
+    def fall_back(self) -> None:
+        """Put the base plan in the place of a plan that has failed, as all ranks know."""
+        self._run.fall_back(self._base)
+        self._run.trial.end()
+
+    def _why(self) -> str:
+        trial = self._run.trial
+        if not has_failed(trial, self._comm):
+            return ""
+        why = trial.why
+        self.fall_back()
+        return why

@@ -1,0 +1,70 @@
+"""Plans that are rejected for the rest of a run, since they have not done as expected."""
+
+import itertools
+import logging
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from pliant.planner import FAMILIES, Gene, Genes, Quality
+from pliant.spec import SyncPlan
+
+__all__ = ["ExcludingQuality", "RejectedPlans", "at_least_as_lossy"]
+
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludingQuality(Quality):
+    """A budget that some ways of exchanging are not within, whatever was measured of them elsewhere."""
+
+    rejected: Set[Gene] = frozenset()
+    """May grow while a search goes on."""
+
+    def admits(self, gene: Gene) -> bool:
+        return gene not in self.rejected and super().admits(gene)
+
+
+def at_least_as_lossy(gene: Gene) -> Iterable[Gene]:
+    """Return a gene and all of its family that are at least as strong in every setting."""
+    grids = FAMILIES[gene.family].grids
+    values = [grid[grid.index(gene.settings[key]) :] for key, grid in grids.items()]
+    return (Gene(gene.family, dict(zip(grids, each, strict=True))) for each in itertools.product(*values))
+
+
+class RejectedPlans:
+    """Ways of exchanging that are refused, and, in a sentence each, the plans that have failed.
+
+    Args:
+        rank: Of this process; the first logs.
+        spared: What every plan may have in it, and is never refused.
+
+    """
+
+    def __init__(self, rank: int, spared: Gene) -> None:
+        self._rank, self._spared = rank, spared
+        self.genes: set[Gene] = set()
+        self.failures: list[str] = []
+        """What was undone, and why; the same on all ranks."""
+
+    def add(self, genes: Iterable[Gene]) -> None:
+        """Refuse these, and all of their families that are as strong."""
+        self.genes.update(strong for gene in genes for strong in at_least_as_lossy(gene))
+
+    def note_failure(self, what: str, why: str, plan: SyncPlan, among: Iterable[Genes]) -> str:
+        """Say that a plan has failed, on all ranks, and refuse what is in it.
+
+        Args:
+            what: How a sentence begins that ends with "is not tried again".
+            why: It has failed.
+            plan: Which.
+            among: Where its genes are, on the ranks that know them.
+
+        """
+        text = f"{what}, and is not tried again in this run: {why}. It was {plan}"
+        self.failures.append(text)
+        if self._rank == 0:
+            _log.warning("auto: %s", text)
+        for genes in among:
+            if genes.plan().hash == plan.hash:
+                self.add(gene for gene in genes.genes if gene != self._spared)
+        return text

@@ -1,0 +1,189 @@
+"""Buckets on their way from DDP through the comm thread and back, one backward pass after another."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import Deferred
+from pliant.buckets import as_real
+from pliant.codecs import all_finite
+from pliant.comm.ddp_private import after_backward, is_in_backward
+from pliant.engine.comm_thread import CommThread, TaskHandle
+from pliant.engine.ddp_hook import ReadyBucket, complete_buckets
+from pliant.engine.gradient_exchange import GradientExchange
+from pliant.engine.loss_scale import LossScale
+from pliant.engine.rank_state import ResumePoint, SavedLayout
+from pliant.engine.sources import GradientSource
+from pliant.engine.tracer import Tracer
+from pliant.engine.trial import PlanOnTrial
+
+__all__ = ["BucketDispatcher"]
+
+
+class BucketDispatcher:
+    """Takes buckets in DDP's order and has the gradient exchange in force work on them in the comm thread.
+
+    Args:
+        comm_thread: Where exchanges happen.
+        tracer: Where waiting is noted.
+        trial: Who notes errors of a plan that is on trial.
+
+    """
+
+    def __init__(self, comm_thread: CommThread, tracer: Tracer, trial: PlanOnTrial) -> None:
+        self._comm_thread, self._tracer, self._trial = comm_thread, tracer, trial
+        self.source = GradientSource()
+        """Who hands the buckets over."""
+        self.step = 0
+        """Optimizer steps made."""
+        self.num_backwards = 0
+        """Backward passes exchanged so far: what random numbers are drawn from."""
+        self.as_saved: SavedLayout | None = None
+        """How passes are laid out as long as a new DDP's buckets are provisional; None: as they come."""
+        self._ready: list[ReadyBucket] = []
+        self._deferred: list[tuple[str, Deferred]] = []
+        self._last_handle: TaskHandle | None = None
+        self._of_pass: list[ReadyBucket] = []
+        self.scale = LossScale()
+        self.overflowed = False
+        """Whether gradients that stay with this rank were not finite, before its first step."""
+        self._begun = False
+        self.broken_off = False
+        """Whether a pass has begun of which DDP has not come to the end: something was raised in it."""
+        self._weight = 1.0
+        """What to multiply a mean over all ranks by."""
+
+    def put_in_force(self, gradients: GradientExchange, *, as_ready: bool) -> None:
+        """Let a gradient exchange do the work from now on; it begins with a bucket as soon as that is ready, or with
+        the last.
+
+        Called between two steps, with the comm thread drained.
+        """
+        self._gradients, self._as_ready, self.as_saved = gradients, as_ready, None
+        self.forget()  # what a plan has left that has failed in a trial
+
+    def forget(self) -> None:
+        """Forget a pass that was broken off."""
+        self._ready, self._deferred, self._of_pass, self._begun, self.broken_off = [], [], [], False, False
+
+    def settle(self) -> None:
+        """Take the next passes in the buckets in which they come."""
+        self.as_saved = None
+
+    def resume(self, resumed: ResumePoint) -> None:
+        """Go on where a saved run stood; the next passes are laid out in its buckets."""
+        self.step, self.num_backwards, self.as_saved = resumed.step, resumed.num_backwards, resumed.layout
+
+    def receive(self, ready: ReadyBucket) -> None:
+        """Take a bucket whose gradients are complete. Runs in the autograd thread."""
+        if not self._begun:
+            self.broken_off = True
+            self._weight = self.source.meet()
+            self.follow_scale()
+        self._begun = not ready.last
+        self._ready.append(ready)
+        if self.source.looks_for_unused:
+            self._of_pass.append(ready)
+        if ready.last or (self._as_ready and self.as_saved is None):
+            held, self._ready = self._ready, []
+            if self.as_saved is not None:
+                self._submit_as_saved(held, self.as_saved)
+            else:
+                for each in held:
+                    self._submit(each)
+        if ready.last:
+            self.source.on_complete()
+            self.num_backwards += 1
+            deferred, self._deferred = self._deferred, []
+            self._comm_thread.submit(self._gradients.end_pass)
+            self._comm_thread.submit_all(deferred, step=self.step)
+            if is_in_backward():  # when the whole of it is done, before DDP hands the buckets over
+                after_backward(self._wait)
+            else:  # DDP's join() stands in for the backward pass of a rank that has run out of batches
+                self._wait()
+                self.broken_off = False
+                self._raise_error()
+
+    def follow_scale(self) -> None:
+        """Bring what is kept of gradients into the scale of now."""
+        if (factor := self.scale.change()) != 1.0:
+            gradients = self._gradients
+            self._comm_thread.submit(lambda: gradients.rescale(factor))
+
+    def _submit(self, ready: ReadyBucket) -> None:
+        with self._trial.catch_errors():
+            self._exchange(ready)
+            return
+        ready.finish()  # so that DDP comes to the end of its pass
+
+    def _exchange(self, ready: ReadyBucket) -> None:
+        if not self._gradients.knows(ready.index, ready.names):
+            self._comm_thread.drain()  # what is on its way writes into the state that is about to move
+        bucket = self._gradients.layout_of(ready.index, ready.names, ready.shapes, ready.buffer)
+        bad = self._gradients.check_finite(
+            bucket, ready.buffer
+        )  # here, since the comm thread may be what everybody waits for
+        gradients, step, num_backwards = self._gradients, self.step, self.num_backwards
+        deferred, weight = self._deferred, self._weight
+        if bucket.keeps_local(step):
+            self.overflowed |= self.scale.is_sought and not ready.buffer.is_sparse and not all_finite(ready.buffer)
+            gradients.record_nonfinite(bucket, bad)
+            ready.finish()
+            return
+
+        def task() -> None:
+            deferred.extend(gradients.run(bucket, ready.buffer, bad, step=step, num_backwards=num_backwards))
+            if weight != 1.0:
+                ready.buffer.mul_(weight)
+
+        self._last_handle = self._comm_thread.submit(task, done=ready.finish, name=bucket.name, step=step)
+
+    def _submit_as_saved(self, buckets: list[ReadyBucket], as_saved: SavedLayout) -> None:
+        gradients, step, num_backwards, deferred = self._gradients, self.step, self.num_backwards, self._deferred
+
+        def task() -> None:
+            deferred.extend(as_saved.run(buckets, gradients, step=step, num_backwards=num_backwards))
+
+        self._last_handle = self._comm_thread.submit(
+            task, lambda: complete_buckets(buckets), name="as saved", step=step
+        )
+
+    def _wait(self) -> None:
+        with self._trial.catch_errors(), self._tracer.record_wait():
+            if self._last_handle is not None:
+                self._last_handle.wait()
+        if is_in_backward():
+            after_backward(self._end_pass)  # behind DDP's own, so that its reducer is whole for the next batch
+
+    def _end_pass(self) -> None:
+        of_pass, self._of_pass, self.broken_off = self._of_pass, [], False
+        with self._trial.catch_errors():
+            if of_pass and (unused := self.source.unused_parameters()):
+                self._keep_unused(of_pass, unused)
+        self._raise_error()
+
+    def _keep_unused(self, buckets: Sequence[ReadyBucket], unused: Mapping[str, Tensor]) -> None:
+        """Keep what was exchanged for parameters that no rank has used, since DDP does not hand it on.
+
+        If such a parameter has a gradient of an earlier pass, that was exchanged again, and keeps it.
+        """
+        results: dict[str, Tensor] = {}
+        for ready in (each for each in buckets if not each.buffer.is_sparse):
+            numels = [torch.Size(shape).numel() for shape in ready.shapes]
+            for name, shape, part in zip(ready.names, ready.shapes, ready.buffer.split(numels), strict=True):
+                if name not in unused or not all_finite(part) or not self._gradients.owes(name):
+                    continue
+                result, before = part.to(torch.float32, copy=True).view(shape), unused[name].grad
+                if before is not None and not before.is_sparse:
+                    result -= as_real(before)
+                if bool(result.any()):
+                    results[name] = result
+        gradients = self._gradients
+        if results:
+            self._comm_thread.submit(lambda: gradients.take_back(results))
+
+    def _raise_error(self) -> None:
+        if (refused := self._gradients.pop_error()) is not None:
+            with self._trial.catch_errors():
+                raise refused

@@ -1,0 +1,209 @@
+"""The DDP front end: buckets arrive through DDP's communication hook, in DDP's order, and leave by the comm thread."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from pliant.buckets import real_shape
+from pliant.comm.base import CommError
+from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets, unused_parameters
+from pliant.comm.process_group import ProcessGroupComm
+from pliant.engine.joining import JoinState
+from pliant.engine.relaxed_model import list_tensors
+
+__all__ = ["DDPHook", "ReadyBucket", "install_hook", "complete_buckets", "error_reporter"]
+
+
+@dataclass(kw_only=True)
+class ReadyBucket:
+    """A bucket whose gradients are complete."""
+
+    index: int
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    """Of complex parameters as pairs of real numbers: so DDP lays them out."""
+    buffer: Tensor
+    """(numel,), DDP's own: whatever stands in it when `complete_buckets` is called becomes the gradient."""
+    last: bool
+    finish: Callable[[], None]
+
+
+def complete_buckets(buckets: Sequence[ReadyBucket]) -> None:
+    """Hand buckets back to DDP."""
+    for ready in buckets:
+        ready.finish()
+
+
+class DDPHook:
+    """Hook that DDP calls. It outlives a run, since DDP accepts one for life: between runs it does what DDP does."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._group = cast(ProcessGroup, ddp.process_group)
+        self._given_bytes = self._bucket_bytes = int(ddp.bucket_bytes_cap)
+        self._names = {id(p): n for n, p in list_tensors(ddp.module)}
+        self.layout: dict[int, tuple[str, ...]] = {}
+        """Which parameters the next pass has in which bucket; empty before the first."""
+        self.settled = True
+        """Whether they stay so; a static graph's do not after its first pass."""
+        self._complete = False
+        """Whether a pass has come to its end since buckets were last looked at."""
+        self._receive: weakref.WeakMethod[Callable[[ReadyBucket], None]] | None = None
+        self._joining: weakref.ref[JoinState] | None = None
+        self.report: Callable[[RuntimeError], CommError | None] | None = None
+        """Who says which rank is lost, when what DDP itself sends before a forward pass fails."""
+
+    @property
+    def receive(self) -> Callable[[ReadyBucket], None] | None:
+        """The method that takes the buckets, or None between runs.
+
+        It is held weakly: DDP holds this object where Python's garbage collector cannot see it.
+        """
+        return None if self._receive is None else self._receive()
+
+    @receive.setter
+    def receive(self, method: Callable[[ReadyBucket], None] | None) -> None:
+        self._receive = None if method is None else weakref.WeakMethod(method)
+
+    @property
+    def joining(self) -> JoinState | None:
+        """Listener that is told of DDP's join(); held weakly as well."""
+        return None if self._joining is None else self._joining()
+
+    @joining.setter
+    def joining(self, joining: JoinState | None) -> None:
+        self._joining = None if joining is None else weakref.ref(joining)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Leave nothing in a copy or a pickle of the model: it has a reducer of its own, without a hook."""
+        return type(None), ()
+
+    def hook(self, bucket: GradBucket) -> Future[Tensor]:
+        """Take a bucket from DDP's reducer; runs in the autograd thread."""
+        index, parameters, receive = bucket.index(), bucket.parameters(), self.receive
+        names = tuple(self._names[id(p)] for p in parameters)
+        self.layout = {**self.layout, index: names} if index else {0: names}
+        self._complete = bucket.is_last()
+        if receive is None:
+            return allreduce_hook(self._group, bucket)
+        buffer = bucket.buffer()
+        # A CUDA future records the stream that is current in `complete_buckets`, which is the comm thread's.
+        future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        receive(
+            ReadyBucket(
+                index=index,
+                names=names,
+                shapes=tuple(real_shape(p) for p in parameters),
+                buffer=buffer,
+                last=self._complete,
+                finish=lambda: future.set_result(buffer),
+            )
+        )
+        return future
+
+    def rebucket(self, ddp: DistributedDataParallel, bucket_bytes: int) -> None:
+        """Let gradients come in buckets of at most so many bytes, or 0 for those that the model came with."""
+        wanted = bucket_bytes or self._given_bytes
+        if wanted != self._bucket_bytes:
+            rebuild_reducer(ddp, wanted)
+            ddp.register_comm_hook(self, _hook)
+            self._bucket_bytes, self.layout, self.settled = wanted, {}, True
+
+    def renew(self, ddp: DistributedDataParallel) -> None:
+        """Give DDP another reducer in place of one that waits for the end of a pass which was broken off."""
+        rebuild_reducer(ddp, self._bucket_bytes)
+        ddp.register_comm_hook(self, _hook)
+        self.layout, self.settled = {}, True
+
+    def settle(self, ddp: DistributedDataParallel) -> bool:
+        """Let DDP lay out its buckets for good, if it is about to; say whether they stay from now on.
+
+        A state that is saved then says where the next pass goes on. Collective, in DDP's group, between two steps.
+        """
+        if not self._complete:
+            return False
+        self._complete = False
+        try:
+            buckets = settle_buckets(ddp)
+        except RuntimeError as error:
+            explained = self.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+        if buckets is not None:
+            self.layout = {k: tuple(self._names[id(p)] for p in held) for k, held in enumerate(buckets)}
+        self.settled = is_settled(ddp)
+        return self.settled
+
+    def unused_parameters(self, ddp: DistributedDataParallel) -> dict[str, Tensor]:
+        """Return what no rank has used in the pass that has just ended, by name: DDP drops the results."""
+        return {self._names[id(p)]: p for p in unused_parameters(ddp)}
+
+    def begin(self, uneven: bool, by_all: bool) -> None:
+        """Tell the run that a pass begins, and whether ranks may be missing in it."""
+        if self.receive is not None and self.joining is not None:
+            self.joining.begin(uneven=uneven, by_all=by_all)
+
+    def check_join(self) -> None:
+        """Let the run refuse join()."""
+        if self.receive is not None and self.joining is not None:
+            self.joining.check()
+
+    def end_join(self, root: int) -> None:
+        """Tell the run that join() has ended, with this rank's model everywhere."""
+        if self.receive is not None and self.joining is not None:
+            self.joining.end(root)
+
+    def explain(self, error: RuntimeError) -> CommError | None:
+        """Return the report of a lost rank, or None if all live: then it was something else."""
+        report = self.report(error) if self.receive is not None and self.report is not None else None
+        return report if report is not None and report.lost else None
+
+
+_hooks: "weakref.WeakKeyDictionary[nn.Module, DDPHook]" = weakref.WeakKeyDictionary()
+
+
+def error_reporter(comm: ProcessGroupComm) -> Callable[[RuntimeError], CommError | None]:
+    """Return what explains an error of DDP's own messages by who is lost, and does not hold the comm."""
+    failure = weakref.WeakMethod(comm.failure)
+
+    def report(error: RuntimeError) -> CommError | None:
+        explain = failure()
+        return None if explain is None else explain("DDP's broadcast before a forward pass", error)
+
+    return report
+
+
+def _hook(state: DDPHook, bucket: GradBucket) -> Future[torch.Tensor]:
+    return state.hook(bucket)
+
+
+def install_hook(ddp: DistributedDataParallel) -> DDPHook:
+    """Return the model's front, registering it with DDP the first time.
+
+    Raises:
+        RuntimeError: Another communication hook is registered, or another run is still open on this model.
+
+    """
+    front = _hooks.get(ddp)
+    if front is None:
+        front = DDPHook(ddp)
+        try:
+            ddp.register_comm_hook(front, _hook)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "this DDP model already has a communication hook, and Pliant needs that place; "
+                f"wrap the module in a new DistributedDataParallel without one ({error})."
+            ) from error
+        listen(ddp, front)
+        _hooks[ddp] = front
+    if front.receive is not None:
+        raise RuntimeError("this model already has an open run; close() it first, or switch() its plan.")
+    return front

@@ -1,0 +1,287 @@
+"""From a plan to what carries it out on this model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pliant.algorithms.base import ChecksOptimizer, innermost, start_innermost
+from pliant.collectives import assign_owners
+from pliant.comm.base import duplicate
+from pliant.comm.hierarchical import hierarchical_comm
+from pliant.engine.agreement import ReplicaCheck
+from pliant.engine.algorithm_state import AlgorithmState
+from pliant.engine.averaging import average_states, average_weights
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.comms import Comms
+from pliant.engine.curvature_monitor import CurvatureMonitor
+from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
+from pliant.engine.gradient_exchange import GradientExchange, NonFinite
+from pliant.engine.launcher_env import hosts_from_torchrun
+from pliant.engine.nodes import nodes_for
+from pliant.engine.owner_step import OwnerStep
+from pliant.engine.owners import Owners, Servers
+from pliant.engine.parts import Part
+from pliant.engine.ratio_controller import RatioController, controllers_for
+from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
+from pliant.engine.server_threads import ServerThreads
+from pliant.engine.step_counts import plan_number
+from pliant.engine.tracer import Tracer
+from pliant.engine.weight_exchange import WeightExchange
+from pliant.spec import Delayed, Exchange, ParameterServer, ShardedOptimizer, SyncPlan
+
+__all__ = ["ExecutorBuilder", "PlanExecutor", "layer_classes"]
+
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanExecutor:
+    """Parts that carry out a plan."""
+
+    gradients: GradientExchange
+    """Of gradients, and of momenta."""
+    owners: Owners
+    """Of parameters that have one."""
+    served: tuple[Servers, ...] = ()
+    """Of owners at a free pace."""
+    beside: tuple[Part, ...] = ()
+    """All else that the plan needs: exchanges of weights, a controller of ratios, a look at the curvature."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All of them, in the order in which their moments are called."""
+        return (*self.served, self.owners, *self.beside)
+
+    def of(self, kind: type[P]) -> list[P]:
+        """Return its parts of a kind."""
+        return [part for part in self.parts if isinstance(part, kind)]
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
+        return any(part.lets_ranks_differ for part in self.parts)
+
+    @property
+    def keeps_from_joining(self) -> str:
+        """Why a rank that makes no steps cannot stand in for one that does, or ""."""
+        inside = (inner for node in self.gradients.store.nodes.values() for inner in node.walk())
+        if any(isinstance(node, Delayed) and node.compensation for node in inside):
+            return "this plan corrects gradients by what weights have done, and its own would stand still"
+        return next((part.keeps_from_joining for part in self.parts if part.keeps_from_joining), "")
+
+    def settle(self, step: int) -> None:
+        """Make what is in flight a state that can be saved; at a free pace this is collective."""
+        for part in self.parts:
+            part.settle(step)
+
+    def hand_back(self, step: int) -> None:
+        """Finish what is in flight; owners are owners no more. Collective."""
+        for part in self.parts:
+            part.hand_back(step)
+
+    def hand_back_owned(self, step: int) -> None:
+        """Do so for parameters that have owners alone, where weights that ranks exchange have failed. Collective."""
+        for part in (*self.served, self.owners):
+            part.hand_back(step)
+
+    def close(self) -> None:
+        """Let go of what is in flight, and end all parts."""
+        for part in self.parts:
+            part.abandon()
+            part.close()
+
+
+class ExecutorBuilder:
+    """Makes what carries out a plan, on all ranks at once.
+
+    Args:
+        relaxed: The model and its optimizers.
+        tracer: Where exchanges of weights are noted, and who talks.
+        comm_thread: Where all else is exchanged.
+        agreement: Who compares what ranks have done.
+        hosts: Ranks of each host; torchrun's placement if None.
+        nonfinite: What to do about gradients that are not finite.
+
+    """
+
+    def __init__(
+        self,
+        relaxed: RelaxedModel,
+        tracer: Tracer,
+        comm_thread: CommThread,
+        agreement: ReplicaCheck,
+        *,
+        hosts: Sequence[Sequence[int]] | None,
+        nonfinite: NonFinite,
+    ) -> None:
+        self._relaxed, self._module, self._layers = relaxed, relaxed.module, layer_classes(relaxed.module)
+        self.curvature = Curvature()
+        """What was felt of the loss, under whichever plan."""
+        self._optimizer = relaxed.optimizer
+        self._steppers = relaxed.steppers
+        self._parameters: Mapping[str, Tensor] = relaxed.parameters
+        self._device = next(iter(self._parameters.values())).device
+        self._comms = Comms(tracer.comm)
+        self._hosts = hosts
+        self._nonfinite: NonFinite = nonfinite
+        self._tracer, self._comm_thread, self._agreement = tracer, comm_thread, agreement
+
+    def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int, *, compares: bool = True) -> PlanExecutor:
+        """Put a plan in the place of an old one that is drained, or of none. Collective.
+
+        Args:
+            plan: The new plan.
+            old: What carries out the old one, which ends here.
+            step: Steps made.
+            compares: Whether ranks that exchange weights compare now and then what they have done.
+
+        """
+        self._steppers = self._relaxed.steppers
+        nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
+        if any(node.needs_hosts for node in nodes.values()):
+            self._know_hosts()
+        store = AlgorithmState(self._parameters, nodes, self._comms)
+        self._check_optimizers(store)
+        self._place(store)
+        request = requests_in(store, self._steppers)
+        if old is not None:
+            old.hand_back(step)
+        owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
+        for name, parameter in self._parameters.items():
+            if id(parameter) in self._steppers:
+                algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
+                start_innermost(algorithm, optimizer, parameter, store.tensors[name])
+        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
+        weights = self._make_weights(store, old, step)
+        for each in weights if compares else []:
+            each.agree(self._agreement, plan_number(plan))
+        served, owners = self._make_owners(store)
+        looks = self._make_monitor(request, old, step)
+        before = [] if old is None else old.of(RatioController)
+        controllers = controllers_for(nodes, self._comms, self._tracer, self._comm_thread, before, begins=old is None)
+        for controller in controllers:
+            gradients.ratio_setting = controller.ratio_setting
+        if old is not None:
+            old.close()
+        return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=(*weights, *controllers, *looks))
+
+    def _make_monitor(
+        self, request: CurvatureRequest | None, old: PlanExecutor | None, step: int
+    ) -> list[CurvatureMonitor]:
+        """Return who looks at the curvature, if anybody asks for it, with what the one before has seen."""
+        if request is None:
+            return []
+        comm, comm_thread = self._comms.all, self._comm_thread
+        monitor = CurvatureMonitor(self._relaxed.ddp, self._module, request, comm, comm_thread, self.curvature, step)
+        for before in [] if old is None else old.of(CurvatureMonitor):
+            if before.knows(request):
+                monitor.state = before.state
+        return [monitor]
+
+    def _check_optimizers(self, store: AlgorithmState) -> None:
+        """Raise ValueError for an optimizer that does not fit the algorithm of a parameter that it steps."""
+        stepped = [(store.nodes[n], self._steppers.get(id(p))) for n, p in self._parameters.items()]
+        for node, optimizer in dict.fromkeys(stepped):
+            if optimizer is None:
+                continue
+            inner = innermost(store.algorithms[node])
+            if isinstance(inner, ChecksOptimizer):
+                inner.check_optimizer(optimizer)
+            if node.has_owners and isinstance(optimizer, torch.optim.LBFGS):
+                raise ValueError(
+                    f"{type(optimizer).__name__} needs a closure, with which it looks at all parameters at once, but "
+                    f"under this plan ({node}) each rank steps those that it owns; choose a plan without owners."
+                )
+
+    def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Servers, ...], Owners]:
+        """Return who serves parameters at a free pace, if the plan has it so, and who owns any."""
+        theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
+        owned = {each: OwnerStep(store, self._comms.all, each) for each in self._relaxed.optimizers if each in theirs}
+        # A plan has one bound for all.
+        bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
+        owners = Owners(owned, self._comm_thread, self._tracer, sends=bound is None)
+        if not owned or bound is None:
+            return (), owners
+        served = {each: ServerThreads(own, self._comms.all, each, bound) for each, own in owned.items()}
+        for each in served.values():
+            self._tracer.shutdown.add(each)
+        return (Servers(served, self._tracer),), owners
+
+    def _place(self, store: AlgorithmState) -> None:
+        """Give each parameter of owners an owner, the same on all ranks."""
+        size = self._comms.all.size
+        for node in set(store.nodes.values()):
+            if not isinstance(node, (ShardedOptimizer, ParameterServer)):
+                continue
+            bandwidths = node.placement.bandwidths or (1.0,) * size
+            if len(bandwidths) != size:
+                raise ValueError(
+                    f"the plan gives {len(bandwidths)} bandwidths, but there are {size} ranks; give one for each."
+                )
+            names = [name for name, own in store.nodes.items() if own == node]
+            owners = assign_owners([self._parameters[name].numel() for name in names], bandwidths)
+            for name, rank in zip(names, owners, strict=True):
+                store.tensors[name]["owner"].fill_(rank)
+
+    def rebuild(self, old: PlanExecutor, step: int) -> PlanExecutor:
+        """Put the same plan in force among the ranks that go on, where weights are all that is exchanged. Collective.
+
+        The old one is abandoned. What belongs to this rank is kept; the caller makes the ranks alike, and follows.
+        """
+        if old.of(CurvatureMonitor):
+            raise ValueError(
+                "this plan has an algorithm that asks for the curvature, which is a mean over all ranks, but an "
+                "elastic run goes on with any of them; leave elastic= out, or choose another algorithm."
+            )
+        store = AlgorithmState(self._parameters, old.gradients.store.nodes, self._comms)
+        store.keep(old.gradients.store)
+        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tracer)
+        for before in old.of(WeightExchange):
+            counters = weights.counters
+            counters[:, 1] = before.counters[:, 1]  # exchanges so far; none is in flight
+            weights.counters = counters
+        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
+        return PlanExecutor(gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=(weights,))
+
+    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[WeightExchange]:
+        before = {} if old is None else old.gradients.store.nodes
+        if old is not None and old.of(WeightExchange):
+            apart = [n for n, node in before.items() if node.exchanges_weights and node != store.nodes[n]]
+            average_weights([self._parameters[n] for n in apart], self._comms.all)
+            joined = [self._parameters[n] for n in apart if not store.nodes[n].exchanges_weights]
+            average_states(self._optimizer, joined, self._comms.all)
+        if not any(node.exchanges_weights for node in store.nodes.values()):
+            return []
+        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tracer)
+        weights.reset_reference(lambda name: before.get(name) != store.nodes[name])
+        return [weights]
+
+    def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Comms:
+        """Make comms of their own, since weights travel beside gradients."""
+        ours = duplicate(self._comms.all)
+        if any(node.needs_hosts and node.exchanges_weights for node in nodes.values()):
+            return Comms(ours, hierarchical_comm(ours, self._know_hosts()))
+        return Comms(ours)
+
+    def _know_hosts(self) -> Sequence[Sequence[int]]:
+        """Make the two-level comm, once, and return the ranks of each host. Collective."""
+        comm = self._comms.all
+        self._hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(comm, self._device)
+        if self._hosts is None:
+            raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
+        if self._comms.hosts is None:
+            self._comms = Comms(comm, hierarchical_comm(comm, self._hosts))
+        return self._hosts
+
+
+def layer_classes(module: nn.Module) -> dict[str, str]:
+    """Return, for each parameter's full name, the class name of the layer that owns it."""
+    return {
+        name_without_wrappers(f"{prefix}.{name}" if prefix else name): type(layer).__name__
+        for prefix, layer in module.named_modules(remove_duplicate=False)
+        for name, _ in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }

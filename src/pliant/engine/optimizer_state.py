@@ -1,0 +1,132 @@
+"""Optimizer state, parameter by parameter: to be saved for this rank, and put back."""
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.engine.joint_optimizer import JointOptimizer
+
+__all__ = ["check_optimizer_state", "load_optimizer_state", "optimizer_state", "parameter_names", "clone_optimizer"]
+
+
+def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all parameters that an optimizer steps, under the model's names, or, of others, their place in it."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return {names.get(id(p), f"parameter {k} of the optimizer"): p for k, p in enumerate(held)}
+
+
+def optimizer_state(optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]) -> dict[str, Any]:
+    """Return copies of what the optimizer holds, of the parameters that are to be kept.
+
+    Shapes depend on the model and the optimizer alone: where nothing was gathered yet, zeros stand for what would be,
+    and "held" is 0. So a new run gives a checkpoint's loader a place for everything.
+
+    Returns:
+        {"held": int64 (num_parameters,), 1 where the optimizer holds something, "state": {parameter: {key: value}}}.
+
+    """
+    state = {
+        name: _copy(optimizer.state.get(p) or _first_state(optimizer, p)) for name, p in named.items() if name in kept
+    }
+    held = torch.tensor([int(bool(optimizer.state.get(p))) for p in named.values()], dtype=torch.int64)
+    return {"held": held, "state": {name: own for name, own in state.items() if own}}
+
+
+def check_optimizer_state(
+    saved: Mapping[str, Any], optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]
+) -> None:
+    """Raise ValueError if what was saved is not the state of such an optimizer, or lacks what it held."""
+    wanted = optimizer_state(optimizer, named, kept)["state"]
+    for (name, parameter), held in zip(named.items(), saved["held"].tolist(), strict=True):
+        if not held:
+            continue
+        if name not in kept:
+            if not optimizer.state.get(parameter):
+                raise ValueError(
+                    f"the optimizer of the saved run held a state for {name}, but this one holds none, and under this "
+                    "plan it is saved once for all ranks; load the optimizer before the run, with set_state_dict() or "
+                    "optimizer.load_state_dict()."
+                )
+            continue
+        own = cast(Mapping[str, Any], saved["state"].get(name, {}))
+        if not own:
+            raise ValueError(
+                f"the state holds nothing of this rank's optimizer for {name}, which had gathered something when it "
+                "was saved; save and load run.state_dict() whole."
+            )
+        if name in wanted and (odd := _first_mismatch(own, wanted[name])):
+            raise ValueError(
+                f"the state holds another optimizer's {odd} for {name}; give relax() an optimizer of the kind that the "
+                "saved run had."
+            )
+
+
+@torch.no_grad()
+def load_optimizer_state(
+    saved: Mapping[str, Any], optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]
+) -> None:
+    """Put back what `check_optimizer_state` has found sound; what was not held then is dropped."""
+    for (name, parameter), held in zip(named.items(), saved["held"].tolist(), strict=True):
+        if not held:
+            optimizer.state.pop(parameter, None)
+        elif name in kept:
+            now = optimizer.state.get(parameter, {})
+            own = _copy(saved["state"][name])
+            optimizer.state[parameter] = {key: _place(value, now.get(key), parameter) for key, value in own.items()}
+
+
+def clone_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer that steps alike, with none of the hooks and none of a scheduler's counters."""
+    twin = copy.copy(optimizer)  # torch copies state and groups alone
+    own = {k: v for k, v in optimizer.__dict__.items() if k not in twin.__dict__ and k != "step"}
+    twin.__dict__.update(own)
+    return twin
+
+
+def _first_state(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
+    """Return zeros shaped like what the optimizer gathers for a parameter; nothing if that cannot be known."""
+    like = parameter.detach().clone().requires_grad_()
+    like.grad = torch.zeros_like(like)
+    members = optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
+    groups = [(member, group) for member in members for group in member.param_groups]
+    stepper, group = next((m, g) for m, g in groups if any(p is parameter for p in g["params"]))
+    twin = clone_optimizer(stepper)
+    twin.state = type(stepper.state)(dict)
+    twin.param_groups = [{**group, "params": [like]}]
+    try:
+        twin.step()
+    except Exception:  # noqa: BLE001  an optimizer that needs a closure, or all parameters at once
+        return {}
+    found = twin.state.get(like, {})
+    return {key: torch.zeros_like(value) if isinstance(value, Tensor) else value for key, value in found.items()}
+
+
+def _first_mismatch(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return the first key whose value was not made by such an optimizer; empty if there is none."""
+    for key in [*saved, *wanted]:
+        if key not in saved or key not in wanted:
+            return repr(key)
+        a, b = saved[key], wanted[key]
+        if isinstance(a, Tensor) != isinstance(b, Tensor):
+            return repr(key)
+        if isinstance(a, Tensor) and (a.shape, a.dtype) != (b.shape, b.dtype):
+            return f"{key!r} of shape {tuple(a.shape)} and type {a.dtype}"
+    return ""
+
+
+def _copy(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in state.items()}
+
+
+def _place(value: Any, now: Any, parameter: Tensor) -> Any:
+    """Put a tensor where the optimizer has it now, or, of one number for each of many, where the parameter is."""
+    if not isinstance(value, Tensor):
+        return value
+    if isinstance(now, Tensor):
+        return value.to(now.device)
+    return value.to(parameter.device) if value.dim() else value

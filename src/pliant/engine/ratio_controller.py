@@ -1,0 +1,214 @@
+"""Controller of a target: measures the exchanges of a run, and sets the ratio that its algorithms use."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import RatioSetting
+from pliant.algorithms.control import ControlSample, RatioPolicy, SelectionIntervalPolicy
+from pliant.algorithms.link_fit import AlphaBetaFit
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.comms import Comms
+from pliant.engine.parts import Part
+from pliant.engine.same_structure import require_same_structure
+from pliant.engine.tracer import Tracer
+from pliant.spec import Exchange, Target
+
+__all__ = ["RatioController", "controllers_for"]
+
+_WINDOW = 4
+"""Exchanges between two decisions: medians of four forgive a step that had to wait for a core."""
+
+
+class RatioController(Part):
+    """Measures each step's exchange, and after every fourth lets all ranks set the same ratio.
+
+    The training thread says after each step what was exposed of it; everything else happens in the comm thread, in its
+    order, so that a decision holds from the same exchange on everywhere. A decision costs one all-reduce of nine
+    numbers in float64, which is itself left out of what is measured.
+
+    What is waited for is taken from the rank that waits least: the others have waited for a rank, not for the network.
+    Of bytes, selection and steps the largest counts.
+
+    Where hosts are summed first, the ratio is that between hosts; what goes on inside them has a fit of its own.
+
+    Args:
+        target: What to hold.
+        ratio: The plan's own.
+        tracer: Of the run: what it has waited, and who talks.
+        comm_thread: Of the run.
+        levels: Who talks at each level, from the inside out; the last is that of the ratio. None where this rank does
+            not talk at it.
+        begins: Whether the run begins now: what its start has cost is then taken from the counters before it trains.
+
+    """
+
+    key = "governor"
+    keeps_from_joining = "this plan lets ranks measure together after steps"
+
+    def __init__(
+        self,
+        target: Target,
+        ratio: float,
+        tracer: Tracer,
+        comm_thread: CommThread,
+        levels: Sequence[RecordedComm | None],
+        *,
+        begins: bool,
+    ) -> None:
+        self.target = target
+        self.ratio_setting = RatioSetting()
+        self.control = RatioPolicy(target, ratio)
+        self.effort = SelectionIntervalPolicy(target.effort)
+        self.inside = AlphaBetaFit()
+        """Of the links inside hosts."""
+        self._plan_ratio = ratio
+        self._tracer, self._comm_thread, self._levels = tracer, comm_thread, levels
+        self._exposed_before_s = tracer.exposed_s
+        self._step_from_s = time.perf_counter()
+        self._before: list[float] | None = [0.0] * (3 * len(levels) + 2) if begins else None
+        """Counters at the end of the last step; None if nobody has looked yet."""
+        self._rows: list[list[float]] = []
+        """Of each exchange since the last decision: its counters, seconds exposed, seconds of the step."""
+        self._width = 3 * len(levels) + 4
+
+    def stats(self) -> dict[str, float]:
+        """Return the ratio that its algorithms were last set to."""
+        return {"ratio": self.ratio_setting.ratio}
+
+    def check_state(self, saved: Tensor, step: int) -> None:
+        """Raise ValueError for a state of another target."""
+        require_same_structure(saved, self.state, "governor")
+
+    def after_step(self, step: int) -> None:
+        """Note what was exposed of the step that has just ended. Runs in the training thread."""
+        now_s, exposed_s = time.perf_counter(), self._tracer.exposed_s
+        step_s, self._step_from_s = now_s - self._step_from_s, now_s
+        mine_s, self._exposed_before_s = exposed_s - self._exposed_before_s, exposed_s
+        self._comm_thread.submit(lambda: self._note(mine_s, step_s))
+
+    def belongs_to(self, target: Target, ratio: float) -> bool:
+        """Say whether it may go on under another plan."""
+        return (self.target, self._plan_ratio) == (target, ratio)
+
+    @property
+    def state(self) -> Tensor:
+        """Everything that it has learned, float64 (numbers,)."""
+        learned = [*self.effort.state(), *self.inside.state(), *self.control.state()]
+        rows = [*self._rows, *[[math.nan] * self._width] * (_WINDOW - len(self._rows))]
+        numbers = [
+            self.ratio_setting.ratio,
+            self.ratio_setting.used,
+            *learned,
+            *(number for row in rows for number in row),
+        ]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    @state.setter
+    def state(self, saved: Tensor) -> None:
+        numbers = cast(list[float], saved.tolist())
+        self.ratio_setting.ratio, self.ratio_setting.used = numbers[:2]
+        parts = (len(self.effort.state()), len(self.inside.state()), len(self.control.state()))
+        a, b, c = (2 + sum(parts[: k + 1]) for k in range(3))
+        self.effort.restore(numbers[2:a])
+        self.inside.load(numbers[a:b])
+        self.control.restore(numbers[b:c])
+        self.ratio_setting.reuse = self.effort.reuse
+        rows = [numbers[k : k + self._width] for k in range(c, len(numbers), self._width)]
+        self._rows = [row for row in rows if not math.isnan(row[0])]
+
+    # - In the comm thread
+
+    def _counters(self, busy_s: float) -> list[float]:
+        """Bytes out, messages and waiting at each level, then all waiting, and the comm thread's work."""
+        numbers: list[float] = []
+        for comm in self._levels:
+            numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.calls.total(), comm.wait_s]
+        return [*numbers, self._tracer.comm.wait_s, busy_s]
+
+    def _note(self, exposed_s: float, step_s: float) -> None:
+        now = self._counters(self._comm_thread.busy_s)
+        before, self._before = self._before, now
+        if before is None:
+            return
+        row = [a - b for a, b in zip(now, before, strict=True)]
+        messages = sum(row[1 : 3 * len(self._levels) : 3])
+        if not messages:  # nothing was exchanged in this step, as under every()
+            return
+        self._rows.append([*row, exposed_s, step_s])
+        if len(self._rows) == _WINDOW:
+            self._decide()
+            self._before = self._counters(self._comm_thread.busy_s)
+
+    def _decide(self) -> None:
+        *levels, waited_s, busy_s, exposed_s, step_s = (statistics.median(c) for c in zip(*self._rows, strict=True))
+        self._rows.clear()
+        mine: list[float] = []
+        for k, comm in enumerate(self._levels):
+            num_bytes, messages, wire_s = levels[3 * k : 3 * k + 3]
+            mine += [num_bytes, messages, -float("inf") if comm is None else -wire_s]
+        mine += [
+            -exposed_s,
+            step_s,
+            max(0.0, busy_s - waited_s),
+            self.ratio_setting.pop_dropped_share(),
+            self.ratio_setting.used,
+        ]
+        comm = self._tracer.comm
+        shared = torch.tensor(mine, dtype=torch.float64, device=self._tracer.device)
+        comm.all_reduce(shared, "max").wait()
+        *levels, less_exposed_s, step_s, select_s, left, used = cast(list[float], shared.tolist())
+        if len(self._levels) > 1 and levels[2] < 0 and levels[1] > 0:
+            self.inside.add(levels[1], levels[0], -levels[2])
+        num_bytes, messages, less_wire_s = levels[-3:]
+        seen = ControlSample(
+            steps=_WINDOW,
+            ratio=used or self._plan_ratio,
+            messages=messages,
+            num_bytes=num_bytes,
+            wire_s=-less_wire_s,
+            exposed_s=-less_exposed_s,
+            step_s=step_s,
+            left=left,
+            select_s=select_s,
+        )
+        self.ratio_setting.ratio = self.control.decide(seen)
+        self.ratio_setting.reuse = self.effort.decide(seen)
+
+
+def controllers_for(
+    nodes: Mapping[str, Exchange],
+    comms: Comms,
+    tracer: Tracer,
+    comm_thread: CommThread,
+    old: Sequence[RatioController],
+    *,
+    begins: bool,
+) -> list[RatioController]:
+    """Return who holds the target of these nodes: the one before, if it held the same; none without a target.
+
+    Raises:
+        ValueError: The target is a time, and the model is on CUDA, where the host's clock does not see exchanges.
+
+    """
+    held = next((node for node in nodes.values() if node.ratio_target is not None), None)
+    if held is None or (target := held.ratio_target) is None or held.ratio is None or tracer.comm.size == 1:
+        return []
+    if tracer.device.type == "cuda" and target.of in ("exposed_s", "exposed_share"):
+        raise ValueError(
+            f"the plan holds {target.of}, but the model is on CUDA, where the time that streams wait for each "
+            "other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
+        )
+    if same := [each for each in old if each.belongs_to(target, held.ratio)]:
+        return same
+    levels: list[RecordedComm | None] = [tracer.comm]
+    if held.needs_hosts:
+        both = comms.by_hosts
+        levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
+    return [RatioController(target, held.ratio, tracer, comm_thread, levels, begins=begins)]

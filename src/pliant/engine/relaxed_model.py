@@ -1,0 +1,237 @@
+"""The gate: what a person holds, with the wrappers of torch.compile and of frameworks around it, or one sentence."""
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pliant.engine.joint_optimizer import JointOptimizer, join_optimizers
+
+__all__ = [
+    "RelaxedModel",
+    "claim",
+    "innermost",
+    "module_of",
+    "list_tensors",
+    "name_without_wrappers",
+    "release",
+    "unwrap",
+    "strip_wrappers",
+]
+
+_AROUND_MODULES = ("_orig_mod", "_forward_module")
+"""Where torch.compile, and Lightning Fabric, keep the module that they wrap."""
+
+_AROUND_OPTIMIZERS = ("optimizer", "_optimizer")
+"""Where Accelerate, and Lightning and its Fabric, keep the optimizer that they wrap."""
+
+
+@dataclass(eq=False, kw_only=True)
+class RelaxedModel:
+    """A model and its optimizers, found inside of what relax() was given."""
+
+    called: nn.Module
+    """What the training loop calls: as it was given, wrappers and all."""
+    ddp: DistributedDataParallel | None
+    module: nn.Module
+    """The module itself, without DDP and without wrappers."""
+    optimizer: Optimizer
+    """The one that steps, or a `JointOptimizer` of several."""
+
+    group: ProcessGroup | None = None
+    """Who trains it: the DDP's, or what relax() was given; None for an elastic run, which makes its own."""
+    wrapped_here: bool = False
+    """Whether the DDP was made by relax()."""
+
+    def wrap(self, group: ProcessGroup | None) -> None:
+        """Put a plain module into a DDP, which is to be called from now on. Collective."""
+        self.called = self.ddp = DistributedDataParallel(self.called, process_group=group)
+        self.wrapped_here = True
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """All optimizers, in the order in which they were given."""
+        return self.optimizer.members if isinstance(self.optimizer, JointOptimizer) else (self.optimizer,)
+
+    @property
+    def steppers(self) -> dict[int, Optimizer]:
+        """Parameter's id -> the optimizer that now holds it."""
+        return {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Name -> parameter, of those that are trained."""
+        return {name: p for name, p in list_tensors(self.module) if p.requires_grad}
+
+
+def unwrap(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> RelaxedModel:
+    """Return what is inside of a model and one or several optimizers. No communication.
+
+    Raises:
+        TypeError: One of them is not torch's, or wraps nothing that is.
+        ValueError: The model is divided among ranks or devices, has no values yet, or shares nothing with an optimizer.
+
+    """
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"relax() needs a torch.nn.Module to train, but got a {type(model).__name__}.")
+    given = [*optimizer] if isinstance(optimizer, (list, tuple)) else [cast(Optimizer, optimizer)]
+    if not given:
+        raise TypeError("relax() got an empty list of optimizers; give it those that step the model's parameters.")
+    optimizers = [innermost(each) for each in given]
+    outer = strip_wrappers(model)
+    ddp = outer if isinstance(outer, DistributedDataParallel) else None
+    relaxed = RelaxedModel(called=model, ddp=ddp, module=module_of(model), optimizer=join_optimizers(optimizers))
+    _refuse_models(relaxed)
+    _refuse_optimizers(relaxed)
+    return relaxed
+
+
+_open: "weakref.WeakSet[RelaxedModel]" = weakref.WeakSet()
+_opening = threading.Lock()
+
+
+def claim(relaxed: RelaxedModel) -> None:
+    """Note that a run is open on a model and its optimizers, until `release`.
+
+    Raises:
+        RuntimeError: Another run is open on the module, on one of its parameters or on one of the optimizers.
+
+    """
+    ours = {id(p) for p in relaxed.module.parameters()}
+    with _opening:
+        for other in list(_open):
+            if not {id(each) for each in relaxed.optimizers}.isdisjoint(id(each) for each in other.optimizers):
+                raise RuntimeError(
+                    "this optimizer already has an open run, and two would count its steps; close() that run "
+                    "first, or switch() its plan."
+                )
+            if not ours.isdisjoint(id(p) for p in other.module.parameters()):
+                raise RuntimeError(
+                    "this model already has an open run, and two would exchange its parameters; close() that run "
+                    "first, or switch() its plan."
+                )
+        _open.add(relaxed)
+
+
+def release(relaxed: RelaxedModel) -> None:
+    """Note that a run has ended."""
+    with _opening:
+        _open.discard(relaxed)
+
+
+def module_of(model: nn.Module) -> nn.Module:
+    """Return the module itself, without DDP and without wrappers."""
+    outer = strip_wrappers(model)
+    return strip_wrappers(cast(nn.Module, outer.module)) if isinstance(outer, DistributedDataParallel) else outer
+
+
+def strip_wrappers(module: nn.Module) -> nn.Module:
+    """Return the module inside of what torch.compile and Lightning Fabric put around it, a DDP included."""
+    children = module._modules  # pyright: ignore[reportPrivateUsage]  not getattr: wrappers hand on what they lack
+    inner = next((children[name] for name in _AROUND_MODULES if children.get(name) is not None), None)
+    return module if inner is None else strip_wrappers(inner)
+
+
+def list_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's parameters by the names that they have when nothing in it is compiled."""
+    return ((name_without_wrappers(name), parameter) for name, parameter in module.named_parameters())
+
+
+def name_without_wrappers(name: str) -> str:
+    """Return the name that a parameter or a layer has when nothing around it is compiled."""
+    return ".".join(part for part in name.split(".") if part not in _AROUND_MODULES)
+
+
+def innermost(relaxed: Any) -> Optimizer:
+    """Unwrap an optimizer until one has hooks of its own: wrappers inherit from Optimizer and never initialize it."""
+    inner, types = relaxed, list[str]()
+    while not (isinstance(inner, Optimizer) and "_optimizer_step_pre_hooks" in vars(inner)):
+        types.append(type(inner).__name__)
+        own = getattr(inner, "__dict__", {})
+        inner = next((own[name] for name in _AROUND_OPTIMIZERS if own.get(name) is not None), None)
+        if inner is None:
+            raise TypeError(
+                f"relax() needs a torch.optim.Optimizer to hook into, but got a {' around a '.join(types)}, with none "
+                "inside; give it the optimizer whose step() changes the parameters."
+            )
+    return inner
+
+
+def _refuse_models(relaxed: RelaxedModel) -> None:
+    parameters = relaxed.parameters
+    _refuse_sharded(relaxed.module)
+    if not parameters:
+        raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
+    for name, parameter in list_tensors(relaxed.module):
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(
+                f"parameter {name!r} of a lazy layer has no shape yet, but relax() gives all ranks the same values; "
+                "run one forward pass on every rank first."
+            )
+        if parameter.is_meta:
+            raise ValueError(
+                f"parameter {name!r} is on the meta device and has no values, but relax() gives all ranks rank 0's; "
+                "call model.to_empty(device=...) and initialize it first."
+            )
+    devices = {parameter.device: name for name, parameter in parameters.items()}
+    if len(devices) > 1:
+        (one, first), (other, second), *_ = devices.items()
+        raise ValueError(
+            f"parameter {first!r} is on {one} and {second!r} on {other}, but relax() exchanges a model that lies on "
+            "one device; move the model there, or train each part as a model of its own."
+        )
+    if relaxed.ddp is not None and getattr(relaxed.ddp, "_use_python_reducer", False):
+        raise ValueError(
+            "this DDP was made while torch._dynamo.config.optimize_ddp was 'python_reducer', which hands gradients "
+            "over one by one, but relax() takes DDP's buckets; set it to True before the model is wrapped."
+        )
+
+
+def _refuse_sharded(module: nn.Module) -> None:
+    """Raise for what has parts of parameters on each rank; whoever has made such has imported its classes."""
+    fsdp: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if fsdp is not None and any(isinstance(part, fsdp) for part in module.modules()):
+        raise ValueError(
+            "the model is wrapped in FullyShardedDataParallel, which divides parameters among ranks, but relax() "
+            "exchanges those of DistributedDataParallel, which are whole on every rank; wrap the module in DDP instead."
+        )
+    dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    for name, parameter in list_tensors(module):
+        if dtensor is not None and isinstance(parameter, dtensor):
+            sharded: Any = parameter
+            raise ValueError(
+                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by fully_shard (FSDP2), "
+                "replicate or tensor parallelism, but relax() exchanges parameters that are whole on every rank; wrap "
+                "the module in DistributedDataParallel instead."
+            )
+
+
+def _refuse_optimizers(relaxed: RelaxedModel) -> None:
+    zero: Any = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    ours, owners = {id(p) for p in relaxed.module.parameters()}, dict[int, int]()
+    for k, optimizer in enumerate(relaxed.optimizers):
+        name = type(optimizer).__name__
+        if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
+            raise ValueError(
+                f"{name} divides its state among ranks, but relax() gives all ranks the same; give it the optimizer "
+                "inside, over all parameters, and divide its state with the plan 'owner'."
+            )
+        mine = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        if ours.isdisjoint(mine):
+            raise ValueError(
+                f"the optimizer {name} holds none of the model's parameters (was the model moved, loaded or wrapped "
+                "anew after the optimizer was made?); make the optimizer from this model's parameters()."
+            )
+        for parameter in mine:
+            if owners.setdefault(parameter, k) != k:
+                raise ValueError(
+                    f"a parameter is held by two optimizers, {type(relaxed.optimizers[owners[parameter]]).__name__} "
+                    f"and {name}, but each can have one that steps it; take it out of one."
+                )

@@ -1,0 +1,90 @@
+"""A run begins: on all ranks, from rank 0's state, or on none."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from pliant.comm.base import Comm
+from pliant.comm.private_comm import new_comm
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.backend_support import require_supported
+from pliant.engine.ddp_hook import error_reporter, install_hook
+from pliant.engine.elastic import Elastic, start_elastic
+from pliant.engine.gradient_exchange import NonFinite
+from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
+from pliant.engine.plan_resolution import require_plan
+from pliant.engine.relaxed_model import RelaxedModel, claim, release
+from pliant.engine.run import Run
+from pliant.engine.shutdown import abort_start
+from pliant.spec import SyncPlan
+
+__all__ = ["start_run"]
+
+
+def start_run(
+    relaxed: RelaxedModel,
+    plan: SyncPlan,
+    *,
+    group: ProcessGroup | None = None,
+    hosts: Sequence[Sequence[int]] | None = None,
+    timeout_s: float = 300.0,
+    start_timeout_s: float = 300.0,
+    agreement_every: int = 100,
+    nonfinite: NonFinite = "raise",
+    elastic: Elastic | None = None,
+    attach_to: Callable[[Run, Comm], None] | None = None,
+) -> Run:
+    """Begin a run under a plan; arguments and errors are those of `pliant.relax`. Collective.
+
+    Args:
+        relaxed: Model and optimizers.
+        plan: What to begin with.
+        group: See `pliant.relax`, as for all that follow.
+        hosts: See there.
+        timeout_s: See there.
+        start_timeout_s: See there.
+        agreement_every: See there.
+        nonfinite: See there.
+        elastic: See there.
+        attach_to: Called with the run and its comm before the first step, such as to attach a tuner.
+
+    """
+    if elastic is not None:
+        claim(relaxed)
+        try:
+            limits = {"timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
+            return start_elastic(relaxed, plan, elastic, group=group, nonfinite=nonfinite, **limits)
+        except BaseException:
+            release(relaxed)
+            raise
+    device = next(iter(relaxed.parameters.values())).device
+    relaxed.group = cast(ProcessGroup, group or dist.group.WORLD if relaxed.ddp is None else relaxed.ddp.process_group)
+    require_supported(plan, relaxed.group, device)
+    claim(relaxed)
+    comm, run = None, None
+    try:
+        if relaxed.ddp is None and not plan.leaves_gradients:
+            relaxed.wrap(group)
+        own_comm = new_comm(relaxed.group, timeout_s, start_timeout_s)
+        comm = RecordedComm(own_comm)
+        require_plan(plan, comm, device)
+        if comm.size > 1:
+            broadcast_tensors([*relaxed.module.parameters(), *relaxed.module.buffers()], comm)
+            broadcast_optimizer(relaxed.optimizer, comm, device)
+        if relaxed.ddp is not None:
+            install_hook(relaxed.ddp).report = error_reporter(own_comm)
+        run = Run(relaxed, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
+        if attach_to is not None:
+            attach_to(run, own_comm)
+        own_comm.with_timeout(timeout_s)
+        comm.reset()  # what the start cost is not training
+    except BaseException as error:
+        if run is not None:
+            run.__exit__(type(error), error, None)
+        release(relaxed)
+        if comm is not None:
+            abort_start(comm)
+        raise
+    return run

@@ -1,0 +1,94 @@
+"""The parameters that one owner serves: weights of its own, stepped by a copy of the user's optimizer."""
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.buckets import as_real
+from pliant.engine.optimizer_state import clone_optimizer
+
+__all__ = ["ServerShard"]
+
+
+class ServerShard:
+    """Weights that gradients are applied to as they come, apart from those that this rank computes with.
+
+    The copy of the optimizer shares the state of each parameter with the user's optimizer, where it is saved and
+    loaded; learning rates and the like are taken over by `follow_schedule`.
+
+    Args:
+        parameters: What this rank owns, in an order that all ranks know.
+        optimizer: The user's.
+
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
+        self._parameters = list(parameters)
+        self._user = weakref.ref(optimizer)  # its hooks hold the run, and threads hold this
+        self._weights = [p.detach().clone().requires_grad_() for p in parameters]
+        self.numel = sum(as_real(p).numel() for p in parameters)
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self._sum = torch.zeros(self.numel, device=device)
+        reals = [as_real(p) for p in parameters]
+        numels = [p.numel() for p in reals]
+        self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(numels), reals, strict=True)]
+        self._stepper = clone_optimizer(optimizer)
+        self._groups = [  # (group of the user's optimizer, our weights in it)
+            (k, held)
+            for k, group in enumerate(optimizer.param_groups)
+            if (held := [w for w, p in zip(self._weights, parameters, strict=True) if _is_in(p, group["params"])])
+        ]
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Begin, or go on, from the model's weights and the optimizer's state as they are."""
+        self._stepper.state = type(self._optimizer.state)(dict)
+        for weight, parameter in zip(self._weights, self._parameters, strict=True):
+            weight.copy_(parameter)
+            if parameter in self._optimizer.state:
+                self._stepper.state[weight] = self._optimizer.state[parameter]
+        self.follow_schedule()
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        if (optimizer := self._user()) is None:
+            raise RuntimeError("the optimizer of this run is gone; keep it as long as you train.")
+        return optimizer
+
+    def follow_schedule(self) -> None:
+        """Use learning rates and other settings as they now are in the user's optimizer."""
+        groups = self._optimizer.param_groups
+        self._stepper.param_groups = [{**groups[k], "params": held} for k, held in self._groups]
+
+    def add(self, gradient: Tensor) -> None:
+        """Gather a gradient, float32 (numel,)."""
+        self._sum.add_(gradient)
+
+    @torch.no_grad()
+    def step(self, count: int) -> None:
+        """Step with the mean of the `count` gradients that were gathered."""
+        if self._groups:
+            self._sum.mul_(1 / count)
+            for weight, gradient in zip(self._weights, self._gradients, strict=True):
+                own = gradient.to(weight.dtype.to_real())
+                weight.grad = torch.view_as_complex(own) if weight.is_complex() else own
+            self._stepper.step()
+            self._sum.zero_()
+            for weight, parameter in zip(self._weights, self._parameters, strict=True):
+                if weight in self._stepper.state:  # an entry of its own, once there is something in it
+                    self._optimizer.state[parameter] = self._stepper.state[weight]
+
+    @torch.no_grad()
+    def read(self, out: Tensor) -> None:
+        """Copy the weights to out, float32 (numel,)."""
+        reals = [as_real(weight) for weight in self._weights]
+        for part, weight in zip(out.split([w.numel() for w in reals]), reals, strict=True):
+            part.view(weight.shape).copy_(weight)
+
+
+def _is_in(parameter: Tensor, group: Sequence[Tensor]) -> bool:
+    return any(parameter is other for other in group)

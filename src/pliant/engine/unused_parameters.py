@@ -1,0 +1,132 @@
+"""Was every gradient exchanged? A parameter that got none would leave the ranks to drift apart unseen."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pliant.engine.hooks import Hook
+
+__all__ = ["IncompleteBackwardError", "UnusedParameterCheck"]
+
+
+class IncompleteBackwardError(RuntimeError):
+    """A step was asked for, but gradients came that were not exchanged; the message names why, and what to call."""
+
+
+class UnusedParameterCheck:
+    """Notes which parameters got a gradient since the last synchronized forward pass, or the last step.
+
+    DDP itself notices an unused parameter only in the next forward pass, after the optimizer has taken a step with
+    gradients that differ between ranks; and a model that is never called, such as the module inside it, not at all.
+
+    Args:
+        ddp: The model that hands over buckets.
+        parameters: Name -> parameter, of those that are trained.
+        begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
+        wrapped_here: Whether relax() has made the DDP, so that a training loop may still call the module.
+
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        parameters: Mapping[str, Tensor],
+        begins: Callable[[], None],
+        *,
+        wrapped_here: bool,
+    ) -> None:
+        self._ddp, self._begins = ddp, weakref.WeakMethod(begins)
+        self._parameters = parameters
+        self._wrapped_here = wrapped_here
+        self._synchronizes: bool | None = None
+        """Whether the last forward pass is followed by exchanges, which `no_sync` forbids; None if there was none."""
+        self._touched: set[str] = set()
+        self.complete = False
+        """Whether DDP has handed over the last bucket of this backward pass."""
+        self._hooks = [ddp.register_forward_pre_hook(Hook(self._begin))]
+        # DDP holds parameters where the garbage collector cannot see it, so that they must not hold the run.
+        note = weakref.WeakMethod(self._note)
+        self._hooks += [p.register_post_accumulate_grad_hook(partial(_call, note, n)) for n, p in parameters.items()]
+
+    def require_complete(self, needed: Callable[[str], bool]) -> None:
+        """Raise IncompleteBackwardError if gradients came but were not all exchanged.
+
+        Args:
+            needed: Says of a parameter whether its gradient has to be exchanged in this step.
+
+        """
+        if self.complete or self._synchronizes is False:
+            return
+        touched = {name for name in self._touched if self._parameters[name].grad is not None}
+        missing = [name for name in self._parameters if name not in self._touched]
+        if not touched:
+            return
+        if self._synchronizes and missing:
+            raise IncompleteBackwardError(
+                f"{len(missing)} parameters got no gradient in this backward pass ({_list_names(missing)}), so their "
+                "buckets were not exchanged, and a step now would let the ranks drift apart. Wrap the model with "
+                "DistributedDataParallel(..., find_unused_parameters=True), or take these parameters out of the "
+                "model. No weight was changed."
+            )
+        if any(needed(name) for name in touched):
+            raise IncompleteBackwardError(
+                f"{len(touched)} parameters got a gradient ({_list_names(sorted(touched))}), but DDP exchanged none "
+                f"of it, and a step now would let the ranks drift apart: {self._cause}. No weight was changed."
+            )
+
+    @property
+    def _cause(self) -> str:
+        """Why no bucket came, and what to do about it."""
+        if self._synchronizes:
+            return (
+                "with static_graph=True DDP leaves out the first pass of a model whose forward() returns its tensors "
+                "in an object, such as a dataclass; return them in a tuple, a list or a dict, or leave static_graph out"
+            )
+        if self._wrapped_here:
+            return (
+                "the relaxed model was not called; relax() has wrapped the module in DistributedDataParallel, so call "
+                "run.model instead of the module"
+            )
+        return (
+            "the relaxed model was not called; call the DistributedDataParallel that relax() was given (run.model), "
+            "not the module in it, or give relax() the one that the training loop calls"
+        )
+
+    @property
+    def all_touched(self) -> bool:
+        """Whether all parameters got a gradient in this pass on this rank."""
+        return len(self._touched) == len(self._parameters)
+
+    def end_step(self) -> None:
+        """Begin anew: what has come so far has been used."""
+        self._synchronizes, self.complete = None, False
+        self._touched.clear()
+
+    def close(self) -> None:
+        """Remove every hook that it has."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, *_: object) -> None:
+        if torch.is_grad_enabled():
+            if (begins := self._begins()) is not None:
+                begins()
+            self._synchronizes, self.complete = bool(self._ddp.require_backward_grad_sync), False
+            self._touched.clear()
+
+    def _note(self, name: str, _: Tensor) -> None:
+        if self._ddp.require_backward_grad_sync if self._synchronizes is None else self._synchronizes:
+            self._touched.add(name)
+
+
+def _call(method: "weakref.WeakMethod[Callable[[str, Tensor], None]]", name: str, gradient: Tensor) -> None:
+    if (note := method()) is not None:
+        note(name, gradient)
+
+
+def _list_names(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,247 @@
+"""Weights exchanged between optimizer steps, in buckets of our own: however DDP lays out its own, replicas stay."""
+
+import functools
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import Deferred, StepContext
+from pliant.codecs import first_nonfinite
+from pliant.engine.agreement import ReplicaCheck
+from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.comms import Comms
+from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.parts import Part
+from pliant.engine.rank_checks import describe_failure
+from pliant.engine.step_counts import StepCounts
+from pliant.engine.tracer import Tracer
+from pliant.engine.weight_parts import WeightPart, split_weights
+
+__all__ = ["WeightExchange"]
+
+
+class WeightExchange(Part):
+    """Carries out what a plan says about weights, after each of this rank's steps.
+
+    Args:
+        store: Nodes and state of all parameters.
+        comms: Who talks, for nodes that need hosts and for those that do not; nobody else
+            uses them.
+        optimizer: Whose learning rate stretches periods.
+        step: Steps made so far.
+        tracer: Where exchanges are noted.
+
+    """
+
+    key = "weights"
+    keeps_from_joining = "this plan exchanges weights between steps"
+    lets_ranks_differ = True
+
+    def __init__(self, store: AlgorithmState, comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer) -> None:
+        self._comms = comms
+        self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
+        device = next(iter(store.parameters.values())).device
+        self._comm_thread = CommThread(device, "pliant-weights", tracer)
+        self._device = device
+        self._parts = split_weights(store, comms, step)
+        self._paces = {part.timing.pace for part in self._parts}
+        self._agreement: tuple[ReplicaCheck, int] | None = None
+        self._begun = step
+        self._counted = 0.0
+        """Work that the caller has told of; if none, steps are what counts."""
+        self._leaving = self._all_leave = False
+
+    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
+        """Begin from the weights as they are, equal on all ranks, in every bucket with a parameter that is meant."""
+        for part in self._parts:
+            if any(which(span.name) for span in part.bucket.spans):
+                part.load()
+                part.algorithm.reset_reference(part.bucket, part.state)
+
+    def agree(self, agreement: ReplicaCheck, plan: int) -> None:
+        """Let ranks compare now and then what they have done, under a plan with this hash, after an exchange."""
+        self._agreement = agreement, plan
+
+    def report_work(self, work: float) -> None:
+        """Add to the work that this rank has done."""
+        self._counted += work
+
+    def after_step(self, step: int) -> None:
+        """Take what has arrived, and exchange what is due."""
+        self._comm_thread.raise_error()
+        optimizer = self._optimizer()
+        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
+        lockstep = [part for part in self._parts if part.timing.pace == "lockstep"]
+        for part in lockstep:
+            if part.handle is not None and step >= part.last + part.timing.delay_steps:
+                self._take(part)
+        free = self._free
+        if all(part.handle is None or part.handle.done for part in free):
+            self._take_all(free)
+            if any(part.due(step, lr) for part in free):
+                self._start(free, step)
+        due = [part for part in lockstep if part.due(step, lr)]
+        self._start(due, step)
+        self._take_all([part for part in due if not part.late])
+
+    def hand_back(self, step: int) -> None:
+        """Take everything that is in flight. Collective, between two steps; waits for ranks at a free pace to come."""
+        if self._free and self._comms.all.size > 1:
+            self._leaving, self._all_leave = True, False
+            while not self._all_leave:
+                self._take_all(self._free)
+                self._start(self._free, step)
+                self._take_all(self._free)
+            self._leaving = False
+        self._take_all(self._parts)
+        self._comm_thread.drain()
+
+    def settle(self, step: int) -> None:
+        """Make what is in flight a state that can be saved; at a free pace by taking it, which is collective."""
+        if self._free:
+            self.hand_back(step)
+        self._comm_thread.drain()
+
+    def abandon(self) -> None:
+        """Let go of what is in flight. Others may be lost, so an exchange that has begun may fail."""
+        for part in self._parts:
+            part.handle = None
+
+    def close(self) -> None:
+        """End the comm thread, and the comm."""
+        self._comm_thread.close()
+        self._comms.all.close()
+
+    def stats(self) -> dict[str, float]:
+        """Return what exchanges of weights have cost, and how far the last ones have moved this rank."""
+        return {"exchange_s": self._comm_thread.busy_s, "consensus_distance": self.distance}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Counters of each bucket, and the work that shares are weighted by."""
+        return {"counters": self.counters, "work": self.work}
+
+    @state.setter
+    def state(self, saved: Mapping[str, Tensor]) -> None:
+        self.counters, self.work = saved["counters"], saved["work"]
+
+    def check_state(self, saved: Mapping[str, Tensor], step: int) -> None:
+        """Raise ValueError for counters that no run can have come to."""
+        rows, work = saved["counters"].tolist(), saved["work"]
+        if any(last > step or round_ < 0 or in_flight not in (0, 1) for last, round_, in_flight in rows):
+            raise ValueError(f"the state is damaged: exchanges of weights are counted {rows} in step {step}.")
+        if not bool(work.isfinite().all()):
+            raise ValueError(f"the state is damaged: work is counted {work.tolist()}.")
+
+    @property
+    def counters(self) -> Tensor:
+        """Counters of each bucket, int64 (num_buckets, 3): step of the last exchange, exchanges, one in flight."""
+        rows = [[part.last, part.round, part.handle is not None] for part in self._parts]
+        return torch.tensor(rows, dtype=torch.int64)
+
+    @counters.setter
+    def counters(self, rows: Tensor) -> None:
+        for part, (last, round_, in_flight) in zip(self._parts, rows.tolist(), strict=True):
+            part.last, part.round = last, round_
+            part.handle = self._comm_thread.submit(lambda: None) if in_flight else None
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges so far, of all buckets."""
+        return sum(part.round for part in self._parts)
+
+    @property
+    def work(self) -> Tensor:
+        """Weights of the shares, float64 (num_buckets + 2,): work done by each exchange, begun at, counted."""
+        return torch.tensor([*(part.work for part in self._parts), self._begun, self._counted], dtype=torch.float64)
+
+    @work.setter
+    def work(self, numbers: Tensor) -> None:
+        *of_parts, begun, self._counted = numbers.tolist()
+        self._begun = int(begun)
+        for part, work in zip(self._parts, of_parts, strict=True):
+            part.work = work
+
+    @property
+    def distance(self) -> float:
+        """Euclidean norm of what exchanges have last changed in this rank's weights; waits for nobody."""
+        for part in self._parts:
+            if part.changed:
+                part.distance = float(torch.stack(part.changed).norm())
+            elif part.late and (part.handle is None or part.handle.done):
+                part.distance = float(part.state.flat[CORRECTION].norm())
+        return sum(part.distance**2 for part in self._parts) ** 0.5
+
+    @property
+    def _free(self) -> list[WeightPart]:
+        return [part for part in self._parts if part.timing.pace == "free"]
+
+    def _start(self, parts: Sequence[WeightPart], step: int) -> None:
+        if not parts:
+            return
+        share = [1.0]
+        if any(part.timing.weighted or part.timing.pace == "free" for part in parts) and self._comms.all.size > 1:
+            work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
+            self._comm_thread.submit(lambda: self._meet(work, leaving, share), name="meet", step=step - 1)
+        deferred: list[tuple[str, Deferred]] = []
+        for part in parts:
+            part.load()
+            if part.late:
+                torch.neg(part.bucket.flat, out=part.state.flat[CORRECTION])
+            mix = functools.partial(self._mix, part, step, share, deferred)
+            part.handle = self._comm_thread.submit(mix, name=part.bucket.name, step=step - 1)
+            part.work = self._counted or step - self._begun
+            part.last = step + part.offset if step == part.timing.until_step else step
+        self._comm_thread.submit_all(deferred, step=step - 1)
+        if self._agreement is not None and len(self._paces) == 1:  # with two, ranks may come to them in another order
+            free, (agreement, plan) = "free" in self._paces, self._agreement
+            agreement.after_exchange(
+                lambda: StepCounts(step=0 if free else step, exchanges=self.exchanges, plan=plan),
+                step,
+                self._comm_thread,
+                self._comms.all,
+                self._device,
+                free=free,
+            )
+
+    def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
+        """Learn which part of all work is this rank's, and whether all ranks are leaving."""
+        comm = self._comms.all
+        table = torch.tensor([work, float(leaving)], dtype=torch.float64, device=self._parts[0].bucket.flat.device)
+        comm.all_reduce(table).wait()
+        total, leavers = table.tolist()
+        share[0] = work * comm.size / total if total > 0 else 1.0
+        self._all_leave = leavers == comm.size
+
+    def _mix(self, part: WeightPart, step: int, share: list[float], deferred: list[tuple[str, Deferred]]) -> None:
+        bucket, names = part.bucket, [span.name for span in part.bucket.spans]
+        if (bad := first_nonfinite(bucket.flat)) >= 0:
+            name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
+            raise NonFiniteGradientError(
+                f"after step {step} rank {part.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
+                "them. Lower the learning rate or clip."
+            )
+        seed = part.round << 32 | zlib.crc32(bucket.name.encode())
+        context = StepContext(step=step, seed=seed, round=part.round, share=share[0] if part.timing.weighted else 1.0)
+        part.round += 1
+        alone = part.comm.size == 1 and not part.acts_alone
+        with describe_failure(f"exchanging {bucket.name} ({names[0]} .. {names[-1]}) after step {step}"):
+            rest = None if alone else part.algorithm.exchange_weights(bucket, part.state, part.comm, context)
+        deferred += [(bucket.name, rest)] if rest is not None else []
+        if part.late:
+            part.state.flat[CORRECTION].add_(bucket.flat)
+
+    def _take(self, part: WeightPart) -> None:
+        if part.handle is not None:
+            part.handle.wait()
+            part.handle = None
+            part.store()
+
+    def _take_all(self, parts: Sequence[WeightPart]) -> None:
+        for part in parts:
+            self._take(part)

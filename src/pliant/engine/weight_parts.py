@@ -1,0 +1,128 @@
+"""A bucket of weights: what it holds, when it is due, and where the result goes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pliant.algorithms.base import ExchangesWeights, State
+from pliant.buckets import Bucket, as_real, real_shape, spans_of
+from pliant.comm.base import Comm
+from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
+from pliant.engine.comm_thread import TaskHandle
+from pliant.engine.comms import Comms
+from pliant.layouts.division import weight_buckets
+from pliant.spec import Exchange, LocalSteps, Outer, Timing
+
+__all__ = ["WeightPart", "split_weights"]
+
+
+@dataclass(kw_only=True)
+class WeightPart:
+    """A bucket of weights that are exchanged alike."""
+
+    node: Exchange
+    timing: Timing
+    """That of the node, which makes it anew each time it is asked."""
+    algorithm: ExchangesWeights
+    bucket: Bucket
+    views: list[Tensor]
+    """Where each parameter lies in bucket.flat, in its own shape."""
+    comm: Comm
+    state: State
+    offset: int
+    """0, or how far before the period of the plan that of its fragment begins, which spreads fragments over it."""
+    last: int
+    """Step of the last exchange."""
+    round: int = 0
+    """Exchanges so far."""
+    work: float = 0.0
+    """What this rank had done by the last exchange."""
+    distance: float = 0.0
+    """Euclidean norm of what the last exchange has changed."""
+    changed: list[Tensor] = field(default_factory=list[Tensor])
+    """The same, parameter by parameter, of an exchange whose result replaces the weights."""
+    handle: TaskHandle | None = None
+    """An exchange whose result has not been taken."""
+
+    @property
+    def late(self) -> bool:
+        """Whether steps are made between an exchange and the use of its result."""
+        return self.timing.delay_steps > 0 or self.timing.pace == "free"
+
+    @property
+    def acts_alone(self) -> bool:
+        """Whether a single rank has something to do: its outer optimizer."""
+        core = self.node.core
+        return isinstance(core, LocalSteps) and core.outer != Outer()
+
+    def due(self, step: int, lr: float) -> bool:
+        """Say whether weights are exchanged after this many steps."""
+        if step <= self.timing.until_step:
+            return step == self.timing.until_step
+        stretched = int((self.timing.stretch / lr) ** 2) if self.timing.stretch and lr > 0 else 0
+        return step - self.last >= max(self.timing.period, stretched)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Copy the weights into the bucket."""
+        for view, weight in zip(self.views, self.bucket.weights, strict=True):
+            view.copy_(as_real(weight))
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Take the result: it replaces the weights, or, if it comes late, what it has changed is added to them."""
+        if self.late:
+            self.bucket.flat.copy_(self.state.flat[CORRECTION])
+        self.changed.clear()
+        for view, weight in zip(self.views, self.bucket.weights, strict=True):
+            real = as_real(weight)
+            if self.late:
+                real.add_(view)
+            else:
+                self.changed.append(real.sub_(view).norm())  # in place: it is replaced in any case
+                real.copy_(view)
+
+
+def split_weights(store: AlgorithmState, comms: Comms, step: int) -> list[WeightPart]:
+    """Group the parameters whose weights are exchanged by node and fragment, in buckets of limited size."""
+    return [
+        _split(f"weights {k}", fragment, names, store, comms, step)
+        for k, (fragment, names) in enumerate(_buckets_of(store))
+    ]
+
+
+def _buckets_of(store: AlgorithmState) -> list[tuple[int, list[str]]]:
+    buckets: list[tuple[int, list[str]]] = []
+    for node in dict.fromkeys(node for node in store.nodes.values() if node.exchanges_weights):
+        names = [name for name, own in store.nodes.items() if own == node]
+        numels = [math.prod(real_shape(store.parameters[name])) for name in names]
+        buckets += [(k, [names[i] for i in held]) for k, held in weight_buckets(numels, node.timing.fragments)]
+    return buckets
+
+
+def _split(
+    name: str, fragment: int, names: Sequence[str], store: AlgorithmState, comms: Comms, step: int
+) -> WeightPart:
+    parameters = tuple(store.parameters[n] for n in names)
+    spans = spans_of(names, [real_shape(p) for p in parameters])
+    numel = sum(span.numel for span in spans)
+    bucket = Bucket(name=name, spans=spans, weights=parameters, flat=torch.empty(numel, device=parameters[0].device))
+    node = store.nodes[names[0]]
+    algorithm, comm, timing = store.algorithms[node], comms.of(node), node.timing
+    first_due = -(-timing.period * (fragment + 1) // timing.fragments)
+    state = replace(store.state_of(bucket, between_steps=True), workspace=algorithm.prepare(bucket, comm))
+    return WeightPart(
+        node=node,
+        timing=timing,
+        algorithm=cast(ExchangesWeights, algorithm),
+        bucket=bucket,
+        views=[bucket.view(span) for span in spans],
+        comm=comm,
+        state=state,
+        offset=first_due - timing.period,
+        last=step + first_due - timing.period,
+    )

@@ -1,0 +1,211 @@
+"""Integer programs beside training: rank 0 has a process that looks, and says when to change, and change back."""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Literal
+
+from pliant.netmodel import Overheads
+from pliant.schedules.collective import Collective, merge_blocks
+from pliant.schedules.refine import improve_owners, improve_rounds
+from pliant.schedules.select import Candidate, candidates
+from pliant.spec import Topology, from_json, to_json
+
+__all__ = ["BackgroundSolver", "SolverOptions", "SolverProcess", "SolverJob", "main"]
+
+_NUM_WATCHED = 64
+_SLACK_S = 120.0
+"""Beyond the programs' limits, for what is done before and after them; then the process ends itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverOptions:
+    """When programs look for something better than the family beside training, and when that is dropped again."""
+
+    after: int = 16
+    """Calls with the same blocks after which it is worth it: blocks that change each time leave no time to look."""
+    limit_s: float = 20.0
+    """Of the programs together."""
+    trials: int = 5
+    """Calls before and after the change whose medians are compared."""
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.after < self.trials or self.limit_s <= 0:
+            raise ValueError(f"{self} cannot be: use at least 1 trial, as many calls before, and a limit above 0 s.")
+
+    def require_programs(self) -> None:
+        """Raise a RuntimeError unless there is a solver."""
+        if find_spec("scipy") is None and find_spec("ortools") is None:
+            raise RuntimeError(
+                "improving schedules needs SciPy or OR-Tools, and neither is installed; run "
+                "`pip install 'pliant[schedules]'`, or leave it out."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverJob:
+    """Orders that a process is given."""
+
+    collective: Collective
+    topology: Topology
+    overheads: Overheads
+    limit_s: float
+
+    def solve(self) -> Candidate:
+        """Return the best that the programs whose solvers are installed find; the family's best if nothing."""
+        best = candidates(merge_blocks(self.collective), self.topology, self.overheads)[0]
+        limit_s = self.limit_s / 2
+        found = [best]
+        if find_spec("scipy") is not None:
+            found.append(improve_owners(best, self.topology, self.overheads, limit_s=limit_s))
+        if find_spec("ortools") is not None:
+            with suppress(ValueError):  # too large, even over few super-blocks
+                found.append(improve_rounds(best, self.collective, self.topology, self.overheads, limit_s=limit_s))
+        return min(found, key=lambda each: each.cost.total_s)
+
+
+class SolverProcess:
+    """A process that solves a task with what the training leaves it, and ends in any case."""
+
+    def __init__(self, task: SolverJob) -> None:
+        # Files, not pipes: nobody has to read while it writes.
+        with tempfile.TemporaryFile() as told:
+            told.write(to_json(task).encode())
+            told.seek(0)
+            self._said, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  see close
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=told, stdout=self._said, stderr=self._errors
+            )
+
+    def has_ended(self) -> bool:
+        """Say whether there is a result."""
+        return self._process.poll() is not None
+
+    def result(self) -> Candidate:
+        """Return what was found, and close. Raises RuntimeError, with its last words, if the process failed."""
+        code = self._process.wait()
+        self._said.seek(0)
+        self._errors.seek(0)
+        said, words = self._said.read().decode(), self._errors.read().decode().strip().splitlines()
+        self.close()
+        if code != 0:
+            raise RuntimeError(
+                f"the search for a better schedule ended with {code}: {words[-1] if words else 'it said nothing'}; "
+                "mend what it says, or leave out `improving`."
+            )
+        return from_json(Candidate, said)
+
+    def close(self) -> None:
+        """End the process, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+        self._errors.close()
+
+
+@dataclass(kw_only=True)
+class _Watched:
+    """Calls with the same blocks."""
+
+    seconds: list[float] = field(default_factory=list[float])
+    """Of each, until they are enough."""
+    searched: bool = False
+
+
+class BackgroundSolver:
+    """Record of one sum's calls on rank 0, which decides for all: it says so before a call, and all do it in that call.
+
+    One search at a time, once for each set of blocks. What is found comes into use when it is predicted to be faster
+    than what is in use, and goes again when the median of its first calls is slower than that of the last ones before
+    the search, which were not beside it.
+    """
+
+    def __init__(self, solver: SolverOptions, topology: Topology, overheads: Overheads) -> None:
+        self._options, self._topology, self._overheads = solver, topology, overheads
+        self._watched: OrderedDict[bytes, _Watched] = OrderedDict()
+        self._search: SolverProcess | None = None
+        self._blocks = b""
+        """Those that a search or a trial is about."""
+        self._predicted_s = self._before_s = 0.0
+        """Of what was in use for them."""
+        self._found: Candidate | None = None
+        """On trial."""
+        self._trial_s: list[float] = []
+
+    def decide(self) -> Literal["stay", "change", "back"]:
+        """Return what all are to do before the next sum, with the schedule that `found` returns."""
+        if self._search is not None and self._search.has_ended():
+            found = self._search.result()
+            self._search = None
+            if found.cost.total_s < self._predicted_s:
+                self._found = found
+                return "change"
+        elif len(self._trial_s) >= self._options.trials:
+            slower = statistics.median(self._trial_s) > self._before_s
+            self._found = None
+            self._trial_s.clear()
+            return "back" if slower else "stay"
+        return "stay"
+
+    def found(self) -> tuple[bytes, Candidate]:
+        """Return the blocks, and what they change to."""
+        if self._found is None:
+            raise RuntimeError("nothing was found, but it was asked for; ask only after `decide` has said 'change'.")
+        return self._blocks, self._found
+
+    def note_call(self, blocks: bytes, collective: Collective, in_use: Candidate, seconds: float) -> None:
+        """Take note of a call, and start a search if it is time.
+
+        Args:
+            blocks: Who held what.
+            collective: The same.
+            in_use: What was carried out.
+            seconds: What it took.
+
+        """
+        if self._found is not None and blocks == self._blocks:
+            self._trial_s.append(seconds)
+            return
+        watched = self._watched.setdefault(blocks, _Watched())
+        self._watched.move_to_end(blocks)
+        if len(self._watched) > _NUM_WATCHED:
+            self._watched.popitem(last=False)
+        if len(watched.seconds) < self._options.after:
+            watched.seconds.append(seconds)
+        elif not watched.searched and self._search is None and self._found is None:
+            watched.searched = True
+            self._blocks, self._predicted_s = blocks, in_use.cost.total_s
+            self._before_s = statistics.median(watched.seconds[-self._options.trials :])
+            self._search = SolverProcess(
+                SolverJob(
+                    collective=collective,
+                    topology=self._topology,
+                    overheads=self._overheads,
+                    limit_s=self._options.limit_s,
+                )
+            )
+
+    def close(self) -> None:
+        """End a search that still runs."""
+        if self._search is not None:
+            self._search.close()
+            self._search = None
+
+
+def main() -> None:
+    """Read a task from standard input, and write the best candidate to standard output."""
+    os.nice(10)
+    task = from_json(SolverJob, sys.stdin.read())
+    signal.alarm(int(task.limit_s + _SLACK_S))  # whoever waits for us may be gone
+    print(to_json(task.solve()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The simulator as a table of quantities, for whoever fits coefficients to what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pliant.netmodel import KEYS, Floats, Overheads
+from pliant.simulator.prepared import prepare
+from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
+from pliant.spec import SyncPlan, Topology, Workload
+
+__all__ = ["CostFeatures"]
+
+
+class CostFeatures:
+    """Simulated times of plans on one workload and topology, for whoever fits coefficients to measured steps.
+
+    Args:
+        workload: The model and its times.
+        topology: The ranks and their links.
+        overheads: Coefficients to begin with; defaults if None.
+        slowdown: As of `simulate`.
+
+    """
+
+    def __init__(
+        self, workload: Workload, topology: Topology, overheads: Overheads | None = None, slowdown: Sequence[float] = ()
+    ) -> None:
+        self._workload, self._topology, self._slowdown = workload, topology, slowdown
+        self._overheads = overheads or Overheads()
+        self.coefficients = self._overheads.coefficients()
+        """Seconds per unit of each of `KEYS`, (num_keys,)."""
+
+    def counts(self, plans: Sequence[SyncPlan], coefficients: Floats) -> Floats:
+        """Return the quantities on each plan's critical path of a step, (num_plans, num_keys), with these coefficients.
+
+        A plan's step time is the sum of its quantities, each times its coefficient.
+        """
+        overheads = Overheads.from_coefficients(
+            coefficients,
+            compute_overlap=self._overheads.compute_overlap,
+            exchange_overlap=self._overheads.exchange_overlap,
+            sharing=self._overheads.sharing,
+        )
+        compute = max(float(coefficients[0]), 1e-30)
+        workload = _slower(self._workload, compute)
+        context = context_for(workload, self._topology, overheads, self._slowdown)
+        found = [run(prepare(plan, context, BUCKET_BYTES), 0).counted for plan in plans]
+        table = np.array([[counted.get(key, 0.0) for key in KEYS] for counted in found])
+        table[:, 0] /= compute
+        return table
+
+
+def _slower(workload: Workload, factor: float) -> Workload:
+    return replace(
+        workload,
+        forward_s=workload.forward_s * factor,
+        backward_s=workload.backward_s * factor,
+        step_s=workload.step_s * factor,
+        tensors=tuple(replace(tensor, ready_s=tensor.ready_s * factor) for tensor in workload.tensors),
+    )

@@ -1,0 +1,203 @@
+"""Owners: equal to an all-reduce and the plain optimizer, with the optimizer's state divided."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn
+
+import pliant
+from models import new_ddp, train, weights
+from pliant.collectives import assign_owners
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    # eps: the gradient of a bias before BatchNorm is rounding alone, which Adam would blow up
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, eps=1e-4, weight_decay=0.1),
+}
+sizes = pytest.mark.parametrize("size", [2, 3, 4, pytest.param(8, marks=pytest.mark.extended)])
+optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+@given(
+    st.lists(st.integers(0, 10_000), max_size=40),
+    st.lists(st.floats(0.1, 10), min_size=1, max_size=8),
+)
+def test_placement_is_near_what_bandwidths_allow(numels, bandwidths):
+    owners = assign_owners(numels, bandwidths)
+    assert owners == assign_owners(tuple(numels), tuple(bandwidths))
+    assert len(owners) == len(numels)
+    times = [sum(n for n, o in zip(numels, owners, strict=True) if o == r) / b for r, b in enumerate(bandwidths)]
+    best = max(sum(numels) / sum(bandwidths), max(numels, default=0) / max(bandwidths))
+    assert max(times) <= 2 * best + 1e-6  # Gonzalez, Ibarra, Sahni 1977: less than 2 on machines of any speeds
+    if len(set(bandwidths)) == 1:
+        assert max(times) - min(times) <= max(numels, default=0) / bandwidths[0] + 1e-6
+
+
+def test_placement_follows_bandwidths():
+    assert assign_owners([5, 5, 5, 5], [3.0, 1.0]) == (0, 0, 0, 1)
+    assert assign_owners([1, 9, 2], [1.0, 1.0]) == (1, 0, 1)
+    with pytest.raises(ValueError, match="positive"):
+        assign_owners([1], [0.0])
+
+
+@sizes
+@optimizers
+@pytest.mark.parametrize("clip", [False, True])
+def test_equals_an_all_reduce_and_the_plain_optimizer(size, optimizer, clip):
+    """With torch's own clip_grad_norm_ as well: stand-ins have the norms of what is elsewhere."""
+
+    def body(place):
+        found = []
+        for what in ("owner", "allreduce"):
+            ddp = new_ddp(place)
+            made = OPTIMIZERS[optimizer](ddp.parameters())
+            schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.97)
+            norms = []
+
+            def clip_it(ddp=ddp, norms=norms):
+                if clip:
+                    norms.append(float(nn.utils.clip_grad_norm_(ddp.parameters(), 0.3)))
+
+            with pliant.relax(ddp, made, what, timeout_s=20, agreement_every=0) as run:
+                for step in range(6):
+                    train(ddp, made, place.rank, [step], before_step=clip_it)
+                    schedule.step()
+                sent = run.stats()["sent_bytes"]
+            found.append((weights(ddp).clone(), norms, sent))
+        return found
+
+    results = pliant.run_world(size, body, timeout_s=60)
+    for (owned, norms, _), (exact, exact_norms, _) in results:
+        torch.testing.assert_close(owned, exact, rtol=1e-4, atol=2e-5)
+        assert norms == pytest.approx(exact_norms, rel=1e-4)
+        assert torch.equal(owned, results[0][0][0])
+    owned, exact = (sum(r[k][2] for r in results) for k in (0, 1))
+    numel, tensors = results[0][0][0].numel(), 10
+    assert owned == 6 * (2 * (size - 1) * 4 * numel + 8 * (size - 1) * tensors)
+    assert owned == pytest.approx(exact, rel=0.005)
+
+
+@optimizers
+def test_optimizer_state_lies_with_owners_and_is_whole_at_the_end(optimizer):
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS[optimizer](ddp.parameters())
+        with pliant.relax(ddp, made, "owner", timeout_s=20):
+            train(ddp, made, place.rank, range(3))
+            mine = {name for name, p in ddp.module.named_parameters() if p in made.state}
+            numel = sum(p.numel() for p in made.state)
+        return mine, numel, made.state_dict()["state"]
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    names = {name for name, _ in pliant.run_world(1, lambda place: list(new_ddp(place).module.named_parameters()))[0]}
+    assert set.union(*(r[0] for r in results)) == names
+    assert sum(len(r[0]) for r in results) == len(names)
+    assert max(r[1] for r in results) == 3072  # the largest parameter: nothing smaller can be, uncut
+    for _, _, state in results:
+        assert len(state) == len(names)
+        for key, own in results[0][2].items():
+            assert all(torch.equal(own[k], state[key][k]) for k in own)
+
+
+@optimizers
+def test_save_load_continue_with_optimizer_state(optimizer, tmp_path):
+    """The run's state brings owners' optimizer state back, though relax() gives all ranks rank 0's."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS[optimizer](ddp.parameters())
+        with pliant.relax(ddp, made, "owner", timeout_s=20) as run:
+            train(ddp, made, place.rank, range(4))
+            saved = {"model": ddp.module.state_dict(), "optimizer": made.state_dict(), "run": run.state_dict()}
+            torch.save(saved, tmp_path / f"{place.rank}.pt")
+            train(ddp, made, place.rank, range(4, 8))
+        loaded = torch.load(tmp_path / f"{place.rank}.pt", weights_only=True)
+        again = new_ddp(place, seed=5)
+        again.module.load_state_dict(loaded["model"])
+        other = OPTIMIZERS[optimizer](again.parameters())
+        other.load_state_dict(loaded["optimizer"])
+        with pliant.relax(again, other, "owner", timeout_s=20) as run:
+            run.load_state_dict(loaded["run"])
+            train(again, other, place.rank, range(4, 8))
+        return torch.equal(weights(ddp), weights(again))
+
+    assert pliant.run_world(3, body, timeout_s=60) == [True] * 3
+
+
+@optimizers
+def test_switching_moves_the_optimizer_state(optimizer):
+    def body(place):
+        found = []
+        for plans in (["owner", "allreduce", pliant.sharded_optimizer(bandwidths=(1.0, 5.0, 2.0))], ["allreduce"] * 3):
+            ddp = new_ddp(place)
+            made = OPTIMIZERS[optimizer](ddp.parameters())
+            with pliant.relax(ddp, made, plans[0], timeout_s=20) as run:
+                for k, plan in enumerate(plans):
+                    run.switch(plan)
+                    train(ddp, made, place.rank, range(3 * k, 3 * k + 3))
+            found.append(weights(ddp).clone())
+        return found
+
+    for owned, exact in pliant.run_world(3, body, timeout_s=60):
+        torch.testing.assert_close(owned, exact, rtol=1e-4, atol=2e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_seen_by_all():
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        before = weights(ddp).clone()
+        with pliant.relax(ddp, made, "owner", timeout_s=20):
+            x, y = torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64)
+            x[0] = float("nan") if place.rank == 1 else 0.0
+            with pytest.raises(pliant.NonFiniteGradientError, match="rank 1"):
+                nn.functional.cross_entropy(ddp(x), y).backward()
+        return torch.equal(weights(ddp), before)
+
+    assert pliant.run_world(3, body, timeout_s=60) == [True] * 3
+
+
+def test_with_a_scaler_all_ranks_skip_the_same_step():
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with pliant.relax(ddp, made, "owner", nonfinite="propagate", timeout_s=20) as run:
+            for step in range(4):
+                x, y = torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64)
+                made.zero_grad()
+                loss = scaler.scale(nn.functional.cross_entropy(ddp(x), y))
+                if step == 2 and place.rank == 1:
+                    loss = loss * float("inf")
+                loss.backward()
+                scaler.step(made)
+                scaler.update()
+            return run.stats()["steps"], weights(ddp)
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    assert [r[0] for r in results] == [3] * 3
+    assert all(torch.equal(r[1], results[0][1]) for r in results)
+
+
+def test_what_owners_cannot_do_is_refused():
+    for nonsense, why in (
+        (lambda: pliant.every(2, pliant.sharded_optimizer()), "invalid Every: inner must not have owners"),
+        (lambda: pliant.delayed(pliant.sharded_optimizer()), "invalid Delayed: inner must not have owners"),
+        (lambda: pliant.between_hosts(pliant.sharded_optimizer()), "invalid BetweenHosts: inner must not have owners"),
+        (lambda: pliant.after(3, pliant.allreduce(), then=pliant.sharded_optimizer()), r"switch\(\)"),
+        (lambda: pliant.after(3, pliant.sharded_optimizer(), then=pliant.onebit()), r"switch\(\)"),
+        (lambda: pliant.bounded_staleness(-1), "staleness must be at least 0, got -1"),
+        (
+            lambda: pliant.partition({"a": pliant.bounded_staleness(1), "*": pliant.allreduce()}).hash,
+            "steps of their own",
+        ),
+    ):
+        with pytest.raises(ValueError, match=why):
+            nonsense()
+
+    def body(place):
+        ddp = new_ddp(place)
+        with pytest.raises(ValueError, match="3 bandwidths, but there are 2 ranks"):
+            pliant.relax(ddp, OPTIMIZERS["sgd"](ddp.parameters()), pliant.sharded_optimizer(bandwidths=(1.0, 2.0, 3.0)))
+
+    pliant.run_world(2, body)

@@ -1,0 +1,254 @@
+"""Owners at a free pace: bounded staleness, over real connections."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_owner import OPTIMIZERS
+from torch import nn
+
+import pliant
+from models import Net, batch, new_ddp, train, weights
+from pliant.engine.server_threads import ServerThreads
+from waiting import dawdle, until
+
+sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
+
+
+def threads_left():
+    return [t.name for t in threading.enumerate() if t.name.startswith("pliant-owner")]
+
+
+@sizes
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("plain", [False, True])
+def test_staleness_zero_equals_synchronous_training(size, optimizer, plain):
+    def body(place):
+        found = []
+        for what in (pliant.bounded_staleness(0), "allreduce"):
+            ddp = new_ddp(place)
+            model = ddp.module if plain and what != "allreduce" else ddp
+            made = OPTIMIZERS[optimizer](model.parameters())
+            schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.97)
+            with pliant.relax(model, made, what, group=place.process_group, timeout_s=20) as run:
+                for step in range(20):
+                    train(run.model, made, place.rank, [step])
+                    schedule.step()
+            found.append(weights(model).clone())
+        return found
+
+    results = pliant.run_world(size, body, timeout_s=60)
+    for served, exact in results:
+        torch.testing.assert_close(served, exact, rtol=1e-4, atol=2e-5)
+        assert torch.equal(served, results[0][0])
+    assert not threads_left()
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_ranks_are_never_further_apart_and_a_slow_one_holds_nobody_within_the_bound(staleness):
+    """Rank 0 waits before its 6th gradient: the others come exactly as far as the bound lets them, and no further."""
+    size, slow_from, done = 3, 5, [0] * 3
+    seen, early = [], {}
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(staleness), timeout_s=20) as run:
+            for step in range(12):
+                if place.rank == 0 and step == slow_from:
+                    until(lambda: done[1:] == [slow_from + staleness] * 2, lambda: done)
+                    dawdle(0.3)  # so that they could go further
+                    early.update(enumerate(done))
+                train(ddp, made, place.rank, [step])
+                done[place.rank] += 1
+                seen.append((done[place.rank], min(done)))
+            return run.stats()
+
+    results = pliant.run_world(size, body, timeout_s=60)
+    assert early == {0: slow_from, 1: slow_from + staleness, 2: slow_from + staleness}
+    assert all(own - slowest <= staleness + 1 for own, slowest in seen)  # done is counted after the step, not at once
+    assert [r["steps"] for r in results] == [12] * size
+    numel = sum(p.numel() for p in Net().parameters())
+    sent = sum(r["sent_bytes"] for r in results)
+    assert 0.9 < sent / (12 * 2 * (size - 1) * 4 * numel) < 1.01
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_ranks_of_different_speed_and_length_learn_and_end_equal(staleness):
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(staleness), timeout_s=20):
+            losses = []
+            for step in range(20 + 3 * place.rank):
+                dawdle(0.002 * place.rank)
+                losses += train(ddp, made, place.rank, [step % 2])
+        return weights(ddp), losses, made.state_dict()["state"]
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    for found, losses, state in results:
+        assert torch.equal(found, results[0][0])
+        assert sum(losses[-2:]) < sum(losses[:2])
+        assert len(state) == 10
+        assert all(torch.equal(state[k]["momentum_buffer"], own["momentum_buffer"]) for k, own in results[0][2].items())
+    assert not threads_left()
+
+
+def test_switching_to_an_all_reduce_and_back():
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(2), timeout_s=20) as run:
+            for k, what in enumerate(
+                ("allreduce", pliant.bounded_staleness(1), "owner", pliant.local_sgd(2), pliant.bounded_staleness(0))
+            ):
+                train(ddp, made, place.rank, range(4 * k, 4 * k + 4))
+                run.switch(what)
+                mean = run.consolidate()
+                if what == "allreduce":
+                    same = torch.cat([mean[name].flatten() for name, _ in ddp.module.named_parameters()])
+                    assert torch.equal(same, weights(ddp))
+            train(ddp, made, place.rank, range(20, 24))
+        return weights(ddp)
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    assert all(torch.equal(results[0], r) for r in results)
+    assert not threads_left()
+
+
+def test_save_load_continue_at_staleness_zero(tmp_path):
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["adamw"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(0), timeout_s=20) as run:
+            train(ddp, made, place.rank, range(4))
+            state = {"optimizer": made.state_dict(), "run": run.state_dict()}
+            torch.save(state, tmp_path / f"{place.rank}.pt")
+            train(ddp, made, place.rank, range(4, 8))
+        loaded = torch.load(tmp_path / f"{place.rank}.pt", weights_only=True)
+        again = new_ddp(place, seed=5)
+        other = OPTIMIZERS["adamw"](again.parameters())
+        with pliant.relax(again, other, pliant.bounded_staleness(0), timeout_s=20) as run:
+            run.load_state_dict(loaded["run"])
+            train(again, other, place.rank, range(4, 8))
+        return weights(ddp), weights(again)
+
+    for found, again in pliant.run_world(3, body, timeout_s=60):
+        assert torch.equal(again, found)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_error_on_one_rank_ends_all_and_names_it(staleness):
+    found = {}
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        try:
+            with pliant.relax(ddp, made, pliant.bounded_staleness(staleness), timeout_s=300):  # not what ends them
+                for step in range(30):
+                    if place.rank == 1 and step == 4:
+                        raise KeyError("the user's own")
+                    train(ddp, made, place.rank, [step])
+        except pliant.CommError as error:
+            found[place.rank] = error
+        except KeyError:
+            until(lambda: len(found) == 3)  # keeps its connections: it is the message that ends the others
+
+    pliant.run_world(4, body, timeout_s=60)
+    assert set(found) == {0, 2, 3}
+    for error in found.values():
+        assert error.lost == (1,)
+        assert "rank 1 no longer takes part" in str(error)
+
+
+def test_a_silent_rank_is_named_after_the_timeout():
+    found = {}
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        try:
+            with pliant.relax(ddp, made, pliant.bounded_staleness(1), timeout_s=2):
+                for step in range(10):
+                    if place.rank == 2 and step == 4:
+                        until(lambda: len(found) == 2)
+                    train(ddp, made, place.rank, [step])
+        except pliant.CommError as error:
+            found[place.rank] = error
+
+    pliant.run_world(3, body, timeout_s=60)
+    assert found[0].lost == found[1].lost == (2,)
+    assert "sent nothing" in str(found[0]) or "sent nothing" in str(found[1])
+
+
+def test_an_optimizer_that_raises_in_the_server_ends_all():
+    class Breaks(torch.optim.SGD):
+        def step(self, closure=None):
+            if getattr(self, "armed", False) and any(p.grad is not None for p in self.param_groups[0]["params"]):
+                raise ArithmeticError("no")
+            return super().step(closure)
+
+    found = {}
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = Breaks(ddp.parameters(), lr=0.1)
+        made.armed = place.rank == 0
+        try:
+            with pliant.relax(ddp, made, pliant.bounded_staleness(1), timeout_s=20):
+                train(ddp, made, place.rank, range(8))
+        except pliant.CommError as error:
+            found[place.rank] = error
+
+    pliant.run_world(3, body, timeout_s=60)
+    assert {error.lost for error in found.values()} == {(0,)}
+    assert len(found) == 3
+    assert "ArithmeticError: no" in str(found[0])
+
+
+def test_a_gradient_that_is_not_finite_is_not_sent():
+    def body(place):
+        module = nn.Linear(3, 2)
+        made = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pliant.relax(module, made, "stale", group=place.process_group, timeout_s=20) as run:
+            (run.model(torch.ones(1, 3)).sum() * float("nan")).backward()
+            with pytest.raises(pliant.NonFiniteGradientError, match="rank"):
+                made.step()
+        return module.weight.isfinite().all()
+
+    assert all(pliant.run_world(2, body, timeout_s=30))
+
+
+def test_more_ranks_than_parameters():
+    def body(place):
+        module = nn.Linear(3, 2)
+        made = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pliant.relax(module, made, pliant.bounded_staleness(1), group=place.process_group, timeout_s=20) as run:
+            for step in range(5):
+                x, _ = batch(place.rank, step)
+                made.zero_grad()
+                run.model(x.flatten(1)[:, :3]).square().mean().backward()
+                made.step()
+        return weights(module)
+
+    results = pliant.run_world(4, body, timeout_s=30)
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+@pytest.mark.parametrize(("lost", "named"), [((), 1), ((1,), 1), ((0,), 0), ((0, 1), 1)])
+def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
+    """Rank 1's connection broke; whether rank 1 began it, is said by who gives no sign of life."""
+
+    def breaks(*_, **__):
+        raise pliant.CommError("it broke", rank=2, op="exchange", lost=lost)
+
+    found = []
+    server = SimpleNamespace(
+        _shard=SimpleNamespace(numel=4),
+        _asks=SimpleNamespace(exchange=breaks),
+        _fail=lambda rank, why: found.append(rank),
+    )
+    ServerThreads._serve(server, 1)
+    assert found[0] == named
