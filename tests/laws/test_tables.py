@@ -41,17 +41,15 @@ ITS_FILE = {
 }
 """Files in which a name is at home."""
 EXCEPTIONS = {
-    "spec": {"dct", "minmax8", "sign", "gossip", "owner"},  # defaults of nodes; words of format 1
+    "spec": {"dct", "minmax8", "sign", "gossip"},  # defaults of nodes; words of format 1
     "layouts": {"int4"},  # values of `tasc`
     "simulator": {"int4"},  # the same
-    "comm": {"late"},  # a verdict of the elastic group
-    "algorithms": {"owner"},  # a slot, which holds a rank
-    "engine": {"owner", "allreduce"},  # the same; a plan's name
+    "engine": {"allreduce"},  # a plan's name
     "entry": {"allreduce"},  # the same
     "autotune": {"tasc"},  # a family
     "planner": {  # families of several rows, whose genes data sets hold; the plans that a person would try first
         *("bf16", "int4", "minmax8", "qsgd", "sign", "ternary", "topk", "blocktopk", "randomk"),
-        *("owner", "late", "tasc", "gossip", "choco", "diloco", "bytegrad", "onebit", "powersgd", "local_sgd", "every"),
+        *("sharded_optimizer", "tasc", "gossip", "choco", "diloco", "bytegrad", "onebit", "powersgd", "local_sgd", "every"),
     },
 }
 """Names that a room writes out all the same."""

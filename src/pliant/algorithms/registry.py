@@ -105,15 +105,17 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "topk": Row(make=_made_by("gradients:topk")),
         "blocktopk": Row(make=_made_by("gradients:blocktopk")),
         "randomk": Row(make=_made_by("gradients:randomk")),
-        "decoupled_momentum": Row(make=_made_by("gradients:demo")),
+        "decoupled_momentum": Row(make=_made_by("gradients:decoupled_momentum"), aliases=("demo",)),
         "tasc": Row(
             make=_made_by("gradients:tasc"),
             from_optimizer=_power,
             grid={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
         ),
-        "sharded_optimizer": Row(make=_made_by("gradients:owner"), grid={}, exact=True, steps_ratio=1.0),
-        "bounded_staleness": Row(make=_made_by("gradients:stale")),
-        "delayed": Row(make=_made_by("combining:late"), from_optimizer=_momentum),
+        "sharded_optimizer": Row(
+            make=_made_by("gradients:sharded_optimizer"), aliases=("owner",), grid={}, exact=True, steps_ratio=1.0
+        ),
+        "bounded_staleness": Row(make=_made_by("gradients:bounded_staleness"), aliases=("stale",)),
+        "delayed": Row(make=_made_by("combinators:delayed"), aliases=("late",), from_optimizer=_momentum),
         "gossip": Row(make=_made_by("weights:gossip")),
         "choco": Row(make=_made_by("weights:choco")),
         "dcd": Row(make=_made_by("weights:dcd")),
@@ -123,10 +125,14 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "sparse_loco": Row(make=_made_by("weights:sparse_loco")),
         "async_average": Row(make=_made_by("weights:async_average")),
         "post_local_sgd": Row(make=_made_by("weights:post_local_sgd"), example="post_local_sgd(warmup_steps=100)"),
-        "every": Row(make=_made_by("combining:every"), example="every(2, qsgd)"),
-        "after": Row(make=_made_by("combining:after"), example="after(100, bf16, then=onebit)"),
-        "between_hosts": Row(make=_made_by("combining:between_hosts"), example="between_hosts(int4)"),
-        "with_target": Row(make=_made_by("combining:dynamic"), example="with_target(tasc, exposed_share=0.1)"),
+        "every": Row(make=_made_by("combinators:every"), example="every(2, qsgd)"),
+        "after": Row(make=_made_by("combinators:after"), example="after(100, bf16, then=onebit)"),
+        "between_hosts": Row(make=_made_by("combinators:between_hosts"), example="between_hosts(int4)"),
+        "with_target": Row(
+            make=_made_by("combinators:with_target"),
+            aliases=("dynamic",),
+            example="with_target(tasc, exposed_share=0.1)",
+        ),
     }
 )
 """Name -> row."""

@@ -105,7 +105,7 @@ class ElasticRun(Run):
         if not self._open or self.tracer.shutdown.over:
             return
         try:
-            self._enduring(lambda: self._made.hand_back(self._dispatcher.step))
+            self._enduring(lambda: self._executor.hand_back(self._dispatcher.step))
             self._regroup(closing=True)
             if all(member.closing for member in self._party.epoch.members):
                 self._party.finalize()
@@ -143,7 +143,7 @@ class ElasticRun(Run):
         failure, num_refused = "", 0
         for _ in range(_MOST_ATTEMPTS):
             self._comm.hang_up()  # so that nobody waits for this rank, whatever still holds its connections
-            self._made.close()
+            self._executor.close()
             self._comm.close()
             before = self._party.epoch
             epoch = self._party.agree(step=self._dispatcher.step, sound=self._sound, closing=closing)
@@ -181,7 +181,7 @@ class ElasticRun(Run):
         lockstep = any(node.timing.pace == "lockstep" for node in self._gradients.store.nodes.values())
         if lockstep or not self._sound:
             self._dispatcher.step = max(member.step for member in epoch.members[: num_sound or 1])
-        self._made = made = self._executor_builder.rebuild(self._made, self._dispatcher.step)
+        self._executor = made = self._executor_builder.rebuild(self._executor, self._dispatcher.step)
         self._gradients = made.gradients
         for weights in made.of(WeightExchange):
             weights.reset_reference()

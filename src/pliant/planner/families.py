@@ -20,7 +20,7 @@ from pliant.spec import (
     ScatterGather,
 )
 
-__all__ = ["FAMILIES", "Family", "Setting", "Settings"]
+__all__ = ["FAMILIES", "Family", "Setting", "Settings", "family_name"]
 
 Setting = float | str
 Settings = Mapping[str, Setting]
@@ -110,6 +110,11 @@ def _diloco(s: Settings) -> Exchange:
     )
 
 
+def family_name(name: str) -> str:
+    """Return the name of an algorithm's family: its oldest name, since that is in the genes of data sets."""
+    return (*ALGORITHMS[name].aliases, name)[0]
+
+
 def _of_row(name: str) -> Family:
     """Return the family of an algorithm whose row has a grid."""
     row = ALGORITHMS[name]
@@ -120,7 +125,7 @@ def _of_row(name: str) -> Family:
 
     mildest = make({key: values[0] for key, values in grids.items()})
     return Family(
-        name=name,
+        name=family_name(name),
         grids=grids,
         make=make,
         exact=row.exact,
@@ -133,7 +138,7 @@ FAMILIES = {
     family.name: family
     for family in (
         Family(name="exact", grids={"bits": (32, 16)}, make=_plain, exact=True),
-        _of_row("owner"),
+        _of_row("sharded_optimizer"),
         Family(name="late", grids={"bits": (32, 16)}, make=_delayed),
         Family(name="quantized", grids={"bits": (8, 4, 2)}, make=_quantized),
         Family(name="fed_back", grids={"bits": (4, 1)}, make=_error_feedback),

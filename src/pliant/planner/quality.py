@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from pliant.algorithms.registry import ALGORITHMS
-from pliant.planner.families import FAMILIES
+from pliant.planner.families import FAMILIES, family_name
 from pliant.planner.genome import Gene, Genome, all_of
 
 __all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "NOT_ELSEWHERE", "Quality"]
@@ -39,7 +39,7 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
         ("diloco", {"bits": 4, "delay_steps": 0, "every": 32, "fragments": 1}, 1.23),
         ("diloco", {"bits": 4, "delay_steps": 2, "every": 32, "fragments": 4}, 1.21),
     )
-} | {all_of(name)[-1]: row.steps_ratio for name, row in ALGORITHMS.items() if row.steps_ratio is not None}
+} | {all_of(family_name(name))[-1]: row.steps_ratio for name, row in ALGORITHMS.items() if row.steps_ratio is not None}
 """Steps to 85 % over those of bfloat16 DDP, mean of three seeds (benchmarks/results, accuracy_*): one small model, and
 its first 350 steps, where relaxations weigh most, with SGD. A user's own ratios take their place."""
 

@@ -211,7 +211,7 @@ def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warm
     ...     model = torch.nn.Linear(4, 1)
     ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ...     with relax(model, optimizer, "bytegrad", group=context.process_group) as run:
-    ...         with record(run, steps=1, warmup_steps=0) as recording:
+    ...         with profile(run, steps=1, warmup_steps=0) as recording:
     ...             run.model(torch.ones(2, 4)).sum().backward()
     ...             optimizer.step()
     ...         return recording.timeline().num_ranks
@@ -221,7 +221,7 @@ def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warm
     """
     if steps < 1 or warmup_steps < 0:
         raise ValueError(
-            f"record() got {steps} steps and {warmup_steps} warmup_steps; steps must be at least 1, warmup_steps 0."
+            f"profile() got {steps} steps and {warmup_steps} warmup_steps; steps must be at least 1, warmup_steps 0."
         )
     if run.profile.open:
         raise RuntimeError("this run is being recorded already; close() that recording, or wait until it is done.")

@@ -147,7 +147,7 @@ class Delayed(Combinator):
 class BetweenHosts(Combinator):
     """Exact sums inside each host, the node inside between hosts."""
 
-    made_by: ClassVar[str] = "executors.hierarchy:BetweenHostsExecutor"
+    made_by: ClassVar[str] = "executors.between_hosts:BetweenHostsExecutor"
     ONCE: ClassVar[str] = "but there are two levels only: hosts, and the network between them"
 
     def __post_init__(self) -> None:

@@ -17,6 +17,8 @@ __all__ = ["canonical_hash", "from_json", "load", "save", "to_json", "write_atom
 FORMATS: Mapping[str, int] = types.MappingProxyType({"SyncPlan": 2})
 """Kind of record -> format that is written; 1 for those that are not named. From 2 on defaults are left out, so that a
 new field changes no text and no hash, and a changed default is a new format."""
+OLDER_KINDS: Mapping[str, str] = types.MappingProxyType({"Genome": "Genes"})
+"""Kind of record -> the word that older files have for it."""
 R = TypeVar("R")
 
 
@@ -35,7 +37,7 @@ def from_json(kind: type[R], text: str) -> R:
         body = parse_json(text)
     except ValueError as error:
         raise ValueError(f"{str(error).removesuffix('.')}; a {kind.__name__} was expected.") from None
-    if not isinstance(body, dict) or body.get("pliant") != kind.__name__:
+    if not isinstance(body, dict) or body.get("pliant") not in (kind.__name__, OLDER_KINDS.get(kind.__name__, kind.__name__)):
         found: Any = body.get("pliant") if isinstance(body, dict) else type(body).__name__
         raise ValueError(f"the file holds {shorten(found)}, but a {kind.__name__!r} was asked for.")
     fields = {k: v for k, v in body.items() if k not in ("pliant", "format")}

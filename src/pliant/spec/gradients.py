@@ -24,7 +24,7 @@ __all__ = [
 class AllReduce(Exchange):
     """Mean of gradients, as they are or in a codec whose sums survive on the way."""
 
-    made_by: ClassVar[str] = "executors.allreduce:averaging"
+    made_by: ClassVar[str] = "executors.all_reduce:averaging"
     codec: CodecSpec | None = None
     """A cast, or `randomk`, which keeps what it does not send."""
 
@@ -44,7 +44,7 @@ class AllReduce(Exchange):
 class ScatterGather(Exchange):
     """Scatter, reduce, gather: every element in fewer bits, in both directions (BAGUA's C_LP_S)."""
 
-    made_by: ClassVar[str] = "executors.quantized:ScatterGatherExecutor"
+    made_by: ClassVar[str] = "executors.scatter_gather:ScatterGatherExecutor"
     codec: CodecSpec
     feedback: Literal["none", "worker", "both"] = "none"
     """Who keeps what the codec loses."""
@@ -71,7 +71,7 @@ class ScatterGather(Exchange):
 class AllGather(Exchange):
     """Elements that each rank chooses, with error feedback on the worker (top-k; Deep Gradient Compression)."""
 
-    made_by: ClassVar[str] = "executors.sparse:AllGatherExecutor"
+    made_by: ClassVar[str] = "executors.all_gather:AllGatherExecutor"
     codec: CodecSpec
     momentum: float = 0.0
     """Factor of the momentum correction; the optimizer's own momentum must then be 0."""
@@ -100,7 +100,7 @@ class AllGather(Exchange):
 class BlockSparse(Exchange):
     """Blocks of gradients, chosen by what they do to the loss (TASC)."""
 
-    made_by: ClassVar[str] = "executors.tasc:BlockSparseExecutor"
+    made_by: ClassVar[str] = "executors.block_sparse:BlockSparseExecutor"
     selection: Selection = field(default_factory=Selection)
     feedback: Literal["worker", "difference"] = "worker"
     """Whether the worker keeps what is not sent, or sends differences to an estimate that all keep (EF21)."""
@@ -132,7 +132,7 @@ class BlockSparse(Exchange):
 class LowRank(Exchange):
     """Products of two thin matrices, with error feedback on the worker (PowerSGD)."""
 
-    made_by: ClassVar[str] = "executors.powersgd:LowRankExecutor"
+    made_by: ClassVar[str] = "executors.low_rank:LowRankExecutor"
     rank: int = 4
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ __all__ = ["CompressedMomentum", "DecoupledMomentum"]
 class DecoupledMomentum(Exchange):
     """Largest coefficients of each rank's own momentum, which keeps the others (DeMo)."""
 
-    made_by: ClassVar[str] = "executors.demo:DecoupledMomentumExecutor"
+    made_by: ClassVar[str] = "executors.decoupled_momentum:DecoupledMomentumExecutor"
     codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="dct"))
     momentum: float = 0.999
     signed: bool = True
@@ -37,7 +37,7 @@ class DecoupledMomentum(Exchange):
 class CompressedMomentum(Exchange):
     """Exact gradients while the variance settles, then a momentum in few bits (1-bit Adam)."""
 
-    made_by: ClassVar[str] = "executors.onebit_adam:CompressedMomentumExecutor"
+    made_by: ClassVar[str] = "executors.compressed_momentum:CompressedMomentumExecutor"
     beta: float
     """Decay of the momentum: beta_1 of the optimizer."""
     warmup_steps: int

@@ -26,7 +26,7 @@ class Placement:
 class ShardedOptimizer(Exchange):
     """Gradients to the owner of their parameter, who alone steps it and sends new weights to all (ZeRO, stage 1)."""
 
-    made_by: ClassVar[str] = "executors.owner:OwnerExecutor"
+    made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
     codec: CodecSpec | None = None
     """In how many bits gradients travel; weights travel as they are."""
     placement: Placement = field(default_factory=Placement)
@@ -52,7 +52,7 @@ class ShardedOptimizer(Exchange):
 class ParameterServer(Exchange):
     """Gradients to their owners as they come, and ranks at steps of their own (stale synchronous parallel)."""
 
-    made_by: ClassVar[str] = "executors.owner:OwnerExecutor"
+    made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
     staleness: int = 1
     """How many steps a rank may be ahead of the slowest, and its weights behind."""
     placement: Placement = field(default_factory=Placement)

@@ -91,7 +91,7 @@ class CodedGossip(Exchange):
 class LocalSteps(Exchange):
     """Steps alone; then the mean change of the weights goes to an outer optimizer (local SGD, DiLoCo)."""
 
-    made_by: ClassVar[str] = "executors.local:LocalStepsExecutor"
+    made_by: ClassVar[str] = "executors.local_steps:LocalStepsExecutor"
     period: int
     """Steps from one exchange to the next."""
     averaging: Exchange = field(default_factory=AllReduce)
