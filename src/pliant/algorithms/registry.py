@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from pliant.algorithms import combining, gradients, weights
+from pliant.algorithms import combining, gradients, shards, weights
 from pliant.algorithms.given import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
@@ -84,6 +84,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "sparse_loco": Row(make=weights.sparse_loco),
         "async_average": Row(make=weights.async_average),
         "post_local_sgd": Row(make=weights.post_local_sgd, bare=False),
+        "sharded": Row(make=shards.sharded, bare=False),
         "every": Row(make=combining.every, bare=False),
         "after": Row(make=combining.after, bare=False),
         "between_hosts": Row(make=combining.between_hosts, bare=False),
@@ -181,6 +182,7 @@ def named(name: str, optimizer: HasGroups | None = None) -> Exchange:
 
 _EXAMPLES = {
     "post_local_sgd": "post_local_sgd(warmup_steps=100)",
+    "sharded": "sharded(gradients=int4, weights=differences(int4))",
     "every": "every(2, qsgd)",
     "after": "after(100, bf16, then=onebit)",
     "between_hosts": "between_hosts(int4)",

@@ -9,7 +9,7 @@ from pliant.algorithms.base import Deferred
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
 from pliant.comm.ddp_private import after_backward, in_backward
-from pliant.engine.exchange import GradientExchange
+from pliant.engine.exchange import GradientExchange, NonFiniteGradientError
 from pliant.engine.front import ReadyBucket, finish
 from pliant.engine.lane import CommThread, TaskHandle
 from pliant.engine.lossscale import LossScale
@@ -74,13 +74,16 @@ class Arrivals:
         """Go on where a saved run stood; the next passes are laid out in its buckets."""
         self.step, self.turn, self.as_saved = resumed.step, resumed.turn, resumed.layout
 
-    def receive(self, arrival: ReadyBucket) -> None:
-        """Take a bucket whose gradients are complete. Runs in the autograd thread."""
+    def begin(self) -> None:
+        """Note that a pass hands over gradients, unless it has done so before. Runs in the autograd thread."""
         if not self._begun:
-            self.broken_off = True
+            self._begun = self.broken_off = True
             self._weight = self.source.meet()
             self.follow_scale()
-        self._begun = not arrival.last
+
+    def receive(self, arrival: ReadyBucket) -> None:
+        """Take a bucket whose gradients are complete. Runs in the autograd thread."""
+        self.begin()
         self._held.append(arrival)
         if self.source.looks_for_unused:
             self._of_pass.append(arrival)
@@ -92,17 +95,30 @@ class Arrivals:
                 for each in held:
                     self._submit(each)
         if arrival.last:
-            self.source.completed()
-            self.turn += 1
-            rests, self._rests = self._rests, []
-            self._lane.submit(self._exchanger.end_pass)
-            self._lane.submit_all(rests, step=self.step)
+            self.complete()
             if in_backward():  # when the whole of it is done, before DDP hands the buckets over
                 after_backward(self._wait)
             else:  # DDP's join() stands in for the backward pass of a rank that has run out of batches
                 self._wait()
                 self.broken_off = False
                 self._raise_refusal()
+
+    def complete(self) -> None:
+        """Note that a pass has handed over its last gradients."""
+        self._begun = False
+        self.source.completed()
+        self.turn += 1
+        rests, self._rests = self._rests, []
+        self._lane.submit(self._exchanger.end_pass)
+        self._lane.submit_all(rests, step=self.step)
+
+    def end_pass(self) -> NonFiniteGradientError | None:
+        """Wait for what a completed pass has handed over; return, once, why its gradients must not be used."""
+        with self._trial.noting(), self._tape.waiting():
+            if self._handed_over is not None:
+                self._handed_over.wait()
+        self.broken_off = False
+        return self._exchanger.take_refusal()
 
     def follow_scale(self) -> None:
         """Bring what is kept of gradients into the scale of now."""

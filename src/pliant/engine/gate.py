@@ -12,6 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.comm.base import Comm
+from pliant.engine.sharded_model import ShardedModel, sharded_model
 from pliant.engine.together import Together, as_one
 
 __all__ = [
@@ -49,6 +51,8 @@ class RelaxedModel:
     """Who trains it: the DDP's, or what relax() was given; None for an elastic run, which makes its own."""
     wrapped_here: bool = False
     """Whether the DDP was made by relax()."""
+    sharded: ShardedModel | None = None
+    """Parameter groups and shards of a model under fully_shard or replicate(); None where parameters are whole."""
 
     def wrap(self, group: ProcessGroup | None) -> None:
         """Put a plain module into a DDP, which is to be called from now on. Collective."""
@@ -63,12 +67,19 @@ class RelaxedModel:
     @property
     def steppers(self) -> dict[int, Optimizer]:
         """Parameter's id -> the optimizer that now holds it."""
-        return {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        found = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        return found if self.sharded is None else self.sharded.steppers(found)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Name -> parameter, of those that are trained."""
+        """Name -> parameter, of those that are trained; of a sharded model this rank's part of it."""
+        if self.sharded is not None:
+            return self.sharded.shards
         return {name: p for name, p in named_tensors(self.module) if p.requires_grad}
+
+    def replicas(self, comm: Comm) -> Comm:
+        """Return the comm of the ranks that hold the same parameters: all, unless the model is sharded."""
+        return comm if self.sharded is None else self.sharded.replica_comm
 
 
 def take(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> RelaxedModel:
@@ -87,7 +98,9 @@ def take(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Relaxe
     optimizers = [innermost(each) for each in given]
     outer = without_wrappers(model)
     ddp = outer if isinstance(outer, DistributedDataParallel) else None
-    held = RelaxedModel(called=model, ddp=ddp, module=module_of(model), optimizer=as_one(optimizers))
+    module = module_of(model)
+    sharded = sharded_model(module, lambda: dict(named_tensors(module)))
+    held = RelaxedModel(called=model, ddp=ddp, module=module, optimizer=as_one(optimizers), sharded=sharded)
     _refuse_models(held)
     _refuse_optimizers(held)
     return held
@@ -166,7 +179,8 @@ def innermost(held: Any) -> Optimizer:
 
 def _refuse_models(held: RelaxedModel) -> None:
     parameters = held.parameters
-    _refuse_sharded(held.module)
+    if held.sharded is None:
+        _refuse_sharded(held.module)
     if not parameters:
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
     for name, parameter in named_tensors(held.module):
@@ -207,9 +221,9 @@ def _refuse_sharded(module: nn.Module) -> None:
         if dtensor is not None and isinstance(parameter, dtensor):
             sharded: Any = parameter
             raise ValueError(
-                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by fully_shard (FSDP2), "
-                "replicate or tensor parallelism, but relax() exchanges parameters that are whole on every rank; wrap "
-                "the module in DistributedDataParallel instead."
+                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by tensor parallelism or "
+                "distribute_tensor, but no module is under fully_shard or replicate, so that nobody exchanges its "
+                "gradients among data-parallel ranks; call fully_shard(model, mesh=...) over their dimension."
             )
 
 

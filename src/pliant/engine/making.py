@@ -125,7 +125,7 @@ class ExecutorBuilder:
         self._steppers = held.steppers
         self._parameters: Mapping[str, Tensor] = held.parameters
         self._device = next(iter(self._parameters.values())).device
-        self._comms = Comms(tape.comm)
+        self._comms = Comms(held.replicas(tape.comm))
         self._hosts = hosts
         self._nonfinite: NonFinite = nonfinite
         self._tape, self._lane, self._agreement = tape, lane, agreement

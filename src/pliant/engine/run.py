@@ -15,6 +15,7 @@ from pliant.engine.doing import LEAVING, Doing, layout_hash
 from pliant.engine.ending import tell_destroyed
 from pliant.engine.exchange import NonFinite
 from pliant.engine.felt import Curvature
+from pliant.engine.front_end import gradient_source
 from pliant.engine.gate import RelaxedModel, release
 from pliant.engine.joining import Joining
 from pliant.engine.keeping import KeepsState
@@ -22,7 +23,6 @@ from pliant.engine.lane import CommThread
 from pliant.engine.making import ExecutorBuilder
 from pliant.engine.means import join, mean_model
 from pliant.engine.parts import Part
-from pliant.engine.sources import gradient_source
 from pliant.engine.start import steps_taken
 from pliant.engine.stats import RunStats
 from pliant.engine.stepping import Stepping, refuse_turns
@@ -49,7 +49,7 @@ class Run(KeepsState, SwitchesPlans):
     ) -> None:
         self._held, self.model, self.optimizer = held, held.called, held.optimizer
         self._module, self._parameters, self._comm = held.module, held.parameters, comm
-        self._agreement = ReplicaCheck(agreement_every, comm)
+        self._agreement = ReplicaCheck(agreement_every, held.replicas(comm))
         self._device = next(iter(self._parameters.values())).device
         self.tape = Tracer(self._device, comm)
         self.tape.ending.watch(self)
@@ -64,7 +64,9 @@ class Run(KeepsState, SwitchesPlans):
         self._arrivals = Arrivals(self._lane, self.tape, self.trial)
         self._arrivals.step = steps_taken(held.optimizer)
         joining = Joining(comm, self._lane, held.optimizers, self._arrivals, self._keeps_from_joining)
-        self._source = self._arrivals.source = gradient_source(held, self._arrivals, self._begin_pass, joining)
+        self._source = self._arrivals.source = gradient_source(
+            held, self._arrivals, self._begin_pass, joining, self._lane, self.tape
+        )
         self._put_in_force(plan, made)
         self._stepping = Stepping(
             held.optimizer,

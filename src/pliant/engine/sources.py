@@ -9,13 +9,12 @@ from torch.optim import Optimizer
 
 from pliant.comm.ddp_private import in_backward
 from pliant.engine.front import DDPHook, ReadyBucket, attach
-from pliant.engine.gate import RelaxedModel
 from pliant.engine.joining import Joining
 from pliant.engine.parts import Part
 from pliant.engine.watch import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
 
-__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "gradient_source"]
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource"]
 
 
 class GradientReceiver(Protocol):
@@ -23,6 +22,20 @@ class GradientReceiver(Protocol):
 
     broken_off: bool
     """Whether a pass has begun that did not come to its end."""
+    step: int
+    """Optimizer steps made."""
+
+    def begin(self) -> None:
+        """Note that a pass hands over gradients; `receive` does so by itself."""
+        ...
+
+    def complete(self) -> None:
+        """Note that a pass has handed over its last gradients, where no bucket says that it is the last."""
+        ...
+
+    def end_pass(self) -> Exception | None:
+        """Wait for what a completed pass has handed over; return, once, why its gradients must not be used."""
+        ...
 
     def receive(self, arrival: ReadyBucket) -> None:
         """Take a bucket whose gradients are complete."""
@@ -171,21 +184,3 @@ class DDPSource(GradientSource):
         if self._receiver.broken_off:
             self._hook.renew(self._ddp)
         self._watch.close()
-
-
-def gradient_source(
-    held: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: Joining
-) -> GradientSource:
-    """Return who hands over the gradients of a model.
-
-    Args:
-        held: The model.
-        receiver: Who takes them.
-        begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
-        joining: State of ranks of which some have no batches left.
-
-    """
-    if held.ddp is None:
-        return GradientSource()
-    watch = UnusedParameterCheck(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)
-    return DDPSource(held.ddp, receiver, watch, joining)

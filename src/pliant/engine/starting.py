@@ -65,12 +65,14 @@ def start_run(
     claim(held)
     comm, run = None, None
     try:
-        if held.ddp is None and not plan.leaves_gradients:
+        if held.ddp is None and held.sharded is None and not plan.leaves_gradients:
             held.wrap(group)
         own_comm = own_group(held.group, timeout_s, start_timeout_s)
         comm = RecordedComm(own_comm)
         require_plan(plan, comm, device)
-        if comm.size > 1:
+        if held.sharded is not None:
+            held.sharded.connect(comm)
+        elif comm.size > 1:
             broadcast_tensors([*held.module.parameters(), *held.module.buffers()], comm)
             broadcast_optimizer(held.optimizer, comm, device)
         if held.ddp is not None:
