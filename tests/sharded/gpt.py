@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 WIDTH, VOCABULARY, LENGTH = 32, 48, 12
 

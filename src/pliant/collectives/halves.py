@@ -116,6 +116,18 @@ class FromOwners:
         own = self.payloads[self._comm.rank][k]
         return self._comm.exchange([(peer, own) for peer in self._peers], [])
 
+    def swap(self, x: Tensor, seed: int) -> None:
+        """Encode this owner's pieces of x, float32 (numel,), and receive the payloads of all others.
+
+        The seed is the same on all ranks.
+        """
+        rank, posted, sent = self._comm.rank, self.post(), list[Work]()
+        for k, piece in enumerate(self._parts[rank]):
+            self._codec.encode(piece.of(x), self.payloads[rank][k], seed + rank + 1)
+            sent.append(self.send(k))
+        for work in (*(each for works in posted.values() for each in works), *sent):
+            work.wait()
+
     def decode(self, posted: dict[int, list[Work]], x: Tensor, *, add: bool = False) -> None:
         """Decode all others' pieces over x, float32 (numel,), or add them to it, as they come."""
         for k in range(max(len(part) for part in self._parts)):

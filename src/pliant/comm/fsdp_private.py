@@ -4,10 +4,13 @@ A module under `fully_shard` or `replicate` has parameter groups, one for each c
 reduces its gradients in one go. torch 2.11 has one group in a module, torch 2.13 may have several.
 """
 
+import copy
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -72,6 +75,8 @@ class ParamGroup:
     def __init__(self, raw: Any, module: Any, name: str) -> None:
         self.raw, self.module, self.name = raw, module, name or "the model itself"
         self._before = raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info
+        self.alone: ProcessGroup | None = None
+        """A group of this rank alone, where replicas average through a hook."""
         self._prefetched = module._get_fsdp_state()._states_to_forward_prefetch
 
     # - Parameters
@@ -96,6 +101,16 @@ class ParamGroup:
             return padded.numel()
         left = parameter._orig_size[0] - rank * padded[0]
         return padded[1:].numel() * max(0, min(padded[0], left))
+
+    @property
+    def gathered_dtypes(self) -> set[torch.dtype]:
+        """Types in which weights are gathered; more than one if parameters differ."""
+        return {each.param_dtype or each.orig_dtype for each in self.raw.fsdp_params}
+
+    @property
+    def has_extensions(self) -> bool:
+        """Whether a parameter says itself what of it is gathered, as torchao's float8 weights do."""
+        return any(hasattr(each._sharded_local_tensor, "fsdp_pre_all_gather") for each in self.raw.fsdp_params)
 
     # - Who takes part
 
@@ -151,14 +166,39 @@ class ParamGroup:
                 "place; leave it out."
             )
 
+    @property
+    def torch_gather(self) -> Any:
+        """The gather that was there before."""
+        return self._before[0]
+
     def install(self, gather: Any, scatter: Any, hook: GradientHook | None) -> None:
-        """Let the group gather, reduce and average through these; None leaves a place to torch."""
-        if gather is not None:
-            self.raw._all_gather_comm = gather
-        if scatter is not None:
-            self.raw._reduce_scatter_comm = scatter
-        if hook is not None:
-            self.raw._all_reduce_hook = hook
+        """Let the group gather, reduce and average through these; None gives a place back to torch."""
+        raw, (before_gather, before_scatter, before_hook, info) = self.raw, self._before
+        raw._all_gather_comm = before_gather if gather is None else gather
+        raw._reduce_scatter_comm = before_scatter if scatter is None else scatter
+        raw._all_reduce_hook = before_hook if hook is None else hook
+        self._set_mesh(info if hook is None else self._without_replicas())
+
+    def _without_replicas(self) -> Any:
+        """Return how the group is divided, without the dimension among which torch would average reduced shards."""
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+        info = self._before[3]
+        if info.shard_mesh_dim is None:  # replicate(): a sum over this rank alone
+            alone = copy.copy(info)
+            alone.replicate_process_group = self.alone
+            return alone
+        own: dict[str, Any] = {
+            each.name: getattr(info, each.name) for each in dataclasses.fields(FSDPMeshInfo) if each.init
+        }
+        shards = FSDPMeshInfo(**{**own, "replicate_mesh_dim": None})
+        shards.reduce_scatter_process_group = getattr(info, "reduce_scatter_process_group", None)
+        return shards
+
+    def _set_mesh(self, info: Any) -> None:
+        if self.raw.post_forward_mesh_info is self.raw.mesh_info:  # what they are compared by
+            self.raw.post_forward_mesh_info = info
+        self.raw.mesh_info = info
 
     def prefetch(self, following: "ParamGroup") -> None:
         """Let the module gather that of another before its own forward pass, unless the user has said which."""
@@ -167,8 +207,7 @@ class ParamGroup:
 
     def restore(self) -> None:
         """Put everything back as it was found."""
-        raw = self.raw
-        raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info = self._before
+        self.install(None, None, None)
         self.module._get_fsdp_state()._states_to_forward_prefetch = self._prefetched
 
 

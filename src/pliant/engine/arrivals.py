@@ -112,12 +112,8 @@ class Arrivals:
         self._lane.submit(self._exchanger.end_pass)
         self._lane.submit_all(rests, step=self.step)
 
-    def end_pass(self) -> NonFiniteGradientError | None:
-        """Wait for what a completed pass has handed over; return, once, why its gradients must not be used."""
-        with self._trial.noting(), self._tape.waiting():
-            if self._handed_over is not None:
-                self._handed_over.wait()
-        self.broken_off = False
+    def take_refusal(self) -> NonFiniteGradientError | None:
+        """Return, once, why gradients that were exchanged must not be used; with the lane drained."""
         return self._exchanger.take_refusal()
 
     def follow_scale(self) -> None:
@@ -136,8 +132,11 @@ class Arrivals:
         if not self._exchanger.knows(arrival.index, arrival.names):
             self._lane.drain()  # what is on its way writes into the state that is about to move
         bucket = self._exchanger.laid_out(arrival.index, arrival.names, arrival.shapes, arrival.buffer)
-        bad = self._exchanger.inspect(bucket, arrival.buffer)  # here, since the lane may be what everybody waits for
+        # Here, since the lane may be what everybody waits for; unless it is the lane that puts gradients there.
+        bad = self._exchanger.inspect(bucket, arrival.buffer) if arrival.filled else -1
         exchanger, step, turn, rests, weight = self._exchanger, self.step, self.turn, self._rests, self._weight
+        if bucket.stays(step) and not arrival.filled:
+            return  # they stay where they are; who hands them over looks at them
         if bucket.stays(step):
             self.overflowed |= self.scale.is_sought and not arrival.buffer.is_sparse and not all_finite(arrival.buffer)
             exchanger.refuse(bucket, bad)
@@ -145,7 +144,8 @@ class Arrivals:
             return
 
         def task() -> None:
-            rests.extend(exchanger.run(bucket, arrival.buffer, bad, step=step, turn=turn))
+            found = bad if arrival.filled else exchanger.inspect(bucket, arrival.buffer)
+            rests.extend(exchanger.run(bucket, arrival.buffer, found, step=step, turn=turn))
             if weight != 1.0:
                 arrival.buffer.mul_(weight)
 

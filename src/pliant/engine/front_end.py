@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from pliant.engine.arrivals import Arrivals
+from pliant.engine.exchange import NonFinite
 from pliant.engine.gate import RelaxedModel
 from pliant.engine.joining import Joining
 from pliant.engine.lane import CommThread
@@ -20,6 +21,7 @@ def gradient_source(
     joining: Joining,
     comm_thread: CommThread,
     tracer: Tracer,
+    nonfinite: NonFinite,
 ) -> GradientSource:
     """Return who hands over the gradients of a model.
 
@@ -30,12 +32,13 @@ def gradient_source(
         joining: State of ranks of which some have no batches left.
         comm_thread: Where gradients are exchanged.
         tracer: Where waiting is noted.
+        nonfinite: What to do about gradients that are not finite.
 
     """
     if held.sharded is not None:
         from pliant.engine.sharded_source import ShardedSource  # only here: what it rests on takes long to import
 
-        return ShardedSource(held.sharded, held.module, receiver, comm_thread, tracer, begins)
+        return ShardedSource(held.sharded, held.module, receiver, comm_thread, tracer, begins, nonfinite)
     if held.ddp is None:
         return GradientSource()
     watch = UnusedParameterCheck(held.ddp, held.parameters, begins, wrapped_here=held.wrapped_here)

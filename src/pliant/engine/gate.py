@@ -12,9 +12,11 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.algorithms.shards import for_shards
 from pliant.comm.base import Comm
 from pliant.engine.sharded_model import ShardedModel, sharded_model
 from pliant.engine.together import Together, as_one
+from pliant.spec import SyncPlan
 
 __all__ = [
     "RelaxedModel",
@@ -76,6 +78,20 @@ class RelaxedModel:
         if self.sharded is not None:
             return self.sharded.shards
         return {name: p for name, p in named_tensors(self.module) if p.requires_grad}
+
+    def require_whole(self, what: str, cure: str) -> None:
+        """Raise ValueError for a model that is divided among ranks, if something needs whole parameters."""
+        if self.sharded is not None:
+            raise ValueError(f"{what}, but this one is divided among ranks by fully_shard or replicate(); {cure}.")
+
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """The optimizer, as it looks for this rank's parts of the parameters."""
+        return self.optimizer if self.sharded is None else self.sharded.view_of(self.optimizer)
+
+    def resolve(self, plan: SyncPlan) -> SyncPlan:
+        """Return what a plan means for this model; a sharded one's says what its shards and its replicas do."""
+        return plan if self.sharded is None else for_shards(plan, has_replicas=self.sharded.has_replicas)
 
     def replicas(self, comm: Comm) -> Comm:
         """Return the comm of the ranks that hold the same parameters: all, unless the model is sharded."""

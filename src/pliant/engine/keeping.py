@@ -90,6 +90,9 @@ class KeepsState(CountsSkips):
             ValueError: On all ranks, if the scheduler, say, keeps something that is neither a tensor nor plain data.
 
         """
+        self._held.require_whole(
+            "save() writes whole models", "give run.state_dict() to torch.distributed.checkpoint.save beside the model"
+        )
         own = self.state_dict()
         shared = {
             "model": {plain_name(name): value for name, value in self._module.state_dict().items()},
@@ -142,6 +145,6 @@ class KeepsState(CountsSkips):
             plan=self.plan,
             comm=self._comm,
             module=self._module,
-            optimizer=self._held.optimizer,
+            optimizer=self._held.local_optimizer,
             parameters=self._held.parameters,
         )

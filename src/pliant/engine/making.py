@@ -26,6 +26,7 @@ from pliant.engine.owned import OwnerStep
 from pliant.engine.owners import Owners, Servers
 from pliant.engine.parts import Part
 from pliant.engine.served import ServerThreads
+from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.engine.store import AlgorithmState
 from pliant.engine.tape import Tracer
 from pliant.engine.torchrun import hosts_from_torchrun
@@ -121,7 +122,7 @@ class ExecutorBuilder:
         self._held, self._module, self._layers = held, held.module, owner_classes(held.module)
         self.curvature = Curvature()
         """What was felt of the loss, under whichever plan."""
-        self._optimizer = held.optimizer
+        self._optimizer = held.local_optimizer
         self._steppers = held.steppers
         self._parameters: Mapping[str, Tensor] = held.parameters
         self._device = next(iter(self._parameters.values())).device
@@ -143,11 +144,14 @@ class ExecutorBuilder:
         self._steppers = self._held.steppers
         nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
         if any(node.needs_hosts for node in nodes.values()):
+            self._held.require_whole("the plan has two levels of ranks", "let a mesh of two dimensions be the levels")
             self._know_hosts()
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         self._place(store)
         felt = felt_in(store, self._steppers)
+        if felt is not None:
+            self._held.require_whole("the plan looks at the curvature of a whole model", "set power=0")
         if old is not None:
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.exchanger.store, old.exchanger.owed)
@@ -167,7 +171,18 @@ class ExecutorBuilder:
             exchanger.dial = controller.dial
         if old is not None:
             old.close()
-        return PlanExecutor(exchanger=exchanger, owners=owners, served=served, beside=(*weights, *controllers, *looks))
+        shards = self._make_shards(nodes, old)
+        beside = (*shards, *weights, *controllers, *looks)
+        return PlanExecutor(exchanger=exchanger, owners=owners, served=served, beside=beside)
+
+    def _make_shards(self, nodes: Mapping[str, Exchange], old: PlanExecutor | None) -> list[ShardExchanges]:
+        """Return what moves the shards of a sharded model, with what the one before owes."""
+        if self._held.sharded is None:
+            return []
+        shards = ShardExchanges(self._held.sharded, nodes, checks=self._nonfinite == "raise")
+        for before in [] if old is None else old.of(ShardExchanges):
+            shards.adopt(before)
+        return [shards]
 
     def _make_monitor(
         self, felt: CurvatureRequest | None, old: PlanExecutor | None, step: int

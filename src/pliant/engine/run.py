@@ -1,5 +1,6 @@
 """A run: one model, one optimizer, one plan in force."""
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -65,7 +66,7 @@ class Run(KeepsState, SwitchesPlans):
         self._arrivals.step = steps_taken(held.optimizer)
         joining = Joining(comm, self._lane, held.optimizers, self._arrivals, self._keeps_from_joining)
         self._source = self._arrivals.source = gradient_source(
-            held, self._arrivals, self._begin_pass, joining, self._lane, self.tape
+            held, self._arrivals, self._begin_pass, joining, self._lane, self.tape, nonfinite
         )
         self._put_in_force(plan, made)
         self._stepping = Stepping(
@@ -158,7 +159,7 @@ class Run(KeepsState, SwitchesPlans):
             exchange_s=busy_s,
             codec_s=max(0.0, busy_s - self._comm.wait_s),
             consensus_distance=of_parts.get("consensus_distance", 0.0),
-            residual_norm=self._exchanger.store.norm("residual"),
+            residual_norm=math.hypot(self._exchanger.store.norm("residual"), of_parts.get("residual_norm", 0.0)),
             last_agreement_step=self._agreement.last_step,
             curvature_s=self.curvature.seconds,
             ratio=of_parts.get("ratio", 0.0),
@@ -169,6 +170,8 @@ class Run(KeepsState, SwitchesPlans):
 
         The mean over ranks of parameters and floating-point buffers where they differ, else rank 0's. Nothing changes.
         """
+        cure = "use torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True"
+        self._held.require_whole("consolidate() returns a whole model", cure)
         self.catch_up()
         self._lane.drain()
         for served in self._made.served:
@@ -179,6 +182,14 @@ class Run(KeepsState, SwitchesPlans):
         """Say how much this rank has done since it last said so, such as samples: for plans that weigh ranks by it."""
         for part in self._parts:
             part.report_work(work)
+
+    def weights_changed(self) -> None:
+        """Say that weights of a sharded model were written by hand, on all ranks, so that they are gathered anew."""
+        self._source.weights_changed()
+
+    def explain(self) -> str:
+        """Return the plan in force, and what it keeps on this rank. No communication."""
+        return "\n".join([str(self.plan), *(told for part in self._parts if (told := part.explain()))])
 
     def close(self) -> None:
         """Finish what is in flight and remove every hook; the model is then an ordinary DDP model again.
@@ -213,7 +224,8 @@ class Run(KeepsState, SwitchesPlans):
         self._lane.drain()
         self._made.hand_back(self._arrivals.step)
         nodes = self._exchanger.store.nodes.items()
-        join([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
+        apart = [self._parameters[n] for n, node in nodes if node.exchanges_weights]
+        join(apart, self._held.local_optimizer, self._held.replicas(self._comm))
 
     def _let_go(self, *, broken: bool = False) -> None:
         """End what is local; a run that is broken off hangs up first, so that nobody waits, here or elsewhere."""

@@ -15,11 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pliant.codecs import first_nonfinite
 from pliant.comm.fsdp_private import ParamGroup
 from pliant.engine.alike import meanwhile
+from pliant.engine.front import ReadyBucket
 from pliant.engine.lane import CommThread, TaskHandle
+from pliant.engine.shard_groups import GroupGather, GroupScatter
+from pliant.engine.sharded_findings import FINITE, Finding
+from pliant.engine.sources import GradientReceiver
 
-__all__ = ["GatherHook", "GatherWork", "ReduceScatterHook", "Submitter"]
+__all__ = ["GatherHook", "GatherWork", "ReduceScatterHook", "ReplicaHook", "Submitter"]
 
 
 class Submitter:
@@ -27,23 +32,37 @@ class Submitter:
 
     Args:
         comm_thread: Runs them.
-        step: Says how many optimizer steps are complete.
+        receiver: Counts steps and passes.
         begin: Called when a pass hands over a gradient.
 
     """
 
-    def __init__(self, comm_thread: CommThread, step: Callable[[], int], begin: Callable[[], None]) -> None:
-        self._comm_thread, self._step, self.begin = comm_thread, step, begin
+    def __init__(self, comm_thread: CommThread, receiver: GradientReceiver, begin: Callable[[], None]) -> None:
+        self._comm_thread, self._receiver, self._begin = comm_thread, receiver, begin
 
-    def submit(self, name: str, what: str, task: Callable[[int], None]) -> TaskHandle:
-        """Queue a task, which is given the step; name and what it does stand in its errors and in timelines."""
-        step = self._step()
+    @property
+    def step(self) -> int:
+        """Optimizer steps made."""
+        return self._receiver.step
+
+    def begin_exchange(self) -> int:
+        """Note that a pass hands over gradients; return the number of passes before it."""
+        self._begin()
+        return self._receiver.turn
+
+    def submit(self, name: str, what: str, task: Callable[[], None]) -> TaskHandle:
+        """Queue a task; name and what it exchanges stand in its errors and in timelines."""
+        step = self.step
 
         def run() -> None:
-            with meanwhile(f"{what} of {name} in step {step}"):
-                task(step)
+            with meanwhile(f"exchanging {what} of {name} in step {step}"):
+                task()
 
         return self._comm_thread.submit(run, name=f"{what} of {name}", step=step)
+
+    def drain(self) -> None:
+        """Wait until all tasks are done."""
+        self._comm_thread.drain()
 
 
 class GatherWork(dist.Work):
@@ -69,14 +88,12 @@ class ReduceScatterHook:
     Args:
         group: Whose gradients.
         submitter: Where the task goes.
-        exchange: Fills the output, (numel,), from the input, (size, numel), of a step.
+        exchange: Its part of the plan in force.
 
     """
 
-    def __init__(
-        self, group: ParamGroup, submitter: Submitter, exchange: Callable[[Tensor, Tensor, int], None], wide: bool
-    ) -> None:
-        self._group, self._submitter, self._exchange, self._wide = group, submitter, exchange, wide
+    def __init__(self, group: ParamGroup, submitter: Submitter, exchange: GroupScatter) -> None:
+        self._group, self._submitter, self._exchange = group, submitter, exchange
         self._calls = 0
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -86,7 +103,7 @@ class ReduceScatterHook:
         coded is in float32.
         """
         self._calls += 1
-        of_input = torch.float32 if self._wide else dtype
+        of_input = torch.float32 if self._exchange.wide else dtype
         wanted = of_input if self._calls % 2 else self._group.raw._orig_dtype or dtype
         return torch.empty(*size, dtype=wanted, device=device)
 
@@ -97,12 +114,9 @@ class ReduceScatterHook:
                 f"torch asks for {op} of the gradients of {self._group.name!r}, as after set_gradient_divide_factor, "
                 "but a relaxed run exchanges means; scale the loss instead."
             )
-        self._submitter.begin()
-        parts = input_tensor.view(-1, output_tensor.numel())  # (size, numel)
-        exchange = self._exchange
-        handle = self._submitter.submit(
-            self._group.name, "the gradients", lambda step: exchange(output_tensor, parts, step)
-        )
+        rows, exchange = input_tensor.view(-1, output_tensor.numel()), self._exchange  # (size, numel)
+        seed = self._submitter.begin_exchange() << 32
+        handle = self._submitter.submit(self._group.name, "the gradients", lambda: exchange(output_tensor, rows, seed))
         if self._group.reads_at_once(op):
             handle.wait()
 
@@ -113,13 +127,16 @@ class GatherHook:
     Args:
         group: Whose weights.
         submitter: Where the task goes.
-        gather: Fills the rows, (size, numel), of which this rank's own is there.
+        exchange: Its part of the plan in force.
+        changes: Counts the moments at which weights may have changed.
 
     """
 
-    def __init__(self, group: ParamGroup, submitter: Submitter, gather: Callable[[Tensor], None]) -> None:
-        self._group, self._submitter, self._gather = group, submitter, gather
-        self._own, self._torch = group.shard_group, group.raw._all_gather_comm
+    def __init__(
+        self, group: ParamGroup, submitter: Submitter, exchange: GroupGather, changes: Callable[[], int]
+    ) -> None:
+        self._group, self._submitter, self._exchange, self._changes = group, submitter, exchange, changes
+        self._own, self._torch = group.shard_group, group.torch_gather
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the output, of which the input is a part."""
@@ -129,5 +146,79 @@ class GatherHook:
         """Queue the gather, and return what to wait for."""
         if group is not self._own:  # reshard_after_forward=4, say, gathers inside a host in backward
             return self._torch(output_tensor, input_tensor, group, async_op)
-        rows, gather = output_tensor.view(group.size(), -1), self._gather
-        return GatherWork(self._submitter.submit(self._group.name, "the weights", lambda _: gather(rows)))
+        rows, exchange, changes = output_tensor.view(group.size(), -1), self._exchange, self._changes()
+        seed = self._submitter.step << 32
+        return GatherWork(
+            self._submitter.submit(self._group.name, "the weights", lambda: exchange(rows, changes, seed))
+        )
+
+
+class ReplicaHook:
+    """What replicas do with the reduced gradients of one parameter group, in place of torch's all-reduce.
+
+    Args:
+        group: Whose gradients.
+        submitter: Where the task goes.
+        names: Of the parameters in the reduced shard.
+        shapes: Of this rank's part of each.
+        spans: Where each lies in the reduced shard.
+        index: Of the group.
+        receive: Takes the bucket.
+        checks: Whether reduced gradients are looked at.
+
+    """
+
+    def __init__(
+        self,
+        group: ParamGroup,
+        submitter: Submitter,
+        names: tuple[str, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        spans: tuple[tuple[int, int], ...],
+        index: int,
+        receive: Callable[[ReadyBucket], None],
+        *,
+        checks: bool,
+    ) -> None:
+        self._group, self._submitter, self._receive, self._index = group, submitter, receive, index
+        self._names, self._shapes, self._spans = names, shapes, spans
+        self._numel = sum(stop - start for start, stop in spans)
+        self._checks, self.finding = checks, FINITE
+
+    def __call__(self, shard: Tensor) -> None:
+        """Queue the exchange behind the reduce-scatter, and wait for it only where torch reads the result at once."""
+        self._submitter.begin_exchange()
+        is_packed = self._numel == shard.numel()
+        buffer = shard if is_packed else torch.empty(self._numel, dtype=shard.dtype, device=shard.device)
+
+        def fill() -> None:
+            if self._checks and (bad := first_nonfinite(shard)) >= 0:
+                self.finding = Finding(kind="sum", at=bad)
+            for source, target in self._pairs(shard, buffer):
+                if not is_packed:
+                    target.copy_(source)
+
+        def take() -> None:
+            for target, source in self._pairs(shard, buffer):
+                target.copy_(source)
+
+        self._submitter.submit(self._group.name, "the reduced gradients", fill)
+        self._receive(
+            ReadyBucket(
+                index=self._index,
+                names=self._names,
+                shapes=self._shapes,
+                buffer=buffer,
+                last=False,
+                finish=(lambda: None) if is_packed else take,
+                filled=False,
+            )
+        )
+        if self._group.reads_at_once(None):
+            self._submitter.drain()
+
+    def _pairs(self, shard: Tensor, buffer: Tensor) -> list[tuple[Tensor, Tensor]]:
+        numels = [stop - start for start, stop in self._spans]
+        return [
+            (shard[start:stop], part) for (start, stop), part in zip(self._spans, buffer.split(numels), strict=True)
+        ]

@@ -1,7 +1,7 @@
 """A model under fully_shard, HSDP or replicate(), as a run sees it: parameter groups, and local shards by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from pliant.comm.base import Comm
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
 from pliant.comm.own import alone
+from pliant.engine.shard_optimizer import ShardOptimizer
 
 __all__ = ["ShardedModel", "sharded_model"]
 
@@ -41,9 +42,13 @@ class ShardedModel:
             _refuse_arithmetic(group)
         self._names = {id(parameter): name for name, parameter in names.items()}
         self.shards: dict[str, Tensor] = {
-            self.name_of(p): p._local_tensor.detach() for g in self.groups for p in g.parameters if p.requires_grad
+            self.name_of(p): p._local_tensor.detach().requires_grad_()
+            for g in self.groups
+            for p in g.parameters
+            if p.requires_grad
         }
         """Name -> this rank's part of a parameter that is trained; a view, so that writing changes the model."""
+        self._view: Optimizer | None = None
         if not self.shards:
             raise ValueError("no parameter under fully_shard requires a gradient, so there is nothing to exchange.")
         self._of_shard = {
@@ -54,11 +59,21 @@ class ShardedModel:
         """Return the full name of a sharded parameter."""
         return self._names[id(parameter)]
 
+    def names_of(self, group: ParamGroup) -> list[str]:
+        """Return the full names of a group's parameters, in its order."""
+        return [self.name_of(parameter) for parameter in group.parameters]
+
     @property
     def num_shards(self) -> int:
         """Ranks among which parameters are divided; 1 where they are whole."""
         group = self.groups[0].shard_group
         return 1 if group is None else group.size()
+
+    @property
+    def shard_rank(self) -> int:
+        """This rank among those; 0 where parameters are whole."""
+        group = self.groups[0].shard_group
+        return 0 if group is None else group.rank()
 
     @property
     def num_replicas(self) -> int:
@@ -76,6 +91,19 @@ class ShardedModel:
         found = {key: by_parameter.get(id(parameter)) for key, parameter in self._of_shard.items()}
         return {key: optimizer for key, optimizer in found.items() if optimizer is not None}
 
+    def view_of(self, optimizer: Optimizer) -> Optimizer:
+        """Return how an optimizer looks for this rank's shards; the same view each time."""
+        if self._view is None:
+            shards = {id(parameter): self.shards[self.name_of(parameter)] for parameter in self._of_shard.values()}
+            self._view = ShardOptimizer(optimizer, self._of_shard, shards)
+        return self._view
+
+    def equal_tensors(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return what ranks that hold the same shards begin with alike: shards, and what the optimizer has gathered."""
+        states = (self.view_of(optimizer).state.get(shard, {}) for shard in self.shards.values())
+        gathered = [value for state in states for _, value in sorted(state.items()) if isinstance(value, Tensor)]
+        return [*self.shards.values(), *gathered]
+
     def connect(self, comm: Comm) -> None:
         """Make groups of our own, in which nobody else's communication comes between. Collective over `comm`.
 
@@ -85,6 +113,10 @@ class ShardedModel:
         """
         self.shard_comm = _among(self.groups[0].shard_group, comm)
         self.replica_comm = _among(self.groups[0].replica_group, comm)
+        if self.has_replicas:
+            mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            for group in self.groups:
+                group.alone = cast(ProcessGroup, mine)
 
     def close(self) -> None:
         """Give all places back to torch."""
@@ -144,6 +176,12 @@ def _refuse_arithmetic(group: ParamGroup) -> None:
     dtypes = {(each.orig_dtype, each.reduce_dtype or each.param_dtype or each.orig_dtype) for each in trained}
     if len(dtypes) > 1:
         raise ValueError(f"the module {group.name!r} mixes the dtypes {dtypes}; give it one, or divide it in two.")
+    if len(group.gathered_dtypes) > 1 or group.has_extensions:
+        raise ValueError(
+            f"the module {group.name!r} gathers weights of several types ({group.gathered_dtypes}) or of a tensor "
+            "subclass that says what is gathered (fsdp_pre_all_gather), but relax() gathers one type as it is; divide "
+            "the module in two, or convert its parameters."
+        )
     if any(torch.float16 in pair for pair in dtypes):
         raise ValueError(
             f"the module {group.name!r} reduces gradients in float16, whose sums overflow, so that torch scales them "

@@ -1,6 +1,6 @@
 """Sources of gradients: who hands a backward pass over to a run, and is told what became of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -12,9 +12,9 @@ from pliant.engine.front import DDPHook, ReadyBucket, attach
 from pliant.engine.joining import Joining
 from pliant.engine.parts import Part
 from pliant.engine.watch import UnusedParameterCheck
-from pliant.spec import Exchange, SyncPlan
+from pliant.spec import Exchange, Sharded, SyncPlan
 
-__all__ = ["DDPSource", "GradientReceiver", "GradientSource"]
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "require_whole"]
 
 
 class GradientReceiver(Protocol):
@@ -24,6 +24,8 @@ class GradientReceiver(Protocol):
     """Whether a pass has begun that did not come to its end."""
     step: int
     """Optimizer steps made."""
+    turn: int
+    """Backward passes exchanged."""
 
     def begin(self) -> None:
         """Note that a pass hands over gradients; `receive` does so by itself."""
@@ -33,8 +35,8 @@ class GradientReceiver(Protocol):
         """Note that a pass has handed over its last gradients, where no bucket says that it is the last."""
         ...
 
-    def end_pass(self) -> Exception | None:
-        """Wait for what a completed pass has handed over; return, once, why its gradients must not be used."""
+    def take_refusal(self) -> Exception | None:
+        """Return, once, why gradients that were exchanged must not be used."""
         ...
 
     def receive(self, arrival: ReadyBucket) -> None:
@@ -76,14 +78,28 @@ class GradientSource(Part):
 
     def require_carried(self, plan: SyncPlan) -> None:
         """Raise ValueError for a plan that needs more than is handed over."""
+        require_whole(plan)
         if not plan.leaves_gradients:
             raise ValueError(
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
 
-    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
-        """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ."""
+    def put_in_force(
+        self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
+    ) -> None:
+        """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ.
+
+        Args:
+            plan: The plan.
+            nodes: Parameter -> its node.
+            differ: Whether ranks have weights of their own.
+            parts: All that carries out the plan.
+
+        """
+
+    def weights_changed(self, *_: object) -> None:
+        """Note that weights were written by hand."""
 
     def meet(self) -> float:
         """Agree on who takes part in a pass that begins; return what to multiply a mean over all ranks by."""
@@ -145,9 +161,12 @@ class DDPSource(GradientSource):
             self._hook.renew(self._ddp)
 
     def require_carried(self, plan: SyncPlan) -> None:
-        """Accept every plan: DDP hands over all gradients."""
+        """Accept every plan of whole parameters: DDP hands over all gradients."""
+        require_whole(plan)
 
-    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
+    def put_in_force(
+        self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
+    ) -> None:
         """Let buckets be as large as the plan says, and buffers be broadcast only where ranks are to have the same."""
         self._nodes = nodes
         self._ddp.broadcast_buffers = self._shares_buffers and not differ
@@ -184,3 +203,13 @@ class DDPSource(GradientSource):
         if self._receiver.broken_off:
             self._hook.renew(self._ddp)
         self._watch.close()
+
+
+def require_whole(plan: SyncPlan) -> None:
+    """Raise ValueError for a plan that says how shards travel, where parameters are whole on every rank."""
+    for rule in plan.rules:
+        if isinstance(rule.exchange, Sharded):
+            raise ValueError(
+                f"the plan says how shards of parameters travel ({rule.exchange}), but the model's are whole on every "
+                "rank; call fully_shard(model) first, or choose an algorithm such as int4."
+            )

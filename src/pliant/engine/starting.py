@@ -52,6 +52,7 @@ def start_run(
 
     """
     if elastic is not None:
+        held.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
         claim(held)
         try:
             limits = {"timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
@@ -61,6 +62,7 @@ def start_run(
             raise
     device = next(iter(held.parameters.values())).device
     held.group = cast(ProcessGroup, group or dist.group.WORLD if held.ddp is None else held.ddp.process_group)
+    plan = held.resolve(plan)
     require_carried(plan, held.group, device)
     claim(held)
     comm, run = None, None
@@ -72,6 +74,7 @@ def start_run(
         require_plan(plan, comm, device)
         if held.sharded is not None:
             held.sharded.connect(comm)
+            broadcast_tensors(held.sharded.equal_tensors(held.optimizer), held.sharded.replica_comm)
         elif comm.size > 1:
             broadcast_tensors([*held.module.parameters(), *held.module.buffers()], comm)
             broadcast_optimizer(held.optimizer, comm, device)

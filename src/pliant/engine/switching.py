@@ -59,7 +59,7 @@ class SwitchesPlans(CountsSkips):
         """
         self.catch_up()
         self._lane.drain()
-        plan = plan_from(what, self.optimizer)
+        plan = self._held.resolve(plan_from(what, self.optimizer))
         if self._held.group is not None:
             require_carried(plan, self._held.group, self._device)
         require_plan(plan, self._comm, self._device)
@@ -125,4 +125,5 @@ class SwitchesPlans(CountsSkips):
         self._made = made
         self.plan, self._exchanger, self._plan_number = plan, made.exchanger, plan_number(plan)
         self._arrivals.put_in_force(made.exchanger, as_ready=plan.order == "ready")
-        self._source.put_in_force(plan, made.exchanger.store.nodes, differ=made.ranks_differ)
+        nodes = made.exchanger.store.nodes
+        self._source.put_in_force(plan, nodes, differ=made.ranks_differ, parts=made.parts)
