@@ -16,7 +16,7 @@ from pliant.algorithms.shards import for_shards
 from pliant.comm.base import Comm
 from pliant.engine.sharded_model import ShardedModel, sharded_model
 from pliant.engine.together import Together, as_one
-from pliant.spec import SyncPlan
+from pliant.spec import Sharded, SyncPlan
 
 __all__ = [
     "RelaxedModel",
@@ -90,8 +90,21 @@ class RelaxedModel:
         return self.optimizer if self.sharded is None else self.sharded.view_of(self.optimizer)
 
     def resolve(self, plan: SyncPlan) -> SyncPlan:
-        """Return what a plan means for this model; a sharded one's says what its shards and its replicas do."""
-        return plan if self.sharded is None else for_shards(plan, has_replicas=self.sharded.has_replicas)
+        """Return what a plan means for this model; a sharded one's says what its shards and its replicas do.
+
+        Raises:
+            ValueError: The plan and the way in which the model is divided do not fit each other.
+
+        """
+        if self.sharded is not None:
+            return for_shards(plan, has_replicas=self.sharded.has_replicas)
+        for rule in plan.rules:
+            if isinstance(rule.exchange, Sharded):
+                raise ValueError(
+                    f"the plan says how shards of parameters travel ({rule.exchange}), but the model's are whole on "
+                    "every rank; call fully_shard(model) first, or choose an algorithm such as int4."
+                )
+        return plan
 
     def replicas(self, comm: Comm) -> Comm:
         """Return the comm of the ranks that hold the same parameters: all, unless the model is sharded."""

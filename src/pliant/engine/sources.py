@@ -12,9 +12,9 @@ from pliant.engine.front import DDPHook, ReadyBucket, attach
 from pliant.engine.joining import Joining
 from pliant.engine.parts import Part
 from pliant.engine.watch import UnusedParameterCheck
-from pliant.spec import Exchange, Sharded, SyncPlan
+from pliant.spec import Exchange, SyncPlan
 
-__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "require_whole"]
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource"]
 
 
 class GradientReceiver(Protocol):
@@ -78,7 +78,6 @@ class GradientSource(Part):
 
     def require_carried(self, plan: SyncPlan) -> None:
         """Raise ValueError for a plan that needs more than is handed over."""
-        require_whole(plan)
         if not plan.leaves_gradients:
             raise ValueError(
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
@@ -161,8 +160,7 @@ class DDPSource(GradientSource):
             self._hook.renew(self._ddp)
 
     def require_carried(self, plan: SyncPlan) -> None:
-        """Accept every plan of whole parameters: DDP hands over all gradients."""
-        require_whole(plan)
+        """Accept every plan: DDP hands over all gradients."""
 
     def put_in_force(
         self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
@@ -203,13 +201,3 @@ class DDPSource(GradientSource):
         if self._receiver.broken_off:
             self._hook.renew(self._ddp)
         self._watch.close()
-
-
-def require_whole(plan: SyncPlan) -> None:
-    """Raise ValueError for a plan that says how shards travel, where parameters are whole on every rank."""
-    for rule in plan.rules:
-        if isinstance(rule.exchange, Sharded):
-            raise ValueError(
-                f"the plan says how shards of parameters travel ({rule.exchange}), but the model's are whole on every "
-                "rank; call fully_shard(model) first, or choose an algorithm such as int4."
-            )
