@@ -191,7 +191,8 @@ class ParamGroup:
         own: dict[str, Any] = {
             each.name: getattr(info, each.name) for each in dataclasses.fields(FSDPMeshInfo) if each.init
         }
-        shards = FSDPMeshInfo(**{**own, "replicate_mesh_dim": None})
+        make: Any = FSDPMeshInfo
+        shards = make(**{**own, "replicate_mesh_dim": None})
         shards.reduce_scatter_process_group = getattr(info, "reduce_scatter_process_group", None)
         return shards
 
