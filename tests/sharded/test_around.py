@@ -81,9 +81,11 @@ def nan_told(kind: str) -> list[str]:
     """Rank 1 has a NaN in one parameter's gradient; all raise, and go on afterwards."""
     model = model_of(kind == "replicas")
     optimizer = adamw(model)
-    what = {"exact": "allreduce", "coded": "int4", "replicas": pliant.sharded(gradients="int4", replicas="onebit")}[
-        kind
-    ]
+    what = {
+        "exact": "allreduce",
+        "coded": pliant.int4(),
+        "replicas": pliant.sharded(gradients="int4", replicas="onebit"),
+    }[kind]
     told = []
     with pliant.relax(model, optimizer, what, timeout_s=60):
         train(model, optimizer, 2)
@@ -178,8 +180,28 @@ def refused() -> dict[str, str]:
         "elastic": told(build, elastic=pliant.Elastic()),
         "plans": told(build, "allreduce" if dist.get_rank() else "bytegrad"),
         "whole": told(lambda: nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), pliant.sharded(gradients="int4")),
-        "afterwards": told(build)[:0] or "fine",
+        **refused_while_open(),
     }
+
+
+def refused_while_open() -> dict[str, str]:
+    model = build()
+    found = {}
+    with pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20) as run_:
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, run_.state_dict())
+        asks = {
+            "save": lambda: run_.save("/nowhere"),
+            "consolidate": run_.consolidate,
+            "resize": lambda: pliant.resize(states, 3),
+            "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
+        }
+        for name, ask in asks.items():
+            try:
+                ask()
+            except ValueError as error:
+                found[name] = str(error)
+    return found
 
 
 def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
@@ -197,7 +219,10 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "elastic": "an elastic run goes on with any of its ranks",
         "plans": "give all ranks the same name",
         "whole": "the model's are whole on every rank",
-        "afterwards": "fine",
+        "save": "save\\(\\) writes whole models, but this one is divided",
+        "consolidate": "consolidate\\(\\) returns a whole model, but this one is divided",
+        "resize": "the states are those of a sharded model",
+        "hosts": "no two hold the same",
     }
     for found in run(2, refused):
         for name, sentence in sentences.items():
@@ -207,7 +232,7 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
 def loses_a_rank() -> str:
     model = build()
     optimizer = adamw(model)
-    pliant.relax(model, optimizer, "int4", timeout_s=5)
+    pliant.relax(model, optimizer, pliant.int4(), timeout_s=5)
     for step in range(50):
         if dist.get_rank() == 1 and step == 3:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,10 @@ ROWS = {
     "int4, no residual": (pliant.sharded(gradients="int4", residual="none", weights="bytegrad", regather=False), 5e-2),
     "onebit": (pliant.sharded(gradients="onebit", weights="differences(int4)"), 0.1),
     "plain value": (pliant.onebit(), 0.1),
-    "plain name, small parameters exact": ("onebit", 0.1),
+    "plain value, small parameters exact": (
+        pliant.partition({pliant.Match(max_numel=200): pliant.allreduce(), "*": pliant.onebit()}),
+        0.1,
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from worlds import run
 
 import pliant
+from pliant.comm.fsdp_private import ParamGroup
 
 pytestmark = [pytest.mark.processes]
 
@@ -81,6 +82,40 @@ def in_backward() -> float:
     return apart(*ends)
 
 
+def ignored() -> float:
+    """Parameters that fully_shard leaves alone are left alone here too, and each rank's own."""
+    ends = []
+    for relaxes in (False, True):
+        model = build(lambda module, **options: module)
+        left = {*model.norm.parameters()}
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model, ignored_params=left)
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, "allreduce") if relaxes else contextlib.nullcontext():
+            ends.append(train(model, optimizer, 3))
+    return apart(*ends)
+
+
+def waits() -> dict[str, set[bool]]:
+    """Return whether reduce-scatters have waited, in ways of training in which torch reads their result, or not."""
+    found: dict[str, set[bool]] = {}
+    asked = ParamGroup.reads_at_once
+    for name, training in {"plain": {}, "clipping": {"clip": 0.5}, "accumulation": {"accumulate": 2}}.items():
+        answers = found[name] = set()
+        ParamGroup.reads_at_once = lambda self, op, answers=answers: answers.add(asked(self, op)) or asked(self, op)
+        model = build()
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, "allreduce"):
+            train(model, optimizer, 2, **training)
+    ParamGroup.reads_at_once = asked
+    return found
+
+
+def test_a_reduce_scatter_waits_only_where_torch_reads_its_result_at_once():
+    assert run(2, waits)[0] == {"plain": {False}, "clipping": {False}, "accumulation": {False, True}}
+
+
 def tensor_parallel() -> float:
     ends = []
     for relaxes in (False, True):
@@ -105,7 +140,7 @@ def tensor_parallel() -> float:
 
 def rows() -> dict[str, float]:
     errors = {name: relaxed_and_plain(*row) for name, row in ROWS.items()}
-    errors |= {"compiled": compiled(), "optimizer in backward": in_backward()}
+    errors |= {"compiled": compiled(), "optimizer in backward": in_backward(), "ignored": ignored()}
     if dist.get_world_size() % 2 == 0:  # columns must divide evenly
         errors["by columns"] = relaxed_and_plain({}, {"shard_placement_fn": by_columns})
     if dist.get_world_size() == 4:

@@ -201,10 +201,11 @@ class ParamGroup:
             self.raw.post_forward_mesh_info = info
         self.raw.mesh_info = info
 
-    def prefetch(self, following: "ParamGroup") -> None:
+    def prefetch(self, following: "ParamGroup | None") -> None:
         """Let the module gather that of another before its own forward pass, unless the user has said which."""
-        if not self._prefetched and following.module is not self.module:
-            self.module.set_modules_to_forward_prefetch([following.module])
+        if not self._prefetched:
+            others = [] if following is None or following.module is self.module else [following.module]
+            self.module.set_modules_to_forward_prefetch(others)
 
     def restore(self) -> None:
         """Put everything back as it was found."""

@@ -26,7 +26,7 @@ from pliant.engine.owned import OwnerStep
 from pliant.engine.owners import Owners, Servers
 from pliant.engine.parts import Part
 from pliant.engine.served import ServerThreads
-from pliant.engine.shard_exchanges import ShardExchanges
+from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
 from pliant.engine.store import AlgorithmState
 from pliant.engine.tape import Tracer
 from pliant.engine.torchrun import hosts_from_torchrun
@@ -171,18 +171,10 @@ class ExecutorBuilder:
             exchanger.dial = controller.dial
         if old is not None:
             old.close()
-        shards = self._make_shards(nodes, old)
+        before = [] if old is None else old.of(ShardExchanges)
+        shards = shard_exchanges(self._held.sharded, nodes, before, checks=self._nonfinite == "raise")
         beside = (*shards, *weights, *controllers, *looks)
         return PlanExecutor(exchanger=exchanger, owners=owners, served=served, beside=beside)
-
-    def _make_shards(self, nodes: Mapping[str, Exchange], old: PlanExecutor | None) -> list[ShardExchanges]:
-        """Return what moves the shards of a sharded model, with what the one before owes."""
-        if self._held.sharded is None:
-            return []
-        shards = ShardExchanges(self._held.sharded, nodes, checks=self._nonfinite == "raise")
-        for before in [] if old is None else old.of(ShardExchanges):
-            shards.adopt(before)
-        return [shards]
 
     def _make_monitor(
         self, felt: CurvatureRequest | None, old: PlanExecutor | None, step: int

@@ -42,8 +42,8 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
         )
     if any("shards" in each for each in own):
         raise ValueError(
-            "the states are those of a sharded model, whose residuals belong to shards of one size; resume with as many "
-            "ranks, or begin without them: load model and optimizer alone."
+            "the states are those of a sharded model, whose residuals belong to shards of one size; resume with as "
+            "many ranks, or begin without them: load model and optimizer alone."
         )
     if any(_is_of_ranks(each) for each in own):
         raise ValueError(

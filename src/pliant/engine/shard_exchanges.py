@@ -1,6 +1,6 @@
 """Everything that a plan says about a model's shards, carried out on all its parameter groups."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,7 +14,7 @@ from pliant.engine.sharded_model import ShardedModel
 from pliant.layouts.shards import gather_state_bytes, scatter_state_bytes
 from pliant.spec import Exchange, Sharded
 
-__all__ = ["ShardExchanges"]
+__all__ = ["ShardExchanges", "shard_exchanges"]
 
 
 class ShardExchanges(Part):
@@ -139,3 +139,23 @@ class ShardExchanges(Part):
                 scatter.load({key.removeprefix("gradients "): value for key, value in kept.items()})
             if gather is not None:
                 gather.load({key.removeprefix("weights "): value for key, value in kept.items()})
+
+
+def shard_exchanges(
+    model: ShardedModel | None, nodes: Mapping[str, Exchange], before: Sequence[ShardExchanges], *, checks: bool
+) -> list[ShardExchanges]:
+    """Return what moves the shards of a model under a plan, with what the plan before it owes; nothing for a whole one.
+
+    Args:
+        model: The model; None if its parameters are whole.
+        nodes: Parameter -> node of the plan.
+        before: What has moved them until now.
+        checks: Whether gradients that are not finite are refused.
+
+    """
+    if model is None:
+        return []
+    made = ShardExchanges(model, nodes, checks=checks)
+    for old in before:
+        made.adopt(old)
+    return [made]

@@ -104,15 +104,16 @@ class ShardedModel:
         gathered = [value for state in states for _, value in sorted(state.items()) if isinstance(value, Tensor)]
         return [*self.shards.values(), *gathered]
 
-    def connect(self, comm: Comm) -> None:
+    def connect(self, comm: Comm, whole: ProcessGroup) -> None:
         """Make groups of our own, in which nobody else's communication comes between. Collective over `comm`.
 
         Args:
-            comm: All ranks that train the model, whose ranks are those of the process group that it was made from.
+            comm: All ranks that train the model.
+            whole: The process group that it was made from.
 
         """
-        self.shard_comm = _among(self.groups[0].shard_group, comm)
-        self.replica_comm = _among(self.groups[0].replica_group, comm)
+        self.shard_comm = _among(self.groups[0].shard_group, comm, whole)
+        self.replica_comm = _among(self.groups[0].replica_group, comm, whole)
         if self.has_replicas:
             mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
             for group in self.groups:
@@ -150,9 +151,10 @@ def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) 
     return ShardedModel(module, names())
 
 
-def _among(group: ProcessGroup | None, comm: Comm) -> Comm:
-    ranks = [] if group is None or group.size() == 1 else [dist.get_process_group_ranks(group)]
-    return comm.split(ranks) or alone()
+def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm:
+    if group is None or group.size() == 1:
+        return comm.split([]) or alone()
+    return comm.split([[dist.get_group_rank(whole, rank) for rank in _ranks(group)]]) or alone()
 
 
 def _refuse_meshes(groups: Sequence[ParamGroup]) -> None:

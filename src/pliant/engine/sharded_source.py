@@ -67,8 +67,6 @@ class ShardedSource(GradientSource):
             (group.name, columns_of(group, model.names_of(group), model.num_shards, model.shards))
             for group in model.groups
         ]
-        for group, following in pairwise(model.groups):
-            group.prefetch(following)  # on CPU nothing is prefetched in forward unless somebody says so
 
     def begin_pass(self, drain: Callable[[], None]) -> None:
         """Forget a pass that was broken off."""
@@ -93,6 +91,9 @@ class ShardedSource(GradientSource):
                 None if scatter is None else ReduceScatterHook(group, self._submitter, scatter),
                 self._of_replicas[k] if relaxes_replicas and self._model.has_replicas else None,
             )
+        for k, (group, following) in enumerate(pairwise(self._model.groups), 1):
+            # On CPU nothing is prefetched in forward unless somebody says so, and torch's own gathers block.
+            group.prefetch(following if exchanges.gathers[k] is not None else None)
 
     def weights_changed(self, *_: object) -> None:
         """Note that weights were written, so that what was gathered of them is not used again."""

@@ -73,7 +73,7 @@ def start_run(
         comm = RecordedComm(own_comm)
         require_plan(plan, comm, device)
         if held.sharded is not None:
-            held.sharded.connect(comm)
+            held.sharded.connect(comm, held.group)
             broadcast_tensors(held.sharded.equal_tensors(held.optimizer), held.sharded.replica_comm)
         elif comm.size > 1:
             broadcast_tensors([*held.module.parameters(), *held.module.buffers()], comm)
