@@ -14,11 +14,11 @@ from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
 from pliant.comm.base import Comm, Work
 
-__all__ = ["FromOwners", "Piece", "ToOwners", "cut_evenly", "pieces_of"]
+__all__ = ["CodedPiece", "FromOwners", "ToOwners", "cut_evenly", "pieces_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class CodedPiece:
     """A part of one owner's range, coded on its own. Offsets count from the start of the vector."""
 
     start: int
@@ -34,7 +34,7 @@ class Piece:
         return x[self.start : self.stop]
 
 
-Parts = Sequence[Sequence[Piece]]
+Parts = Sequence[Sequence[CodedPiece]]
 """Pieces of each rank's part of a vector, in the order of ranks; parts need not be equal, and may be empty."""
 
 
@@ -142,26 +142,26 @@ class FromOwners:
         decode(self.payloads[rank][k], self._parts[rank][k].of(x))
 
 
-def cut_evenly(numel: int, count: int, granularity: int) -> list[Piece]:
+def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
     """Cut numel elements into so many parts, nearly equal, at multiples of granularity; some may be empty."""
     units = -(-numel // granularity)
     cuts = [min(numel, j * units // count * granularity) for j in range(count)] + [numel]
-    return [Piece(start=a, stop=b) for a, b in pairwise(cuts)]
+    return [CodedPiece(start=a, stop=b) for a, b in pairwise(cuts)]
 
 
-def pieces_of(part: Piece, chunk_bytes: int, granularity: int) -> list[Piece]:
+def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[CodedPiece]:
     """Cut a part into pieces of nearly equal size, at most chunk_bytes of float32 each, at multiples of granularity."""
     if part.numel == 0:
         return []
     count = -(-part.numel * 4 // chunk_bytes)
     return [
-        Piece(start=part.start + p.start, stop=part.start + p.stop)
+        CodedPiece(start=part.start + p.start, stop=part.start + p.stop)
         for p in cut_evenly(part.numel, count, granularity)
         if p.numel
     ]
 
 
-def _payloads(codec: Codec, pieces: Sequence[Piece], device: torch.device) -> list[Tensor]:
+def _payloads(codec: Codec, pieces: Sequence[CodedPiece], device: torch.device) -> list[Tensor]:
     return [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in pieces]
 
 

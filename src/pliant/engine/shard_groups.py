@@ -190,7 +190,7 @@ class GroupGather:
         return {f"{k} {key}": value for k, (_, part) in enumerate(self._parts) for key, value in part.state.items()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Put copies back."""
+        """Put back what was saved of the copies."""
         for k, (_, part) in enumerate(self._parts):
             part.state = {key: saved[f"{k} {key}"] for key in part.state}
         self._of = -1

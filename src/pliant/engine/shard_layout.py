@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 import torch
 from torch import Tensor
 
-from pliant.collectives.halves import Piece, pieces_of
+from pliant.collectives.halves import CodedPiece, pieces_of
 from pliant.collectives.scratch import Scratch
 from pliant.comm.fsdp_private import ParamGroup
 from pliant.layouts.shards import CHUNK_BYTES, Column, packed_runs
@@ -64,9 +64,9 @@ class PackedShards:
         """Elements of the vector."""
         return sum(self.numels)
 
-    def pieces(self, granularity: int) -> list[list[Piece]]:
+    def pieces(self, granularity: int) -> list[list[CodedPiece]]:
         """Return each rank's part of the vector, cut so that coding and the wire overlap."""
-        return [pieces_of(Piece(start=p.start, stop=p.stop), CHUNK_BYTES, granularity) for p in self.parts]
+        return [pieces_of(CodedPiece(start=p.start, stop=p.stop), CHUNK_BYTES, granularity) for p in self.parts]
 
     def pack(self, rows: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
         """Return the vector of rows, (size, row_numel); it is the rows themselves where nothing is left out."""

@@ -20,7 +20,7 @@ _KINDS: tuple[NonFiniteKind, ...] = get_args(NonFiniteKind)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is not finite in one group, and where in a row of it."""
+    """Kind and place of what is not finite in one group: where in a row of it."""
 
     kind: NonFiniteKind = ""
     at: int = 0

@@ -42,7 +42,7 @@ class Submitter:
 
     @property
     def step(self) -> int:
-        """Optimizer steps made."""
+        """Number of optimizer steps made."""
         return self._receiver.step
 
     def begin_exchange(self) -> int:
@@ -154,7 +154,7 @@ class GatherHook:
 
 
 class ReplicaHook:
-    """What replicas do with the reduced gradients of one parameter group, in place of torch's all-reduce.
+    """The exchange of one parameter group's reduced gradients among replicas, in place of torch's all-reduce.
 
     Args:
         group: Whose gradients.

@@ -177,7 +177,10 @@ def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, tur
 def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
     shards, num_ranks = shards_of(node, topology), topology.num_ranks
-    task = reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
+    if node.gradients is None and len(shards) > 1:
+        task = inside_hosts(batch.numel * batch.itemsize, topology)  # torch's own, which over Gloo is an all-reduce
+    else:
+        task = reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
     rest: list[Round] = []
     if node.replicas is not None and len(shards) > 1:
         num_shards = len(shards[0])

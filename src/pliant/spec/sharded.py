@@ -16,7 +16,7 @@ Residual = Literal["full", "int8", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceScatter:
-    """How gradients get to the rank that holds their shard; without a codec exactly."""
+    """The way of gradients to the rank that holds their shard; without a codec exactly."""
 
     codec: CodecSpec | None = None
     residual: Residual = "none"
@@ -40,7 +40,7 @@ class ReduceScatter:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightGather:
-    """How weights get from the ranks that hold their shards to all; without a codec exactly."""
+    """The way of weights from the ranks that hold their shards to all; without a codec exactly."""
 
     codec: CodecSpec | None = None
     differences: bool = False
@@ -70,7 +70,7 @@ class WeightGather:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(Exchange):
-    """What travels how in a model under fully_shard, HSDP or replicate(); None leaves that to torch."""
+    """The exchanges of a model under fully_shard, HSDP or replicate(); None leaves one to torch."""
 
     gradients: ReduceScatter | None = None
     weights: WeightGather | None = None
