@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from worlds import run
 
 import pliant
+from pliant.comm.fsdp_private import param_groups
 from tables import ALGORITHMS, BETWEEN_STEPS
 
 pytestmark = [pytest.mark.processes]
@@ -36,6 +37,15 @@ def replicas_equal(model, group) -> bool:
     return all(torch.equal(each, both[0]) for each in both)
 
 
+def places(model) -> list:
+    """Return who fills the places that torch offers for communication, and among whom it averages by itself."""
+    raws = [group.raw for group in param_groups(model)]
+    return [
+        (type(raw._all_gather_comm), type(raw._reduce_scatter_comm), raw._all_reduce_hook, raw.mesh_info)
+        for raw in raws
+    ]
+
+
 def rows(kind: str, names: tuple[str, ...]) -> dict[str, tuple[float, bool, bool, float]]:
     model, group = made(kind)
     plain = train(model, adamw(model))
@@ -44,13 +54,13 @@ def rows(kind: str, names: tuple[str, ...]) -> dict[str, tuple[float, bool, bool
         model, group = made(kind)
         optimizer = adamw(model)
         node = {**ALGORITHMS, **BETWEEN_STEPS}[name]
-        before = [type(each._all_gather_comm) for each in model._get_fsdp_state()._fsdp_param_groups]
+        before = places(model)
         with pliant.relax(model, optimizer, node, timeout_s=60) as run_:
             train(model, optimizer, 9)
             alike = replicas_equal(model, group)
             sent = run_.stats()["sent_bytes"]
         got = train(model, optimizer, 1, first=9)
-        after = [type(each._all_gather_comm) for each in model._get_fsdp_state()._fsdp_param_groups]
+        after = places(model)
         found[name] = (apart(got, plain), alike, replicas_equal(model, group) and before == after, sent)
     return found
 
