@@ -62,6 +62,10 @@ from .registry import (
     algorithm_named as algorithm_named,
     register as register,
 )
+from .sharding import (
+    differences as differences,
+    sharded as sharded,
+)
 from .weights import (
     async_average as async_average,
     choco as choco,

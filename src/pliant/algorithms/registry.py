@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from pliant.algorithms import combinators, gradients, weights
+from pliant.algorithms import combinators, gradients, shards, weights
 from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
 from pliant.spec import Custom, Exchange, SyncPlan
 
@@ -98,6 +98,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "sparse_loco": Row(make=weights.sparse_loco),
         "async_average": Row(make=weights.async_average),
         "post_local_sgd": Row(make=weights.post_local_sgd, bare=False),
+        "sharded": Row(make=shards.sharded, bare=False),
         "every": Row(make=combinators.every, bare=False),
         "after": Row(make=combinators.after, bare=False),
         "between_hosts": Row(make=combinators.between_hosts, bare=False),
@@ -208,6 +209,7 @@ def algorithm_named(name: str, optimizer: HasGroups | None = None) -> Exchange:
 
 _EXAMPLES = {
     "post_local_sgd": "post_local_sgd(warmup_steps=100)",
+    "sharded": "sharded(gradients=int4, weights=differences(int4))",
     "every": "every(2, qsgd)",
     "after": "after(100, bf16, then=onebit)",
     "between_hosts": "between_hosts(int4)",

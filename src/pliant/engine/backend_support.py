@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from pliant.spec import BlockSparse, CompressedMomentum, Exchange, ScatterGather, SyncPlan
+from pliant.spec import BlockSparse, CompressedMomentum, Exchange, ScatterGather, Sharded, SyncPlan
 
 __all__ = ["backend_of", "require_supported"]
 
@@ -37,5 +37,10 @@ def _receives_first(node: Exchange) -> bool:
         inner.has_owners
         or isinstance(inner, (ScatterGather, CompressedMomentum))
         or (isinstance(inner, BlockSparse) and inner.selection.is_coded)
+        or (isinstance(inner, Sharded) and _codes_shards(inner))
         for inner in node.walk()
     )
+
+
+def _codes_shards(node: Sharded) -> bool:
+    return any(each is not None and each.codec is not None for each in (node.gradients, node.weights))

@@ -12,7 +12,11 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.algorithms.shards import for_shards
+from pliant.comm.base import Comm
 from pliant.engine.joint_optimizer import JointOptimizer, join_optimizers
+from pliant.engine.sharded_model import ShardedModel, sharded_model
+from pliant.spec import Sharded, SyncPlan
 
 __all__ = [
     "RelaxedModel",
@@ -49,6 +53,8 @@ class RelaxedModel:
     """Who trains it: the DDP's, or what relax() was given; None for an elastic run, which makes its own."""
     wrapped_here: bool = False
     """Whether the DDP was made by relax()."""
+    sharded: ShardedModel | None = None
+    """Parameter groups and shards of a model under fully_shard or replicate(); None where parameters are whole."""
 
     def wrap(self, group: ProcessGroup | None) -> None:
         """Put a plain module into a DDP, which is to be called from now on. Collective."""
@@ -63,12 +69,46 @@ class RelaxedModel:
     @property
     def steppers(self) -> dict[int, Optimizer]:
         """Parameter's id -> the optimizer that now holds it."""
-        return {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        found = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        return found if self.sharded is None else self.sharded.steppers(found)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Name -> parameter, of those that are trained."""
+        """Name -> parameter, of those that are trained; of a sharded model this rank's part of it."""
+        if self.sharded is not None:
+            return self.sharded.shards
         return {name: p for name, p in list_tensors(self.module) if p.requires_grad}
+
+    def require_whole(self, what: str, cure: str) -> None:
+        """Raise ValueError for a model that is divided among ranks, if something needs whole parameters."""
+        if self.sharded is not None:
+            raise ValueError(f"{what}, but this one is divided among ranks by fully_shard or replicate(); {cure}.")
+
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """The optimizer, as it looks for this rank's parts of the parameters."""
+        return self.optimizer if self.sharded is None else self.sharded.view_of(self.optimizer)
+
+    def resolve(self, plan: SyncPlan) -> SyncPlan:
+        """Return what a plan means for this model; a sharded one's says what its shards and its replicas do.
+
+        Raises:
+            ValueError: The plan and the way in which the model is divided do not fit each other.
+
+        """
+        if self.sharded is not None:
+            return for_shards(plan, has_replicas=self.sharded.has_replicas)
+        for rule in plan.rules:
+            if isinstance(rule.exchange, Sharded):
+                raise ValueError(
+                    f"the plan says how shards of parameters travel ({rule.exchange}), but the model's are whole on "
+                    "every rank; call fully_shard(model) first, or choose an algorithm such as int4."
+                )
+        return plan
+
+    def replicas(self, comm: Comm) -> Comm:
+        """Return the comm of the ranks that hold the same parameters: all, unless the model is sharded."""
+        return comm if self.sharded is None else self.sharded.replica_comm
 
 
 def unwrap(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> RelaxedModel:
@@ -87,7 +127,9 @@ def unwrap(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Rela
     optimizers = [innermost(each) for each in given]
     outer = strip_wrappers(model)
     ddp = outer if isinstance(outer, DistributedDataParallel) else None
-    relaxed = RelaxedModel(called=model, ddp=ddp, module=module_of(model), optimizer=join_optimizers(optimizers))
+    module = module_of(model)
+    sharded = sharded_model(module, lambda: dict(list_tensors(module)))
+    relaxed = RelaxedModel(called=model, ddp=ddp, module=module, optimizer=join_optimizers(optimizers), sharded=sharded)
     _refuse_models(relaxed)
     _refuse_optimizers(relaxed)
     return relaxed
@@ -166,7 +208,8 @@ def innermost(relaxed: Any) -> Optimizer:
 
 def _refuse_models(relaxed: RelaxedModel) -> None:
     parameters = relaxed.parameters
-    _refuse_sharded(relaxed.module)
+    if relaxed.sharded is None:
+        _refuse_sharded(relaxed.module)
     if not parameters:
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
     for name, parameter in list_tensors(relaxed.module):
@@ -207,9 +250,9 @@ def _refuse_sharded(module: nn.Module) -> None:
         if dtensor is not None and isinstance(parameter, dtensor):
             sharded: Any = parameter
             raise ValueError(
-                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by fully_shard (FSDP2), "
-                "replicate or tensor parallelism, but relax() exchanges parameters that are whole on every rank; wrap "
-                "the module in DistributedDataParallel instead."
+                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by tensor parallelism or "
+                "distribute_tensor, but no module is under fully_shard or replicate, so that nobody exchanges its "
+                "gradients among data-parallel ranks; call fully_shard(model, mesh=...) over their dimension."
             )
 
 

@@ -1,6 +1,6 @@
 """Sources of gradients: who hands a backward pass over to a run, and is told what became of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -11,11 +11,10 @@ from pliant.comm.ddp_private import is_in_backward
 from pliant.engine.ddp_hook import DDPHook, ReadyBucket, install_hook
 from pliant.engine.joining import JoinState
 from pliant.engine.parts import Part
-from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.unused_parameters import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
 
-__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "gradient_source"]
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource"]
 
 
 class GradientReceiver(Protocol):
@@ -23,6 +22,22 @@ class GradientReceiver(Protocol):
 
     broken_off: bool
     """Whether a pass has begun that did not come to its end."""
+    step: int
+    """Optimizer steps made."""
+    turn: int
+    """Backward passes exchanged."""
+
+    def begin(self) -> None:
+        """Note that a pass hands over gradients; `receive` does so by itself."""
+        ...
+
+    def complete(self) -> None:
+        """Note that a pass has handed over its last gradients, where no bucket says that it is the last."""
+        ...
+
+    def pop_error(self) -> Exception | None:
+        """Return, once, why gradients that were exchanged must not be used."""
+        ...
 
     def receive(self, ready: ReadyBucket) -> None:
         """Take a bucket whose gradients are complete."""
@@ -69,8 +84,21 @@ class GradientSource(Part):
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
 
-    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
-        """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ."""
+    def put_in_force(
+        self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
+    ) -> None:
+        """Hand over as a plan has it: in its buckets, and with buffers of each rank's own where ranks differ.
+
+        Args:
+            plan: The plan.
+            nodes: Parameter -> its node.
+            differ: Whether ranks have weights of their own.
+            parts: All that carries out the plan.
+
+        """
+
+    def weights_changed(self, *_: object) -> None:
+        """Note that weights were written by hand."""
 
     def meet(self) -> float:
         """Agree on who takes part in a pass that begins; return what to multiply a mean over all ranks by."""
@@ -134,7 +162,9 @@ class DDPSource(GradientSource):
     def require_carried(self, plan: SyncPlan) -> None:
         """Accept every plan: DDP hands over all gradients."""
 
-    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
+    def put_in_force(
+        self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
+    ) -> None:
         """Let buckets be as large as the plan says, and buffers be broadcast only where ranks are to have the same."""
         self._nodes = nodes
         self._ddp.broadcast_buffers = self._shares_buffers and not differ
@@ -171,21 +201,3 @@ class DDPSource(GradientSource):
         if self._receiver.broken_off:
             self._hook.renew(self._ddp)
         self._watch.close()
-
-
-def gradient_source(
-    relaxed: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: JoinState
-) -> GradientSource:
-    """Return who hands over the gradients of a model.
-
-    Args:
-        relaxed: The model.
-        receiver: Who takes them.
-        begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
-        joining: State of ranks of which some have no batches left.
-
-    """
-    if relaxed.ddp is None:
-        return GradientSource()
-    watch = UnusedParameterCheck(relaxed.ddp, relaxed.parameters, begins, wrapped_here=relaxed.wrapped_here)
-    return DDPSource(relaxed.ddp, receiver, watch, joining)

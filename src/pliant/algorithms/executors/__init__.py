@@ -16,6 +16,7 @@ from pliant.algorithms.executors.low_rank import LowRankExecutor
 from pliant.algorithms.executors.owners import OwnerExecutor
 from pliant.algorithms.executors.randomk import RandomKExecutor
 from pliant.algorithms.executors.scatter_gather import ScatterGatherExecutor
+from pliant.algorithms.executors.sharded import ShardedExecutor
 from pliant.algorithms.executors.timing import AfterExecutor, DelayedExecutor, EveryExecutor
 from pliant.algorithms.registry import custom_algorithm
 from pliant.codecs import codec_from
@@ -37,6 +38,7 @@ from pliant.spec import (
     LowRank,
     ParameterServer,
     ScatterGather,
+    Sharded,
     ShardedOptimizer,
 )
 
@@ -90,5 +92,6 @@ EXECUTORS: Mapping[type[Exchange], Callable[[Any], Algorithm]] = {
     Delayed: lambda node: DelayedExecutor(node, executor_for(node.inner)),
     BetweenHosts: lambda node: BetweenHostsExecutor(node, executor_for(node.inner)),
     After: lambda node: AfterExecutor(node, executor_for(node.first), executor_for(node.then)),
+    Sharded: lambda node: ShardedExecutor(node, executor_for(node.replicas or AllReduce())),
 }
 """Type of node -> what makes its executor."""
