@@ -14,6 +14,9 @@ from pliant.collectives import (
     ShortVectorAverage,
     SparseAverage,
 )
+from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.pairwise import gather_parts, mean_of_parts
+from pliant.collectives.scratch import Scratch
 from pliant.comm import hierarchical_comm
 from pliant.schedules import Collective, ScheduledAllReduce, build_schedule, merge_blocks, shapes
 from pliant.spec import Graph
@@ -34,6 +37,60 @@ def compressed(codec):
         return lambda x: average(x, 1, residual)
 
     return make
+
+
+def uneven_parts(comm, granularity):
+    """Return the pieces of a vector of which rank 0 owns nothing."""
+    return [[], *(pieces_of(p, 1 << 11, granularity) for p in cut_evenly(NUMEL, comm.size - 1, granularity))]
+
+
+def to_owners(codec):
+    """Make the reduce-scatter by itself."""
+
+    def make(comm, device):
+        parts, residual = uneven_parts(comm, codec.granularity), torch.zeros(NUMEL, device=device)
+        half = ToOwners(codec, parts, comm, device)
+
+        def step(x):
+            posted = half.send(x, residual, comm.rank + 1)
+            for k, piece in enumerate(parts[comm.rank]):
+                half.add(k, posted, piece.of(x))
+            half.wait(posted)
+
+        return step
+
+    return make
+
+
+def from_owners(codec):
+    """Make the all-gather by itself."""
+
+    def make(comm, device):
+        parts = uneven_parts(comm, codec.granularity)
+        half = FromOwners(codec, parts, comm, device)
+
+        def step(x):
+            half.swap(x, 1)
+            for rank, pieces in enumerate(parts):
+                for k in range(len(pieces)):
+                    half.decode_piece(rank, k, x)
+
+        return step
+
+    return make
+
+
+def exact_halves(comm, device):
+    cuts, scratch = [piece.of for piece in cut_evenly(NUMEL, comm.size, 1)], Scratch(device)
+
+    def step(x):
+        parts = [cut(x) for cut in cuts]
+        out = parts[comm.rank].clone()
+        mean_of_parts(parts, out, comm, scratch)
+        parts[comm.rank].copy_(out)
+        gather_parts(parts, comm)
+
+    return step
 
 
 def owners(codec):
@@ -59,7 +116,7 @@ def coded_neighbours(comm, device):
     def step(x):
         average.encode(x, replicas, 1)
         average.exchange(replicas)
-        average.pull(x, replicas)
+        average.mix_replicas(x, replicas)
 
     return step
 
@@ -117,6 +174,9 @@ def scheduled(comm, device):
 
 COLLECTIVES = {
     **{f"compressed, {codec}": compressed(codec) for codec in DENSE},
+    **{f"to owners, {codec}": to_owners(codec) for codec in (c.Int4(), c.Sign())},
+    **{f"from owners, {codec}": from_owners(codec) for codec in (c.Int4(), c.MinMax8())},
+    "exact halves": exact_halves,
     "owners": owners(None),
     "owners, coded": owners(c.Qsgd(bits=8)),
     "cast": lambda comm, device: CastAllReduce(torch.bfloat16, NUMEL, comm, device),

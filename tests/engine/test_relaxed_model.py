@@ -186,17 +186,18 @@ def test_the_backend_of_a_real_group_is_found():
 
 
 def test_models_divided_among_ranks_are_refused():
-    """fully_shard, tensor parallelism, FSDP1: named by the first parameter, or by the wrapper."""
+    """Tensor parallelism, FSDP1, a part under fully_shard: named by the first parameter, or by the wrapper."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         warnings.simplefilter("ignore")  # of a world of one
         mesh = init_device_mesh("cpu", (1,))
-        sharded = fully_shard(small(), mesh=mesh)
+        part = small()
+        fully_shard(part.first, mesh=mesh)
         parallel = parallelize_module(small(), mesh, {"first": ColwiseParallel()})
         old = FullyShardedDataParallel(small(), device_id=torch.device("cpu"))
         for text, model in [
-            (r"'first.weight' is a DTensor, placed as \(Shard\(dim=0\),\) by fully_shard", sharded),
-            (r"'first.weight' is a DTensor", parallel),
+            ("parts of the model are under fully_shard, but the model itself is not", part),
+            (r"'first.weight' is a DTensor, placed as \(Shard\(dim=0\),\) by tensor parallelism", parallel),
             ("FullyShardedDataParallel", old),
         ]:
             with pytest.raises(ValueError, match=text):

@@ -93,11 +93,8 @@ class ProcessGroupComm:
         device: torch.device = _CPU,
     ) -> None:
         self.group, self._device = group, device
-        self._limit = limit
-        self._make_group = make_group
-        self._owns_group = owns_group
-        self._liveness = liveness
-        self._owns_liveness = owns_liveness
+        self._limit, self._make_group, self._owns_group = limit, make_group, owns_group
+        self._liveness, self._owns_liveness = liveness, owns_liveness
         self._rank, self._size = group.rank(), group.size()
         self.progress = progress or Progress(tuple(range(self._size)), self._size)
         self._hung_up = False

@@ -35,6 +35,8 @@ class ReadyBucket:
     """Flat tensor of DDP, (numel,); its content when `complete_buckets` is called becomes the gradient."""
     last: bool
     finish: Callable[[], None]
+    filled: bool = True
+    """Whether gradients are in the buffer already; else an earlier task of the communication thread puts them there."""
 
 
 def complete_buckets(buckets: Sequence[ReadyBucket]) -> None:

@@ -37,7 +37,8 @@ def from_json(kind: type[R], text: str) -> R:
         body = parse_json(text)
     except ValueError as error:
         raise ValueError(f"{str(error).removesuffix('.')}; a {kind.__name__} was expected.") from None
-    if not isinstance(body, dict) or body.get("pliant") not in (kind.__name__, OLDER_KINDS.get(kind.__name__, kind.__name__)):
+    names = (kind.__name__, OLDER_KINDS.get(kind.__name__, kind.__name__))
+    if not isinstance(body, dict) or body.get("pliant") not in names:
         found: Any = body.get("pliant") if isinstance(body, dict) else type(body).__name__
         raise ValueError(f"the file holds {shorten(found)}, but a {kind.__name__!r} was asked for.")
     fields = {k: v for k, v in body.items() if k not in ("pliant", "format")}
