@@ -58,8 +58,8 @@ class CompressedAverage:
         self._to_owners = ToOwners(codec, parts, comm, device)
         self._from_owners = FromOwners(codec, parts, comm, device)
         self._mean = self._from_owners.payloads[comm.rank]
-        largest = max((piece.numel for piece in self._mine), default=0)
-        self._scratch, self._error = torch.empty(largest, device=device), torch.zeros(largest, device=device)
+        self._scratch = self._to_owners.scratch
+        self._error = torch.zeros(max((piece.numel for piece in self._mine), default=0), device=device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.

@@ -63,7 +63,8 @@ class ToOwners:
         self._peers, self._mine = rotated_peers(comm), parts[comm.rank]
         self._out = {peer: _payloads(codec, parts[peer], device) for peer in self._peers}
         self._in = {peer: _payloads(codec, self._mine, device) for peer in self._peers}
-        self._scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
+        self.scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
+        """Room for the largest piece, (numel,), used within one call."""
 
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
         """Encode and send the others' parts of x, float32 (numel,); return the exchanges of each place of a piece.
@@ -99,7 +100,7 @@ class ToOwners:
         if residual is None:
             self._codec.encode(piece.of(x), payload, seed)
         else:
-            scratch = self._scratch[: piece.numel]
+            scratch = self.scratch[: piece.numel]
             encode_feedback(self._codec, piece.of(x), piece.of(residual), payload, seed, scratch)
 
 

@@ -25,9 +25,9 @@ def mean_of_parts(parts: Sequence[Tensor], out: Tensor, comm: Comm, scratch: Scr
 
     Args:
         parts: Vectors, one for each rank, of any lengths and one floating dtype, contiguous; left as they are.
-        out: Of the length of this rank's part, any floating dtype, contiguous.
-        comm: Who averages; rank p owns part p.
-        scratch: Where what comes is put.
+        out: Output, of the length of this rank's part, any floating dtype, contiguous.
+        comm: Ranks that average; rank p owns part p.
+        scratch: Memory for the parts that are received.
 
     """
     peers, mine = rotated_peers(comm), parts[comm.rank]

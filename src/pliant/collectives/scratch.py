@@ -1,4 +1,4 @@
-"""Memory that tasks of one thread use one after another, so that the largest of them is paid once."""
+"""Buffers that tasks of one thread use one after another, so that only the largest task is paid for."""
 
 import math
 
@@ -9,10 +9,10 @@ __all__ = ["Scratch"]
 
 
 class Scratch:
-    """Buffers by name; each grows to the largest that was asked for, and nothing is kept in it from task to task.
+    """Buffers by name, each as large as the largest request; nothing is kept in them from task to task.
 
     Args:
-        device: Where the buffers lie.
+        device: Device of the buffers.
 
     """
 
@@ -21,7 +21,7 @@ class Scratch:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a contiguous tensor whose values are undefined; it is overwritten by who asks next for the name."""
+        """Return a contiguous tensor with undefined values; the next call with the same name overwrites it."""
         num_bytes = math.prod(shape) * dtype.itemsize
         held = self._held.get(name)
         if held is None or held.numel() < num_bytes:
@@ -30,5 +30,5 @@ class Scratch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes of all buffers."""
         return sum(held.numel() for held in self._held.values())

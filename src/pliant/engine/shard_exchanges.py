@@ -1,4 +1,4 @@
-"""Everything that a plan says about a model's shards, carried out on all its parameter groups."""
+"""Exchanges of a model's shards under a plan, on all its parameter groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -149,7 +149,7 @@ def shard_exchanges(
     Args:
         model: The model; None if its parameters are whole.
         nodes: Parameter -> node of the plan.
-        before: What has moved them until now.
+        before: Exchanges of the plan before.
         checks: Whether gradients that are not finite are refused.
 
     """

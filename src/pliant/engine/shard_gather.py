@@ -1,4 +1,4 @@
-"""Weights of one parameter group on their way from the ranks that hold their shards to all."""
+"""All-gathers of the weights of one parameter group, exact or coded."""
 
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class ExactGather:
 
     Args:
         shards: Places of the weights.
-        comm: Who gathers.
+        comm: Ranks that gather.
         scratch: Memory of the communication thread.
         keeps: Whether `again` will be called, for which all weights are kept.
 
@@ -77,9 +77,9 @@ class CodedGather:
     Args:
         codec: Any codec.
         shards: Places of the weights.
-        comm: Who gathers.
+        comm: Ranks that gather.
         scratch: Memory of the communication thread.
-        device: Where the buffers lie.
+        device: Device of the buffers.
 
     """
 
@@ -118,9 +118,9 @@ class DifferenceGather:
     Args:
         codec: Any codec.
         shards: Places of the weights.
-        comm: Who gathers.
+        comm: Ranks that gather.
         scratch: Memory of the communication thread.
-        device: Where the buffers lie.
+        device: Device of the buffers.
 
     """
 

@@ -1,4 +1,4 @@
-"""One parameter group's two collectives under a plan: its parameters, divided by how they travel."""
+"""Reduce-scatter and all-gather of one parameter group, whose parameters may have different settings."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ class GroupScatter:
     """The reduce-scatter of one parameter group.
 
     Args:
-        name: Of the group.
+        name: Name of the group.
         columns: Places of its parameters that get gradients.
-        nodes: How each travels; None is exact.
+        nodes: Parameter -> its setting in the plan; None is exact.
         comm: Ranks among which it is divided.
         scratch: Memory of the communication thread.
-        device: Where buffers lie.
-        checks: Whether gradients are looked at.
+        device: Device of the buffers.
+        checks: Whether gradients are checked for NaN and Inf.
 
     """
 
@@ -58,7 +58,7 @@ class GroupScatter:
         self.owed: Tensor | None = None
         """Residuals of an earlier plan, (size, row_numel), added to the next exchange."""
         self.finding = FINITE
-        """What was found in this pass: what is not finite, and where in a row."""
+        """Kind and place of a value of this pass that is not finite."""
 
     def __call__(self, output: Tensor, rows: Tensor, seed: int) -> None:
         """Fill output, (row_numel,), with this rank's part of the mean of rows, (size, row_numel)."""
@@ -130,12 +130,12 @@ class GroupGather:
     and exchanges of weights. A hash of the own shard makes sure of it.
 
     Args:
-        name: Of the group.
+        name: Name of the group.
         columns: Places of all its parameters.
-        nodes: How each travels; None is exact.
+        nodes: Parameter -> its setting in the plan; None is exact.
         comm: Ranks among which it is divided.
         scratch: Memory of the communication thread.
-        device: Where buffers lie.
+        device: Device of the buffers.
 
     """
 

@@ -18,7 +18,7 @@ def columns_of(group: ParamGroup, names: Sequence[str], size: int, only: Contain
 
     Args:
         group: The group.
-        names: Of all its parameters.
+        names: Names of all its parameters.
         size: Ranks among which they are divided.
         only: Those that are in the row: all in a gather, those that are trained in a reduce-scatter.
 

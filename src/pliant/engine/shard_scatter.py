@@ -40,7 +40,7 @@ class ExactScatter:
 
     Args:
         shards: Places of the gradients.
-        comm: Who averages.
+        comm: Ranks that average.
         scratch: Memory of the communication thread.
 
     """
@@ -75,12 +75,12 @@ class CodedScatter:
     arXiv:2410.15526).
 
     Args:
-        node: How they travel.
+        node: Setting of the plan.
         codec: Its codec.
         shards: Places of the gradients.
-        comm: Who averages.
+        comm: Ranks that average.
         scratch: Memory of the communication thread.
-        device: Where the buffers lie.
+        device: Device of the buffers.
 
     """
 

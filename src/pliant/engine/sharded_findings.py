@@ -27,7 +27,7 @@ class Finding:
 
 
 FINITE = Finding()
-"""What is found where all is finite."""
+"""Finding of a group in which all is finite."""
 
 
 def gather_findings(
@@ -36,10 +36,10 @@ def gather_findings(
     """Return what all ranks raise; None if gradients are finite everywhere. Collective: 24 bytes from each rank.
 
     Args:
-        findings: Of each group on this rank.
+        findings: Findings of this rank, one for each group.
         groups: Name and columns of each, the same on all ranks.
         comm: All ranks that train the model.
-        device: Where numbers are exchanged.
+        device: Device of the numbers that are exchanged.
 
     """
     worst = [k for kind in ("gradient", "sum") for k, each in enumerate(findings) if each.kind == kind]

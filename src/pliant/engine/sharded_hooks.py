@@ -86,8 +86,8 @@ class ReduceScatterHook:
     """The reduce-scatter of one parameter group, in place of torch's.
 
     Args:
-        group: Whose gradients.
-        submitter: Where the task goes.
+        group: Group of the gradients.
+        submitter: Submitter of the task.
         exchange: Its part of the plan in force.
 
     """
@@ -125,8 +125,8 @@ class GatherHook:
     """The all-gather of one parameter group, in place of torch's; among other ranks than the group's, torch's own.
 
     Args:
-        group: Whose weights.
-        submitter: Where the task goes.
+        group: Group of the weights.
+        submitter: Submitter of the task.
         exchange: Its part of the plan in force.
         changes: Counts the moments at which weights may have changed.
 
@@ -157,14 +157,14 @@ class ReplicaHook:
     """The exchange of one parameter group's reduced gradients among replicas, in place of torch's all-reduce.
 
     Args:
-        group: Whose gradients.
-        submitter: Where the task goes.
-        names: Of the parameters in the reduced shard.
-        shapes: Of this rank's part of each.
-        spans: Where each lies in the reduced shard.
-        index: Of the group.
-        receive: Takes the bucket.
-        checks: Whether reduced gradients are looked at.
+        group: Group of the gradients.
+        submitter: Submitter of the task.
+        names: Names of the parameters in the reduced shard.
+        shapes: Shape of this rank's part of each.
+        spans: Range of each in the reduced shard.
+        index: Index of the group.
+        receive: Receiver of the bucket.
+        checks: Whether reduced gradients are checked for NaN and Inf.
 
     """
 

@@ -34,10 +34,10 @@ class ShardedSource(GradientSource):
         model: The model's parameter groups.
         module: The model itself.
         receiver: Counts passes, and exchanges gradients between replicas.
-        comm_thread: Where all is exchanged.
+        comm_thread: Communication thread of all exchanges.
         tracer: Tracer of the waiting, with the comm.
         begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
-        nonfinite: What to do about gradients that are not finite.
+        nonfinite: Whether gradients that are not finite raise or propagate.
 
     """
 
@@ -78,7 +78,7 @@ class ShardedSource(GradientSource):
     def put_in_force(
         self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
     ) -> None:
-        """Gather, reduce and average as a plan has it; what it does not speak of is torch's."""
+        """Follow a plan: gathers, reduce-scatters and replicas that it leaves out stay torch's."""
         self._exchanges = exchanges = next(part for part in parts if isinstance(part, ShardExchanges))
         relaxes_replicas = any(isinstance(node, Sharded) and node.replicas is not None for node in nodes.values())
         for k, group in enumerate(self._model.groups):
@@ -93,7 +93,7 @@ class ShardedSource(GradientSource):
             group.prefetch(following if exchanges.gathers[k] is not None else None)
 
     def weights_changed(self, *_: object) -> None:
-        """Note that weights were written, so that what was gathered of them is not used again."""
+        """Note that weights were written, so that gathered ones are not used again."""
         if self._exchanges is not None:
             self._exchanges.changes += 1
 

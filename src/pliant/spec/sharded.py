@@ -1,4 +1,4 @@
-"""The node of models that are divided among ranks: how gradients get to their shard, and weights to all."""
+"""Node for models that are divided among ranks: the reduce-scatter of gradients and the all-gather of weights."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,12 +11,12 @@ from pliant.spec.target import Target
 __all__ = ["ReduceScatter", "Residual", "Sharded", "WeightGather"]
 
 Residual = Literal["full", "int8", "none"]
-"""What a rank keeps of what its codec loses: all in float32, all in 8 bits, or nothing."""
+"""Residual of a codec on each rank: in float32, in 8 bits, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceScatter:
-    """The way of gradients to the rank that holds their shard; without a codec exactly."""
+    """Setting of `Sharded`: the way of gradients to the rank that holds their shard; without a codec exactly."""
 
     codec: CodecSpec | None = None
     residual: Residual = "none"
@@ -40,7 +40,7 @@ class ReduceScatter:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightGather:
-    """The way of weights from the ranks that hold their shards to all; without a codec exactly."""
+    """Setting of `Sharded`: the way of weights from their shards to all ranks; without a codec exactly."""
 
     codec: CodecSpec | None = None
     differences: bool = False
