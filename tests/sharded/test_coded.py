@@ -56,7 +56,9 @@ def coded_rows(width: int) -> dict[str, tuple[float, bool, float]]:
     return found
 
 
-@pytest.mark.parametrize(("size", "width"), [(3, 34), *(pytest.param(size, 32, marks=pytest.mark.extended) for size in (2, 4))])
+@pytest.mark.parametrize(
+    ("size", "width"), [(3, 34), *(pytest.param(size, 32, marks=pytest.mark.extended) for size in (2, 4))]
+)
 def test_coded_shards_stay_close_and_all_ranks_compute_with_the_same_weights(size, width):
     for found in run(size, coded_rows, width):
         for name, (error, equal, owed) in found.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 from pliant.autotune.trials import TunableRun
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
-from pliant.engine.nodes import owner_classes
+from pliant.engine.nodes import layer_classes
 from pliant.engine.relaxed_model import list_tensors, module_of
 from pliant.spec import Exchange
 
@@ -49,7 +49,7 @@ class QualityProbe:
         self._run = run
         module = module_of(run.model)
         self._parameters = {name: p for name, p in list_tensors(module) if p.requires_grad}
-        layers = owner_classes(module)
+        layers = layer_classes(module)
         self._codecs: dict[str, Codec] = {}
         for name, parameter in self._parameters.items():
             node = run.plan.exchange_for(name, layers[name], parameter.numel())

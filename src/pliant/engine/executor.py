@@ -19,7 +19,7 @@ from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
 from pliant.engine.launcher_env import hosts_from_torchrun
-from pliant.engine.nodes import nodes_for, owner_classes
+from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers, place_owners
 from pliant.engine.parts import Part
@@ -118,7 +118,7 @@ class ExecutorBuilder:
         hosts: Sequence[Sequence[int]] | None,
         nonfinite: NonFinite,
     ) -> None:
-        self._relaxed, self._module, self._layers = relaxed, relaxed.module, owner_classes(relaxed.module)
+        self._relaxed, self._module, self._layers = relaxed, relaxed.module, layer_classes(relaxed.module)
         self.curvature = Curvature()
         """Samples of the curvature, under whichever plan."""
         self._optimizer = relaxed.local_optimizer

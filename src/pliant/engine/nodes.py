@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from pliant.engine.relaxed_model import name_without_wrappers
 from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["nodes_for", "owner_classes", "sparse_parameters"]
+__all__ = ["layer_classes", "nodes_for", "sparse_parameters"]
 
 
 def nodes_for(
@@ -57,7 +57,7 @@ def sparse_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> li
     return [name for name, parameter in parameters.items() if id(parameter) in ids]
 
 
-def owner_classes(module: nn.Module) -> dict[str, str]:
+def layer_classes(module: nn.Module) -> dict[str, str]:
     """Return, for each parameter's full name, the class name of the layer that owns it."""
     return {
         name_without_wrappers(f"{prefix}.{name}" if prefix else name): type(layer).__name__

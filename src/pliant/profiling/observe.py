@@ -18,7 +18,7 @@ from pliant.buckets import as_real
 from pliant.codecs import Codec
 from pliant.comm import Comm, broadcast_text, new_comm
 from pliant.comm.private_comm import self_comm
-from pliant.engine.nodes import owner_classes
+from pliant.engine.nodes import layer_classes
 from pliant.engine.relaxed_model import innermost, list_tensors, module_of, strip_wrappers
 from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
 from pliant.profiling.step_timer import StepTimer
@@ -166,7 +166,7 @@ class Observation:
         computing_s = [sum(row[:3]) for row in rows]
         seen = self._shadow.share(comm, self._device)
         noise = noise_scale(seen.own, seen.together, comm.size, self._batch_size)
-        layers = owner_classes(self._module)
+        layers = layer_classes(self._module)
         tensors = [
             TensorSpec(
                 name=n,
