@@ -56,7 +56,7 @@ GIVEN = {
     "topk-dynamic": p.with_target(p.topk(ratio=0.1), bytes_per_step=2000),
     "tasc-dynamic": p.with_target(p.tasc(ratio=0.1, block=16), bytes_per_step=2500),
     "randomk": p.randomk(ratio=0.2),
-    "demo": p.decoupled_momentum(ratio=0.1, momentum=0.9),
+    "decoupled_momentum": p.decoupled_momentum(ratio=0.1, momentum=0.9),
     "demo-mean": p.decoupled_momentum(ratio=0.1, block=48, momentum=0.9, signed=False),
     "tasc": p.tasc(0.06, block=16, power=0),
     "tasc-dgc": p.tasc(0.06, block=16, power=0, momentum=0.9, ramp_steps=4, rescore=1),
@@ -83,12 +83,12 @@ GIVEN = {
     "diloco": p.diloco(3, averaging=p.int4()),
     "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": p.sparse_loco(3, ratio=0.2),
-    "stale": p.bounded_staleness(0),
+    "bounded_staleness": p.bounded_staleness(0),
     "stale-free": p.bounded_staleness(2),
     "between-hosts": p.between_hosts(p.diloco(3)),
 }
 """Settings under which a row of the registry shows on a small model, or others than its own."""
-ELSEWHERE = {"between_hosts", "dynamic", "sharded"}
+ELSEWHERE = {"between_hosts", "with_target", "sharded"}
 """Rows that need more than a DDP model: hosts, or shards (tests/sharded)."""
 ROWS = {n: p.parse(row.example or n) for n, row in REGISTRY.items() if n not in ELSEWHERE} | GIVEN
 ALGORITHMS = {name: node for name, node in ROWS.items() if not node.weights_may_diverge}
@@ -114,4 +114,6 @@ def sampled(names):
 def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:
     if name == "onebit_adam":
         return p.OneBitAdam(parameters, lr=1e-2, warmup_steps=3)
-    return torch.optim.SGD(parameters, lr=3e-3 if name == "demo" else lr)  # a signed step is as long as the rate
+    return torch.optim.SGD(
+        parameters, lr=3e-3 if name == "decoupled_momentum" else lr
+    )  # a signed step is as long as the rate

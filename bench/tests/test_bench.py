@@ -199,11 +199,11 @@ def test_every_model_has_a_task_that_yields_a_gradient_for_each_parameter(name):
 
 
 def test_every_algorithm_of_the_registry_is_an_arm():
-    from pliant.algorithms.registry import ALGORITHMS
+    from pliant.algorithms.registry import ALGORITHMS, standard_text
 
     bare = {name for name, row in ALGORITHMS.items() if row.bare}
-    assert bare - set(ARMS) <= {"fp16"}
-    assert set(PLIANT_ARMS) - bare == {"qsgd4", "topk_dgc", "post_local_sgd"}
+    assert bare - set(map(standard_text, ARMS)) <= {"fp16"}
+    assert set(map(standard_text, PLIANT_ARMS)) - bare == {"qsgd4", "topk_dgc", "post_local_sgd"}
 
 
 def test_arms_are_names_or_algorithms_of_the_grammar():

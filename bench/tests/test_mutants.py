@@ -101,13 +101,13 @@ def test_mutants_of_a_line_of_c(load, line, wanted):
     ],
 )
 def test_verdicts(load, code, out, verdict, by):
-    outcome = load("trying").evaluated(code, out)
+    outcome = load("trying").judged(code, out)
     assert (outcome.verdict, outcome.by) == (verdict, by)
 
 
 def test_a_run_without_tests_kills_nothing(load):
     with pytest.raises(RuntimeError, match="found no tests"):
-        load("trying").evaluated(4, "ERROR: file or directory not found: tests/gone.py")
+        load("trying").judged(4, "ERROR: file or directory not found: tests/gone.py")
 
 
 def test_a_job_goes_on_where_it_stopped(load, tmp_path):

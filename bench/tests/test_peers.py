@@ -79,7 +79,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(load, tmp_path, monkeypa
         run.main()
 
     monkeypatch.setattr(run, "_run", fake)
-    monkeypatch.setattr(run, "emulated", lambda topology: nullcontext())
+    monkeypatch.setattr(run, "emulate_cluster", lambda topology: nullcontext())
     monkeypatch.setattr(run.signal, "signal", lambda *_: None)
     fails_at.append(3)
     with pytest.raises(KeyboardInterrupt):

@@ -8,6 +8,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Literal
 
+from pliant.algorithms.registry import standard_text
 from pliant_bench.faults.points import ELASTIC_ARMS, is_elastic
 from pliant_bench.harness.names import PLIANT_ARMS
 
@@ -193,9 +194,10 @@ def write_trials(trials: Sequence[Trial], path: Path) -> None:
 
 
 def read_trials(path: Path) -> list[Trial]:
-    """Return what `write_trials` wrote."""
+    """Return what `write_trials` wrote, with the names that algorithms have now."""
     told = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Trial(**{**fields, "victims": tuple(fields["victims"])}) for fields in told]
+    now = [{"victims": tuple(each["victims"]), "algorithm": standard_text(each["algorithm"])} for each in told]
+    return [Trial(**{**fields, **new}) for fields, new in zip(told, now, strict=True)]
 
 
 def survives(trial: Trial) -> Literal["go on", "end", "either"]:

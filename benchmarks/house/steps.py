@@ -22,7 +22,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from pliant.network.local_hosts import reserve_port
+from pliant.network.store_host import reserve_port
 from steps_rank import MARK
 from versions import built, commit_of, environment, machine
 

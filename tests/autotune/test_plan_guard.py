@@ -81,7 +81,7 @@ CASES = {
     "lane": (pliant.onebit(), in_lane),
     "overflow": (pliant.bytegrad(), poisoned),
     "weights": (pliant.local_sgd(2), in_weights),
-    "owner": (pliant.sharded_optimizer(), in_share),
+    "sharded_optimizer": (pliant.sharded_optimizer(), in_share),
     "look": (pliant.tasc(0.3, power=1), in_look),
     "one rank": (pliant.bytegrad(), in_one),
 }

@@ -14,8 +14,19 @@ STEPS = 3
 one_at_a_time = threading.Lock()
 EVERYTHING = {**ALGORITHMS, **BETWEEN_STEPS}
 FEW = (
-    *("allreduce", "bytegrad", "onebit", "onebit_adam", "powersgd", "topk", "tasc", "every", "late", "owner"),
-    *("gossip", "diloco", "post_local_sgd", "stale", "between-hosts"),
+    *(
+        "allreduce",
+        "bytegrad",
+        "onebit",
+        "onebit_adam",
+        "powersgd",
+        "topk",
+        "tasc",
+        "every",
+        "delayed",
+        "sharded_optimizer",
+    ),
+    *("gossip", "diloco", "post_local_sgd", "bounded_staleness", "between-hosts"),
 )
 """One algorithm of each kind."""
 

@@ -11,14 +11,14 @@ class Complex(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exchange_weights = nn.Parameter(torch.randn(WIDTH, 5, dtype=torch.complex64) / WIDTH)
+        self.mix = nn.Parameter(torch.randn(WIDTH, 5, dtype=torch.complex64) / WIDTH)
         self.turn = nn.Parameter(torch.randn((), dtype=torch.complex64))
         self.shift = nn.Parameter(torch.zeros(5, dtype=torch.complex64))
         self.head = nn.Linear(10, IDS)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = nn.functional.one_hot(ids, IDS)[:, :WIDTH].float()
-        y = torch.fft.fft(x) @ self.exchange_weights * self.turn + self.shift
+        y = torch.fft.fft(x) @ self.mix * self.turn + self.shift
         return self.head(torch.view_as_real(y).flatten(1))
 
 

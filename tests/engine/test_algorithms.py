@@ -13,9 +13,9 @@ from pliant.algorithms import ALGORITHMS as REGISTRY, executor_for
 from pliant.spec import CodecSpec, CompressedMomentum, ScatterGather, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 
-LOSSLESS = ["late", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
+LOSSLESS = ["delayed", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
 LOSSLESS += ["tasc", "tasc-leader", "tasc-local"]
-FORGETFUL = ("onebit_adam", "demo", "every", "after")
+FORGETFUL = ("onebit_adam", "decoupled_momentum", "every", "after")
 """Momenta that decay or round, and combinators of the rows that round."""
 LOSSLESS += [
     name
@@ -77,7 +77,7 @@ def test_ranks_that_differ_learn_and_end_equal(name, size):
 
 @all_rows
 def test_one_rank_is_the_plain_optimizer(name):
-    if name in ("onebit_adam", "demo", "demo-mean", "diloco", "streaming_diloco", "between-hosts"):
+    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", "diloco", "streaming_diloco", "between-hosts"):
         return  # a frozen variance, a coded momentum and an outer one act on one rank as well; see the oracles
 
     def body(place):
@@ -366,8 +366,8 @@ def test_an_optimizer_that_does_not_fit_is_refused():
             pliant.relax(ddp, sgd, "onebit_adam")
         with pytest.raises(ValueError, match="count twice"):
             pliant.relax(ddp, sgd, pliant.topk(momentum=0.9))
-        with pytest.raises(ValueError, match="demo keeps one of"):
-            pliant.relax(ddp, sgd, "demo")
+        with pytest.raises(ValueError, match="decoupled_momentum keeps one of"):
+            pliant.relax(ddp, sgd, "decoupled_momentum")
         adam = pliant.OneBitAdam(ddp.parameters(), warmup_steps=5)
         with pytest.raises(ValueError, match="warmup_steps 5"):
             pliant.relax(ddp, adam, CompressedMomentum(beta=0.9, warmup_steps=6))

@@ -25,9 +25,9 @@ _one_at_a_time = threading.Lock()
 
 def adam_for(name, parameters):
     """An optimizer with a state that ranks do not share where weights are exchanged."""
-    if name in ("onebit_adam", "demo", "demo-mean"):
+    if name in ("onebit_adam", "decoupled_momentum", "demo-mean"):
         return optimizer_for(name, parameters)  # these allow no other
-    if name in BETWEEN_STEPS or name.startswith("owner"):
+    if name in BETWEEN_STEPS or name.startswith(("owner", "sharded_optimizer")):
         return torch.optim.AdamW(parameters, lr=1e-2)
     corrects = "dgc" in name or name == "tasc-difference"  # has a momentum of its own
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.0 if corrects else 0.9)
@@ -349,7 +349,7 @@ def test_making_an_optimizers_state_is_no_step(stateless):
 @pytest.mark.parametrize(
     ("what", "spoil", "sentence"),
     [
-        ("randomk", lambda run: setattr(run._dispatcher, "turn", 7), "rank 1 is after exchange 8"),
+        ("randomk", lambda run: setattr(run._dispatcher, "num_backwards", 7), "rank 1 is after exchange 8"),
         ("bytegrad", lambda run: setattr(run._dispatcher, "step", 7), "rank 0 is at step 1, rank 1 is at step 8"),
         ("allreduce", lambda run: setattr(run, "_plan_number", 7), "has another plan than the majority"),
         ("local_sgd", lambda run: run._executor.of(WeightExchange)[0].spoil(), "rank 1 is after exchange of weights 8"),

@@ -166,7 +166,7 @@ def test_in_every_combination():
     own = Curved()
     wholes = {
         "every": pliant.every(2, own),
-        "late": pliant.delayed(own),
+        "delayed": pliant.delayed(own),
         "after": pliant.after(2, own, then=pliant.bf16()),
         "then": pliant.after(2, pliant.bf16(), then=own),
         "hosts": pliant.between_hosts(own),

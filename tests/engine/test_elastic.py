@@ -462,7 +462,7 @@ def test_weights_that_are_not_those_that_were_signed_are_not_loaded(part, monkey
 
 def test_without_a_secret_a_run_stays_on_loopback(monkeypatch):
     elsewhere = Rendezvous(store=HashStore(), beside=HashStore(), rank=0, size=1, loopback=False, host="10.1.2.3")
-    monkeypatch.setattr("pliant.comm.elastic.meeting_of", lambda *_: elsewhere)
+    monkeypatch.setattr("pliant.comm.elastic.rendezvous_for", lambda *_: elsewhere)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"store is at '10\.1\.2\.3'.*openssl rand .*secret_file="):

@@ -52,7 +52,7 @@ IN_STEPS = {
     "a bucket": ("onebit", pliant.engine.gradient_exchange.GradientExchange, "layout_of"),
     "before a step": ("onebit", UnusedParameterCheck, "require_complete"),
     "after a step": ("local_sgd", WeightExchange, "after_step"),
-    "new weights": ("owner", pliant.engine.owner_step.OwnerStep, "share"),
+    "new weights": ("sharded_optimizer", pliant.engine.owner_step.OwnerStep, "share"),
 }
 
 

@@ -15,7 +15,15 @@ def _ranks_of_threads(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: group.rank())
 
 
-REFUSED = [*BETWEEN_STEPS, "owner", "owner-qsgd", "topk-dynamic", "tasc-dynamic", "tasc-curved", "late-onebit"]
+REFUSED = [
+    *BETWEEN_STEPS,
+    "sharded_optimizer",
+    "owner-qsgd",
+    "topk-dynamic",
+    "tasc-dynamic",
+    "tasc-curved",
+    "late-onebit",
+]
 """Those where a rank that makes no steps would be missed for more than its gradients."""
 
 JOINED = [name for name in ALGORITHMS if name not in REFUSED]

@@ -49,8 +49,8 @@ def test_two_optimizers_train_all_parameters(given, names):
     for name, (end, moved) in made.items():
         assert torch.equal(end, others[name][0]), name
         assert (moved[1] if given == "one of two" else max(moved)) > 1e-3, name
-    torch.testing.assert_close(plain_end, made["owner"][0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(plain_end, made["stale"][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(plain_end, made["sharded_optimizer"][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(plain_end, made["bounded_staleness"][0], rtol=0, atol=1e-6)
 
 
 def test_owners_share_what_each_optimizer_has_stepped():
@@ -59,7 +59,7 @@ def test_owners_share_what_each_optimizer_has_stepped():
     def body(place):
         model = ddp(place)
         optimizers = sgd_and_adam(model.module)
-        with pliant.relax(model, optimizers, "owner", timeout_s=20) as run:
+        with pliant.relax(model, optimizers, "sharded_optimizer", timeout_s=20) as run:
             backward(model, place.rank, 0)
             optimizers[1].step()
             assert run.steps == 0
@@ -116,10 +116,13 @@ def test_a_gan_in_one_model(critic_steps):
 
     def body(place):
         both = lambda optimizers: optimizers  # noqa: E731
-        out = [ends(place, what, loop, sgd_and_adam, both, make=one_gan)[0] for what in (None, "allreduce", "owner")]
+        out = [
+            ends(place, what, loop, sgd_and_adam, both, make=one_gan)[0]
+            for what in (None, "allreduce", "sharded_optimizer")
+        ]
         for what in ("qsgd", "local_sgd", "gossip"):
             ends(place, what, loop, sgd_and_adam, both, make=one_gan)
-        for name in ("onebit", "late", "every", "powersgd", "demo"):
+        for name in ("onebit", "delayed", "every", "powersgd", "decoupled_momentum"):
             with pytest.raises(RuntimeError, match="give each network its own DistributedDataParallel"):
                 ends(place, EVERYTHING.get(name, name), loop, sgd_and_adam, both, make=one_gan)
         return out

@@ -164,7 +164,9 @@ def world_of_one():
 
 
 @pytest.mark.usefixtures("world_of_one")
-@pytest.mark.parametrize("name", ["allreduce", "onebit", "tasc-curved", "local_sgd", "owner", "stale"])
+@pytest.mark.parametrize(
+    "name", ["allreduce", "onebit", "tasc-curved", "local_sgd", "sharded_optimizer", "bounded_staleness"]
+)
 def test_what_plain_ddp_can_copy_and_save_a_relaxed_one_can(name, tmp_path):
     ddp = nn.parallel.DistributedDataParallel(Net())
     optimizer = optimizer_for(name, ddp.parameters())
@@ -191,7 +193,7 @@ def test_what_plain_ddp_can_copy_and_save_a_relaxed_one_can(name, tmp_path):
 
 
 @pytest.mark.usefixtures("world_of_one")
-@pytest.mark.parametrize(("what", "loses"), [("onebit", False), ("local_sgd", True), ("owner", True)])
+@pytest.mark.parametrize(("what", "loses"), [("onebit", False), ("local_sgd", True), ("sharded_optimizer", True)])
 def test_a_world_destroyed_before_close_is_one_sentence(what, loses):
     ddp = nn.parallel.DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)

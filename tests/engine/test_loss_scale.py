@@ -11,7 +11,7 @@ from models import batch, new_ddp, train, weights
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 LIKE_GRADIENTS = {"residual", "velocity", "momentum", "estimate", "mean", "on its way", "before"}
-LOSSLESS = ["late", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
+LOSSLESS = ["delayed", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
 LOSSLESS += ["tasc", "tasc-leader", "tasc-local", "topk-dynamic"]
 OVERFLOWS = (5, 12)
 """Steps whose batch overflows on rank 1; those in which every-exact exchanges."""
@@ -131,7 +131,7 @@ def test_debts_of_an_earlier_plan_survive_a_skipped_step():
 
 @pytest.mark.parametrize(
     ("name", "skips"),
-    [("onebit", False), ("late", False), ("every-exact", False), ("onebit", True), ("powersgd", True)],
+    [("onebit", False), ("delayed", False), ("every-exact", False), ("onebit", True), ("powersgd", True)],
 )
 def test_what_was_saved_in_one_scale_goes_on_in_another(name, skips):
     """To the bit, in a new process, also if the scaler skips a step before the run has seen it."""
@@ -206,7 +206,9 @@ def test_signs_under_a_scaler_are_refused():
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
         before = weights(ddp)
         with pliant.relax(ddp, optimizer, pliant.decoupled_momentum(), nonfinite="propagate", timeout_s=20):
-            with pytest.raises(ValueError, match=r"divides gradients by its scale of 256, .* demo\(signed=False\)"):
+            with pytest.raises(
+                ValueError, match=r"divides gradients by its scale of 256, .* decoupled_momentum\(signed=False\)"
+            ):
                 scaled_step(ddp, optimizer, scaler, place.rank, 0)
             assert torch.equal(before, weights(ddp))
             disabled = torch.amp.GradScaler("cpu", enabled=False)
@@ -230,7 +232,7 @@ class Branching(nn.Module):
         return (self.first, self.second)[self.use](x.flatten(1))
 
 
-KEPT = ["onebit", "topk", "powersgd", "late", "late-onebit", "every-exact", "int4", "tasc-local"]
+KEPT = ["onebit", "topk", "powersgd", "delayed", "late-onebit", "every-exact", "int4", "tasc-local"]
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -216,7 +216,7 @@ def test_a_pass_that_ddp_leaves_out_is_found():
     assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("what", ["onebit", "powersgd", "owner", "diloco", "stale"])
+@pytest.mark.parametrize("what", ["onebit", "powersgd", "sharded_optimizer", "diloco", "bounded_staleness"])
 def test_every_odd_model_trains_under_other_plans(what):
     """Without an error, with one exchange for each step, and to equal weights."""
 

@@ -48,7 +48,7 @@ def test_equals_an_all_reduce_and_the_plain_optimizer(size, optimizer, clip):
 
     def body(place):
         found = []
-        for what in ("owner", "allreduce"):
+        for what in ("sharded_optimizer", "allreduce"):
             ddp = new_ddp(place)
             made = OPTIMIZERS[optimizer](ddp.parameters())
             schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.97)
@@ -82,7 +82,7 @@ def test_optimizer_state_lies_with_owners_and_is_whole_at_the_end(optimizer):
     def body(place):
         ddp = new_ddp(place)
         made = OPTIMIZERS[optimizer](ddp.parameters())
-        with pliant.relax(ddp, made, "owner", timeout_s=20):
+        with pliant.relax(ddp, made, "sharded_optimizer", timeout_s=20):
             train(ddp, made, place.rank, range(3))
             mine = {name for name, p in ddp.module.named_parameters() if p in made.state}
             numel = sum(p.numel() for p in made.state)
@@ -106,7 +106,7 @@ def test_save_load_continue_with_optimizer_state(optimizer, tmp_path):
     def body(place):
         ddp = new_ddp(place)
         made = OPTIMIZERS[optimizer](ddp.parameters())
-        with pliant.relax(ddp, made, "owner", timeout_s=20) as run:
+        with pliant.relax(ddp, made, "sharded_optimizer", timeout_s=20) as run:
             train(ddp, made, place.rank, range(4))
             saved = {"model": ddp.module.state_dict(), "optimizer": made.state_dict(), "run": run.state_dict()}
             torch.save(saved, tmp_path / f"{place.rank}.pt")
@@ -116,7 +116,7 @@ def test_save_load_continue_with_optimizer_state(optimizer, tmp_path):
         again.module.load_state_dict(loaded["model"])
         other = OPTIMIZERS[optimizer](again.parameters())
         other.load_state_dict(loaded["optimizer"])
-        with pliant.relax(again, other, "owner", timeout_s=20) as run:
+        with pliant.relax(again, other, "sharded_optimizer", timeout_s=20) as run:
             run.load_state_dict(loaded["run"])
             train(again, other, place.rank, range(4, 8))
         return torch.equal(weights(ddp), weights(again))
@@ -128,7 +128,10 @@ def test_save_load_continue_with_optimizer_state(optimizer, tmp_path):
 def test_switching_moves_the_optimizer_state(optimizer):
     def body(place):
         found = []
-        for plans in (["owner", "allreduce", pliant.sharded_optimizer(bandwidths=(1.0, 5.0, 2.0))], ["allreduce"] * 3):
+        for plans in (
+            ["sharded_optimizer", "allreduce", pliant.sharded_optimizer(bandwidths=(1.0, 5.0, 2.0))],
+            ["allreduce"] * 3,
+        ):
             ddp = new_ddp(place)
             made = OPTIMIZERS[optimizer](ddp.parameters())
             with pliant.relax(ddp, made, plans[0], timeout_s=20) as run:
@@ -147,7 +150,7 @@ def test_a_gradient_that_is_not_finite_is_seen_by_all():
         ddp = new_ddp(place)
         made = OPTIMIZERS["sgd"](ddp.parameters())
         before = weights(ddp).clone()
-        with pliant.relax(ddp, made, "owner", timeout_s=20):
+        with pliant.relax(ddp, made, "sharded_optimizer", timeout_s=20):
             x, y = torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64)
             x[0] = float("nan") if place.rank == 1 else 0.0
             with pytest.raises(pliant.NonFiniteGradientError, match="rank 1"):
@@ -162,7 +165,7 @@ def test_with_a_scaler_all_ranks_skip_the_same_step():
         ddp = new_ddp(place)
         made = OPTIMIZERS["sgd"](ddp.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        with pliant.relax(ddp, made, "owner", nonfinite="propagate", timeout_s=20) as run:
+        with pliant.relax(ddp, made, "sharded_optimizer", nonfinite="propagate", timeout_s=20) as run:
             for step in range(4):
                 x, y = torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64)
                 made.zero_grad()

@@ -12,12 +12,12 @@ from models import batch, new_ddp, train, weights
 HOSTS = [[0], [1, 2]]
 WRAPS = {
     "every": lambda inner: p.every(2, inner),
-    "late": p.delayed,
+    "delayed": p.delayed,
     "after": lambda inner: p.after(3, p.int4(), then=inner),
     "hosts": p.between_hosts,
     "local": lambda inner: p.local_sgd(2, averaging=inner),
 }
-REFUSED = {("every", "local"), ("late", "local"), ("local", "every"), ("local", "late")}
+REFUSED = {("every", "local"), ("delayed", "local"), ("local", "every"), ("local", "delayed")}
 PAIRS = {
     f"{outer}({inner})": WRAPS[outer](WRAPS[inner](p.onebit()))
     for outer, inner in itertools.permutations(WRAPS, 2)

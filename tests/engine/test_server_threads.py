@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_owner import OPTIMIZERS
+from test_owner_step import OPTIMIZERS
 from torch import nn
 
 import pliant
@@ -101,7 +101,13 @@ def test_switching_to_an_all_reduce_and_back():
         made = OPTIMIZERS["sgd"](ddp.parameters())
         with pliant.relax(ddp, made, pliant.bounded_staleness(2), timeout_s=20) as run:
             for k, what in enumerate(
-                ("allreduce", pliant.bounded_staleness(1), "owner", pliant.local_sgd(2), pliant.bounded_staleness(0))
+                (
+                    "allreduce",
+                    pliant.bounded_staleness(1),
+                    "sharded_optimizer",
+                    pliant.local_sgd(2),
+                    pliant.bounded_staleness(0),
+                )
             ):
                 train(ddp, made, place.rank, range(4 * k, 4 * k + 4))
                 run.switch(what)
@@ -212,7 +218,7 @@ def test_a_gradient_that_is_not_finite_is_not_sent():
     def body(place):
         module = nn.Linear(3, 2)
         made = torch.optim.SGD(module.parameters(), lr=0.1)
-        with pliant.relax(module, made, "stale", group=place.process_group, timeout_s=20) as run:
+        with pliant.relax(module, made, "bounded_staleness", group=place.process_group, timeout_s=20) as run:
             (run.model(torch.ones(1, 3)).sum() * float("nan")).backward()
             with pytest.raises(pliant.NonFiniteGradientError, match="rank"):
                 made.step()

@@ -116,7 +116,7 @@ def test_lbfgs_calls_its_closure_often():
                 run.close()
             ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         with pytest.raises(ValueError, match="LBFGS needs a closure"):
-            pliant.relax(model, optimizer, "owner", timeout_s=20)
+            pliant.relax(model, optimizer, "sharded_optimizer", timeout_s=20)
         return ends
 
     for one_end, other in pliant.run_world(2, body, timeout_s=60):

@@ -317,7 +317,7 @@ def test_late_by_name_looks_ahead_as_far_as_the_optimizer_has_momentum():
         0.8: torch.optim.AdamW(weight, betas=(0.8, 0.99)),
     }
     for lookahead, optimizer in optimizers.items():
-        assert resolve_plan("late", optimizer).rules[-1].exchange.lookahead == lookahead
+        assert resolve_plan("delayed", optimizer).rules[-1].exchange.lookahead == lookahead
 
 
 def test_an_overflow_meets_a_late_gradient_once():

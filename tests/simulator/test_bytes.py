@@ -79,7 +79,7 @@ def test_bytes_are_those_of_the_engine(name):
     sent = sent_by_engine(name, algorithm, found.period)
     assert max(sent) > 0
     # At a free pace, settling is one more exchange with the owners.
-    exchanges = found.period + 1 if name == "stale" else found.period
+    exchanges = found.period + 1 if name == "bounded_staleness" else found.period
     assert [round(x * exchanges, 3) for x in found.sent_bytes] == sent
 
 

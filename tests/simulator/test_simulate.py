@@ -275,7 +275,7 @@ def test_the_slowest_is_waited_for_only_where_ranks_wait():
 
 
 def test_owners_divide_the_optimizer():
-    found = simulate(PLANS["owner"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), overheads=IDEAL)
+    found = simulate(PLANS["sharded_optimizer"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), overheads=IDEAL)
     assert found.step_s == pytest.approx(0.3 + 0.4 / 4, rel=1e-3)
 
 
@@ -286,7 +286,7 @@ def test_makespan_counts_steps():
 
 def test_thousands_of_ranks():
     topology = cluster(512, 1.25e9, 1e-5, ranks=8)
-    for name in ("allreduce", "bytegrad", "owner", "gossip", "local_sgd", "topk", "hierarchical"):
+    for name in ("allreduce", "bytegrad", "sharded_optimizer", "gossip", "local_sgd", "topk", "hierarchical"):
         found = simulate(PLANS[name], even(20, 1_000_000), topology)
         assert found.step_s > 0.31
         assert len(found.sent_bytes) == 4096

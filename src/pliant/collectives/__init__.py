@@ -1,7 +1,7 @@
 """Collectives: exact, compressed, sparse and low-rank averages over any Comm."""
 
 from pliant.collectives.averaging import CastAllReduce, SharedSparseAverage, ShortVectorAverage
-from pliant.collectives.blockgrid import BlockGrid
+from pliant.collectives.block_grid import BlockGrid
 from pliant.collectives.blocks import BlockAllGather, BlockResult, LeaderMask, ScoreMean, SharedBlockAverage
 from pliant.collectives.clocks import StalenessClock
 from pliant.collectives.compressed import CompressedAverage

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pliant.codecs import Int4
 from pliant.collectives.averaging import ShortVectorAverage
-from pliant.collectives.blockgrid import BlockGrid, packed, unpacked
+from pliant.collectives.block_grid import BlockGrid, pack_bits, unpack_bits
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
 from pliant.spec import ValueBits
@@ -108,14 +108,14 @@ class BlockAllGather:
         grid, values, mask_bytes = self._grid, self._values, self._grid.parts.mask_bytes
         of_blocks = grid.elements(chosen)
         values.zero_()[: len(of_blocks)] = torch.nan if poisoned else x[of_blocks]
-        self._own[:mask_bytes] = packed(chosen, mask_bytes)
+        self._own[:mask_bytes] = pack_bits(chosen, mask_bytes)
         _write(values, self._own[mask_bytes:], self._bits)
         sent = _read(self._own[mask_bytes:], values, self._bits)[: len(of_blocks)].clone()
         self._comm.all_gather(self._all, self._own).wait()
         got: list[tuple[Tensor, Tensor]] = []
         sound = True
         for row in self._all.view(self._comm.size, -1):
-            theirs = grid.elements(unpacked(row[:mask_bytes], len(grid.starts)))
+            theirs = grid.elements(unpack_bits(row[:mask_bytes], len(grid.starts)))
             means = _read(row[mask_bytes:], values, self._bits)[: len(theirs)] / self._comm.size
             sound = sound and bool(means.isfinite().all())
             got.append((theirs, means))
@@ -138,9 +138,9 @@ class LeaderMask:
         num_bytes = self._grid.parts.mask_bytes
         mask = torch.empty(num_bytes, dtype=torch.uint8, device=self._grid.device)
         if chosen is not None:
-            mask.copy_(packed(chosen, num_bytes))
+            mask.copy_(pack_bits(chosen, num_bytes))
         self._comm.broadcast(mask, leader).wait()
-        return unpacked(mask, len(self._grid.starts))
+        return unpack_bits(mask, len(self._grid.starts))
 
 
 class ScoreMean:

@@ -11,12 +11,12 @@ from typing import TypeVar
 from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit
-from pliant.comm.beats import BEAT_S, Beats
 from pliant.comm.epoch_messages import EpochMessages
+from pliant.comm.heartbeat_thread import BEAT_S, HeartbeatThread
 from pliant.comm.membership import MembershipError, MembershipProtocol
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.records import Epoch, MemberRecord
-from pliant.comm.rendezvous import Rendezvous, meeting_of
+from pliant.comm.rendezvous import Rendezvous, rendezvous_for
 from pliant.comm.sealed_store import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed_records import Records, Seal
@@ -105,7 +105,7 @@ class ElasticGroup:
         """Last of its epochs whose end the thread has seen."""
         self._left = False
         beside = self._agreement.records.beside(PrefixStore(_PREFIX, meeting.beside))
-        self._watcher = Beats(lambda: self._watch(beside), "pliant-elastic")
+        self._watcher = HeartbeatThread(lambda: self._watch(beside), "pliant-elastic")
 
     @property
     def is_over(self) -> bool:
@@ -234,7 +234,7 @@ class ElasticGroup:
 
     def _rendezvous(self, group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
         try:
-            return meeting_of(group, timeout_s)
+            return rendezvous_for(group, timeout_s)
         except RuntimeError as error:
             raise CommError(
                 f"nobody hosts the store that the ranks of this elastic run meet in, after {timeout_s:g}s. Its host is "

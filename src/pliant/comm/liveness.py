@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.beats import BEAT_S, Beats
+from pliant.comm.heartbeat_thread import BEAT_S, HeartbeatThread
 from pliant.comm.progress import Progress, Told, late_ranks
 from pliant.comm.verdict import Verdict
 
@@ -47,7 +47,7 @@ class HeartbeatMonitor:
         self._asked = f"asked {self._number}"
         self._answered = 0
         self._beat()  # before anybody can ask
-        self._beats = Beats(self._beat, "pliant-liveness")
+        self._beats = HeartbeatThread(self._beat, "pliant-liveness")
         self._askers: list[threading.Thread] = []
 
     def follow(self, name: str, progress: Progress) -> None:

@@ -6,7 +6,7 @@ No torch and no clock in here, so that a test can be every rank's scheduler.
 from collections.abc import Sequence
 
 from pliant.comm.epoch_messages import EpochMessages
-from pliant.comm.lives import Lives
+from pliant.comm.heartbeats import Heartbeats
 from pliant.comm.membership_errors import MembershipError, incomplete_start_error, too_few_ranks_error
 from pliant.comm.records import Decision, Epoch, Here, Life, MemberRecord, Over, Text
 from pliant.comm.signed_records import KeyValueStore, Records, Seal, digest_of
@@ -62,7 +62,7 @@ class MembershipProtocol:
         self._size, self._min_ranks = size, min_ranks
         self._regroup_s, self._exchange_s, self._start_s = regroup_s, exchange_s, start_s
         self.rank = rank
-        self.lives = Lives(self.records, rank, silent_s=silent_s, started=started)
+        self.lives = Heartbeats(self.records, rank, silent_s=silent_s, started=started)
         self.number = -1
         """Epoch of this rank, or the one that it is to join."""
         self._after = ""

@@ -10,7 +10,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store  # pyright: ignor
 
 from pliant.comm.torch_private import thread_world
 
-__all__ = ["Rendezvous", "meeting_of"]
+__all__ = ["Rendezvous", "rendezvous_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Rendezvous:
     """Where the store of a world of processes is."""
 
 
-def meeting_of(group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
+def rendezvous_for(group: ProcessGroup | None, timeout_s: float) -> Rendezvous:
     """Return the store of a world of threads, or, for None, that of torchrun's environment.
 
     torch's default world is not needed, and may be there or not: a process that was started again cannot enter it.

@@ -27,8 +27,8 @@ from pliant.curvature import (
     spearman,
 )
 from pliant.engine.comm_thread import CommThread
+from pliant.engine.curvature_mean import CurvatureMean
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, CurvatureSample
-from pliant.engine.feltmean import CurvatureMean
 from pliant.engine.hooks import do_nothing, watch_forward
 from pliant.engine.outputs import OutputWatch, output_in
 from pliant.engine.parts import Part

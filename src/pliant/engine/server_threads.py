@@ -15,7 +15,7 @@ from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.engine.messages import Message, wait_for, waiting_thread
 from pliant.engine.owner_step import OwnerStep, pack, unpack
 from pliant.engine.server_shard import ServerShard
-from pliant.engine.serving import SharedShard
+from pliant.engine.server_state import SharedShard
 
 __all__ = ["ServerThreads"]
 

@@ -5,7 +5,7 @@ from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, Poin
 from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
 from pliant.netmodel.presets import PRESETS, Preset
 from pliant.netmodel.round import BucketBatch, Round, passes, work
-from pliant.netmodel.roundtime import RoundTime
+from pliant.netmodel.round_time import RoundTime
 
 __all__ = [
     "IDEAL",

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pliant.netmodel.messages import DenseExchange, Floats, Messages, PointToPoint, RankMatrix
 from pliant.netmodel.overheads import Overheads
-from pliant.netmodel.roundtime import RoundTime
+from pliant.netmodel.round_time import RoundTime
 from pliant.spec import Topology
 
 __all__ = ["Links"]

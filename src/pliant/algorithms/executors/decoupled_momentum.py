@@ -68,6 +68,6 @@ class DecoupledMomentumExecutor:
         own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
         if own:
             raise ValueError(
-                f"the optimizer has momentum {own} and demo keeps one of {self.node.momentum} itself, so it would "
-                "count twice; give the optimizer momentum 0."
+                f"the optimizer has momentum {own} and decoupled_momentum keeps one of {self.node.momentum} "
+                "itself, so it would count twice; give the optimizer momentum 0."
             )

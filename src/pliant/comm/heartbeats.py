@@ -7,10 +7,10 @@ from dataclasses import replace
 from pliant.comm.records import Epoch, Life
 from pliant.comm.signed_records import Records
 
-__all__ = ["Lives"]
+__all__ = ["Heartbeats"]
 
 
-class Lives:
+class Heartbeats:
     """Gives one rank's heartbeats, and tells which others are lost. No clock in here.
 
     Args:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pliant.layouts.blocks import BlockDivision, row_blocks
 
-__all__ = ["BlockGrid", "packed", "unpacked"]
+__all__ = ["BlockGrid", "pack_bits", "unpack_bits"]
 
 
 class BlockGrid:
@@ -80,7 +80,7 @@ class BlockGrid:
         return torch.arange(int(numels.sum()), device=self.device) + shift.repeat_interleave(numels)
 
 
-def packed(chosen: Tensor, num_bytes: int) -> Tensor:
+def pack_bits(chosen: Tensor, num_bytes: int) -> Tensor:
     """Return a bit for each of chosen, bool (num_blocks,), in uint8 (num_bytes,)."""
     bits = np.zeros(num_bytes, np.uint8)
     found = np.packbits(chosen.cpu().numpy())
@@ -88,7 +88,7 @@ def packed(chosen: Tensor, num_bytes: int) -> Tensor:
     return torch.from_numpy(bits).to(chosen.device)
 
 
-def unpacked(mask: Tensor, num_blocks: int) -> Tensor:
-    """Return what `packed` was given."""
+def unpack_bits(mask: Tensor, num_blocks: int) -> Tensor:
+    """Return what `pack_bits` was given."""
     bits = np.unpackbits(mask.cpu().numpy(), count=num_blocks).astype(bool)
     return torch.from_numpy(bits).to(mask.device)

@@ -4,12 +4,12 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["BEAT_S", "Beats"]
+__all__ = ["BEAT_S", "HeartbeatThread"]
 
 BEAT_S = 0.5
 
 
-class Beats:
+class HeartbeatThread:
     """Calls something every `BEAT_S` until it is stopped, or raises RuntimeError: without a store there is no news.
 
     Args:
