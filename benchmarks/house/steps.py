@@ -22,10 +22,10 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from pliant.network.store_host import reserve_port
 from steps_rank import MARK
 from versions import built, commit_of, environment, machine
 
+from pliant.network.store_host import reserve_port
 from pliant.spec.files import write_atomically
 
 ALGORITHMS = ("allreduce", "bytegrad", "onebit", "powersgd", "diloco")
