@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from pliant.network.local_hosts import reserve_port
+from pliant.network.store_host import reserve_port
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "processes"))  # one fork server for all tests
 from ranks import _forkserver
