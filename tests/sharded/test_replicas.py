@@ -65,9 +65,14 @@ def rows(kind: str, names: tuple[str, ...]) -> dict[str, tuple[float, bool, bool
     return found
 
 
-@pytest.mark.parametrize("kind", ["hsdp", pytest.param("replicate", marks=pytest.mark.extended)])
-def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind):
-    for found in run(4 if kind == "hsdp" else 3, rows, kind, SYNCHRONOUS):
+def kinds(some, names):
+    """Return some algorithms on a mesh of two dimensions, and all, on both kinds of mesh, in the second tier."""
+    return [("hsdp", some), *(pytest.param(kind, names, marks=pytest.mark.extended) for kind in ("hsdp", "replicate"))]
+
+
+@pytest.mark.parametrize(("kind", "names"), kinds(("allreduce", "onebit"), SYNCHRONOUS))
+def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind, names):
+    for found in run(4 if kind == "hsdp" else 3, rows, kind, names):
         assert found["allreduce"][0] <= 1e-6
         for name, (error, alike, after, sent) in found.items():
             assert alike, name
@@ -76,9 +81,9 @@ def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind):
             assert sent > 0, name
 
 
-@pytest.mark.parametrize("kind", ["hsdp", pytest.param("replicate", marks=pytest.mark.extended)])
-def test_replicas_are_one_again_after_algorithms_between_steps(kind):
-    for found in run(4 if kind == "hsdp" else 2, rows, kind, BETWEEN):
+@pytest.mark.parametrize(("kind", "names"), kinds(("gossip", "diloco"), BETWEEN))
+def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
+    for found in run(4 if kind == "hsdp" else 2, rows, kind, names):
         for name, (error, _, after, sent) in found.items():
             assert after, name
             assert error < 0.3, (name, error)

@@ -4,7 +4,7 @@ Note [when a reduced gradient is there]: autograd's shard gradients are views of
 reads them before backward ends. So a reduce-scatter returns at once, its task fills the output, and backward's last
 callback waits for the task (`ShardedSource`). Where torch reads the output right behind the call, the call waits.
 
-See Note [one order of collectives]: gathers and reduce-scatters go through one thread in the order in which FSDP2 asks
+Gathers and reduce-scatters go through one thread (Note [one order of collectives]) in the order in which FSDP2 asks
 for them. That is the program's order, so it is the same on all ranks.
 """
 
