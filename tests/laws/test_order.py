@@ -53,7 +53,7 @@ def trained(what, size, monkeypatch, wrap):
     return run_world(size, body, timeout_s=60)
 
 
-SERVED = {"stale", "stale-free"}
+SERVED = {"bounded_staleness", "stale", "stale-free"}
 """Owners that serve from threads ask from several at once: they are refused on accelerators, and need Gloo."""
 UNORDERED = {"async_average", "gossip-free"}
 """How far a rank has come when an average arrives depends on time: no two runs are equal."""

@@ -70,9 +70,19 @@ def resumes(names: list[str], folder: str) -> dict[str, bool]:
     return found
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.extended)])
-def test_a_run_goes_on_to_the_bit_through_distributed_checkpoint(size, tmp_path):
-    names = [name for name, (_, on_replicas) in RESUMED.items() if on_replicas == (size == 4)]
+ALONE, AMONG_REPLICAS = (
+    [name for name, (_, on_replicas) in RESUMED.items() if on_replicas == on] for on in (False, True)
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (3, ALONE[:2]),
+        *(pytest.param(*row, marks=pytest.mark.extended) for row in ((3, ALONE[2:]), (4, AMONG_REPLICAS))),
+    ],
+)
+def test_a_run_goes_on_to_the_bit_through_distributed_checkpoint(size, names, tmp_path):
     for found in run(size, resumes, names, str(tmp_path)):
         assert found == dict.fromkeys(names, True)
 

@@ -138,7 +138,7 @@ def tensor_parallel() -> float:
     return apart(*ends)
 
 
-SOME = ("uneven", "accumulation", "clipping", "bf16 weights")
+SOME = ("uneven", "accumulation", "clipping")
 """Rows of the first tier."""
 
 

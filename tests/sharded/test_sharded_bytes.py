@@ -63,12 +63,19 @@ def counted(rows: dict, width: int, kind: str) -> dict[str, tuple[float, list[li
     return found
 
 
-@pytest.mark.parametrize(("size", "width"), [(3, 34), pytest.param(2, 32, marks=pytest.mark.extended)])
-def test_bytes_are_those_that_the_simulator_predicts(size, width):
+SOME = ("allreduce", "int8 both ways, gathered once", "int4 differences")
+"""Rows of the first tier."""
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "names"),
+    [(3, 34, SOME), *(pytest.param(n, width, (*ROWS,), marks=pytest.mark.extended) for n, width in ((2, 32), (3, 34)))],
+)
+def test_bytes_are_those_that_the_simulator_predicts(size, width, names):
     topology = Topology(hosts=tuple(Host(name=f"h{k}") for k in range(size)))
-    results = run(size, counted, ROWS, width, "shards")
-    for name, what in ROWS.items():
-        plan = for_shards(SyncPlan(rules=(Rule(exchange=what),)), has_replicas=False)
+    results = run(size, counted, {name: ROWS[name] for name in names}, width, "shards")
+    for name in names:
+        plan = for_shards(SyncPlan(rules=(Rule(exchange=ROWS[name]),)), has_replicas=False)
         expected = predicted(plan.rules[0].exchange, results[0][name][1], topology)
         assert [found[name][0] for found in results] == expected, name
 
