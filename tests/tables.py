@@ -88,9 +88,9 @@ GIVEN = {
     "between-hosts": p.between_hosts(p.diloco(3)),
 }
 """Settings under which a row of the registry shows on a small model, or others than its own."""
-ROWS = {
-    n: p.parse(row.example or n) for n, row in REGISTRY.items() if n not in ("between_hosts", "with_target")
-} | GIVEN
+ELSEWHERE = {"between_hosts", "with_target", "sharded"}
+"""Rows that need more than a DDP model: hosts, or shards (tests/sharded)."""
+ROWS = {n: p.parse(row.example or n) for n, row in REGISTRY.items() if n not in ELSEWHERE} | GIVEN
 ALGORITHMS = {name: node for name, node in ROWS.items() if not node.weights_may_diverge}
 """Algorithms that leave all ranks equal after each step; `optimizer_for` gives the optimizer that each needs."""
 BETWEEN_STEPS = {name: node for name, node in ROWS.items() if node.weights_may_diverge}

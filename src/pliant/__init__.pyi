@@ -2,9 +2,11 @@
 
 from .algorithms import (
     OneBitAdam as OneBitAdam,
+    differences as differences,
     parse as parse,
     partition as partition,
     register as register,
+    sharded as sharded,
 )
 from .autotune import (
     Auto as Auto,

@@ -39,7 +39,9 @@ def relax(
     Args:
         model: A DistributedDataParallel model, or a plain module: then ``run.model`` is the module to call, which is
             the module itself where the plan exchanges weights only. Either may be compiled, or wrapped by Accelerate or
-            Lightning Fabric; the training loop calls what it has.
+            Lightning Fabric; the training loop calls what it has. Or a model under ``fully_shard`` (also on a mesh of
+            two dimensions, HSDP) or ``replicate()``: there a plain algorithm is what replicas exchange, or, if no two
+            ranks hold the same shard, how gradients reach their shard; see `pliant.sharded`.
         optimizer: Any torch optimizer over the model's parameters, also one that Accelerate or Lightning has wrapped;
             or several, such as Muon and AdamW: a step ends when all have stepped, or when one steps again before that.
             Parameters that none of them holds are averaged exactly, if a DDP model is called, and left alone.
@@ -77,6 +79,8 @@ def relax(
     """
     held = unwrap(model, optimizer)
     auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
+    if auto is not None:
+        held.require_whole("auto chooses plans for whole models", "choose one such as pliant.sharded(gradients='int4')")
     plan = resolve_plan("allreduce" if isinstance(what, Auto) or auto is not None else what, held.optimizer)
     if elastic is not None and auto is not None:
         raise ValueError(

@@ -12,7 +12,7 @@ import pliant
 import rows
 from models import new_ddp, train
 from pliant.algorithms import ALGORITHMS as REGISTRY
-from pliant.spec import CODECS, NODES, Custom, Exchange, Timing
+from pliant.spec import CODECS, NODES, Custom, Exchange, Sharded, Timing
 from tables import ROWS, optimizer_for
 
 SOURCE = Path(pliant.__file__).parent
@@ -36,13 +36,14 @@ ITS_FILE = {
     "algorithms/registry.py": {*REGISTRY},
     "algorithms/gradients.py": {*CODECS},  # algorithms that are one codec
     "algorithms/weights.py": {*CODECS},
+    "algorithms/shards.py": {*CODECS},
     "spec/codecs.py": {*CODECS},
     **{f"codecs/{facts.made_by.partition(':')[0]}.py": {*CODECS} for facts in CODECS.values()},
 }
 """Files in which a name is at home."""
 EXCEPTIONS = {
     "spec": {"dct", "minmax8", "sign", "gossip"},  # defaults of nodes; words of format 1
-    "layouts": {"int4"},  # values of `tasc`
+    "layouts": {"int4", "minmax8"},  # values of `tasc`; residuals of shards
     "simulator": {"int4"},  # the same
     "engine": {"allreduce"},  # a plan's name
     "entry": {"allreduce"},  # the same
@@ -94,6 +95,7 @@ FIRST = {
     for name, kind in NODES.items()
     if name != "Combinator"
     and kind is not Custom  # its name and settings choose a builder: tests/engine/test_custom.py
+    and kind is not Sharded  # a DDP model has no shards: tests/sharded
 }
 """Type of node -> a row that has one."""
 

@@ -22,7 +22,10 @@ _held: list[socket.socket] = []
 
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
-    ["torch", "torch.optim", "torch._dynamo", "torch.distributed.checkpoint", "pliant.engine.elastic", "pliant.recsys"]
+    [
+        *("torch", "torch.optim", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+        *("torch.distributed.tensor.parallel", "pliant.engine.elastic", "pliant.recsys"),
+    ]
 )
 
 

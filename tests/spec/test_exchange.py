@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from pliant.algorithms import executor_for
+from pliant.algorithms import executor_for, parse
 from pliant.simulator.traffic import TRAFFIC
 from pliant.spec import (
     NODES,
@@ -31,13 +31,16 @@ from pliant.spec import (
     Outer,
     ParameterServer,
     Placement,
+    ReduceScatter,
     Rule,
     ScatterGather,
     Selection,
+    Sharded,
     ShardedOptimizer,
     SyncPlan,
     Target,
     Topology,
+    WeightGather,
     from_json,
     to_json,
 )
@@ -113,7 +116,37 @@ def test_every_algorithm_survives(name):
     survives((ALGORITHMS | BETWEEN_STEPS)[name])
 
 
+SHARDED = [
+    Sharded(gradients=ReduceScatter()),
+    Sharded(gradients=ReduceScatter(codec=INT4, residual="int8"), weights=WeightGather(codec=INT4, regather=False)),
+    Sharded(gradients=ReduceScatter(codec=INT4, rotated=True), limit_bytes=1 << 30),
+    Sharded(weights=WeightGather(codec=SIGN, differences=True, regather=False)),
+    Sharded(replicas=LocalSteps(period=8, averaging=ScatterGather(codec=SIGN, feedback="both"))),
+]
+
+
+@pytest.mark.parametrize("node", SHARDED, ids=str)
+def test_nodes_of_sharded_models_survive_json_and_text(node):
+    survives(node)
+    assert parse(str(node)) == node
+    replicas = node.replicas
+    assert node.kind == ("gradients" if replicas is None else replicas.kind)
+    assert node.timing == (AllReduce() if replicas is None else replicas).timing
+    assert node.exchanges_weights == (replicas is not None)
+
+
 NONSENSE = [
+    (lambda: Sharded(), "invalid Sharded: at least one of gradients, weights and replicas must be given"),
+    (lambda: Sharded(replicas=ShardedOptimizer()), "replicas must hold all of their shard alike"),
+    (lambda: Sharded(replicas=Sharded(gradients=ReduceScatter())), "no node inside has owners or is Sharded"),
+    (lambda: Sharded(gradients=ReduceScatter(), limit_bytes=-1), "limit_bytes must be at least 0, got -1"),
+    (lambda: ReduceScatter(codec=TOPK), "invalid ReduceScatter: codec must be one of bf16.*int4, got topk"),
+    (lambda: ReduceScatter(codec=SIGN), "residual must be 'full' or 'int8' with the biased codec sign, got 'none'"),
+    (lambda: ReduceScatter(residual="full"), "codec must be given where something is lost, got residual 'full'"),
+    (lambda: WeightGather(codec=TOPK), "invalid WeightGather: codec must be one of"),
+    (lambda: WeightGather(differences=True, regather=False), "codec must be given for differences"),
+    (lambda: WeightGather(codec=SIGN), "differences must be True with the biased codec sign, got False"),
+    (lambda: WeightGather(codec=INT4, differences=True), "regather must be False with differences"),
     (lambda: CodecSpec(name="zip"), "there is no codec 'zip'; there are bf16"),
     (lambda: CodecSpec(name="int4", settings={"bits": 4}), "the codec 'int4' has no setting 'bits'; it has block"),
     (lambda: CodecSpec(name="qsgd", settings={"bits": 2.5}), "has bits 2.5, but that is a count"),

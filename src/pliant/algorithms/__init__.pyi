@@ -34,3 +34,7 @@ from .registry import (
     algorithm_named as algorithm_named,
     register as register,
 )
+from .sharding import (
+    differences as differences,
+    sharded as sharded,
+)

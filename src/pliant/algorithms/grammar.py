@@ -6,6 +6,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of
+from pliant.algorithms.shards import differences
 from pliant.spec import (
     CODECS,
     NODES,
@@ -18,17 +19,24 @@ from pliant.spec import (
     Outer,
     Placement,
     Rack,
+    ReduceScatter,
     Selection,
     Target,
     Topology,
+    WeightGather,
 )
 
-__all__ = ["parse"]
+__all__ = ["parse", "parse_value"]
 
 _VALUES = {
     kind.__name__: kind
-    for kind in (Outer, Graph, Target, Placement, Selection, CurvatureSpec, Topology, Host, Link, Rack)
+    for kind in (
+        *(Outer, Graph, Target, Placement, Selection, CurvatureSpec, Topology, Host, Link, Rack),
+        *(ReduceScatter, WeightGather),
+    )
 }
+_WORDS: dict[str, Callable[..., Any]] = {"differences": differences}
+"""Words for values that are no algorithms."""
 _GRAPHS = tuple(kind for kind in get_args(get_type_hints(Graph)["kind"]) if kind != "matrix")
 _LONGEST = 1 << 16
 
@@ -46,6 +54,19 @@ def parse(text: str) -> Exchange:
     'Every(inner=ScatterGather(codec=qsgd(bits=4)), steps=2)'
 
     """
+    node = parse_value(text)
+    if not isinstance(node, Exchange):
+        raise ValueError(f"{text[:200]!r} is no algorithm; there are {', '.join(algorithm_names())}.")
+    return node
+
+
+def parse_value(text: str) -> Any:
+    """Return the node, or the value of a node's setting such as ``differences(int4)``, that a text names.
+
+    Raises:
+        ValueError: As `parse` does.
+
+    """
     if len(text) > _LONGEST:
         raise ValueError(f"an algorithm of {len(text)} characters was given; at most {_LONGEST} are read.")
     try:
@@ -54,10 +75,7 @@ def parse(text: str) -> Exchange:
         raise ValueError(
             f"{text[:200]!r} cannot be read as an algorithm; write it as in 'topk(ratio=0.05)' or 'every(2, int4)'."
         ) from None
-    node = _value(tree, "")
-    if not isinstance(node, Exchange):
-        raise ValueError(f"{text[:200]!r} is no algorithm; there are {', '.join(algorithm_names())}.")
-    return node
+    return _value(tree, "")
 
 
 def _value(tree: ast.expr, key: str) -> Any:
@@ -102,7 +120,7 @@ def _build(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> An
         if args:
             raise ValueError(f"the settings of the codec {name} must be named, as in {name}(block=64).")
         return CodecSpec(name=name, settings=settings)
-    make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name)
+    make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name) or _WORDS.get(name)
     if make is None and (row := row_of(name)) is not None:
         make = row.make
     if make is None or name == "Combinator":
@@ -113,4 +131,4 @@ def _build(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> An
         made = make(*args, **settings)
     except TypeError as error:
         raise ValueError(f"{name} does not take these settings: {error}.") from None
-    return made if name in _VALUES else node_of(cast(AlgorithmLike, made))
+    return made if name in _VALUES or name in _WORDS else node_of(cast(AlgorithmLike, made))

@@ -5,7 +5,7 @@ from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
 from pliant.codecs.dct import Dct
 from pliant.codecs.feedback import encode_feedback
-from pliant.codecs.finite import all_finite, first_nonfinite, scale_and_check, tensor_hash
+from pliant.codecs.finite import all_finite, finite_flag, first_nonfinite, scale_and_check, tensor_hash
 from pliant.codecs.int4 import Int4
 from pliant.codecs.minmax8 import MinMax8
 from pliant.codecs.natural import Natural
@@ -37,6 +37,7 @@ __all__ = [
     "codec_class",
     "codec_from",
     "encode_feedback",
+    "finite_flag",
     "first_nonfinite",
     "scale_and_check",
     "spec_of",

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs.base import Codec, FusedFeedback
 from pliant.codecs.checks import check_encode
-from pliant.codecs.finite import all_finite
+from pliant.codecs.finite import all_finite, finite_flag
 
 __all__ = ["encode_feedback"]
 
@@ -29,6 +30,9 @@ def encode_feedback(
         scratch: float32 (numel,), overwritten; used by codecs without a fused kernel; made if not given.
 
     """
+    if is_accelerator(x.device):
+        _on_device(codec, x, residual, payload, seed, scratch)
+        return
     if isinstance(codec, FusedFeedback):
         if all_finite(x):
             codec.encode_feedback(x, residual, payload, seed)
@@ -42,3 +46,18 @@ def encode_feedback(
     codec.decode(payload, scratch)
     if all_finite(scratch):
         residual.add_(x).sub_(scratch)
+
+
+def _on_device(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor | None) -> None:
+    """Do the same where the host must not wait to know whether x is finite."""
+    scratch = torch.empty_like(x) if scratch is None else scratch
+    if isinstance(codec, FusedFeedback):
+        scratch.copy_(residual)
+        codec.encode_feedback(x, residual, payload, seed)
+        residual.copy_(torch.where(finite_flag(x), residual, scratch))
+        return
+    check_encode(codec.name, x, payload, codec.nbytes(x.numel()), residual)
+    torch.add(x, residual, out=scratch)
+    codec.encode(scratch, payload, seed)
+    codec.decode(payload, scratch)
+    residual.copy_(torch.where(finite_flag(scratch), (residual + x).sub_(scratch), residual))

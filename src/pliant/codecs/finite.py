@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pliant.codecs.kernels import kernels_for
 
-__all__ = ["all_finite", "first_nonfinite", "scale_and_check", "tensor_hash"]
+__all__ = ["all_finite", "finite_flag", "first_nonfinite", "scale_and_check", "tensor_hash"]
 
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
@@ -17,6 +17,14 @@ def all_finite(x: Tensor) -> bool:
         return kernels_for(x).all_finite(x)
     pieces = x.view(-1).split(_PIECE) if x.is_contiguous() else (x,)
     return all(bool(piece.isfinite().all()) for piece in pieces)
+
+
+def finite_flag(x: Tensor) -> Tensor:
+    """Return whether no element of x, any shape, is NaN or Inf, as a bool tensor () that stays where x is.
+
+    On an accelerator nobody waits for it: what depends on it is chosen there, by `torch.where`.
+    """
+    return x.isfinite().all()
 
 
 def first_nonfinite(x: Tensor) -> int:

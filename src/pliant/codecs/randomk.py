@@ -1,12 +1,14 @@
 """Random elements, the same on every rank."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs.checks import fold_seed
+from pliant.codecs.finite import finite_flag
 from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import SparsifyingCodec
 
@@ -34,11 +36,20 @@ class RandomK(SparsifyingCodec):
         payload[:8].view(torch.int64).fill_(fold_seed(seed))
         kernel = kernels_for(x)
         kernel.randomk_gather(x, self.summands(payload), fold_seed(seed))
-        if not kernel.all_finite(x):
-            self.summands(payload).fill_(torch.nan)  # a place that was not chosen must not hide an overflow
+        # A place that was not chosen must not hide an overflow.
+        if is_accelerator(x.device):
+            self.summands(payload).masked_fill_(~finite_flag(x), torch.nan)
+        elif not kernel.all_finite(x):
+            self.summands(payload).fill_(torch.nan)
 
     def kernel_add(self, payload: Tensor, acc: Tensor) -> None:
-        kernels_for(acc).randomk_add(acc, self.summands(payload), int(payload[:8].view(torch.int64)))
+        kernels_for(acc).randomk_add(acc, self.summands(payload), _seed(payload))
 
     def kernel_clear(self, payload: Tensor, x: Tensor) -> None:
-        kernels_for(x).randomk_clear(x, self.count(x.numel()), int(payload[:8].view(torch.int64)))
+        kernels_for(x).randomk_clear(x, self.count(x.numel()), _seed(payload))
+
+
+def _seed(payload: Tensor) -> Any:
+    """Return the seed in a payload; of one on an accelerator as a tensor () there, which nobody waits for."""
+    seed = payload[:8].view(torch.int64)[0]
+    return seed if is_accelerator(payload.device) else int(seed)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from pliant.codecs import RandomK, all_finite
+from pliant.accelerator import is_accelerator
+from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.comm.base import Comm
 from pliant.layouts.division import num_hops
 
@@ -103,13 +104,27 @@ class SharedSparseAverage:
 
         The seed must be the same on all ranks. An x that is not finite poisons the mean and leaves residual alone.
         """
+        if is_accelerator(x.device):
+            self._on_device(x, seed, residual)
+            return
         finite = all_finite(x)
         if finite:
             residual.add_(x)
-        self._codec.encode(residual if finite else x, self._payload, seed)
-        summands = self._codec.summands(self._payload)
-        summands.div_(self._comm.size)
-        self._comm.all_reduce(summands).wait()
+        self._average(residual if finite else x, seed)
         self._codec.decode(self._payload, x)
         if finite:
             self._codec.clear_sent(self._payload, residual)
+
+    def _on_device(self, x: Tensor, seed: int, residual: Tensor) -> None:
+        """Do the same without waiting to know whether x is finite."""
+        finite, owed = finite_flag(x), residual + x
+        self._average(owed, seed)
+        self._codec.decode(self._payload, x)
+        self._codec.clear_sent(self._payload, owed)
+        residual.copy_(torch.where(finite, owed, residual))
+
+    def _average(self, x: Tensor, seed: int) -> None:
+        self._codec.encode(x, self._payload, seed)
+        summands = self._codec.summands(self._payload)
+        summands.div_(self._comm.size)
+        self._comm.all_reduce(summands).wait()

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pliant.codecs import all_finite
+from pliant.accelerator import is_accelerator
+from pliant.codecs import all_finite, finite_flag
 from pliant.codecs.kernels import kernels_for
 from pliant.collectives.averaging import ShortVectorAverage
 from pliant.comm.base import Comm
@@ -51,6 +52,8 @@ class LowRankAverage:
         self._second = torch.empty(sum(r * m for _, _, r, m in self._matrices.values()), device=device)
         self._mean_first = ShortVectorAverage(self._first.numel(), comm, device)
         self._mean_second = ShortVectorAverage(self._second.numel(), comm, device)
+        self._drawn: dict[str, Tensor] = {}
+        """Parameter -> random factor, (r, m), on an accelerator."""
 
     def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
         """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (r, m), live on.
@@ -64,20 +67,44 @@ class LowRankAverage:
         for start, stop in self._whole:
             torch.add(x[start:stop], residual[start:stop], out=self._first[at : at + stop - start])
             at += stop - start
-        for k, (name, (_, _, r, m)) in enumerate(self._matrices.items()):
+        for k, name in enumerate(self._matrices):
             q = factors[name]
-            if not bool(q.any()):
-                q.copy_(torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)))
+            self._draw(name, q)
             kernels.low_rank_left(self._matrix(x, name), self._matrix(residual, name), q, ps[k])
         self._mean_first(self._first)
         kernels.orthogonalize(ps)
         for k, name in enumerate(self._matrices):
             kernels.low_rank_right(self._matrix(x, name), ps[k], qs[k])
         self._mean_second(self._second)
-        if all_finite(self._first) and all_finite(self._second):  # what is not finite in any x is not in P or Q
+        # What is not finite in any x is not in P or Q.
+        if is_accelerator(x.device):
+            self._split_if_finite(x, residual, factors, ps, qs)
+        elif all_finite(self._first) and all_finite(self._second):
             self._split(x, residual, factors, ps, qs)
         else:
             x.fill_(torch.nan)
+
+    def _draw(self, name: str, q: Tensor) -> None:
+        """Fill a factor, (r, m), that is zero, alike on all ranks."""
+        r, m = q.shape
+        if not is_accelerator(q.device):
+            if not bool(q.any()):
+                q.copy_(torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)))
+            return
+        if name not in self._drawn:
+            self._drawn[name] = torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)).to(q.device)
+        q.copy_(torch.where(q.any(), q, self._drawn[name]))  # nobody waits to know whether it is zero
+
+    def _split_if_finite(
+        self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
+    ) -> None:
+        """Split, or leave residual and factors as they are and x all NaN, without waiting for the device."""
+        finite = finite_flag(self._first) & finite_flag(self._second)
+        kept = [(residual, residual.clone()), *((q, q.clone()) for q in factors.values())]
+        self._split(x, residual, factors, ps, qs)
+        for tensor, before in kept:
+            tensor.copy_(torch.where(finite, tensor, before))
+        x.masked_fill_(~finite, torch.nan)
 
     def _split(
         self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]

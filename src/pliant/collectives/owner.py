@@ -15,7 +15,7 @@ __all__ = ["ReduceToOwners"]
 class ReduceToOwners:
     """Sum over ranks of each parameter's gradient, at its owner; all other ranks get its norm.
 
-    Phases, all messages pre-posted and pairwise:
+    Phases, all messages pairwise, those of a phase one `exchange`:
 
     1. every rank packs its gradients by owner, and sends each owner one message;
     2. an owner adds them to its own, in the order of ranks, so that a sum is the same in every run;
@@ -56,7 +56,6 @@ class ReduceToOwners:
     def __call__(self, x: Tensor, seed: int) -> None:
         """Replace x, (numel,), by sums where this rank is the owner, and by stand-ins elsewhere."""
         comm = self._comm
-        received = comm.exchange([], list(self._inbox.items()))
         for rank, held in enumerate(self._held):
             at = self._cuts[rank]
             for start, stop in held:
@@ -65,9 +64,7 @@ class ReduceToOwners:
         if self._codec is not None:
             for peer, payload in self._outbox.items():
                 self._codec.encode(self._part(peer), payload, seed + comm.rank + 1)
-        sent = comm.exchange(list(self._outbox.items()), [])
-        received.wait()
-        sent.wait()
+        comm.exchange(list(self._outbox.items()), list(self._inbox.items())).wait()
         total = self._part(comm.rank)
         for _, message in sorted(self._inbox.items()):
             total.add_(message) if self._codec is None else self._codec.decode_add(message, total)

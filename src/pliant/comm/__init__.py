@@ -3,9 +3,11 @@
 from pliant.comm.base import Comm, CommError, ReduceOp, Work, duplicate
 from pliant.comm.faulty import FaultyComm
 from pliant.comm.hierarchical import HierarchicalComm, hierarchical_comm
+from pliant.comm.ordered import InOrderComm, InOrderQueues
 from pliant.comm.private_comm import new_comm
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
+from pliant.comm.staged import StagedComm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.comm.threads import RankContext, run_world
 
@@ -14,10 +16,13 @@ __all__ = [
     "CommError",
     "FaultyComm",
     "HierarchicalComm",
+    "InOrderComm",
+    "InOrderQueues",
     "ProcessGroupComm",
     "RankContext",
     "RecordedComm",
     "ReduceOp",
+    "StagedComm",
     "Work",
     "broadcast_text",
     "duplicate",

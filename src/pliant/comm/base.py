@@ -6,7 +6,17 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["Comm", "CommError", "Limit", "PeerTensors", "ReduceOp", "Work", "duplicate", "require_contiguous"]
+__all__ = [
+    "Comm",
+    "CommError",
+    "Limit",
+    "PeerTensors",
+    "ReduceOp",
+    "Work",
+    "duplicate",
+    "require_contiguous",
+    "require_numel",
+]
 
 ReduceOp = Literal["sum", "min", "max"]
 
@@ -141,3 +151,9 @@ def require_contiguous(*tensors: Tensor) -> None:
                 f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, "
                 "and communicating it would give wrong results; pass tensor.contiguous()."
             )
+
+
+def require_numel(op: str, x: Tensor, wanted: int) -> None:
+    """Raise ValueError for a tensor that has not as many elements as this collective needs."""
+    if x.numel() != wanted:
+        raise ValueError(f"{op} needs a tensor of {wanted} elements here, but got {x.numel()}.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit
@@ -12,9 +13,17 @@ from pliant.comm.verdict import Verdict
 
 __all__ = ["new_comm", "self_comm"]
 
+_CPU = torch.device("cpu")
 
-def new_comm(group: ProcessGroup, timeout_s: float, start_timeout_s: float | None = None) -> ProcessGroupComm:
-    """Return a comm over a new group of the same ranks, with an order of collectives of its own.
+
+def new_comm(
+    group: ProcessGroup,
+    timeout_s: float,
+    start_timeout_s: float | None = None,
+    *,
+    device: torch.device = _CPU,
+) -> ProcessGroupComm:
+    """Return a comm over a new group of the same ranks, so that nobody else's collectives come between ours.
 
     Collective over `group`. In a world of threads the new group comes from that world.
 
@@ -22,6 +31,7 @@ def new_comm(group: ProcessGroup, timeout_s: float, start_timeout_s: float | Non
         group: Group with the ranks.
         timeout_s: Longest wait for one communication.
         start_timeout_s: The same until `started` is called, and for all ranks to come here; None: no other.
+        device: Where the tensors to come lie.
 
     Raises:
         CommError: Not all ranks have come in time, or one is lost.
@@ -47,7 +57,7 @@ def new_comm(group: ProcessGroup, timeout_s: float, start_timeout_s: float | Non
         if liveness is not None:
             liveness.close()
         raise
-    return ProcessGroupComm(new, limit=limit, make_group=make_group, owns_group=True, liveness=liveness)
+    return ProcessGroupComm(new, limit=limit, make_group=make_group, owns_group=True, liveness=liveness, device=device)
 
 
 def _liveness(group: ProcessGroup, connect_s: float) -> HeartbeatMonitor | None:

@@ -11,13 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous
+from pliant.accelerator import is_accelerator, synchronize
+from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
+from pliant.comm.batched import batched
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.progress import Progress
-from pliant.comm.torch_private import GroupMaker, destroy, hang_up, is_destroyed
+from pliant.comm.torch_private import GroupMaker, backend_of, destroy, hang_up, is_destroyed
 
 __all__ = ["ProcessGroupComm"]
 
+_CPU = torch.device("cpu")
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch renames these two; the older names will go.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
@@ -36,7 +39,10 @@ class _Pending:
         works: Sequence[dist.Work],
         num_bytes: int,
         patience_s: float | None = None,
+        *,
+        on_host: bool = True,
     ) -> None:
+        self._on_host = on_host
         self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
         self._limit_s = comm.timeout_s if patience_s is None else patience_s
         self._idle = patience_s is not None
@@ -48,7 +54,8 @@ class _Pending:
             waits.add(id(self))
         try:
             for work in self._works:
-                work.wait(timedelta(seconds=self._limit_s))
+                # With a limit NCCL would hold up the host; there the group's own timeout ends what hangs.
+                work.wait(timedelta(seconds=self._limit_s)) if self._on_host else work.wait()
         except RuntimeError as error:
             self._works = ()  # they hold connections, and whoever keeps the error would keep them
             waited_s = time.monotonic() - self._start_s
@@ -69,6 +76,7 @@ class ProcessGroupComm:
         liveness: Heartbeats, by which a lost rank is named.
         owns_liveness: Whether close() ends it.
         progress: How far this rank has come in it; None for a group of all ranks.
+        device: Device of the tensors.
 
     """
 
@@ -82,13 +90,11 @@ class ProcessGroupComm:
         liveness: HeartbeatMonitor | None = None,
         owns_liveness: bool = True,
         progress: Progress | None = None,
+        device: torch.device = _CPU,
     ) -> None:
-        self.group = group
-        self._limit = limit
-        self._make_group = make_group
-        self._owns_group = owns_group
-        self._liveness = liveness
-        self._owns_liveness = owns_liveness
+        self.group, self._device = group, device
+        self._limit, self._make_group, self._owns_group = limit, make_group, owns_group
+        self._liveness, self._owns_liveness = liveness, owns_liveness
         self._rank, self._size = group.rank(), group.size()
         self.progress = progress or Progress(tuple(range(self._size)), self._size)
         self._hung_up = False
@@ -118,20 +124,20 @@ class ProcessGroupComm:
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
-        _require_numel("all_gather", out, x.numel() * self._size)
+        require_numel("all_gather", out, x.numel() * self._size)
         out, x = _movable(out), _movable(x)
         return self._start("all_gather", x, lambda: _all_gather_single(out, x, self.group, async_op=True))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(out, x)
-        _require_numel("reduce_scatter", x, out.numel() * self._size)
+        require_numel("reduce_scatter", x, out.numel() * self._size)
         return self._start(
             "reduce_scatter", x, lambda: _reduce_scatter_single(out, x, _OPS[op], self.group, async_op=True)
         )
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
-        _require_numel("all_to_all", out, x.numel())
+        require_numel("all_to_all", out, x.numel())
         out, x = _movable(out), _movable(x)
         return self._start("all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True))
 
@@ -145,18 +151,17 @@ class ProcessGroupComm:
             self.progress.sends(peer)
         for peer, _ in receives:
             self.progress.awaits(peer)
+        beside = next((x.device for _, x in (*sends, *receives) if is_accelerator(x.device)), None)
         try:
-            if group.name() == "nccl":
-                operations = [dist.P2POp(dist.irecv, x, group=group, group_peer=peer) for peer, x in receives]
-                operations += [dist.P2POp(dist.isend, x, group=group, group_peer=peer) for peer, x in sends]
-                works = dist.batch_isend_irecv(operations) if operations else []
+            if beside is not None and backend_of(group, beside) != "gloo":
+                works = batched(group, sends, receives)
             else:
                 # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
                 works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
                 works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
         except RuntimeError as error:
             raise self.given_up("exchange", error, size, 0.0) from error
-        return _Pending(self, "exchange", works, num_bytes, patience_s)
+        return _Pending(self, "exchange", works, num_bytes, patience_s, on_host=beside is None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
@@ -170,10 +175,8 @@ class ProcessGroupComm:
         return self._start("reduce", x, lambda: dist.reduce(x, group=self.group, group_dst=root, async_op=True))
 
     def barrier(self) -> None:
-        token = torch.zeros(1)  # Gloo's own barrier takes no timeout of ours
-        if self.group.name() == "nccl":
-            token = token.cuda()
-        self.all_reduce(token).wait()
+        self.all_reduce(torch.zeros(1, device=self._device)).wait()  # Gloo's own barrier takes no timeout of ours
+        synchronize(self._device)
 
     def split(self, groups: Sequence[Sequence[int]]) -> "ProcessGroupComm | None":
         mine: ProcessGroupComm | None = None
@@ -194,6 +197,7 @@ class ProcessGroupComm:
                     liveness=self._liveness,
                     owns_liveness=False,
                     progress=Progress(tuple(self.progress.members[k] for k in ranks), self.progress.total),
+                    device=self._device,
                 )
                 self._parts.add(mine)
         # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now,
@@ -267,13 +271,8 @@ class ProcessGroupComm:
             if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
                 raise  # not one of a group that was destroyed, or closed by another thread
             raise self.given_up(op, error, f" of {x.nbytes} bytes", 0.0) from error
-        return _Pending(self, op, [work] if work is not None else [], x.nbytes)
+        return _Pending(self, op, [work] if work is not None else [], x.nbytes, on_host=not is_accelerator(x.device))
 
 
 def _movable(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype in _BYTES_ONLY else x
-
-
-def _require_numel(op: str, x: Tensor, wanted: int) -> None:
-    if x.numel() != wanted:
-        raise ValueError(f"{op} needs a tensor of {wanted} elements here, but got {x.numel()}.")

@@ -22,6 +22,7 @@ __all__ = [
     "GroupMaker",
     "Meet",
     "ThreadWorld",
+    "backend_of",
     "destroy",
     "gloo_group",
     "group_factory",
@@ -161,6 +162,18 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
     return _note(made)
 
 
+def backend_of(group: ProcessGroup, device: torch.device) -> str:
+    """Return the name of the backend that moves tensors of a device, in lower case; empty if there is none.
+
+    A group may have one for each kind of device, and its own name then says nothing.
+    """
+    try:
+        moves: Any = group._get_backend(device)  # pyright: ignore
+    except RuntimeError:
+        return ""
+    return str(moves.name()).lower()
+
+
 def destroy(group: ProcessGroup) -> None:
     """Let torch forget a group that `group_factory` made in its default world; others end with their last reference."""
     if group in _registered and not is_destroyed(group):
@@ -180,9 +193,10 @@ def hang_up(group: ProcessGroup) -> None:
     Gloo's own abort does nothing; but when one message is late, it closes all connections of the group. A connection
     that is broken already fails before it can be late, and closes no other: so each peer's is tried.
     """
-    if group.name() == "nccl":
-        if group.size() > 1:
-            group.abort()
+    moves: list[torch.device] = group._device_types  # pyright: ignore
+    if group.size() > 1 and any(backend_of(group, device) != "gloo" for device in moves):
+        group.abort()
+    if backend_of(group, torch.device("cpu")) != "gloo":
         return
     for peer in range(group.size()):
         if peer != group.rank():

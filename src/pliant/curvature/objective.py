@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from pliant.accelerator import is_accelerator
 from pliant.curvature.losses import LossName
 
 __all__ = ["LossObjective", "Objective", "find_logits", "preserved_state"]
@@ -163,8 +164,9 @@ def preserved_state(model: nn.Module) -> Generator[None]:
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    cuda = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
+    beside = {p.device for p in model.parameters() if is_accelerator(p.device)}
+    kind = next((device.type for device in beside), "cpu")
+    with torch.random.fork_rng([device.index for device in beside], device_type=kind), torch.enable_grad():
         try:
             yield
         finally:

@@ -1,41 +1,25 @@
-"""Check of plans against the backend of a process group."""
-
-from typing import Any
+"""Plans that a process group's backend can carry."""
 
 import torch
 from torch.distributed import ProcessGroup
 
-from pliant.spec import BlockSparse, CompressedMomentum, Exchange, ScatterGather, SyncPlan
+from pliant.comm.torch_private import backend_of
+from pliant.spec import SyncPlan
 
-__all__ = ["backend_of", "require_supported"]
-
-
-def backend_of(group: ProcessGroup, device: torch.device) -> str:
-    """Return the name of the backend for tensors of a device: a group may have one for each kind."""
-    moves: Any = group._get_backend(device)  # pyright: ignore
-    return str(moves.name()).lower()
+__all__ = ["require_supported"]
 
 
 def require_supported(plan: SyncPlan, group: ProcessGroup, device: torch.device) -> None:
     """Raise ValueError for a plan whose exchange would deadlock over this group. No communication.
 
-    NCCL carries out a rank's operations in one order, and some exchanges receive what others send only after their own.
+    NCCL carries out what a rank asks for in one order, and servers at a free pace listen to all ranks at once.
     """
     if group.size() == 1 or backend_of(group, device) != "nccl":
         return
     for rule in plan.rules:
-        if _receives_first(rule.exchange):
+        if any(node.has_owners and node.staleness_bound is not None for node in rule.exchange.walk()):
             raise ValueError(
-                f"the plan exchanges {rule.exchange}, which receives from all ranks at once while it sends, but the "
-                f"model is on {device}, whose backend NCCL does one thing after another and would wait for ever; "
-                "choose a plan that NCCL carries, such as allreduce, bf16, powersgd or local_sgd, or train over Gloo."
+                f"the plan exchanges {rule.exchange}, whose owners listen to all ranks at once, but the model is on "
+                f"{device}, whose backend NCCL does one thing after another and would wait for ever; choose a plan in "
+                "which ranks go in step, such as owner or local_sgd, or train over Gloo."
             )
-
-
-def _receives_first(node: Exchange) -> bool:
-    return any(
-        inner.has_owners
-        or isinstance(inner, (ScatterGather, CompressedMomentum))
-        or (isinstance(inner, BlockSparse) and inner.selection.is_coded)
-        for inner in node.walk()
-    )

@@ -11,7 +11,7 @@ from pliant.codecs import all_finite
 from pliant.comm.ddp_private import after_backward, is_in_backward
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket, complete_buckets
-from pliant.engine.gradient_exchange import GradientExchange
+from pliant.engine.gradient_exchange import GradientExchange, NonFiniteGradientError
 from pliant.engine.loss_scale import LossScale
 from pliant.engine.rank_state import ResumePoint, SavedLayout
 from pliant.engine.sources import GradientSource, NoGradients
@@ -76,13 +76,16 @@ class BucketDispatcher:
         """Continue at a saved run's step and pass; the next passes use its buckets."""
         self.step, self.num_backwards, self.as_saved = resumed.step, resumed.num_backwards, resumed.layout
 
-    def receive(self, ready: ReadyBucket) -> None:
-        """Take a bucket whose gradients are complete. Runs in the autograd thread."""
+    def begin(self) -> None:
+        """Note that a pass hands over gradients, unless it has done so before. Runs in the autograd thread."""
         if not self._begun:
-            self.broken_off = True
+            self._begun = self.broken_off = True
             self._weight = self.source.meet()
             self.follow_scale()
-        self._begun = not ready.last
+
+    def receive(self, ready: ReadyBucket) -> None:
+        """Take a bucket whose gradients are complete. Runs in the autograd thread."""
+        self.begin()
         self._ready.append(ready)
         if self.source.looks_for_unused:
             self._of_pass.append(ready)
@@ -94,17 +97,26 @@ class BucketDispatcher:
                 for each in held:
                     self._submit(each)
         if ready.last:
-            self.source.on_complete()
-            self.num_backwards += 1
-            deferred, self._deferred = self._deferred, []
-            self._comm_thread.submit(self._gradients.end_pass)
-            self._comm_thread.submit_all(deferred, step=self.step)
+            self.complete()
             if is_in_backward():  # when the whole of it is done, before DDP hands the buckets over
                 after_backward(self._wait)
             else:  # DDP's join() stands in for the backward pass of a rank that has run out of batches
                 self._wait()
                 self.broken_off = False
                 self._raise_error()
+
+    def complete(self) -> None:
+        """Note that a pass has handed over its last gradients."""
+        self._begun = False
+        self.source.on_complete()
+        self.num_backwards += 1
+        deferred, self._deferred = self._deferred, []
+        self._comm_thread.submit(self._gradients.end_pass)
+        self._comm_thread.submit_all(deferred, step=self.step)
+
+    def pop_error(self) -> NonFiniteGradientError | None:
+        """Return, once, why gradients that were exchanged must not be used; with the comm thread drained."""
+        return self._gradients.pop_error()
 
     def follow_scale(self) -> None:
         """Scale residuals and other kept gradients to the current loss scale."""
@@ -122,9 +134,12 @@ class BucketDispatcher:
         if not self._gradients.knows(ready.index, ready.names):
             self._comm_thread.drain()  # what is on its way writes into the state that is about to move
         bucket = self._gradients.layout_of(ready.index, ready.names, ready.shapes, ready.buffer)
-        bad = self._gradients.check_finite(bucket, ready.buffer)  # here, since all may wait for the other thread
+        # Here, since all may wait for the other thread; unless that thread is what fills the buffer.
+        bad = self._gradients.check_finite(bucket, ready.buffer) if ready.filled else -1
         gradients, step, num_backwards = self._gradients, self.step, self.num_backwards
         deferred, weight = self._deferred, self._weight
+        if bucket.keeps_local(step) and not ready.filled:
+            return  # they stay where they are; who hands them over looks at them
         if bucket.keeps_local(step):
             self.overflowed |= self.scale.is_sought and not ready.buffer.is_sparse and not all_finite(ready.buffer)
             gradients.record_nonfinite(bucket, bad)
@@ -132,7 +147,8 @@ class BucketDispatcher:
             return
 
         def task() -> None:
-            deferred.extend(gradients.run(bucket, ready.buffer, bad, step=step, num_backwards=num_backwards))
+            found = bad if ready.filled else gradients.check_finite(bucket, ready.buffer)
+            deferred.extend(gradients.run(bucket, ready.buffer, found, step=step, num_backwards=num_backwards))
             if weight != 1.0:
                 ready.buffer.mul_(weight)
 

@@ -4,12 +4,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pliant.accelerator import current_stream, new_stream
 from pliant.engine.tracer import Tracer
 
 __all__ = ["CommThread", "TaskHandle"]
@@ -27,18 +27,20 @@ class TaskHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the task has ended, was dropped or failed; on CUDA, whether the device has reached its end."""
+        """Whether the task has ended, was dropped or failed; on an accelerator, whether the device has got there."""
         return self._done.is_set() and (self._recorded is None or self._recorded.query())
 
     def wait(self) -> None:
-        """Wait until the task is done (on CUDA: let the current stream wait), and raise the thread's error, if any."""
+        """Wait until the task is done (or let the device's stream wait), and raise an error that the comm thread has
+        met.
+        """
         self._done.wait()
         if self._recorded is not None:
-            torch.cuda.current_stream().wait_event(self._recorded)
+            current_stream(self._comm_thread.device).wait_event(self._recorded)
         self._comm_thread.raise_error()
 
     def mark_done(self, recorded: Any) -> None:
-        """Mark the task as done, with the event of its stream on CUDA. Called by the communication thread."""
+        """Note that the task is done, and the event of its stream on an accelerator. Called by the comm thread."""
         self._recorded = recorded
         self._done.set()
 
@@ -46,8 +48,9 @@ class TaskHandle:
 class CommThread:
     """Runs tasks in the order of submission, beside the caller.
 
-    On CPU a thread of its own runs them: waiting for Gloo releases the GIL, so the backward pass goes on. On CUDA tasks
-    only launch kernels, so they run at once, on a stream of their own that waits for the caller's.
+    A thread of its own does it: waiting for Gloo releases the GIL, so the backward pass goes on, and so it does where a
+    task waits for an accelerator. There each task has a stream that waits for the caller's at the time of `submit`, and
+    goes before it.
 
     Note [one order of collectives]: the ranks of a group must make the same calls in the same order. So each group
     belongs to one communication thread. Gradients have one, whose tasks are submitted in DDP's order of buckets, which
@@ -67,18 +70,16 @@ class CommThread:
 
     def __init__(self, device: torch.device, name: str, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._tasks: queue.SimpleQueue[tuple[Task, Task, TaskHandle, str, int] | None] = queue.SimpleQueue()
+        self.device, self._stream = device, new_stream(device)
+        self._tasks: queue.SimpleQueue[tuple[Task, Task, TaskHandle, str, int, Any] | None] = queue.SimpleQueue()
         self._last: TaskHandle | None = None
         self._error: BaseException | None = None
         self.busy_s = 0.0
         """Time spent in tasks."""
         self._stopped, self._pid = False, os.getpid()
-        self._thread: threading.Thread | None = None
-        if self._stream is None:
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread.start()
-            tracer.shutdown.add(self)
+        self._thread: threading.Thread | None = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+        tracer.shutdown.add(self)
 
     def submit(self, task: Task, done: Task = lambda: None, *, name: str = "", step: int = 0) -> TaskHandle:
         """Queue a task; `done` follows it in any case, also when the task failed or was dropped.
@@ -101,12 +102,8 @@ class CommThread:
                 "process that called relax() train, or start processes that train with 'spawn'."
             )
         handle = self._last = TaskHandle(self)
-        if self._stream is not None:
-            with self._on_stream(self._stream):
-                self._run(task, done, name, step)
-                handle.mark_done(self._stream.record_event())
-        else:
-            self._tasks.put((task, done, handle, name, step))
+        ready = None if self._stream is None else current_stream(self.device).record_event()
+        self._tasks.put((task, done, handle, name, step, ready))
         return handle
 
     def submit_all(self, tasks: list[tuple[str, Task]], *, step: int) -> TaskHandle:
@@ -157,9 +154,15 @@ class CommThread:
             self._take(*item)
             del item  # a thread that waits must not hold what it has done, or the run is never let go of
 
-    def _take(self, task: Task, done: Task, handle: TaskHandle, name: str, step: int) -> None:
-        self._run(task, done, name, step)
-        handle.mark_done(None)
+    def _take(self, task: Task, done: Task, handle: TaskHandle, name: str, step: int, ready: Any) -> None:
+        if self._stream is None:
+            self._run(task, done, name, step)
+            handle.mark_done(None)
+            return
+        with self._stream:
+            self._stream.wait_event(ready)
+            self._run(task, done, name, step)
+            handle.mark_done(self._stream.record_event())
 
     def _run(self, task: Task, done: Task, name: str, step: int) -> None:
         start_s = time.perf_counter()
@@ -172,9 +175,3 @@ class CommThread:
         finally:
             self.busy_s += time.perf_counter() - start_s
             done()
-
-    @contextmanager
-    def _on_stream(self, stream: "torch.cuda.Stream") -> Generator[None]:
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream):
-            yield

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from pliant.accelerator import synchronize
 from pliant.comm.base import Comm
 from pliant.curvature import (
     Estimator,
@@ -138,8 +139,8 @@ class CurvatureMonitor(Part):
         if self._due == _NEVER and not self._record.unsampled:  # the caller has told how to read the output since
             self._due = step + 1
         due = step >= self._due
-        if due and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # what steps have left to do is their time
+        if due:
+            synchronize(self._device)  # what steps have left to do is their time
         now_s = time.perf_counter()
         if self._since_s is not None:
             self._steps_s, self._num_steps = self._steps_s + now_s - self._since_s, self._num_steps + 1

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from pliant.accelerator import is_accelerator
 from pliant.buckets import real_shape
 from pliant.comm.base import CommError
 from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets, unused_parameters
@@ -34,6 +35,8 @@ class ReadyBucket:
     """Flat tensor of DDP, (numel,); its content when `complete_buckets` is called becomes the gradient."""
     last: bool
     finish: Callable[[], None]
+    filled: bool = True
+    """Whether gradients are in the buffer already; else an earlier task of the communication thread puts them there."""
 
 
 def complete_buckets(buckets: Sequence[ReadyBucket]) -> None:
@@ -94,8 +97,8 @@ class DDPHook:
         if receive is None:
             return allreduce_hook(self._group, bucket)
         buffer = bucket.buffer()
-        # A CUDA future records the stream that is current in `complete_buckets`, which is the exchange's.
-        future: Future[Any] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        # A future of a device records the stream that is current in `complete_buckets`, which is the comm thread's.
+        future: Future[Any] = Future(devices=[buffer.device] if is_accelerator(buffer.device) else None)
         receive(
             ReadyBucket(
                 index=index,

@@ -1,9 +1,11 @@
-"""Time marks: taken by the thread on CPU and by the current stream on CUDA, so that nothing waits."""
+"""Marks in time: taken by the thread on CPU, by a stream on an accelerator, so that nothing waits to take one."""
 
 import time
 from typing import Any
 
 import torch
+
+from pliant.accelerator import is_accelerator, mark, synchronize
 
 __all__ = ["DeviceTimer"]
 
@@ -15,18 +17,13 @@ class DeviceTimer:
         self._device = device
 
     def now(self) -> Any:
-        """Return a mark: seconds on CPU, an event of the current stream on CUDA."""
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        """Return a mark: seconds on CPU, an event of the device's current stream on an accelerator."""
+        return mark(self._device) if is_accelerator(self._device) else time.perf_counter()
 
     def settle(self) -> None:
-        """Wait until the device has reached every mark."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        """Wait until the device has come to every mark."""
+        synchronize(self._device)
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds from one mark to another; on CUDA after `settle`."""
+        """Return the seconds from one mark to another; on an accelerator after `settle`."""
         return end - start if isinstance(start, float) else start.elapsed_time(end) * 1e-3

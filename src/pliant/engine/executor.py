@@ -26,6 +26,7 @@ from pliant.engine.parts import Part
 from pliant.engine.ratio_controller import RatioController, controllers_for
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
+from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
@@ -120,11 +121,11 @@ class ExecutorBuilder:
         self._relaxed, self._module, self._layers = relaxed, relaxed.module, layer_classes(relaxed.module)
         self.curvature = Curvature()
         """Samples of the curvature, under whichever plan."""
-        self._optimizer = relaxed.optimizer
+        self._optimizer = relaxed.local_optimizer
         self._steppers = relaxed.steppers
         self._parameters: Mapping[str, Tensor] = relaxed.parameters
         self._device = next(iter(self._parameters.values())).device
-        self._comms = Comms(tracer.comm)
+        self._comms = Comms(relaxed.replicas(tracer.comm))
         self._hosts = hosts
         self._nonfinite: NonFinite = nonfinite
         self._tracer, self._comm_thread, self._agreement = tracer, comm_thread, agreement
@@ -144,11 +145,16 @@ class ExecutorBuilder:
         self._steppers = self._relaxed.steppers
         nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
         if any(node.needs_hosts for node in nodes.values()):
+            self._relaxed.require_whole(
+                "the plan has two levels of ranks", "let a mesh of two dimensions be the levels"
+            )
             self._know_hosts()
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         place_owners(store, self._comms.all.size)
         request = requests_in(store, self._steppers)
+        if request is not None:
+            self._relaxed.require_whole("the plan looks at the curvature of a whole model", "set power=0")
         if old is not None:
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
@@ -168,7 +174,10 @@ class ExecutorBuilder:
             gradients.ratio_setting = controller.ratio_setting
         if old is not None:
             old.close()
-        return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=(*weights, *controllers, *looks))
+        before = [] if old is None else old.of(ShardExchanges)
+        shards = shard_exchanges(self._relaxed.sharded, nodes, before, checks=self._nonfinite == "raise")
+        beside = (*shards, *weights, *controllers, *looks)
+        return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=beside)
 
     def _make_monitor(
         self, request: CurvatureRequest | None, old: PlanExecutor | None, step: int

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.accelerator import generator_state, is_accelerator, set_generator_state
+
 __all__ = ["load_generators", "save_generators"]
 
 _DEVICE_BYTES = 16
@@ -23,8 +25,8 @@ def save_generators(device: torch.device) -> dict[str, Tensor]:
     """
     _, words, gauss = random.getstate()
     at_device = torch.zeros(1 + _DEVICE_BYTES, dtype=torch.uint8)
-    if device.type == "cuda":
-        at_device[0], at_device[1:] = 1, torch.cuda.get_rng_state(device)
+    if (state := generator_state(device)) is not None:
+        at_device[0], at_device[1:] = 1, state
     return {
         "torch": torch.get_rng_state(),
         "device": at_device,  # (17,): whether there is one, then its state
@@ -38,8 +40,8 @@ def load_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
     if not saved:
         return
     torch.set_rng_state(saved["torch"].cpu())
-    if device.type == "cuda" and int(saved["device"][0]):
-        torch.cuda.set_rng_state(saved["device"][1:].cpu(), device)
+    if is_accelerator(device) and int(saved["device"][0]):
+        set_generator_state(saved["device"][1:], device)
     *words, gauss = saved["python"].tolist()
     version = random.getstate()[0]
     random.setstate((version, tuple(map(int, words)), None if math.isnan(gauss) else gauss))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.comm.base import Comm
 
 __all__ = ["broadcast_data", "broadcast_optimizer", "broadcast_tensors", "is_no_step", "steps_taken"]
@@ -88,7 +89,12 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
     """Turn nested state into JSON; tensors are set aside and described by dtype and shape."""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return {"tensor": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "cpu": not value.is_cuda}
+        on_cpu = not is_accelerator(value.device)
+        return {
+            "tensor": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "cpu": on_cpu,
+        }
     if isinstance(value, dict):
         return {"items": [[_describe(k, tensors), _describe(v, tensors)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):

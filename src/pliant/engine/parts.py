@@ -46,6 +46,10 @@ class Part:
     def report_work(self, work: float) -> None:
         """Add to the work that this rank has done since the start."""
 
+    def explain(self) -> str:
+        """Say in a sentence what it keeps on this rank; empty if that is nothing."""
+        return ""
+
     def stats(self) -> dict[str, float]:
         """Return its part of `RunStats`, by field. No communication."""
         return {}

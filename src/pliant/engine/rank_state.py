@@ -243,11 +243,9 @@ class Saver:
     @property
     def _live(self) -> dict[str, Tensor]:
         """The model's own tensors."""
-        return {
-            name_without_wrappers(n): value
-            for n, value in self.module.state_dict().items()
-            if isinstance(value, Tensor)
-        }
+        tensors = ((n, value) for n, value in self.module.state_dict().items() if isinstance(value, Tensor))
+        live = {name_without_wrappers(n): value for n, value in tensors}
+        return {name: self.parameters.get(name, value) if _is_shard(value) else value for name, value in live.items()}
 
     @property
     def _device(self) -> torch.device:
@@ -267,6 +265,11 @@ class Saver:
     def _kept(self) -> set[str]:
         """Return the parameters whose optimizer state is on this rank only."""
         return set(self._named) if self.executor.ranks_differ else self._mine
+
+
+def _is_shard(value: Tensor) -> bool:
+    """Say whether a tensor is divided among ranks, so that only this rank's part of it is saved and loaded here."""
+    return hasattr(value, "to_local")
 
 
 def _what_is_missing(missing: Sequence[str], *, apart: bool) -> str:

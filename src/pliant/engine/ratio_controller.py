@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import RatioSetting
 from pliant.algorithms.control import ControlSample, RatioPolicy, SelectionIntervalPolicy
 from pliant.algorithms.link_fit import AlphaBetaFit
@@ -194,16 +195,16 @@ def controllers_for(
     """Return the controller of these nodes' target: the earlier one, if it has the same; none without a target.
 
     Raises:
-        ValueError: The target is a time, and the model is on CUDA, where the host's clock does not see exchanges.
+        ValueError: The target is a time, and the model is on an accelerator: the host's clock does not see exchanges.
 
     """
     held = next((node for node in nodes.values() if node.ratio_target is not None), None)
     if held is None or (target := held.ratio_target) is None or held.ratio is None or tracer.comm.size == 1:
         return []
-    if tracer.device.type == "cuda" and target.of in ("exposed_s", "exposed_share"):
+    if is_accelerator(tracer.device) and target.of in ("exposed_s", "exposed_share"):
         raise ValueError(
-            f"the plan holds {target.of}, but the model is on CUDA, where the time that streams wait for each "
-            "other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
+            f"the plan holds {target.of}, but the model is on {tracer.device}, where the time that streams wait for "
+            "each other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
         )
     if same := [each for each in old if each.belongs_to(target, held.ratio)]:
         return same

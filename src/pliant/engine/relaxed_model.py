@@ -12,7 +12,11 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.algorithms.shards import for_shards
+from pliant.comm.base import Comm
 from pliant.engine.joint_optimizer import JointOptimizer, join_optimizers
+from pliant.engine.sharded_model import ShardedModel, sharded_model
+from pliant.spec import Sharded, SyncPlan
 
 __all__ = [
     "RelaxedModel",
@@ -46,10 +50,11 @@ class RelaxedModel:
     """The one optimizer, or a `JointOptimizer` of several."""
 
     group: ProcessGroup | None = None
-    """Process group that trains it: the DDP's, or the one given to relax(); None for an elastic run, which makes its
-    own."""
+    """Process group that trains it, the DDP's or the one given to relax(); an elastic run makes its own."""
     wrapped_here: bool = False
     """Whether the DDP was made by relax()."""
+    sharded: ShardedModel | None = None
+    """Parameter groups and shards of a model under fully_shard or replicate(); None where parameters are whole."""
 
     def wrap(self, group: ProcessGroup | None) -> None:
         """Wrap a plain module in a DDP, which is to be called from now on. Collective."""
@@ -64,12 +69,46 @@ class RelaxedModel:
     @property
     def steppers(self) -> dict[int, Optimizer]:
         """Parameter's id -> the optimizer that now holds it."""
-        return {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        found = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        return found if self.sharded is None else self.sharded.steppers(found)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Name -> parameter, of those that are trained."""
+        """Name -> parameter, of those that are trained; of a sharded model this rank's part of it."""
+        if self.sharded is not None:
+            return self.sharded.shards
         return {name: p for name, p in list_tensors(self.module) if p.requires_grad}
+
+    def require_whole(self, what: str, cure: str) -> None:
+        """Raise ValueError for a model that is divided among ranks, if something needs whole parameters."""
+        if self.sharded is not None:
+            raise ValueError(f"{what}, but this one is divided among ranks by fully_shard or replicate(); {cure}.")
+
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """The optimizer, as it looks for this rank's parts of the parameters."""
+        return self.optimizer if self.sharded is None else self.sharded.view_of(self.optimizer)
+
+    def resolve(self, plan: SyncPlan) -> SyncPlan:
+        """Return what a plan means for this model; a sharded one's says what its shards and its replicas do.
+
+        Raises:
+            ValueError: The plan and the way in which the model is divided do not fit each other.
+
+        """
+        if self.sharded is not None:
+            return for_shards(plan, has_replicas=self.sharded.has_replicas)
+        for rule in plan.rules:
+            if isinstance(rule.exchange, Sharded):
+                raise ValueError(
+                    f"the plan says how shards of parameters travel ({rule.exchange}), but the model's are whole on "
+                    "every rank; call fully_shard(model) first, or choose an algorithm such as int4."
+                )
+        return plan
+
+    def replicas(self, comm: Comm) -> Comm:
+        """Return the comm of the ranks that hold the same parameters: all, unless the model is sharded."""
+        return comm if self.sharded is None else self.sharded.replica_comm
 
 
 def unwrap(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> RelaxedModel:
@@ -88,7 +127,9 @@ def unwrap(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Rela
     optimizers = [innermost(each) for each in given]
     outer = strip_wrappers(model)
     ddp = outer if isinstance(outer, DistributedDataParallel) else None
-    relaxed = RelaxedModel(called=model, ddp=ddp, module=module_of(model), optimizer=join_optimizers(optimizers))
+    module = module_of(model)
+    sharded = sharded_model(module, lambda: dict(list_tensors(module)))
+    relaxed = RelaxedModel(called=model, ddp=ddp, module=module, optimizer=join_optimizers(optimizers), sharded=sharded)
     _refuse_models(relaxed)
     _refuse_optimizers(relaxed)
     return relaxed
@@ -167,15 +208,14 @@ def innermost(relaxed: Any) -> Optimizer:
 
 def _refuse_models(relaxed: RelaxedModel) -> None:
     parameters = relaxed.parameters
-    _refuse_sharded(relaxed.module)
+    if relaxed.sharded is None:
+        _refuse_sharded(relaxed.module)
     if not parameters:
         raise ValueError("the model has no parameter that requires a gradient, so there is nothing to exchange.")
     for name, parameter in list_tensors(relaxed.module):
         if isinstance(parameter, nn.UninitializedParameter):
-            raise ValueError(
-                f"parameter {name!r} of a lazy layer has no shape yet, but relax() gives all ranks the same values; "
-                "run one forward pass on every rank first."
-            )
+            told = f"parameter {name!r} of a lazy layer has no shape yet, but relax() gives all ranks the same values"
+            raise ValueError(f"{told}; run one forward pass on every rank first.")
         if parameter.is_meta:
             raise ValueError(
                 f"parameter {name!r} is on the meta device and has no values, but relax() gives all ranks rank 0's; "
@@ -208,9 +248,9 @@ def _refuse_sharded(module: nn.Module) -> None:
         if dtensor is not None and isinstance(parameter, dtensor):
             sharded: Any = parameter
             raise ValueError(
-                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by fully_shard (FSDP2), "
-                "replicate or tensor parallelism, but relax() exchanges parameters that are whole on every rank; wrap "
-                "the module in DistributedDataParallel instead."
+                f"parameter {name!r} is a DTensor, placed as {tuple(sharded.placements)} by tensor parallelism or "
+                "distribute_tensor, but no module is under fully_shard or replicate, so that nobody exchanges its "
+                "gradients among data-parallel ranks; call fully_shard(model, mesh=...) over their dimension."
             )
 
 
@@ -222,7 +262,7 @@ def _refuse_optimizers(relaxed: RelaxedModel) -> None:
         if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
             raise ValueError(
                 f"{name} divides its state among ranks, but relax() gives all ranks the same; give it the optimizer "
-                "inside, over all parameters, and divide its state with the plan 'owner'."
+                "inside, over all parameters, and divide its state with the plan 'sharded_optimizer'."
             )
         mine = [id(p) for group in optimizer.param_groups for p in group["params"]]
         if ours.isdisjoint(mine):

@@ -52,6 +52,11 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
             f"a run of {counters[0][2]} ranks was saved, but {len(own)} states are given, or they are of different "
             "steps or plans; give those of all ranks, saved after the same step."
         )
+    if any("shards" in each for each in own):
+        raise ValueError(
+            "the states are those of a sharded model, whose residuals belong to shards of one size; resume with as "
+            "many ranks, or begin without them: load model and optimizer alone."
+        )
     if any(_is_of_ranks(each) for each in own):
         raise ValueError(
             "the states hold weights, or parts of the optimizer, of single ranks, since their plan exchanges weights "

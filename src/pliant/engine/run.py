@@ -1,5 +1,6 @@
 """Run: a training in progress, with one model, its optimizers and one plan in force."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,6 +17,7 @@ from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.curvature_requests import Curvature
 from pliant.engine.executor import ExecutorBuilder
+from pliant.engine.front_end import gradient_source
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import steps_taken
 from pliant.engine.joining import JoinState
@@ -23,7 +25,6 @@ from pliant.engine.parts import Part
 from pliant.engine.relaxed_model import RelaxedModel, release
 from pliant.engine.saving import SavesState
 from pliant.engine.shutdown import warn_destroyed
-from pliant.engine.sources import gradient_source
 from pliant.engine.stats import RunStats
 from pliant.engine.step_counts import LEAVING, StepCounts, hash_of_layout
 from pliant.engine.step_hooks import StepHooks, require_one_optimizer_pass
@@ -50,7 +51,7 @@ class Run(SavesState, SwitchesPlans, ABC):
     ) -> None:
         self._relaxed, self.model, self.optimizer = relaxed, relaxed.called, relaxed.optimizer
         self._module, self._parameters, self._comm = relaxed.module, relaxed.parameters, comm
-        self._agreement = ReplicaCheck(agreement_every, comm)
+        self._agreement = ReplicaCheck(agreement_every, relaxed.replicas(comm))
         self._device = next(iter(self._parameters.values())).device
         self.tracer = Tracer(self._device, comm)
         self.tracer.shutdown.watch(self)
@@ -67,7 +68,9 @@ class Run(SavesState, SwitchesPlans, ABC):
         self._dispatcher = BucketDispatcher(self._comm_thread, self.tracer, self.trial)
         self._dispatcher.step = steps_taken(relaxed.optimizer)
         joining = JoinState(comm, self._comm_thread, relaxed.optimizers, self._dispatcher, self._keeps_from_joining)
-        self._source = self._dispatcher.source = gradient_source(relaxed, self._dispatcher, self._begin_pass, joining)
+        self._source = self._dispatcher.source = gradient_source(
+            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite
+        )
         self._put_in_force(plan, executor)
         self._step_hooks = StepHooks(
             relaxed.optimizer,
@@ -163,7 +166,7 @@ class Run(SavesState, SwitchesPlans, ABC):
             exchange_s=busy_s,
             codec_s=max(0.0, busy_s - self._comm.wait_s),
             consensus_distance=of_parts.get("consensus_distance", 0.0),
-            residual_norm=self._gradients.store.norm("residual"),
+            residual_norm=math.hypot(self._gradients.store.norm("residual"), of_parts.get("residual_norm", 0.0)),
             last_agreement_step=self._agreement.last_step,
             curvature_s=self.curvature.seconds,
             ratio=of_parts.get("ratio", 0.0),
@@ -175,6 +178,8 @@ class Run(SavesState, SwitchesPlans, ABC):
         Parameters and floating-point buffers are means over ranks where they differ, else rank 0's. The run does not
         change.
         """
+        cure = "use torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True"
+        self._relaxed.require_whole("consolidate() returns a whole model", cure)
         self.catch_up()
         self._comm_thread.drain()
         for served in self._executor.served:
@@ -185,6 +190,14 @@ class Run(SavesState, SwitchesPlans, ABC):
         """Add to this rank's work, such as samples, for plans that weight ranks by it."""
         for part in self._parts:
             part.report_work(work)
+
+    def weights_changed(self) -> None:
+        """Note that weights of a sharded model were written by hand, on all ranks; they are gathered anew."""
+        self._source.weights_changed()
+
+    def explain(self) -> str:
+        """Return the plan in force, and the memory that it needs on this rank. No communication."""
+        return "\n".join([str(self.plan), *(told for part in self._parts if (told := part.explain()))])
 
     @abstractmethod
     def close(self) -> None:
@@ -257,4 +270,5 @@ class FixedRun(Run):
         self._comm_thread.drain()
         self._executor.hand_back(self._dispatcher.step)
         nodes = self._gradients.store.nodes.items()
-        average_run([self._parameters[n] for n, node in nodes if node.exchanges_weights], self.optimizer, self._comm)
+        apart = [self._parameters[n] for n, node in nodes if node.exchanges_weights]
+        average_run(apart, self._relaxed.local_optimizer, self._relaxed.replicas(self._comm))

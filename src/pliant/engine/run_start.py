@@ -52,6 +52,7 @@ def start_run(
 
     """
     if elastic is not None:
+        relaxed.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
         claim(relaxed)
         try:
             limits = {"timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
@@ -61,16 +62,20 @@ def start_run(
             raise
     device = next(iter(relaxed.parameters.values())).device
     relaxed.group = cast(ProcessGroup, group or dist.group.WORLD if relaxed.ddp is None else relaxed.ddp.process_group)
+    plan = relaxed.resolve(plan)
     require_supported(plan, relaxed.group, device)
     claim(relaxed)
     comm, run = None, None
     try:
-        if relaxed.ddp is None and not plan.leaves_gradients:
+        if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        own_comm = new_comm(relaxed.group, timeout_s, start_timeout_s)
+        own_comm = new_comm(relaxed.group, timeout_s, start_timeout_s, device=device)
         comm = RecordedComm(own_comm)
         require_plan(plan, comm, device)
-        if comm.size > 1:
+        if relaxed.sharded is not None:
+            relaxed.sharded.connect(comm, relaxed.group)
+            broadcast_tensors(relaxed.sharded.equal_tensors(relaxed.optimizer), relaxed.sharded.replica_comm)
+        elif comm.size > 1:
             broadcast_tensors([*relaxed.module.parameters(), *relaxed.module.buffers()], comm)
             broadcast_optimizer(relaxed.optimizer, comm, device)
         if relaxed.ddp is not None:

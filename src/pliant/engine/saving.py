@@ -90,6 +90,9 @@ class SavesState(CountsSkips):
             ValueError: On all ranks, if the scheduler, say, keeps something that is neither a tensor nor plain data.
 
         """
+        self._relaxed.require_whole(
+            "save() writes whole models", "give run.state_dict() to torch.distributed.checkpoint.save beside the model"
+        )
         own = self.state_dict()
         shared = {
             "model": {name_without_wrappers(name): value for name, value in self._module.state_dict().items()},
@@ -142,6 +145,6 @@ class SavesState(CountsSkips):
             plan=self.plan,
             comm=self._comm,
             module=self._module,
-            optimizer=self._relaxed.optimizer,
+            optimizer=self._relaxed.local_optimizer,
             parameters=self._relaxed.parameters,
         )

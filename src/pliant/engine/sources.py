@@ -1,6 +1,6 @@
 """Sources of gradients: objects that give the buckets of a backward pass to a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -11,11 +11,10 @@ from pliant.comm.ddp_private import is_in_backward
 from pliant.engine.ddp_hook import DDPHook, ReadyBucket, install_hook
 from pliant.engine.joining import JoinState
 from pliant.engine.parts import Part
-from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.unused_parameters import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
 
-__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "NoGradients", "gradient_source"]
+__all__ = ["DDPSource", "GradientReceiver", "GradientSource", "NoGradients"]
 
 
 class GradientReceiver(Protocol):
@@ -23,6 +22,22 @@ class GradientReceiver(Protocol):
 
     broken_off: bool
     """Whether a pass has begun that did not come to its end."""
+    step: int
+    """Optimizer steps made."""
+    num_backwards: int
+    """Backward passes exchanged."""
+
+    def begin(self) -> None:
+        """Note that a pass hands over gradients; `receive` does so by itself."""
+        ...
+
+    def complete(self) -> None:
+        """Note that a pass has handed over its last gradients, where no bucket says that it is the last."""
+        ...
+
+    def pop_error(self) -> Exception | None:
+        """Return, once, why gradients that were exchanged must not be used."""
+        ...
 
     def receive(self, ready: ReadyBucket) -> None:
         """Take a bucket whose gradients are complete."""
@@ -64,8 +79,21 @@ class GradientSource(Part):
     def require_carried(self, plan: SyncPlan) -> None:
         """Raise ValueError for a plan that needs gradients."""
 
-    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
-        """Follow a plan: its size of buckets, and own buffers where ranks differ."""
+    def put_in_force(
+        self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
+    ) -> None:
+        """Follow a plan: its size of buckets, and own buffers where ranks differ.
+
+        Args:
+            plan: The plan.
+            nodes: Parameter -> its node.
+            differ: Whether ranks have weights of their own.
+            parts: Parts of the executor of the plan.
+
+        """
+
+    def weights_changed(self, *_: object) -> None:
+        """Note that weights were written by hand."""
 
     def meet(self) -> float:
         """Agree on the ranks that train in a pass that begins; return the factor of a mean over all ranks."""
@@ -138,7 +166,9 @@ class DDPSource(GradientSource):
             self._receiver.forget()
             self._hook.renew(self._ddp)
 
-    def put_in_force(self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool) -> None:
+    def put_in_force(
+        self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
+    ) -> None:
         """Set the size of buckets, and broadcast buffers only where ranks must have the same."""
         self._nodes = nodes
         self._ddp.broadcast_buffers = self._shares_buffers and not differ
@@ -175,21 +205,3 @@ class DDPSource(GradientSource):
         if self._receiver.broken_off:
             self._hook.renew(self._ddp)
         self._watch.close()
-
-
-def gradient_source(
-    relaxed: RelaxedModel, receiver: GradientReceiver, begins: Callable[[], None], joining: JoinState
-) -> GradientSource:
-    """Return the source of a model's gradients.
-
-    Args:
-        relaxed: The model.
-        receiver: Receiver of the buckets.
-        begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
-        joining: State of ranks of which some have no batches left.
-
-    """
-    if relaxed.ddp is None:
-        return NoGradients()
-    watch = UnusedParameterCheck(relaxed.ddp, relaxed.parameters, begins, wrapped_here=relaxed.wrapped_here)
-    return DDPSource(relaxed.ddp, receiver, watch, joining)

@@ -71,7 +71,7 @@ class SwitchesPlans(CountsSkips):
         """
         self.catch_up()
         self._comm_thread.drain()
-        plan = resolve_plan(what, self.optimizer)
+        plan = self._relaxed.resolve(resolve_plan(what, self.optimizer))
         if self._relaxed.group is not None:
             require_supported(plan, self._relaxed.group, self._device)
         require_plan(plan, self._comm, self._device)
@@ -139,4 +139,5 @@ class SwitchesPlans(CountsSkips):
         self._executor = executor
         self.plan, self._gradients, self._plan_number = plan, executor.gradients, plan_number(plan)
         self._dispatcher.put_in_force(executor.gradients, as_ready=plan.order == "ready")
-        self._source.put_in_force(plan, executor.gradients.store.nodes, differ=executor.ranks_differ)
+        nodes = executor.gradients.store.nodes
+        self._source.put_in_force(plan, nodes, differ=executor.ranks_differ, parts=executor.parts)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pliant.accelerator import synchronize
 from pliant.codecs import Codec, codec_class
 from pliant.comm import Comm, broadcast_text
 from pliant.network.probing import provenance_of, ranks_of_hosts, require_gloo
@@ -110,8 +111,7 @@ def _median_time(run: Callable[[], object], limit_s: float, device: torch.device
     def once_s() -> float:
         start_s = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         return time.perf_counter() - start_s
 
     once_s()  # the first touches new memory, and may have to compile

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pliant.comm import Comm, ProcessGroupComm, broadcast_text
+from pliant.comm.torch_private import backend_of
 from pliant.network.inference import (
     Matrix,
     Pair,
@@ -179,10 +180,11 @@ def provenance_of(command: str, *facts: str) -> str:
 
 
 def require_gloo(comm: Comm) -> None:
-    """Raise ValueError for a comm over NCCL, whose waits do not tell when bytes have come."""
-    if isinstance(comm, ProcessGroupComm) and comm.group.name() == "nccl":
+    """Raise ValueError for a comm that does not carry host memory over Gloo: others hide when bytes have come."""
+    if isinstance(comm, ProcessGroupComm) and (backend := backend_of(comm.group, torch.device("cpu"))) != "gloo":
         raise ValueError(
-            "the probe takes times over Gloo, from host memory, but this comm is over nccl; make one with "
+            f"the probe takes times over Gloo, from host memory, which goes over {backend or 'nothing'} in this comm; "
+            "make one with "
             'torch.distributed.new_group(backend="gloo") and pliant.comm.new_comm.'
         )
 

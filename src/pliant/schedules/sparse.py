@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.accelerator import synchronize
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
@@ -159,8 +160,7 @@ class SparseAllReduce:
     def _run_timed(self, ready: _Ready, x: Tensor) -> float:
         start_s = time.perf_counter()
         ready.carry_out(x)
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+        synchronize(x.device)
         return time.perf_counter() - start_s
 
     def _change(self, decision: str) -> None:

@@ -18,6 +18,7 @@ from pliant.simulator.rounds import (
     owner_rounds,
     scatter_gather_rounds,
 )
+from pliant.simulator.sharded import among_replicas, gather_rounds, reduce_scatter_rounds, shards_of
 from pliant.spec import (
     After,
     AllGather,
@@ -37,6 +38,7 @@ from pliant.spec import (
     LowRank,
     ParameterServer,
     ScatterGather,
+    Sharded,
     ShardedOptimizer,
     Topology,
 )
@@ -107,6 +109,8 @@ def num_turns(node: Exchange, topology: Topology, size: int) -> int:
         return num_turns(node.then, topology, size)
     if isinstance(node, Combinator):
         return num_turns(node.inner, topology, size)
+    if isinstance(node, Sharded) and node.replicas is not None:
+        return num_turns(node.replicas, topology, len(topology.hosts))
     if isinstance(node, BlockSparse) and node.selection.agreement == "leader":
         return min(size, _MOST_TURNS)  # of the leader; each is counted as the mean of them
     if isinstance(node, (Gossip, CodedGossip)):
@@ -188,6 +192,26 @@ def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, tur
     return ExchangeTraffic(task=(replace(around, messages=None, after={}),), rest=(replace(around, before={}),))
 
 
+def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
+    shards, num_ranks = shards_of(node, topology), topology.num_ranks
+    if node.gradients is None and len(shards) > 1:
+        task = inside_hosts(batch.numel * batch.itemsize, topology)  # torch's own, which over Gloo is an all-reduce
+    else:
+        task = reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
+    rest: list[Round] = []
+    if node.replicas is not None and len(shards) > 1:
+        num_shards = len(shards[0])
+        flat, sets = among_replicas(topology, num_shards)
+        shapes = tuple(tuple((-(-s[0] // num_shards), *s[1:]) if s else s for s in each) for each in batch.shapes)
+        mine = replace(batch, numel=np.ceil(batch.numel / num_shards), shapes=shapes)
+        between = traffic_of(node.replicas, mine, flat, turn)
+        task += [r for ranks in sets for r in among_ranks(between.task, np.array(ranks), num_ranks)]
+        rest += [r for ranks in sets for r in among_ranks(between.rest, np.array(ranks), num_ranks)]
+    task += gather_rounds(node.weights, batch, shards, num_ranks)
+    return ExchangeTraffic(task=tuple(task), rest=tuple(rest))
+
+
 def _among_all(
     rounds: Callable[[Any, BucketBatch, int, int], list[Round]],
 ) -> Callable[[Any, BucketBatch, Topology, int], ExchangeTraffic]:
@@ -215,5 +239,6 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     Delayed: _delayed,
     BetweenHosts: _between_hosts,
     After: _after,
+    Sharded: _sharded,
 }
 """Type of a node of `spec` -> what counts its messages and work."""

@@ -21,6 +21,7 @@ from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
+from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
@@ -62,10 +63,13 @@ __all__ = [
     "ParameterServer",
     "Placement",
     "Rack",
+    "ReduceScatter",
+    "Residual",
     "Rule",
     "ScatterGather",
     "Schedule",
     "Selection",
+    "Sharded",
     "ShardedOptimizer",
     "SyncPlan",
     "Table",
@@ -76,6 +80,7 @@ __all__ = [
     "Timing",
     "Topology",
     "ValueBits",
+    "WeightGather",
     "Workload",
     "canonical_hash",
     "from_json",

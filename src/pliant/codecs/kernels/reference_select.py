@@ -20,9 +20,11 @@ __all__ = [
 
 _MASK = 0xFFFFFFFF
 _INFINITE_BITS = 0x7F800000
+_NOTHING = -0.0
+"""Added to any number, it leaves its bits alone."""
 
 
-def random_bits(seed: int, index: Tensor) -> Tensor:
+def random_bits(seed: int | Tensor, index: Tensor) -> Tensor:
     """Return 32 random bits for each element of index, as int64; see random_bits in kernels.h."""
     h = (index * 0x9E3779B1 + seed) & _MASK
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
@@ -43,23 +45,37 @@ def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None
     else:
         sample = magnitude[::stride].sort(descending=True).values
         least = sample[min(max(k // stride, 1), sample.numel()) - 1]
-        reached = (magnitude >= least).nonzero().view(-1)
-        chosen, beyond = reached[:k], reached[k:]
-        lost = beyond[magnitude[beyond] >= _INFINITE_BITS][:1]
-        chosen[chosen.numel() - lost.numel() :] = lost
-    indices.fill_(-1)
-    values.zero_()
-    indices[: chosen.numel()] = chosen.to(torch.int32)
-    values[: chosen.numel()] = x[chosen]
+        chosen = _first_reaching(magnitude, least, k)
+    indices.copy_(chosen)
+    values.copy_(torch.where(chosen >= 0, x[chosen.clamp(min=0)], 0.0))
+
+
+def _first_reaching(magnitude: Tensor, least: Tensor, k: int) -> Tensor:
+    """Return the places of the first k that reach `least`, (k,), and -1 where there are fewer.
+
+    The last one gives way to the first beyond them that is not finite. Nothing here has a size that values decide.
+    """
+    place = torch.arange(magnitude.numel(), device=magnitude.device)
+    reached = magnitude >= least
+    slot = torch.where(reached, reached.cumsum(0) - 1, k)
+    lost = torch.where((slot >= k) & (magnitude >= _INFINITE_BITS), place, magnitude.numel()).amin()
+    chosen = place.new_full((k + 1,), -1).scatter_(0, slot.clamp(max=k), place)[:k]
+    chosen[k - 1] = torch.where(lost < magnitude.numel(), lost, chosen[k - 1])
+    return chosen
 
 
 def add_at(acc: Tensor, indices: Tensor, values: Tensor) -> None:
-    real = indices >= 0
-    acc.index_add_(0, indices[real].long(), values[real])
+    acc.index_add_(0, indices.long().clamp(min=0), torch.where(indices >= 0, values, _NOTHING))
 
 
 def clear_at(x: Tensor, indices: Tensor) -> None:
-    x[indices[indices >= 0].long()] = 0
+    _clear(x, torch.where(indices >= 0, indices, x.numel()).long())
+
+
+def _clear(x: Tensor, places: Tensor) -> None:
+    """Set x to 0 at places, int64 (num,); one at x.numel() is none."""
+    sent = torch.zeros(x.numel() + 1, dtype=torch.bool, device=x.device).index_fill_(0, places, True)
+    x.masked_fill_(sent[:-1], 0)
 
 
 def block_rms(x: Tensor, rms: Tensor, block: int) -> None:
@@ -78,15 +94,15 @@ def blocks_gather(x: Tensor, indices: Tensor, values: Tensor, block: int) -> Non
 
 def blocks_add(acc: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
     where, real = _elements(indices, acc.numel(), block)
-    acc.index_add_(0, where[real], values.view(-1, block)[real])
+    added = torch.where(real, values.view(-1, block), _NOTHING)
+    acc.index_add_(0, where.clamp(max=acc.numel() - 1).view(-1), added.view(-1))
 
 
 def blocks_clear(x: Tensor, indices: Tensor, block: int) -> None:
-    where, real = _elements(indices, x.numel(), block)
-    x[where[real]] = 0
+    _clear(x, _elements(indices, x.numel(), block)[0].clamp(max=x.numel()).view(-1))
 
 
-def _places(numel: int, num_values: int, seed: int, device: torch.device) -> Tensor:
+def _places(numel: int, num_values: int, seed: int | Tensor, device: torch.device) -> Tensor:
     j = torch.arange(num_values, device=device)
     first, following = j * numel // num_values, (j + 1) * numel // num_values
     return first + (random_bits(seed, j) * (following - first) >> 32)
@@ -96,9 +112,9 @@ def randomk_gather(x: Tensor, values: Tensor, seed: int) -> None:
     values.copy_(x[_places(x.numel(), values.numel(), seed, x.device)])
 
 
-def randomk_add(acc: Tensor, values: Tensor, seed: int) -> None:
+def randomk_add(acc: Tensor, values: Tensor, seed: int | Tensor) -> None:
     acc[_places(acc.numel(), values.numel(), seed, acc.device)] += values
 
 
-def randomk_clear(x: Tensor, num_values: int, seed: int) -> None:
+def randomk_clear(x: Tensor, num_values: int, seed: int | Tensor) -> None:
     x[_places(x.numel(), num_values, seed, x.device)] = 0

@@ -2,8 +2,8 @@
 """sign: the mean of |x| for each block, then one bit for each element.
 
 The mean is the C kernel's to the bit, and so has its order of adding: element i into column i % 16, row by row, then
-halves onto halves. A tile cannot be summed so; hence the sums come first, from rows of columns of several blocks at once,
-and each element is read a second time, from the cache, for its bit and its residual.
+halves onto halves. A tile cannot be summed so. Hence the sums come first, from rows of columns of several blocks at
+once, and each element is read a second time, from the cache, for its bit and its residual.
 """
 
 import torch

@@ -1,0 +1,67 @@
+"""Accelerators, of any maker: streams, events, generators and pinned memory, by way of `torch.accelerator` alone."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "current_stream",
+    "generator_state",
+    "is_accelerator",
+    "mark",
+    "new_stream",
+    "pinned",
+    "set_generator_state",
+    "synchronize",
+]
+
+_HIGH = -1
+"""Priority of a stream whose kernels go before those of the backward pass."""
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether a device has memory and streams of its own."""
+    return device.type not in ("cpu", "meta")
+
+
+def new_stream(device: torch.device) -> torch.Stream | None:
+    """Return a new stream of this device, which goes before others; None on a CPU."""
+    return torch.Stream(device=device, priority=_HIGH) if is_accelerator(device) else None
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """Return the stream on which this thread now launches work on this device, which need not be the current one."""
+    return torch.accelerator.current_stream(device)
+
+
+def mark(device: torch.device) -> torch.Event:
+    """Return an event, with its time, of the stream on which this thread now launches work on this device."""
+    event = torch.Event(device, enable_timing=True)
+    event.record(current_stream(device))
+    return event
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all that was launched; on a CPU there is nothing to wait for."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def pinned(like: Tensor) -> Tensor:
+    """Return a new buffer of the same shape and dtype in host memory from which the device copies by itself."""
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=is_accelerator(like.device))
+
+
+def generator_state(device: torch.device) -> Tensor | None:
+    """Return the state of a device's global random generator, uint8; None for a CPU, which has torch's own."""
+    if not is_accelerator(device):
+        return None
+    module: Any = torch.get_device_module(device)
+    return module.get_rng_state(device)
+
+
+def set_generator_state(state: Tensor, device: torch.device) -> None:
+    """Let a device's global random generator go on from a state, uint8."""
+    module: Any = torch.get_device_module(device)
+    module.set_rng_state(state.cpu(), device)

@@ -1,0 +1,188 @@
+"""Halves of a coded average: to the owners of parts, who add up, and from them to all.
+
+The first by itself is a reduce-scatter, the second an all-gather; `CompressedAverage` is both, piece by piece.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import Codec, encode_feedback
+from pliant.collectives.pairwise import rotated_peers
+from pliant.comm.base import Comm, Work
+
+__all__ = ["CodedPiece", "FromOwners", "ToOwners", "cut_evenly", "pieces_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedPiece:
+    """A part of one owner's range, coded on its own. Offsets count from the start of the vector."""
+
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the piece."""
+        return self.stop - self.start
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the piece of a vector: a view."""
+        return x[self.start : self.stop]
+
+
+Parts = Sequence[Sequence[CodedPiece]]
+"""Pieces of each rank's part of a vector, in the order of ranks; parts need not be equal, and may be empty."""
+
+
+class ToOwners:
+    """First half: every rank sends the pieces of each part, coded, to its owner, who adds them up.
+
+    An owner's own pieces are not coded: they have no error and need no bytes. In a round each rank sends a piece to one
+    owner and receives one from another rank. No two ranks send to the same owner, since flows that meet at a host's
+    link overflow its queue, and TCP loses 5 to 15 % by that. All messages are pairwise: Gloo's all-to-all takes up to
+    twice its bound. Bytes: the payloads of all other parts out, (size-1) payloads of the own one in.
+
+    Note [sends and receives of a round are one operation]: on an in-order queue, as NCCL has, a receive that is posted
+    before the send of the same round waits for a peer that waits too. So every receive is in the same `exchange` as the
+    send of its round, or in a later one, on every rank.
+
+    Args:
+        codec: Any codec; biased ones should be used with a residual.
+        parts: Pieces of all parts.
+        comm: Ranks that exchange; rank p owns part p.
+        device: Device of the buffers.
+
+    """
+
+    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
+        self._codec, self._comm, self._parts = codec, comm, parts
+        self._peers, self._mine = rotated_peers(comm), parts[comm.rank]
+        self._out = {peer: _payloads(codec, parts[peer], device) for peer in self._peers}
+        self._in = {peer: _payloads(codec, self._mine, device) for peer in self._peers}
+        self.scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
+        """Room for the largest piece, (numel,), used within one call."""
+
+    def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
+        """Encode and send the others' parts of x, float32 (numel,); return the exchanges of each place of a piece.
+
+        Each exchange is posted as soon as there is something to send, so that later pieces are encoded while earlier
+        ones are on the wire. With residual, (numel,), errors are fed back. The seed is this rank's own.
+        """
+        posted: list[list[Work]] = [[] for _ in range(_num_rounds(self._parts))]
+        for owner, worker in zip(self._peers, reversed(self._peers), strict=True):
+            for k, works in enumerate(posted):
+                sends: list[tuple[int, Tensor]] = []
+                if k < len(self._parts[owner]):
+                    self._encode(self._parts[owner][k], x, residual, self._out[owner][k], seed)
+                    sends = [(owner, self._out[owner][k])]
+                receives = [(worker, self._in[worker][k])] if k < len(self._mine) else []
+                if sends or receives:
+                    works.append(self._comm.exchange(sends, receives))
+        return posted
+
+    def add(self, k: int, posted: list[list[Work]], total: Tensor) -> None:
+        """Add to total, this owner's piece k, the pieces of all others, in the order of ranks."""
+        for work in posted[k]:
+            work.wait()
+        for peer in sorted(self._peers):
+            self._codec.decode_add(self._in[peer][k], total)
+
+    def wait(self, posted: list[list[Work]]) -> None:
+        """Wait for all exchanges, after which payloads may be overwritten."""
+        for work in chain.from_iterable(posted):
+            work.wait()
+
+    def _encode(self, piece: CodedPiece, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
+        if residual is None:
+            self._codec.encode(piece.of(x), payload, seed)
+        else:
+            scratch = self.scratch[: piece.numel]
+            encode_feedback(self._codec, piece.of(x), piece.of(residual), payload, seed, scratch)
+
+
+class FromOwners:
+    """Second half: every owner sends the same coded pieces to all others, who keep them until the next exchange.
+
+    A round has one piece of each owner, sent and received in one `exchange`
+    (Note [sends and receives of a round are one operation]).
+    Bytes: (size-1) payloads of the own part out, the payloads of all other parts in.
+
+    Args:
+        codec: Any codec.
+        parts: Pieces of all parts.
+        comm: Ranks that exchange; rank p owns part p.
+        device: Device of the buffers.
+
+    """
+
+    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
+        self._codec, self._comm, self._parts = codec, comm, parts
+        self._peers = rotated_peers(comm)
+        self.num_rounds = _num_rounds(parts)
+        """Number of pieces of the part that has most."""
+        self.payloads = [_payloads(codec, part, device) for part in parts]
+        """Payloads of each rank's pieces, in the order of ranks; this rank writes its own before it sends them."""
+
+    def send(self, k: int) -> Work:
+        """Send this owner's payload k, if it has one, to all, and receive payload k of all others."""
+        own = self.payloads[self._comm.rank]
+        sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
+        receives = [(peer, self.payloads[peer][k]) for peer in self._peers if k < len(self.payloads[peer])]
+        return self._comm.exchange(sends, receives)
+
+    def swap(self, x: Tensor, seed: int) -> None:
+        """Encode this owner's pieces of x, float32 (numel,), and receive the payloads of all others.
+
+        The seed is the same on all ranks.
+        """
+        rank, posted = self._comm.rank, list[Work]()
+        for k in range(self.num_rounds):
+            if k < len(self._parts[rank]):
+                self._codec.encode(self._parts[rank][k].of(x), self.payloads[rank][k], seed + rank + 1)
+            posted.append(self.send(k))
+        for work in posted:
+            work.wait()
+
+    def decode(self, posted: Sequence[Work], x: Tensor) -> None:
+        """Decode all others' pieces over x, float32 (numel,), as the rounds come to their end."""
+        for k, work in enumerate(posted):
+            work.wait()
+            for peer in self._peers:
+                if k < len(self._parts[peer]):
+                    self.decode_piece(peer, k, x)
+
+    def decode_piece(self, rank: int, k: int, x: Tensor, *, add: bool = False) -> None:
+        """Decode one rank's payload k into its place in x, or add it there."""
+        decode = self._codec.decode_add if add else self._codec.decode
+        decode(self.payloads[rank][k], self._parts[rank][k].of(x))
+
+
+def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
+    """Cut numel elements into `count` parts, nearly equal, at multiples of granularity; some may be empty."""
+    units = -(-numel // granularity)
+    cuts = [min(numel, j * units // count * granularity) for j in range(count)] + [numel]
+    return [CodedPiece(start=a, stop=b) for a, b in pairwise(cuts)]
+
+
+def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[CodedPiece]:
+    """Cut a part into pieces of nearly equal size, at most chunk_bytes of float32 each, at multiples of granularity."""
+    if part.numel == 0:
+        return []
+    count = -(-part.numel * 4 // chunk_bytes)
+    return [
+        CodedPiece(start=part.start + p.start, stop=part.start + p.stop)
+        for p in cut_evenly(part.numel, count, granularity)
+        if p.numel
+    ]
+
+
+def _payloads(codec: Codec, pieces: Sequence[CodedPiece], device: torch.device) -> list[Tensor]:
+    return [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in pieces]
+
+
+def _num_rounds(parts: Parts) -> int:
+    return max(len(part) for part in parts)

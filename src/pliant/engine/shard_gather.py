@@ -1,0 +1,176 @@
+"""All-gathers of the weights of one parameter group, exact or coded."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import Codec, codec_from
+from pliant.collectives.halves import FromOwners
+from pliant.collectives.pairwise import gather_parts
+from pliant.collectives.scratch import Scratch
+from pliant.comm.base import Comm
+from pliant.engine.shard_layout import PackedShards
+from pliant.spec import WeightGather
+
+__all__ = ["CodedGather", "DifferenceGather", "ExactGather", "ShardGather", "shard_gather"]
+
+
+class ShardGather(Protocol):
+    """The gather of some parameters' weights."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a resumed run needs; copies."""
+        ...
+
+    @state.setter
+    def state(self, saved: dict[str, Tensor]) -> None: ...
+
+    def gather(self, rows: Tensor, seed: int) -> None:
+        """Fill rows, (size, row_numel), of which this rank's own is there; all ranks get the same."""
+        ...
+
+    def again(self, rows: Tensor) -> None:
+        """Fill rows once more from what the last gather has received; no communication."""
+        ...
+
+
+class ExactGather:
+    """Weights in the dtype that is given, pairwise.
+
+    Args:
+        shards: Places of the weights.
+        comm: Ranks that gather.
+        scratch: Memory of the communication thread.
+        keeps: Whether `again` will be called, for which all weights are kept.
+
+    """
+
+    def __init__(self, shards: PackedShards, comm: Comm, scratch: Scratch, *, keeps: bool) -> None:
+        self._shards, self._comm, self._scratch, self._keeps = shards, comm, scratch, keeps
+        self._held: Tensor | None = None
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    @state.setter
+    def state(self, saved: dict[str, Tensor]) -> None: ...
+
+    def gather(self, rows: Tensor, seed: int) -> None:
+        vector = self._shards.pack(rows, rows.dtype, self._scratch)
+        gather_parts([vector[part] for part in self._shards.parts], self._comm)
+        self._shards.unpack(vector, rows)
+        if self._keeps:
+            self._held = vector.clone() if self._held is None else self._held.copy_(vector)
+
+    def again(self, rows: Tensor) -> None:
+        if self._held is None:
+            raise RuntimeError("weights are asked for again that were never gathered.")
+        self._shards.unpack(self._held, rows)
+
+
+class CodedGather:
+    """Coded weights; every rank decodes the same payloads, its own too, so that all compute with the same weights.
+
+    Args:
+        codec: Any codec.
+        shards: Places of the weights.
+        comm: Ranks that gather.
+        scratch: Memory of the communication thread.
+        device: Device of the buffers.
+
+    """
+
+    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device) -> None:
+        self._shards, self._comm, self._scratch = shards, comm, scratch
+        self._pieces = shards.pieces(codec.granularity)
+        self._half = FromOwners(codec, self._pieces, comm, device)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    @state.setter
+    def state(self, saved: dict[str, Tensor]) -> None: ...
+
+    def gather(self, rows: Tensor, seed: int) -> None:
+        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
+        self._shards.pack_own(rows, vector[self._shards.parts[self._comm.rank]])
+        self._half.swap(vector, seed)
+        self.again(rows)
+
+    def again(self, rows: Tensor) -> None:
+        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
+        for rank, pieces in enumerate(self._pieces):
+            for k in range(len(pieces)):
+                self._half.decode_piece(rank, k, vector)
+        self._shards.unpack(vector, rows)
+
+
+class DifferenceGather:
+    """Coded changes of the weights since the last gather, added to a copy that all ranks keep alike.
+
+    The first gather is exact. Rank i sends C(w_i - r_i) of its shard, and all ranks, it too, add what is decoded to r;
+    so a coding error is part of the next difference. Wang et al., SDP4Bit (arXiv:2410.15526).
+
+    Args:
+        codec: Any codec.
+        shards: Places of the weights.
+        comm: Ranks that gather.
+        scratch: Memory of the communication thread.
+        device: Device of the buffers.
+
+    """
+
+    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device) -> None:
+        self._shards, self._comm, self._scratch = shards, comm, scratch
+        self._pieces = shards.pieces(codec.granularity)
+        self._half = FromOwners(codec, self._pieces, comm, device)
+        self._replica = torch.zeros(shards.numel, device=device)
+        self._own = self._replica[shards.parts[comm.rank]]
+        self._begun, self._is_whole = False, False
+        """Whether the own part of the copy holds weights; whether all of it does."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {"replica": self._own.clone(), "begun": torch.tensor(int(self._begun))}
+
+    @state.setter
+    def state(self, saved: dict[str, Tensor]) -> None:
+        self._own.copy_(saved["replica"])
+        self._begun, self._is_whole = bool(saved["begun"]), False
+
+    def gather(self, rows: Tensor, seed: int) -> None:
+        if not self._begun:
+            self._shards.pack_own(rows, self._own)
+        if not self._is_whole:  # the first one, or the first after a resume, whose copy was saved rank by rank
+            gather_parts([self._replica[part] for part in self._shards.parts], self._comm)
+        if self._begun:
+            self._add_differences(rows, seed)
+        self._begun = self._is_whole = True
+        self.again(rows)
+
+    def again(self, rows: Tensor) -> None:
+        self._shards.unpack(self._replica, rows)
+
+    def _add_differences(self, rows: Tensor, seed: int) -> None:
+        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
+        own = vector[self._shards.parts[self._comm.rank]]
+        self._shards.pack_own(rows, own)
+        own.sub_(self._own)
+        self._half.swap(vector, seed)
+        for rank, pieces in enumerate(self._pieces):
+            for k in range(len(pieces)):
+                self._half.decode_piece(rank, k, self._replica, add=True)
+
+
+def shard_gather(
+    node: WeightGather | None, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device
+) -> ShardGather:
+    """Return what carries out a node."""
+    if node is None or node.codec is None:
+        return ExactGather(shards, comm, scratch, keeps=node is not None and not node.regather)
+    kind = DifferenceGather if node.differences else CodedGather
+    return kind(codec_from(node.codec), shards, comm, scratch, device)

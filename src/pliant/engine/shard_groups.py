@@ -1,0 +1,209 @@
+"""Reduce-scatter and all-gather of one parameter group, whose parameters may have different settings."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pliant.codecs import all_finite, first_nonfinite, tensor_hash
+from pliant.collectives.pairwise import mean_of_parts
+from pliant.collectives.scratch import Scratch
+from pliant.comm.base import Comm
+from pliant.engine.shard_gather import shard_gather
+from pliant.engine.shard_layout import PackedShards, exact_columns
+from pliant.engine.shard_scatter import shard_scatter
+from pliant.engine.sharded_findings import FINITE, Finding, NonFiniteKind
+from pliant.layouts.shards import Column
+from pliant.spec import ReduceScatter, WeightGather
+
+__all__ = ["GroupGather", "GroupScatter"]
+
+V = TypeVar("V", ReduceScatter, WeightGather)
+
+
+class GroupScatter:
+    """The reduce-scatter of one parameter group.
+
+    Args:
+        name: Name of the group.
+        columns: Places of its parameters that get gradients.
+        nodes: Parameter -> its setting in the plan; None is exact.
+        comm: Ranks among which it is divided.
+        scratch: Memory of the communication thread.
+        device: Device of the buffers.
+        checks: Whether gradients are checked for NaN and Inf.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[Column],
+        nodes: Mapping[str, ReduceScatter | None],
+        comm: Comm,
+        scratch: Scratch,
+        device: torch.device,
+        *,
+        checks: bool,
+    ) -> None:
+        self.name, self._comm, self._scratch, self._checks, self._device = name, comm, scratch, checks, device
+        self._row_numel = sum(column.padded for column in columns)
+        divided = _divided(columns, nodes, ReduceScatter())
+        self.wide = any(node.codec is not None for node, _ in divided)
+        """Whether gradients are brought to float32 first."""
+        packed = [(node, _packed(held, self._row_numel, comm, whole=not self.wide)) for node, held in divided]
+        self._parts = [shard_scatter(node, shards, comm, scratch, device) for node, shards in packed]
+        self.owed: Tensor | None = None
+        """Residuals of an earlier plan, (size, row_numel), added to the next exchange."""
+        self.finding = FINITE
+        """Kind and place of a value of this pass that is not finite."""
+
+    def __call__(self, output: Tensor, rows: Tensor, seed: int) -> None:
+        """Fill output, (row_numel,), with this rank's part of the mean of rows, (size, row_numel)."""
+        if rows.shape[1] != self._row_numel:
+            self._without_some(output, rows)
+            return
+        if self.owed is not None:
+            rows.add_(self.owed)
+            self.owed = None
+        if self._checks and (bad := first_nonfinite(rows.view(-1))) >= 0:
+            self._note("gradient", bad % self._row_numel)
+            rows.fill_(torch.nan)  # so that codecs keep nothing of it
+        seed |= zlib.crc32(self.name.encode())
+        if self._row_numel and self.wide:
+            output.zero_()  # what fills rows up
+        for part in self._parts:
+            part(rows, output, seed)
+        if self._checks and (bad := first_nonfinite(output)) >= 0:
+            self._note("sum", bad)
+
+    def _without_some(self, output: Tensor, rows: Tensor) -> None:
+        """Take the mean of what torch hands over where some parameters got no gradient: it does not say which."""
+        if self.wide:
+            raise RuntimeError(
+                f"a backward pass gave gradients to a part of {self.name} only, so that error feedback would mix up "
+                "parameters; call set_reduce_scatter_unused_params(True) on the model, or leave gradients exact."
+            )
+        if self._checks and not all_finite(rows):
+            self._note("gradient", 0)
+        mean_of_parts(list(rows), output, self._comm, self._scratch)
+
+    def _note(self, kind: NonFiniteKind, at: int) -> None:
+        if self.finding.kind in ("", "sum"):  # a gradient of this rank says more than a sum
+            self.finding = Finding(kind=kind, at=at)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Residuals, by number of part, and those of an earlier plan."""
+        kept = {f"{k} {key}": value for k, part in enumerate(self._parts) for key, value in part.state.items()}
+        return kept if self.owed is None else {**kept, "owed": self.owed}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Put residuals back, and forget those of an earlier plan."""
+        self.owed = None
+        for key, value in self.state.items():
+            value.copy_(saved[key])
+
+    def take_debts(self) -> Tensor | None:
+        """Return the residuals of this rank, (size, row_numel), or None if nothing is kept."""
+        if not self.state and self.owed is None:
+            return None
+        zeros = torch.zeros(self._comm.size, self._row_numel, device=self._device)
+        rows = zeros if self.owed is None else self.owed.clone()
+        for part in self._parts:
+            part.owed(rows)
+        return rows if all_finite(rows) else None
+
+    def norm(self) -> float:
+        """Return the Euclidean norm of the residuals of this rank."""
+        owed = self.take_debts()
+        return 0.0 if owed is None else float(owed.norm())
+
+
+class GroupGather:
+    """The gather of one parameter group's weights, which knows whether those that it has received are still right.
+
+    Note [when gathered weights are stale]: version counters do not tell, since a step of a foreach optimizer moves none
+    of them. What tells is a count of the moments at which weights may change: steps of the run's optimizers, loads,
+    and exchanges of weights. A hash of the own shard makes sure of it.
+
+    Args:
+        name: Name of the group.
+        columns: Places of all its parameters.
+        nodes: Parameter -> its setting in the plan; None is exact.
+        comm: Ranks among which it is divided.
+        scratch: Memory of the communication thread.
+        device: Device of the buffers.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[Column],
+        nodes: Mapping[str, WeightGather | None],
+        comm: Comm,
+        scratch: Scratch,
+        device: torch.device,
+    ) -> None:
+        self.name, self._rank = name, comm.rank
+        row_numel = sum(column.padded for column in columns)
+        divided = _divided(columns, nodes, WeightGather())
+        exact = all(node.codec is None for node, _ in divided)
+        packed = [(node, _packed(held, row_numel, comm, whole=exact)) for node, held in divided]
+        self._parts = [(node.regather, shard_gather(node, s, comm, scratch, device)) for node, s in packed]
+        self._of = -1
+        """Count of changes when weights were last gathered; -1 before."""
+        self._hash = 0
+
+    def __call__(self, rows: Tensor, changes: int, seed: int) -> None:
+        """Fill rows, (size, row_numel), of which this rank's own is there.
+
+        Args:
+            rows: Weights of all ranks.
+            changes: Count of moments at which weights may have changed.
+            seed: The same as long as they have not.
+
+        """
+        fresh = self._of != changes
+        if not all(regathers for regathers, _ in self._parts):
+            own = tensor_hash(rows[self._rank])
+            if not fresh and own != self._hash:
+                raise RuntimeError(
+                    f"weights of {self.name} were changed since they were gathered, but not by a step of the run's "
+                    "optimizers or by a load; call run.weights_changed() after writing them, or let them be gathered "
+                    "again (regather=True)."
+                )
+            self._hash = own
+        seed |= zlib.crc32(self.name.encode())
+        for regathers, part in self._parts:
+            if fresh or regathers:
+                part.gather(rows, seed)
+            else:
+                part.again(rows)
+        self._of = changes
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Copies to which differences are taken: this rank's part of them."""
+        return {f"{k} {key}": value for k, (_, part) in enumerate(self._parts) for key, value in part.state.items()}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Put back what was saved of the copies."""
+        for k, (_, part) in enumerate(self._parts):
+            part.state = {key: saved[f"{k} {key}"] for key in part.state}
+        self._of = -1
+
+
+def _divided(columns: Sequence[Column], nodes: Mapping[str, V | None], exact: V) -> list[tuple[V, list[Column]]]:
+    """Return each node with its columns, in the order of the first."""
+    found: dict[V, list[Column]] = {}
+    for column in columns:
+        found.setdefault(nodes.get(column.name) or exact, []).append(column)
+    return list(found.items())
+
+
+def _packed(columns: Sequence[Column], row_numel: int, comm: Comm, *, whole: bool) -> PackedShards:
+    return PackedShards(exact_columns(columns) if whole else columns, row_numel, comm.size, comm.rank)

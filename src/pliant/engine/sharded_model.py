@@ -1,0 +1,195 @@
+"""A model under fully_shard, HSDP or replicate(), as a run sees it: parameter groups, and local shards by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+from torch.optim import Optimizer
+
+from pliant.comm.base import Comm
+from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
+from pliant.comm.private_comm import self_comm
+from pliant.engine.shard_optimizer import ShardOptimizer
+
+__all__ = ["ShardedModel", "sharded_model"]
+
+
+class ShardedModel:
+    """Parameter groups of a model, and this rank's shards.
+
+    Args:
+        module: The model, under `fully_shard` or `replicate` itself.
+        names: Full name -> parameter, of all that the model has.
+
+    Raises:
+        ValueError: It is divided in a way that is not supported.
+
+    """
+
+    shard_comm: Comm
+    """Ranks among which parameters are divided; there once `connect` was called, as `replica_comm` is."""
+    replica_comm: Comm
+    """Ranks that hold the same shards."""
+
+    def __init__(self, module: nn.Module, names: Mapping[str, Tensor]) -> None:
+        self.groups = param_groups(module)
+        _refuse_meshes(self.groups)
+        for group in self.groups:
+            group.refuse_foreign()
+            _refuse_arithmetic(group)
+        self._names = {id(parameter): name for name, parameter in names.items()}
+        self.shards: dict[str, Tensor] = {
+            self.name_of(p): p._local_tensor.detach().requires_grad_()
+            for g in self.groups
+            for p in g.parameters
+            if p.requires_grad
+        }
+        """Name -> this rank's part of a parameter that is trained; a view, so that writing changes the model."""
+        self._view: Optimizer | None = None
+        if not self.shards:
+            raise ValueError("no parameter under fully_shard requires a gradient, so there is nothing to exchange.")
+        self._of_shard = {
+            id(self.shards[self.name_of(p)]): p for g in self.groups for p in g.parameters if p.requires_grad
+        }
+
+    def name_of(self, parameter: Any) -> str:
+        """Return the full name of a sharded parameter."""
+        return self._names[id(parameter)]
+
+    def names_of(self, group: ParamGroup) -> list[str]:
+        """Return the full names of a group's parameters, in its order."""
+        return [self.name_of(parameter) for parameter in group.parameters]
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks among which parameters are divided; 1 where they are whole."""
+        group = self.groups[0].shard_group
+        return 1 if group is None else group.size()
+
+    @property
+    def shard_rank(self) -> int:
+        """This rank among those; 0 where parameters are whole."""
+        group = self.groups[0].shard_group
+        return 0 if group is None else group.rank()
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same shards; 1 on a mesh of one dimension."""
+        group = self.groups[0].replica_group
+        return 1 if group is None else group.size()
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the mesh has a dimension of replicas, even if it is of one rank."""
+        return self.groups[0].replica_group is not None
+
+    def steppers(self, by_parameter: Mapping[int, Optimizer]) -> dict[int, Optimizer]:
+        """Return shard's id -> the optimizer that holds its parameter, given the same by parameters' ids."""
+        found = {key: by_parameter.get(id(parameter)) for key, parameter in self._of_shard.items()}
+        return {key: optimizer for key, optimizer in found.items() if optimizer is not None}
+
+    def view_of(self, optimizer: Optimizer) -> Optimizer:
+        """Return how an optimizer looks for this rank's shards; the same view each time."""
+        if self._view is None:
+            shards = {id(parameter): self.shards[self.name_of(parameter)] for parameter in self._of_shard.values()}
+            self._view = ShardOptimizer(optimizer, self._of_shard, shards)
+        return self._view
+
+    def equal_tensors(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return what ranks that hold the same shards begin with alike: shards, and what the optimizer has gathered."""
+        states = (self.view_of(optimizer).state.get(shard, {}) for shard in self.shards.values())
+        gathered = [value for state in states for _, value in sorted(state.items()) if isinstance(value, Tensor)]
+        return [*self.shards.values(), *gathered]
+
+    def connect(self, comm: Comm, whole: ProcessGroup) -> None:
+        """Make groups of our own, in which nobody else's communication comes between. Collective over `comm`.
+
+        Args:
+            comm: All ranks that train the model.
+            whole: The process group that it was made from.
+
+        """
+        self.shard_comm = _among(self.groups[0].shard_group, comm, whole)
+        self.replica_comm = _among(self.groups[0].replica_group, comm, whole)
+        if self.has_replicas:
+            mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            for group in self.groups:
+                group.alone = cast(ProcessGroup, mine)
+
+    def close(self) -> None:
+        """Give all places back to torch."""
+        for group in self.groups:
+            group.restore()
+
+
+def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) -> ShardedModel | None:
+    """Return a model's shards; None for one whose parameters are whole. No communication.
+
+    Args:
+        module: The model.
+        names: Returns full name -> parameter of all that it has.
+
+    Raises:
+        ValueError: The model is divided in a way that is not supported.
+
+    """
+    if not is_sharded(module):
+        return None
+    kind: Any = getattr(module, "_get_fsdp_state", None)
+    if kind is None:
+        raise ValueError(
+            "parts of the model are under fully_shard, but the model itself is not, so that nobody exchanges the "
+            "gradients of the rest; call fully_shard(model) last."
+        )
+    try:
+        settle_sharding(module)
+    except RuntimeError as error:
+        raise ValueError(f"the sharded model cannot begin: {error}") from error
+    return ShardedModel(module, names())
+
+
+def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm:
+    if group is None or group.size() == 1:
+        return comm.split([]) or self_comm()
+    return comm.split([[dist.get_group_rank(whole, rank) for rank in _ranks(group)]]) or self_comm()
+
+
+def _refuse_meshes(groups: Sequence[ParamGroup]) -> None:
+    meshes = {(_ranks(group.shard_group), _ranks(group.replica_group)): group.name for group in groups}
+    if len(meshes) > 1:
+        first, second, *_ = meshes.values()
+        raise ValueError(
+            f"the modules {first!r} and {second!r} are divided among different ranks (a mesh of their own, as in a "
+            "mixture of experts), but relax() exchanges a model that is divided in one way; use one mesh for all."
+        )
+
+
+def _refuse_arithmetic(group: ParamGroup) -> None:
+    raw = group.raw
+    if raw.gradient_divide_factor is not None or getattr(raw, "force_sum_reduction_for_comms", False):
+        raise ValueError(
+            f"the module {group.name!r} has a divide factor of its own (set_gradient_divide_factor or "
+            "set_force_sum_reduction_for_comms), but relax() exchanges means; leave it out, and scale the loss instead."
+        )
+    trained = [each for each in raw.fsdp_params if each.sharded_param.requires_grad]
+    dtypes = {(each.orig_dtype, each.reduce_dtype or each.param_dtype or each.orig_dtype) for each in trained}
+    if len(dtypes) > 1:
+        raise ValueError(f"the module {group.name!r} mixes the dtypes {dtypes}; give it one, or divide it in two.")
+    if len(group.gathered_dtypes) > 1 or group.has_extensions:
+        raise ValueError(
+            f"the module {group.name!r} gathers weights of several types ({group.gathered_dtypes}) or of a tensor "
+            "subclass that says what is gathered (fsdp_pre_all_gather), but relax() gathers one type as it is; divide "
+            "the module in two, or convert its parameters."
+        )
+    if any(torch.float16 in pair for pair in dtypes):
+        raise ValueError(
+            f"the module {group.name!r} reduces gradients in float16, whose sums overflow, so that torch scales them "
+            "in two steps; use MixedPrecisionPolicy(reduce_dtype=torch.float32) or bfloat16."
+        )
+
+
+def _ranks(group: ProcessGroup | None) -> tuple[int, ...]:
+    return () if group is None else tuple(dist.get_process_group_ranks(group))

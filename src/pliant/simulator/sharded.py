@@ -1,0 +1,120 @@
+"""Rounds of a model that is divided among ranks: gradients to their shards, weights to all."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from pliant.layouts.shards import coded_bytes
+from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes
+from pliant.simulator.collective_rounds import ring
+from pliant.spec import CodecSpec, ReduceScatter, Sharded, Topology, WeightGather
+
+__all__ = ["among_replicas", "gather_rounds", "reduce_scatter_rounds", "shard_numels", "shards_of"]
+
+
+def shards_of(node: Sharded, topology: Topology) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks among which each copy of the model is divided.
+
+    Without replicas all of them; with replicas those of each host, whose links are fast.
+
+    Raises:
+        ValueError: Hosts have different numbers of ranks, so that no two ranks hold the same shard.
+
+    """
+    hosts = tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts)))
+    if node.replicas is None:
+        return (tuple(range(topology.num_ranks)),)
+    if len({len(ranks) for ranks in hosts}) > 1:
+        raise ValueError(
+            f"the plan divides the model among the ranks of a host, but hosts have {[len(ranks) for ranks in hosts]} "
+            "of them; use hosts with equally many ranks."
+        )
+    return hosts
+
+
+def among_replicas(topology: Topology, num_shards: int) -> tuple[Topology, list[list[int]]]:
+    """Return the topology of ranks that hold the same shard, one on each host, and the ranks of each such set."""
+    flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts), links=topology.links)
+    sets = [[topology.ranks_of(k)[s] for k in range(len(topology.hosts))] for s in range(num_shards)]
+    return flat, sets
+
+
+def shard_numels(batch: BucketBatch, num_shards: int, *, padded: bool) -> Floats:
+    """Return the elements of each shard of each bucket, (num_buckets, num_shards), as fully_shard cuts dimension 0."""
+    found = np.zeros((len(batch.numel), num_shards))
+    for b, shapes in enumerate(batch.shapes):
+        for shape in shapes:
+            extent, row = (shape[0], prod(shape[1:])) if shape else (1, 1)
+            chunk = -(-extent // num_shards)
+            for rank in range(num_shards):
+                held = chunk if padded else max(0, min(chunk, extent - rank * chunk))
+                found[b, rank] += held * row
+    return found
+
+
+def reduce_scatter_rounds(
+    node: ReduceScatter | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
+) -> list[Round]:
+    """Encode for each owner, send, and add up; None is torch's own, which takes a whole all-reduce over Gloo."""
+    if len(shards[0]) == 1:
+        return []
+    num_shards = len(shards[0])
+    if node is None:
+        return [ring(batch.numel * batch.itemsize, num_ranks)]
+    numels = shard_numels(batch, num_shards, padded=node.codec is None)
+    others, largest = numels.sum(1) - numels.min(1), numels.max(1)
+    added = (num_shards - 1) * largest
+    if node.codec is None:
+        before, after = {}, {"reduce_bytes": 4 * added}
+    else:
+        name = node.codec.name
+        before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others}
+        before |= passes(batch, 2) if node.rotated or node.residual == "int8" else {}
+        after = {f"add {name}": added}
+    return [_between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True)]
+
+
+def gather_rounds(
+    node: WeightGather | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
+) -> list[Round]:
+    """Encode the own shard, send it to all, and decode: once in a step, or twice where backward gathers again."""
+    if len(shards[0]) == 1:
+        return []
+    codec = None if node is None else node.codec
+    numels = shard_numels(batch, len(shards[0]), padded=codec is None)
+    before, after = {}, {"reduce_bytes": batch.numel * batch.itemsize}
+    if node is not None and codec is not None:
+        before = {f"encode {codec.name}": numels.max(1)}
+        after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel}
+    once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False)
+    if node is None or node.regather:
+        return [once, once]
+    return [once, Round(messages=None, before=after)]
+
+
+def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Floats:
+    sizes = [
+        [coded_bytes(codec, int(numel), int(itemsize)) for numel in row]
+        for row, itemsize in zip(numels, batch.itemsize, strict=True)
+    ]
+    return np.array(sizes, dtype=np.float64)
+
+
+def _between_pairs(
+    part: Floats,
+    shards: tuple[tuple[int, ...], ...],
+    num_ranks: int,
+    before: dict[str, Floats],
+    after: dict[str, Floats],
+    *,
+    to_owners: bool,
+) -> Round:
+    """Send part j, (num_buckets, num_shards) bytes, to its owner from all others of its copy, or the other way."""
+    if len(shards) == 1:
+        everybody = np.ones((1, num_ranks))
+        give, take = (everybody, part) if to_owners else (part, everybody)
+        return Round(messages=DenseExchange(give=give, take=take, rotated=True), before=before, after=after)
+    pairs = np.array([(a, b) for ranks in shards for a in ranks for b in ranks if a != b], dtype=np.int64)
+    messages = PointToPoint(source=pairs[:, 0], target=pairs[:, 1], share=np.ones(len(pairs)), num_bytes=part.max(1))
+    return Round(messages=messages, before=before, after=after)

@@ -1,0 +1,149 @@
+"""Node for models that are divided among ranks: the reduce-scatter of gradients and the all-gather of weights."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pliant.spec.codecs import CodecSpec
+from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
+from pliant.spec.gradients import AllReduce
+from pliant.spec.target import Target
+
+__all__ = ["ReduceScatter", "Residual", "Sharded", "WeightGather"]
+
+Residual = Literal["full", "int8", "none"]
+"""Residual of a codec on each rank: in float32, in 8 bits, or none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceScatter:
+    """Setting of `Sharded`: the way of gradients to the rank that holds their shard; without a codec exactly."""
+
+    codec: CodecSpec | None = None
+    residual: Residual = "none"
+    """Residual of the codec; it has the size of the whole model on every rank, which encodes all other parts."""
+    rotated: bool = False
+    """Whether blocks of 64 elements are rotated by a Hadamard matrix first, so that no element sticks out (SDP4Bit)."""
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "ReduceScatter", "cast", "quantizer")
+        require(
+            self.codec is not None or (self.residual == "none" and not self.rotated),
+            "ReduceScatter",
+            f"codec must be given where something is lost, got residual {self.residual!r}, rotated {self.rotated}.",
+        )
+        require(
+            self.codec is None or not self.codec.facts.biased or self.residual != "none",
+            "ReduceScatter",
+            f"residual must be 'full' or 'int8' with the biased codec {self.codec}, got 'none'.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightGather:
+    """Setting of `Sharded`: the way of weights from their shards to all ranks; without a codec exactly."""
+
+    codec: CodecSpec | None = None
+    differences: bool = False
+    """Whether changes since the last gather travel, so that few bits lose little; memory: a copy of the weights."""
+    regather: bool = True
+    """Whether backward gathers again; otherwise it decodes what forward has received, which is kept for it."""
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec, "WeightGather", "cast", "quantizer")
+        require(
+            self.codec is not None or not self.differences,
+            "WeightGather",
+            "codec must be given for differences, got None.",
+        )
+        require(
+            self.codec is None or self.differences or not self.codec.facts.biased,
+            "WeightGather",
+            f"differences must be True with the biased codec {self.codec}, got False.",
+        )
+        require(
+            not (self.differences and self.regather),
+            "WeightGather",
+            "regather must be False with differences, since a second, finer difference would give backward other "
+            "weights than forward, got True.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded(Exchange):
+    """The exchanges of a model under fully_shard, HSDP or replicate(); None leaves one to torch."""
+
+    made_by: ClassVar[str] = "executors.sharded:ShardedExecutor"
+
+    gradients: ReduceScatter | None = None
+    weights: WeightGather | None = None
+    replicas: Exchange | None = None
+    """The exchange among ranks that hold the same shard: of their gradients, or of weights between steps."""
+    limit_bytes: int = 0
+    """Most bytes that a rank may keep for it; a run that needs more is refused before it begins. 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.gradients is None and self.weights is None and self.replicas is None),
+            "Sharded",
+            "at least one of gradients, weights and replicas must be given, got none.",
+        )
+        require(self.limit_bytes >= 0, "Sharded", f"limit_bytes must be at least 0, got {self.limit_bytes}.")
+        inside = () if self.replicas is None else self.replicas.walk()
+        require(
+            not any(isinstance(node, Sharded) or node.has_owners for node in inside),
+            "Sharded",
+            "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded, got "
+            f"{self.replicas}.",
+        )
+
+    @property
+    def _among_replicas(self) -> Exchange:
+        return AllReduce() if self.replicas is None else self.replicas
+
+    @property
+    def kind(self) -> Kind:
+        return self._among_replicas.kind
+
+    @property
+    def core(self) -> Exchange:
+        return self if self.replicas is None else self.replicas.core
+
+    @property
+    def timing(self) -> Timing:
+        return self._among_replicas.timing
+
+    @property
+    def early_timing(self) -> Timing:
+        return self._among_replicas.early_timing
+
+    @property
+    def payload_codec(self) -> CodecSpec | None:
+        if self.gradients is not None and self.gradients.codec is not None:
+            return self.gradients.codec
+        return self._among_replicas.payload_codec
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self._among_replicas.error_feedback
+
+    @property
+    def ratio_target(self) -> Target | None:
+        return self._among_replicas.ratio_target
+
+    @property
+    def ratio(self) -> float | None:
+        return self._among_replicas.ratio
+
+    @property
+    def works_in_float32(self) -> bool:
+        return self._among_replicas.works_in_float32
+
+    @property
+    def averages_in_host(self) -> bool:
+        return self._among_replicas.averages_in_host
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return self._among_replicas.keeps_gradients or (
+            self.gradients is not None and self.gradients.residual != "none"
+        )

@@ -1,0 +1,73 @@
+"""Private names of torch that sharded models need, as they are in every version that Pliant allows."""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
+
+from pliant.comm.fsdp_private import after_backward, is_sharded, param_groups, settle_sharding
+
+
+@pytest.fixture
+def world():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_groups_have_what_is_read_and_written(world):
+    for shard in (fully_shard, replicate):
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        assert not is_sharded(model)
+        shard(model[0], mesh=init_device_mesh("cpu", (1,)))
+        shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert is_sharded(model)
+        assert isinstance(model, FSDPModule)
+        settle_sharding(model)
+        groups = param_groups(model)
+        assert [group.name for group in groups] == ["the model itself", "0"]
+        for group in groups:
+            group.refuse_foreign()
+            assert group.valid_numels(0) == group.padded_numels
+            assert group.gathered_dtypes == {torch.float32}
+            assert not group.has_extensions
+            assert not group.reads_at_once(None) or shard is replicate
+            raw = group.raw
+            for name in ("post_forward_mesh_info", "gradient_divide_factor", "_orig_dtype", "fsdp_params", "mesh_info"):
+                assert hasattr(raw, name), name
+            for parameter in raw.fsdp_params:
+                for name in ("sharded_param", "offload_to_cpu", "padded_sharded_param_size", "_orig_size"):
+                    assert hasattr(parameter, name), name
+                for name in ("fsdp_placement", "param_dtype", "orig_dtype", "reduce_dtype", "_sharded_local_tensor"):
+                    assert hasattr(parameter, name), name
+            before = raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info
+            group.install("gather", "scatter", print)
+            assert (raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook) == (
+                "gather",
+                "scatter",
+                print,
+            )
+            with pytest.raises(ValueError, match="Pliant needs that place; leave it out"):
+                param_groups(model)[0 if group.name != "0" else 1].refuse_foreign()
+            group.restore()
+            assert (raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info) == before
+
+
+def test_places_are_called_as_they_are_filled():
+    source = inspect.getsource(_fsdp_collectives.foreach_reduce)
+    assert source.count("reduce_scatter_comm.allocate(") == 2  # the input, then the output
+    for call in ("output_tensor=reduce_output", "input_tensor=reduce_scatter_input", "all_reduce_hook(reduce_output)"):
+        assert call in source
+    assert "all_gather_work.wait()" in inspect.getsource(_fsdp_collectives.foreach_all_gather_copy_out)
+    fields = {each.name for each in dataclasses.fields(_fsdp_common.FSDPMeshInfo) if each.init}
+    assert {"mesh", "shard_mesh_dim", "replicate_mesh_dim"} <= fields
+    assert "self.mesh_info != self.post_forward_mesh_info" in inspect.getsource(_fsdp_param_group.FSDPParamGroup)
+    assert callable(after_backward)

@@ -1,0 +1,193 @@
+"""The rows of laws over collectives: each makes a function of a vector, over any comm, on any device."""
+
+import torch
+
+from pliant import codecs as c
+from pliant.collectives import (
+    CastAllReduce,
+    CodedNeighborAverage,
+    CompressedAverage,
+    LowRankAverage,
+    NeighborAverage,
+    ReduceToOwners,
+    SharedSparseAverage,
+    ShortVectorAverage,
+    SparseAverage,
+)
+from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.pairwise import gather_parts, mean_of_parts
+from pliant.collectives.scratch import Scratch
+from pliant.comm import hierarchical_comm
+from pliant.schedules import Collective, ScheduledAllReduce, build_schedule, merge_blocks, shapes
+from pliant.spec import Graph
+from schedules.cases import hosts
+from tables import CODECS
+
+__all__ = ["COLLECTIVES", "NUMEL"]
+
+NUMEL = 5000
+DENSE = [codec for codec in CODECS if not isinstance(codec, (c.TopK, c.BlockTopK, c.RandomK, c.Dct))]
+"""Codecs that carry all elements; the bits of `Dct` depend on how torch divides a matrix product among threads."""
+
+
+def compressed(codec):
+    def make(comm, device):
+        average = CompressedAverage(codec, NUMEL, comm, chunk_bytes=1 << 11, owner_feedback=True, device=device)
+        residual = torch.zeros(NUMEL, device=device)
+        return lambda x: average(x, 1, residual)
+
+    return make
+
+
+def uneven_parts(comm, granularity):
+    """Return the pieces of a vector of which rank 0 owns nothing."""
+    return [[], *(pieces_of(p, 1 << 11, granularity) for p in cut_evenly(NUMEL, comm.size - 1, granularity))]
+
+
+def to_owners(codec):
+    """Make the reduce-scatter by itself."""
+
+    def make(comm, device):
+        parts, residual = uneven_parts(comm, codec.granularity), torch.zeros(NUMEL, device=device)
+        half = ToOwners(codec, parts, comm, device)
+
+        def step(x):
+            posted = half.send(x, residual, comm.rank + 1)
+            for k, piece in enumerate(parts[comm.rank]):
+                half.add(k, posted, piece.of(x))
+            half.wait(posted)
+
+        return step
+
+    return make
+
+
+def from_owners(codec):
+    """Make the all-gather by itself."""
+
+    def make(comm, device):
+        parts = uneven_parts(comm, codec.granularity)
+        half = FromOwners(codec, parts, comm, device)
+
+        def step(x):
+            half.swap(x, 1)
+            for rank, pieces in enumerate(parts):
+                for k in range(len(pieces)):
+                    half.decode_piece(rank, k, x)
+
+        return step
+
+    return make
+
+
+def exact_halves(comm, device):
+    cuts, scratch = [piece.of for piece in cut_evenly(NUMEL, comm.size, 1)], Scratch(device)
+
+    def step(x):
+        parts = [cut(x) for cut in cuts]
+        out = parts[comm.rank].clone()
+        mean_of_parts(parts, out, comm, scratch)
+        parts[comm.rank].copy_(out)
+        gather_parts(parts, comm)
+
+    return step
+
+
+def owners(codec):
+    def make(comm, device):
+        numels = [NUMEL // 8] * 8  # more than ranks, or some ranks own nothing
+        total = ReduceToOwners(
+            numels, [k % 4 % comm.size for k in range(8)], comm, like=torch.zeros(NUMEL, device=device), codec=codec
+        )
+        return lambda x: total(x, 1)
+
+    return make
+
+
+def low_rank(comm, device):
+    average, factors = LowRankAverage({"w": (50, 100)}, 2, comm, device), {"w": torch.zeros(2, 100, device=device)}
+    return lambda x: average(x, torch.zeros(NUMEL, device=device), factors)
+
+
+def coded_neighbours(comm, device):
+    average = CodedNeighborAverage(c.MinMax8(), Graph(kind="ring"), NUMEL, comm, gamma=0.5, device=device)
+    replicas = {j: torch.zeros(NUMEL, device=device) for j in [comm.rank, *average.sources]}
+
+    def step(x):
+        average.encode(x, replicas, 1)
+        average.exchange(replicas)
+        average.mix_replicas(x, replicas)
+
+    return step
+
+
+def between_hosts(comm, device):
+    """Two hosts of unequal size: three communicators on some ranks."""
+    levels = hierarchical_comm(comm, [[0], list(range(1, comm.size))])
+
+    def between(x, outer):
+        CompressedAverage(c.Int4(), NUMEL, outer, chunk_bytes=1 << 12, owner_feedback=False, device=device)(x, 1)
+
+    return lambda x: levels.average(x, between)
+
+
+def sparse(comm, device):
+    average = SparseAverage(c.TopK(ratio=0.01), NUMEL, comm, device)
+
+    def step(x):
+        out = torch.empty(NUMEL, device=device)
+        average(out, x, 1)
+        x.copy_(out)
+
+    return step
+
+
+def shared_sparse(comm, device):
+    average, residual = (
+        SharedSparseAverage(c.RandomK(ratio=0.1), NUMEL, comm, device),
+        torch.zeros(NUMEL, device=device),
+    )
+    return lambda x: average(x, 3, residual)
+
+
+def neighbours(graph):
+    def make(comm, device):
+        average = NeighborAverage(graph, NUMEL, comm, dtype=torch.float32, device=device)
+        return lambda x: [average(x, step) for step in range(3)]
+
+    return make
+
+
+def scheduled(comm, device):
+    """Every shape of schedule, over blocks that all hold."""
+    collective = Collective.of([[True] * 20] * comm.size, [NUMEL // 20 * 4] * 20)
+    grouped = merge_blocks(collective)
+    owners = [k % comm.size for k in range(grouped.collective.num_blocks)]
+    topology = hosts([1] * comm.size)
+    built = [build_schedule(grouped.collective, owners, shape) for shape in shapes(topology)]
+    sums = [
+        ScheduledAllReduce(each, grouped, collective, [NUMEL // 20] * 20, comm, like=torch.zeros(NUMEL, device=device))
+        for each in built
+    ]
+    return lambda x: [total(x.div_(comm.size)) for total in sums]
+
+
+COLLECTIVES = {
+    **{f"compressed, {codec}": compressed(codec) for codec in DENSE},
+    **{f"to owners, {codec}": to_owners(codec) for codec in (c.Int4(), c.Sign())},
+    **{f"from owners, {codec}": from_owners(codec) for codec in (c.Int4(), c.MinMax8())},
+    "exact halves": exact_halves,
+    "owners": owners(None),
+    "owners, coded": owners(c.Qsgd(bits=8)),
+    "cast": lambda comm, device: CastAllReduce(torch.bfloat16, NUMEL, comm, device),
+    "short": lambda comm, device: ShortVectorAverage(NUMEL, comm, device),
+    "short in parts": lambda comm, device: ShortVectorAverage(NUMEL, comm, device, in_parts=True),
+    "sparse": sparse,
+    "shared sparse": shared_sparse,
+    "low rank": low_rank,
+    "ring of neighbours": neighbours(Graph(kind="ring")),
+    "pairs of neighbours": neighbours(Graph(kind="matching")),
+    "coded neighbours": coded_neighbours,
+    "between hosts": between_hosts,
+    "a schedule": scheduled,
+}

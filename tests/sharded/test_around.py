@@ -1,0 +1,262 @@
+"""What is around a sharded run: resume, NaN, agreement, lost ranks, switches, memory and refusals."""
+
+import os
+import re
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from gpt import adamw, apart, build, loss, train
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from worlds import run
+
+import pliant
+
+pytestmark = [pytest.mark.processes]
+
+RESUMED = {
+    "int4": (pliant.sharded(gradients="int4", weights="differences(int4)"), False),
+    "8 bits": (pliant.sharded(gradients="onebit", residual="int8", weights="bytegrad", regather=False), False),
+    "no residual": (pliant.sharded(gradients="int4", residual="none", weights="qsgd"), False),
+    "onebit among replicas": (pliant.onebit(), True),
+    "diloco among replicas": (pliant.diloco(4), True),
+    "everything": (pliant.sharded(gradients="int4", weights="differences(int4)", replicas="topk(0.1)"), True),
+}
+
+
+def model_of(on_replicas: bool):
+    if not on_replicas:
+        return build(width=34)
+    return build(width=34, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard")))
+
+
+def own_weights(model) -> torch.Tensor:
+    return torch.cat([p.to_local().detach().flatten() for p in model.parameters()])
+
+
+def resumes(names: list[str], folder: str) -> dict[str, bool]:
+    found = {}
+    for name in names:
+        what, on_replicas = RESUMED[name]
+        model = model_of(on_replicas)
+        optimizer = adamw(model)
+        path = f"{folder}/{name}"
+        with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
+            train(model, optimizer, 3)
+            own, state = get_state_dict(model, optimizer)
+            dcp.save({"model": own, "optimizer": state, "pliant": run_.state_dict()}, checkpoint_id=path)
+            train(model, optimizer, 3, first=3)
+            wanted = own_weights(model).clone()
+        model = model_of(on_replicas)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().add_(1.0)
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
+            own, state = get_state_dict(model, optimizer)
+            both = {"model": own, "optimizer": state}
+            dcp.load(both, checkpoint_id=path)
+            set_state_dict(model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"])
+            kept = {"pliant": run_.state_dict()}
+            dcp.load(kept, checkpoint_id=path)
+            run_.load_state_dict(kept["pliant"])
+            train(model, optimizer, 3, first=3)
+            found[name] = torch.equal(own_weights(model), wanted)
+    return found
+
+
+ALONE, AMONG_REPLICAS = (
+    [name for name, (_, on_replicas) in RESUMED.items() if on_replicas == on] for on in (False, True)
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (3, ALONE[:2]),
+        *(pytest.param(*row, marks=pytest.mark.extended) for row in ((3, ALONE[2:]), (4, AMONG_REPLICAS))),
+    ],
+)
+def test_a_run_goes_on_to_the_bit_through_distributed_checkpoint(size, names, tmp_path):
+    for found in run(size, resumes, names, str(tmp_path)):
+        assert found == dict.fromkeys(names, True)
+
+
+def nan_told(kind: str) -> list[str]:
+    """Rank 1 has a NaN in one parameter's gradient; all raise, and go on afterwards."""
+    model = model_of(kind == "replicas")
+    optimizer = adamw(model)
+    what = {
+        "exact": "allreduce",
+        "coded": pliant.int4(),
+        "replicas": pliant.sharded(gradients="int4", replicas="onebit"),
+    }[kind]
+    told = []
+    with pliant.relax(model, optimizer, what, timeout_s=60):
+        train(model, optimizer, 2)
+        before = own_weights(model).clone()
+        factor = float("nan") if dist.get_rank() == 1 else 1.0
+        spoils = model.places.register_forward_hook(lambda *a: a[-1].register_hook(lambda g: g * factor) and None)
+        try:
+            loss(model, 5).backward()
+        except pliant.NonFiniteGradientError as error:
+            told.append(str(error))
+        spoils.remove()
+        optimizer.zero_grad()
+        told.append(str(torch.equal(own_weights(model), before)))
+        train(model, optimizer, 2, first=2)
+        told.append(str(bool(own_weights(model).isfinite().all())))
+    return told
+
+
+@pytest.mark.parametrize("kind", [pytest.param("exact", marks=pytest.mark.extended), "coded", "replicas"])
+def test_a_gradient_that_is_not_finite_is_named_by_rank_group_and_parameter_on_all_ranks(kind):
+    for told, unchanged, finite in run(4 if kind == "replicas" else 2, nan_told, kind):
+        assert "(rank 1: the model itself, parameter places.weight)" in told, told
+        assert (unchanged, finite) == ("True", "True")
+
+
+def switched() -> dict[str, float]:
+    model = build(width=34)
+    plain = train(model, adamw(model), 8)
+    model = build(width=34)
+    optimizer = adamw(model)
+    with pliant.relax(model, optimizer, "allreduce", timeout_s=60) as run_:
+        for step, what in enumerate(["allreduce", "onebit", pliant.sharded(gradients="int4", weights="bytegrad")]):
+            run_.switch(what)
+            train(model, optimizer, 2, first=2 * step)
+        run_.switch("allreduce")
+        owed = run_.stats()["residual_norm"]
+        got = train(model, optimizer, 2, first=6)
+        paid = run_.stats()["residual_norm"]
+    return {"error": apart(got, plain), "owed": owed, "paid": paid}
+
+
+def test_a_switch_pays_what_the_old_plan_owes():
+    for found in run(2, switched):
+        assert found["error"] < 0.1
+        assert found["owed"] > 0
+        assert found["paid"] == 0
+
+
+def refused() -> dict[str, str]:
+    def told(make, what="allreduce", **options) -> str:
+        model = make()
+        try:
+            pliant.relax(model, adamw(model), what, timeout_s=20, **options)
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+        return "not refused"
+
+    def with_factor():
+        model = build()
+        model.set_gradient_divide_factor(3.0)
+        return model
+
+    def with_hook():
+        model = build()
+        model.blocks[0].set_all_reduce_hook(lambda x: None)
+        return model
+
+    def mixed_meshes():
+        model = build(shard=lambda module, **options: module)
+        alone = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+        fully_shard(model.blocks[0], mesh=alone["b"])
+        return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+
+    def mixed_dtypes():
+        model = build(shard=lambda module, **options: module)
+        model.blocks[0].up.to(torch.bfloat16).requires_grad_(False)
+        return fully_shard(model)
+
+    half = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}
+    tight = pliant.sharded(gradients="int4", weights="differences(int4)", limit_bytes=1000)
+    return {
+        "factor": told(with_factor),
+        "hook": told(with_hook),
+        "meshes": told(mixed_meshes),
+        "dtypes": told(mixed_dtypes),
+        "fp16": told(lambda: build(**half)),
+        "memory": told(build, tight),
+        "no codec": told(build, "powersgd"),
+        "between steps": told(build, "diloco(4)"),
+        "no replicas": told(build, pliant.sharded(replicas="onebit")),
+        "auto": told(build, "auto"),
+        "elastic": told(build, elastic=pliant.Elastic()),
+        "plans": told(build, "allreduce" if dist.get_rank() else "bytegrad"),
+        "whole": told(lambda: nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), pliant.sharded(gradients="int4")),
+        **refused_while_open(),
+    }
+
+
+def refused_while_open() -> dict[str, str]:
+    model = build()
+    found = {}
+    with pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20) as run_:
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, run_.state_dict())
+        asks = {
+            "save": lambda: run_.save("/nowhere"),
+            "consolidate": run_.consolidate,
+            "resize": lambda: pliant.resize(states, 3),
+            "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
+        }
+        for name, ask in asks.items():
+            try:
+                ask()
+            except ValueError as error:
+                found[name] = str(error)
+    return found
+
+
+def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
+    sentences = {
+        "factor": "has a divide factor of its own",
+        "hook": "'blocks.0' has an all-reduce hook .* Pliant needs that place",
+        "meshes": "are divided among different ranks",
+        "dtypes": "gathers weights of several types",
+        "fp16": "reduces gradients in float16",
+        "memory": "but limit_bytes is 1000; use residual='int8'",
+        "no codec": "gradients of a sharded model travel in one codec, but LowRank is more than that",
+        "between steps": "travel in one codec, but LocalSteps",
+        "no replicas": "no two hold the same; leave replicas out",
+        "auto": "auto chooses plans for whole models",
+        "elastic": "an elastic run goes on with any of its ranks",
+        "plans": "give all ranks the same name",
+        "whole": "the model's are whole on every rank",
+        "save": "save\\(\\) writes whole models, but this one is divided",
+        "consolidate": "consolidate\\(\\) returns a whole model, but this one is divided",
+        "resize": "the states are those of a sharded model",
+        "hosts": "no two hold the same",
+    }
+    for found in run(2, refused):
+        for name, sentence in sentences.items():
+            assert re.search(sentence, found[name]), (name, found[name])
+
+
+def loses_a_rank() -> str:
+    model = build()
+    optimizer = adamw(model)
+    pliant.relax(model, optimizer, pliant.int4(), timeout_s=5)
+    for step in range(50):
+        if dist.get_rank() == 1 and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            loss(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        except pliant.CommError as error:
+            return str(error)
+    return "nobody noticed"
+
+
+def test_a_lost_rank_is_named():
+    found = run(3, loses_a_rank, missing={1})
+    for rank in (0, 2):
+        assert "rank 1 " in found[rank], found[rank]
+        assert "exchanging the " in found[rank]

@@ -1,0 +1,132 @@
+"""Gradients and weights in fewer bits: what it does to the weights, that ranks stay equal, and what is sent."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpt import adamw, apart, build, loss, train
+from worlds import run
+
+import pliant
+from pliant.codecs import tensor_hash
+
+pytestmark = [pytest.mark.processes]
+
+ROWS = {
+    "bf16": (pliant.sharded(gradients="bf16", weights="bf16"), 2e-2),
+    "int8": (pliant.sharded(gradients="bytegrad", weights="bytegrad"), 2e-2),
+    "int8 with a residual": (pliant.sharded(gradients="bytegrad", residual="full", weights="allreduce"), 2e-2),
+    "int4": (pliant.sharded(gradients="int4", weights="differences(int4)"), 5e-2),
+    "int4, residual in 8 bits": (pliant.sharded(gradients="int4", residual="int8", weights="allreduce"), 5e-2),
+    "int4, no residual": (pliant.sharded(gradients="int4", residual="none", weights="bytegrad", regather=False), 5e-2),
+    "onebit": (pliant.sharded(gradients="onebit", weights="differences(int4)"), 0.1),
+    "plain value": (pliant.onebit(), 0.1),
+    "plain value, small parameters exact": (
+        pliant.partition({pliant.Match(max_numel=200): pliant.allreduce(), "*": pliant.onebit()}),
+        0.1,
+    ),
+}
+
+
+def gathered_hash(model) -> list[int]:
+    """Return what a rank computes with, weight by weight: the same on all ranks that share shards."""
+    model.unshard()
+    for block in model.blocks:
+        block.unshard()
+    hashes = [tensor_hash(p) for p in model.parameters()]
+    for module in (model, *model.blocks):
+        module.reshard()
+    return hashes
+
+
+def coded_rows(width: int, names: tuple[str, ...]) -> dict[str, tuple[float, bool, float]]:
+    found = {}
+    model = build(width=width)
+    plain = train(model, adamw(model))
+    for name in names:
+        what, _ = ROWS[name]
+        model = build(width=width)
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
+            got = train(model, optimizer)
+            with torch.no_grad():
+                loss(model, 0, stream=0)
+            all_hashes = [None] * dist.get_world_size()
+            dist.all_gather_object(all_hashes, gathered_hash(model))
+            owed = run_.stats()["residual_norm"]
+        found[name] = (apart(got, plain), all(each == all_hashes[0] for each in all_hashes), owed)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "names"),
+    [
+        (3, 34, ("int8", "int4", "int4, residual in 8 bits", "int4, no residual")),
+        *(pytest.param(n, width, (*ROWS,), marks=pytest.mark.extended) for n, width in ((2, 32), (3, 34), (4, 32))),
+    ],
+)
+def test_coded_shards_stay_close_and_all_ranks_compute_with_the_same_weights(size, width, names):
+    for found in run(size, coded_rows, width, names):
+        for name, (error, equal, owed) in found.items():
+            assert 0 < error < ROWS[name][1], (name, error)
+            assert equal, name
+            residual = "full" if name.startswith("plain") else ROWS[name][0].gradients.residual
+            assert (owed > 0) == (residual != "none"), name
+
+
+REUSED = {
+    "exact": {"weights": "allreduce"},
+    "int8": {"weights": "bytegrad"},
+    "qsgd": {"weights": "qsgd"},
+}
+
+
+def with_and_without_reuse() -> dict[str, bool]:
+    found = {}
+    for name, words in REUSED.items():
+        ends = []
+        for regather in (True, False):
+            model = build(width=34)
+            optimizer = adamw(model)
+            with pliant.relax(model, optimizer, pliant.sharded(gradients="int4", regather=regather, **words)):
+                train(model, optimizer, 3, accumulate=2, clip=1.0)
+                model.eval()
+                with torch.no_grad():
+                    loss(model, 99)
+                model.train()
+                ends.append(train(model, optimizer, 3, first=3))
+        found[name] = torch.equal(*ends)
+    return found
+
+
+def test_a_gather_that_is_not_repeated_gives_the_same_weights_to_the_bit():
+    assert all(found == dict.fromkeys(REUSED, True) for found in run(3, with_and_without_reuse))
+
+
+def loads_and_writes() -> dict[str, bool]:
+    """Weights that are loaded are gathered afresh; weights that are written are noticed, or announced."""
+    model = build()
+    optimizer = adamw(model)
+    found = {}
+    with pliant.relax(model, optimizer, pliant.sharded(weights="allreduce", regather=False)) as run_:
+        first = loss(model, 0).item()
+        train(model, optimizer, 2)
+        start = build().state_dict()
+        model.load_state_dict(start)
+        found["loaded"] = loss(model, 0).item() == first
+        model.reshard()  # the root's are whole after a forward pass
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().mul_(1.5)
+        try:
+            loss(model, 0)
+            found["noticed"] = False
+        except RuntimeError as error:
+            found["noticed"] = "were changed since they were gathered" in str(error)
+        run_.weights_changed()
+        found["announced"] = loss(model, 0).item() != first
+    return found
+
+
+def test_weights_that_change_behind_a_run_are_not_used_again():
+    for found in run(2, loads_and_writes):
+        assert found == {"loaded": True, "noticed": True, "announced": True}

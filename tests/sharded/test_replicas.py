@@ -1,0 +1,90 @@
+"""Replicas: HSDP and replicate() under algorithms of gradients, and under algorithms between steps on local shards."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpt import adamw, apart, build, train
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from worlds import run
+
+import pliant
+from pliant.comm.fsdp_private import param_groups
+from tables import ALGORITHMS, BETWEEN_STEPS
+
+pytestmark = [pytest.mark.processes]
+
+SYNCHRONOUS = ("allreduce", "bf16", "bytegrad", "int4", "onebit", "powersgd", "topk", "tasc", "every", "delayed")
+BETWEEN = ("gossip", "dcd", "local_sgd", "diloco", "streaming_diloco", "post_local_sgd")
+
+
+def made(kind: str):
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+        return build(mesh=mesh, width=34), mesh["replica"].get_group()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("replicate",))
+    return build(shard=replicate, mesh=mesh, width=34), mesh.get_group()
+
+
+def local_weights(model) -> torch.Tensor:
+    return torch.cat([p.to_local().detach().flatten() for p in model.parameters()])
+
+
+def replicas_equal(model, group) -> bool:
+    mine = local_weights(model)
+    both = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(both, mine, group=group)
+    return all(torch.equal(each, both[0]) for each in both)
+
+
+def places(model) -> list:
+    """Return who fills the places that torch offers for communication, and among whom it averages by itself."""
+    raws = [group.raw for group in param_groups(model)]
+    return [
+        (type(raw._all_gather_comm), type(raw._reduce_scatter_comm), raw._all_reduce_hook, raw.mesh_info)
+        for raw in raws
+    ]
+
+
+def rows(kind: str, names: tuple[str, ...]) -> dict[str, tuple[float, bool, bool, float]]:
+    model, group = made(kind)
+    plain = train(model, adamw(model))
+    found = {}
+    for name in names:
+        model, group = made(kind)
+        optimizer = adamw(model)
+        node = {**ALGORITHMS, **BETWEEN_STEPS}[name]
+        before = places(model)
+        with pliant.relax(model, optimizer, node, timeout_s=60) as run_:
+            train(model, optimizer, 9)
+            alike = replicas_equal(model, group)
+            sent = run_.stats()["sent_bytes"]
+        got = train(model, optimizer, 1, first=9)
+        after = places(model)
+        found[name] = (apart(got, plain), alike, replicas_equal(model, group) and before == after, sent)
+    return found
+
+
+def kinds(some, names):
+    """Return some algorithms on a mesh of two dimensions, and all, on both kinds of mesh, in the second tier."""
+    return [("hsdp", some), *(pytest.param(kind, names, marks=pytest.mark.extended) for kind in ("hsdp", "replicate"))]
+
+
+@pytest.mark.parametrize(("kind", "names"), kinds(("allreduce", "onebit"), SYNCHRONOUS))
+def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind, names):
+    for found in run(4 if kind == "hsdp" else 3, rows, kind, names):
+        assert found["allreduce"][0] <= 1e-6
+        for name, (error, alike, after, sent) in found.items():
+            assert alike, name
+            assert after, f"{name}: after close() torch averages replicas again"
+            assert error < 0.2, (name, error)
+            assert sent > 0, name
+
+
+@pytest.mark.parametrize(("kind", "names"), kinds(("gossip", "diloco"), BETWEEN))
+def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
+    for found in run(4 if kind == "hsdp" else 2, rows, kind, names):
+        for name, (error, _, after, sent) in found.items():
+            assert after, name
+            assert error < 0.3, (name, error)
+            assert sent > 0, name
