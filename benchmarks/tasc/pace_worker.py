@@ -49,7 +49,7 @@ def main(folder: Path, target_s: float, num_steps: int, num_phases: int, algorit
                 said["step_s"].append(time.perf_counter() - start_s)
                 said["exposed_s"].append(after["exposed_s"] - before["exposed_s"])
                 said["sent_bytes"].append(after["sent_bytes"] - before["sent_bytes"])
-                run._lane.drain()  # so that ranks say the same ratio after the same step
+                run._comm_thread.drain()  # so that ranks say the same ratio after the same step
                 said["ratios"].append(run.stats()["ratio"])
             print(json.dumps(said), flush=True)
 
