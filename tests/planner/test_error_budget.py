@@ -74,7 +74,7 @@ tables = st.integers(1, 4).flatmap(
 )
 
 
-@given(tables, st.floats(0, 3), st.sampled_from([1, 7, 100]))
+@given(tables, st.just(0.0) | st.floats(1e-100, 3), st.sampled_from([1, 7, 100]))  # else the oracle overflows
 def test_allot_is_the_best_of_all_divisions_in_levels(problem, budget, levels):
     errors, costs = problem
     least = errors.min(1)

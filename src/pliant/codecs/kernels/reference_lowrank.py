@@ -30,9 +30,9 @@ def orthogonalize(ps: Iterable[Tensor]) -> None:
     A row that depends on the ones before it becomes zero: what is left of it is rounding, and points anywhere.
     """
     for p in ps:
-        before = p.norm(dim=1)  # (r,)
+        before = torch.linalg.vector_norm(p, dim=1)  # (r,)
         for j, row in enumerate(p):
-            norm = row.norm()
+            norm = torch.linalg.vector_norm(row)
             row.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
             for later in p[j + 1 :]:
                 later.addcmul_(row, torch.dot(row, later), value=-1)  # allocates nothing
