@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pliant.comm.base import Comm, CommError, ReduceOp, Work
+from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["InOrderComm", "InOrderQueues"]
 
@@ -183,24 +184,13 @@ class _InOrderWork:
         comm.queues.wait(comm.group, comm.rank, self._operation, comm.timeout_s)
 
 
-class InOrderComm:
+class InOrderComm(WrappedComm):
     """Gives another comm the order of NCCL: see `InOrderQueues`, whose `wrap` makes it."""
 
     def __init__(self, comm: Comm, queues: InOrderQueues, group: _Group) -> None:
-        self._comm, self.queues, self.group = comm, queues, group
+        super().__init__(comm)
+        self.queues, self.group = queues, group
         self._splits = 0
-
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
-
-    @property
-    def timeout_s(self) -> float:
-        return self._comm.timeout_s
-
-    @property
-    def size(self) -> int:
-        return self._comm.size
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         return self._collective("all_reduce", lambda: self._comm.all_reduce(x, op))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pliant.accelerator import current_stream, is_accelerator, pinned
 from pliant.comm.base import Comm, ReduceOp, Work, require_contiguous
+from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["StagedComm"]
 
@@ -54,7 +55,7 @@ class _StagedWork:
         self._outs, self._ins = (), ()
 
 
-class StagedComm:
+class StagedComm(WrappedComm):
     """Carries tensors of an accelerator through host memory over another comm; those of the host go straight to it.
 
     Steps: what is sent is copied to a pinned buffer by the stream that is current, and the host waits for that copy
@@ -71,20 +72,8 @@ class StagedComm:
     """
 
     def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+        super().__init__(comm)
         self.buffers = _Buffers()
-
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
-
-    @property
-    def timeout_s(self) -> float:
-        return self._comm.timeout_s
-
-    @property
-    def size(self) -> int:
-        return self._comm.size
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         return self._replaced(x, lambda host: self._comm.all_reduce(host, op))
