@@ -132,10 +132,19 @@ def test_a_path_is_walked_hop_by_hop(delays_s, hops):
 def test_served_in_turn_an_interface_has_one_flow():
     """All-to-all of four hosts: three flows at once, but one where ranks serve one another in turn."""
     hosts = tuple(Host(name=f"h{k}", send_bytes_per_s=1e6, receive_bytes_per_s=1e6) for k in range(4))
-    links = Links(Topology(hosts=hosts), Overheads(wire_factor=1.0, sharing=0.3))
+    links = Links(Topology(hosts=hosts), Overheads(wire_factor=1.0, sharing=0.3, unsettled_bytes=2e6))
     ones = {"give": np.ones((1, 4)), "take": np.full((1, 4), 1e6)}
-    assert links.load(DenseExchange(**ones)).wire_s[0] == pytest.approx(3 * 1.2)
+    assert links.load(DenseExchange(**ones)).wire_s[0] == pytest.approx(3 * 1.1)
     assert links.load(DenseExchange(**ones, rotated=True)).wire_s[0] == pytest.approx(3)
+
+
+def test_ranks_that_share_a_core_take_turns_with_messages_and_not_with_bytes():
+    """Eight ranks on two CPUs: messages take four times as long; with CPUs to spare, as long as ever."""
+    hosts = tuple(Host(name=f"h{k}", send_bytes_per_s=1e6) for k in range(8))
+    few, many, unknown = (Links(Topology(hosts=hosts, num_cpus=n), SOME).load(ring(8)) for n in (2, 64, 0))
+    assert few.message_s[0] == pytest.approx(4 * unknown.message_s[0])
+    assert few.wire_s[0] == many.wire_s[0] == unknown.wire_s[0]
+    assert many.total_s[0] == unknown.total_s[0]
 
 
 def test_the_bottleneck_has_a_name():

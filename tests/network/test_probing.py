@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import random
 import statistics
 
@@ -123,6 +124,7 @@ def test_all_ranks_get_one_topology(hosts, counts):
     limited = [host.send_bytes_per_s > 1e6 and host.receive_bytes_per_s > 1e6 for host in found[0].hosts]
     assert limited == [len(counts) > 1] * len(counts)  # one host has no network to measure
     assert all(host.delay_s < 0.05 for host in found[0].hosts)
+    assert found[0].num_cpus == len(os.sched_getaffinity(0))  # threads of one process: one machine, counted once
     assert "pliant probe" in found[0].provenance
     assert "torch 2" in found[0].provenance
     assert f"3 ranks on {len(counts)} hosts" in found[0].provenance

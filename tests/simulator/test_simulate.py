@@ -274,6 +274,24 @@ def test_the_slowest_is_waited_for_only_where_ranks_wait():
     assert simulate(PLANS["allreduce"], even(), crowded, overheads=IDEAL).step_s == pytest.approx(0.62, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["allreduce", "bytegrad", "powersgd", "choco"])
+def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
+    """Four ranks on two CPUs: as with half the speed in all that a CPU does, and with the network and computing as is."""
+    base = Overheads()
+    coefficients = base.coefficients()
+    coefficients[
+        [k for k, key in enumerate(KEYS) if key not in ("compute_s", "wire_s", "latency_s", "loopback_bytes")]
+    ] *= 2
+    shared, own = replace(cluster(4), num_cpus=2.0), cluster(4)
+    found = simulate(PLANS[name], even(), shared)
+    assert found.step_s == pytest.approx(
+        simulate(PLANS[name], even(), own, overheads=base.with_coefficients(coefficients)).step_s
+    )
+    counted = sum(base.coefficients()[KEYS.index(key)] * amount for key, amount in found.counted.items())
+    assert counted == pytest.approx(found.step_s)
+    assert simulate(PLANS[name], even(), replace(own, num_cpus=4.0)).step_s == simulate(PLANS[name], even(), own).step_s
+
+
 def test_owners_divide_the_optimizer():
     found = simulate(PLANS["sharded_optimizer"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), overheads=IDEAL)
     assert found.step_s == pytest.approx(0.3 + 0.4 / 4, rel=1e-3)

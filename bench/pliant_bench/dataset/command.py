@@ -53,11 +53,5 @@ def dataset(
 
 
 def _fit(cells: list[MeasuredCell]) -> Overheads:
-    known = Overheads()
     coefficients = TransferPrior.of([(cell.physics, cell.trials) for cell in cells]).coefficients
-    return Overheads.from_coefficients(
-        coefficients,
-        compute_overlap=known.compute_overlap,
-        exchange_overlap=known.exchange_overlap,
-        sharing=known.sharing,
-    )
+    return Overheads().with_coefficients(coefficients)

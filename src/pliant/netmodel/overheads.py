@@ -36,13 +36,16 @@ class Overheads:
     """
 
     wire_factor: float = 1.05
-    """Time on a link over bytes / rate: headers, and what TCP does not use."""
+    """Time on a link over bytes / rate, since a topology's rates are those on the wire: headers, and what TCP does not
+    use."""
     message_s: float = 1.5e-4
     """Seconds of a rank for each message that it sends or receives."""
     bucket_s: float = 3e-4
     """Seconds of a rank for each exchange: hook, communication thread, checks."""
-    sharing: float = 0.17
-    """Cost of flows that share an interface, see `sharing_factor`; fitted in docs/schedules.md."""
+    sharing: float = 0.4
+    """Cost of flows that share an interface, see `shared_bytes`; fitted in docs/schedules.md."""
+    unsettled_bytes: float = 3.2e5
+    """First bytes of a flow, which lose by sharing; those after them do not."""
     loopback_bytes_per_s: float = 3e9
     """Between ranks of one host."""
     reduce_bytes_per_s: float = 1.2e10
@@ -56,8 +59,6 @@ class Overheads:
     """How much longer computing takes while an exchange runs beside it: at least 1."""
     exchange_overlap: float = 1.05
     """How much longer an exchange takes while the rank computes: at least 1."""
-    cpu_share: float = 1.0
-    """CPUs that the work of exchanges has to itself."""
     provenance: str = "defaults"
 
     def __post_init__(self) -> None:
@@ -68,11 +69,11 @@ class Overheads:
                 raise ValueError(f"{name} must have a time for each codec and no other, but not so for {unknown[0]!r}.")
         times = [self.message_s, self.bucket_s]
         times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
-        rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.cpu_share]
-        if min(times) < 0 or min(rates) <= 0 or self.wire_factor <= 0 or self.sharing < 0:
+        rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.wire_factor]
+        if min(*times, self.sharing, self.unsettled_bytes) < 0 or min(rates) <= 0:
             raise ValueError(
-                "an overhead is negative or a rate is not positive; times and sharing are at least 0, rates "
-                "and the wire's factor above 0."
+                "an overhead is negative or a rate is not positive; times, sharing and unsettled bytes are at least 0, "
+                "rates and the wire's factor above 0."
             )
         if min(self.compute_overlap, self.exchange_overlap) < 1:
             raise ValueError(
@@ -83,20 +84,23 @@ class Overheads:
     def __hash__(self) -> int:
         return hash((self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap))
 
-    def sharing_factor(self, num_flows: Floats) -> Floats:
-        """Return how many times as long an interface takes for f flows at once as for one: 1 + sharing (1 - 1/f).
+    def shared_bytes(self, num_bytes: Floats, num_flows: Floats) -> Floats:
+        """Return as how many bytes of one flow an interface carries those of f flows that begin at once.
 
-        1 - 1/f is how often the next of a queue's bytes is another flow's than the last one.
+        bytes + sharing (1 - 2/f) min(bytes, f unsettled_bytes), for more than two flows. The windows of many flows that
+        begin together are more than a queue holds (incast: Phanishayee et al., "Measurement and Analysis of TCP
+        Throughput Collapse", FAST 2008), until each flow has found its share. So the loss does not grow with large
+        messages, and two flows have none.
         """
-        return 1 + self.sharing * (1 - 1 / np.maximum(num_flows, 1.0))
+        flows = np.maximum(num_flows, 2.0)
+        return num_bytes + self.sharing * (1 - 2 / flows) * np.minimum(num_bytes, flows * self.unsettled_bytes)
 
     def coefficients(self) -> Floats:
         """Return seconds per unit of each of `KEYS`, (num_keys,)."""
-        reduce_s = 1 / self.reduce_bytes_per_s / self.cpu_share
-        plain = [1.0, self.wire_factor, 1.0, self.message_s / self.cpu_share, self.bucket_s / self.cpu_share]
-        plain += [1 / self.loopback_bytes_per_s, reduce_s]
+        plain = [1.0, self.wire_factor, 1.0, self.message_s, self.bucket_s]
+        plain += [1 / self.loopback_bytes_per_s, 1 / self.reduce_bytes_per_s]
         verbs = (self.encode_s, self.feedback_s, self.decode_s, self.add_s)
-        return np.array([*plain, *(verb[codec] / self.cpu_share for verb in verbs for codec in CODECS)])
+        return np.array([*plain, *(verb[codec] for verb in verbs for codec in CODECS)])
 
     @classmethod
     def of(cls, machine: Machine, base: "Overheads | None" = None) -> "Overheads":
@@ -125,15 +129,13 @@ class Overheads:
             provenance=f"machine {machine.name}: {machine.provenance}",
         )
 
-    @classmethod
-    def from_coefficients(
-        cls, coefficients: Floats, *, compute_overlap: float, exchange_overlap: float, sharing: float
-    ) -> "Overheads":
-        """Return the overheads with these coefficients, (num_keys,), but for those of computing and of latency."""
+    def with_coefficients(self, coefficients: Floats) -> "Overheads":
+        """Return overheads with these coefficients, (num_keys,), but for those of computing and of latency."""
         least = np.maximum(coefficients, 1e-30)
         verbs = least[len(_PLAIN) :].reshape(4, len(CODECS)).tolist()
         encode, feedback, decode, add = (dict(zip(CODECS, verb, strict=True)) for verb in verbs)
-        return cls(
+        return replace(
+            self,
             wire_factor=float(least[1]),
             message_s=float(least[3]),
             bucket_s=float(least[4]),
@@ -143,9 +145,6 @@ class Overheads:
             feedback_s=feedback,
             decode_s=decode,
             add_s=add,
-            compute_overlap=compute_overlap,
-            exchange_overlap=exchange_overlap,
-            sharing=sharing,
             provenance="fitted coefficients",
         )
 

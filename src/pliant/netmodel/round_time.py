@@ -15,6 +15,8 @@ class RoundTime:
     """Seconds that a round of messages takes, and the counts that they come from, (num_buckets,) each."""
 
     overheads: Overheads
+    ranks_per_cpu: float
+    """Of the topology: how many times as long messages take as on cores of their own."""
     rate_s: Floats
     """Bytes of the busiest interface over its rate, with the sharing of its flows."""
     loopback_bytes: Floats
@@ -39,7 +41,7 @@ class RoundTime:
     @property
     def message_s(self) -> Floats:
         """Time of the rank that handles the most messages."""
-        return self.num_messages * self.overheads.message_s / self.overheads.cpu_share
+        return self.num_messages * self.overheads.message_s * self.ranks_per_cpu
 
     @property
     def busy_s(self) -> Floats:

@@ -4,6 +4,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,15 +12,15 @@ from torch import Tensor
 from pliant.accelerator import synchronize
 from pliant.codecs import Codec, codec_class
 from pliant.comm import Comm, broadcast_text
+from pliant.network.cores import count_cpus
 from pliant.network.probing import provenance_of, ranks_of_hosts, require_gloo
-from pliant.network.streams import loopback_bytes_per_s, message_s
+from pliant.network.streams import loopback_bytes_per_s, waited_message_s
 from pliant.spec import Machine, from_json, to_json
 from pliant.spec.codecs import CODECS
 
 __all__ = ["measure_machine"]
 
 _NUMEL = 1 << 20  # 4 MB of float32: more than a core's own cache
-_MOST_RUNS = 50
 
 
 def measure_machine(
@@ -32,10 +33,14 @@ def measure_machine(
 ) -> Machine:
     """Measure throughput on every rank at once, as in training, where ranks share cores and memory. Collective.
 
+    Ranks that share a core run one after another, and a short run seldom meets another rank's. So each figure is the
+    time of all runs in a window in which all ranks work, over their number, and over the ranks per CPU, by which
+    predictions multiply it again (`Topology.ranks_per_cpu`).
+
     Args:
         comm: Whose ranks measure; over Gloo.
         codecs: What is timed, on vectors of 1,048,576 elements; each that Pliant has, with default settings, if None.
-        budget_s: Time for it all. Each figure is the median of 1 to 50 runs, after one that does not count.
+        budget_s: Time for it all. Each figure is the mean of as many runs as fit, after one that does not count.
         device: Where gradients live.
         hosts: Ranks of each host, in order; as for `probe`.
 
@@ -55,8 +60,14 @@ def measure_machine(
             "a name in records of their own."
         )
     start_s = time.perf_counter()
-    mine = _measure_codecs(chosen, budget_s, torch.device(device))
-    mine += [loopback_bytes_per_s(comm, ranks_of_hosts(comm, hosts)[1]), message_s(comm)]
+    per_cpu = max(1.0, comm.size / count_cpus(comm))
+    mine = _measure_codecs(chosen, budget_s, torch.device(device), comm)
+    if torch.device(device).type == "cpu":
+        mine = [s / per_cpu for s in mine]
+    mine += [
+        loopback_bytes_per_s(comm, ranks_of_hosts(comm, hosts)[1]),
+        waited_message_s(comm, budget_s / 10) / per_cpu,
+    ]
     table = torch.empty(comm.size * len(mine), dtype=torch.float64)
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
     typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
@@ -85,12 +96,13 @@ def _sent_share(codec: Codec) -> float:
     return float(getattr(codec, "ratio", 1.0)) if sparse else 1.0
 
 
-def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.device) -> list[float]:
+def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.device, comm: Comm) -> list[float]:
     """Return seconds for an addition and a copy, and for each codec's encoding and decoding."""
     x = torch.randn(_NUMEL, generator=torch.Generator().manual_seed(0)).to(device)
     acc, copy = torch.zeros_like(x), torch.empty_like(x)
     each_s = budget_s / (2 + 2 * len(codecs))
-    figures = [_median_time(lambda: acc.add_(x), each_s, device), _median_time(lambda: copy.copy_(x), each_s, device)]
+    window = partial(_time_at_once, limit_s=each_s, device=device, comm=comm)
+    figures = [window(lambda: acc.add_(x)), window(lambda: copy.copy_(x))]
     for codec in codecs:
         payload = torch.empty(codec.nbytes(_NUMEL), dtype=torch.uint8, device=device)
 
@@ -100,23 +112,19 @@ def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.devi
         def decode(codec: Codec = codec, payload: Tensor = payload) -> None:
             codec.decode_add(payload, acc)
 
-        figures += [_median_time(encode, each_s, device), _median_time(decode, each_s, device)]
+        figures += [window(encode), window(decode)]
         acc.zero_()  # what was added so often must not grow out of bounds
     return figures
 
 
-def _median_time(run: Callable[[], object], limit_s: float, device: torch.device) -> float:
-    """Return the median time of 1 to 50 runs within some limit_s."""
-
-    def once_s() -> float:
-        start_s = time.perf_counter()
+def _time_at_once(run: Callable[[], object], limit_s: float, device: torch.device, comm: Comm) -> float:
+    """Return the mean time of runs within some limit_s, in which all ranks run it."""
+    run()  # the first touches new memory, and may have to compile
+    synchronize(device)
+    comm.barrier()
+    count, took_s, start_s = 0, 0.0, time.perf_counter()
+    while took_s < limit_s:
         run()
         synchronize(device)
-        return time.perf_counter() - start_s
-
-    once_s()  # the first touches new memory, and may have to compile
-    runs_s: list[float] = []
-    start_s = time.perf_counter()
-    while not runs_s or (len(runs_s) < _MOST_RUNS and time.perf_counter() - start_s < limit_s):
-        runs_s.append(once_s())
-    return statistics.median(runs_s)
+        count, took_s = count + 1, time.perf_counter() - start_s
+    return took_s / count

@@ -6,6 +6,7 @@ import platform
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch
 
 from pliant.comm import Comm, ProcessGroupComm, broadcast_text
 from pliant.comm.torch_private import backend_of
+from pliant.netmodel import Overheads
+from pliant.network.cores import count_cpus
 from pliant.network.inference import (
     Matrix,
     Pair,
@@ -35,6 +38,7 @@ _MEETINGS_OF_TWO = 3
 """Two hosts have no others to tell a mishap by."""
 _LATENCY_SHARE = 0.15
 _NAME_BYTES = 64
+_WIRE_FACTOR = Overheads().wire_factor
 
 
 def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] | None = None) -> Topology:
@@ -43,8 +47,8 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
     One rank of each host takes part; the others wait. Round trips, then streams both ways, in rounds of disjoint pairs
     of hosts in which each meets each; then all hosts send at once round a ring, to the next and to the next but one.
     The best streams of a host give its rates. A pair that is 20 % below its hosts' rates is measured again, and becomes
-    a `Link` if it stays there; a stream that beats all others is measured again, too. Rates are of payload, without the
-    headers of TCP/IP, over one connection, as there is in training.
+    a `Link` if it stays there; a stream that beats all others is measured again, too. Rates are those on the wire, as
+    in any topology: payload over one connection, as there is in training, times `Overheads.wire_factor`.
 
     Args:
         comm: Ranks to measure; over Gloo.
@@ -77,7 +81,7 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
         finally:
             asks.close()
             answers.close()
-    return from_json(Topology, broadcast_text(text, comm))
+    return replace(from_json(Topology, broadcast_text(text, comm)), num_cpus=count_cpus(comm))
 
 
 class _Probe:
@@ -159,11 +163,11 @@ class _Probe:
         return rates
 
     def _rates(self, received: Sequence[dict[int, float]]) -> Matrix:
-        """Return all hosts' rates by round, (rounds, source, target), from what this one has received."""
+        """Return all hosts' rates on the wire by round, (rounds, source, target), from the payload received."""
         mine = torch.zeros(len(received), self._comm.size, dtype=torch.float64)
         for row, rates in zip(mine, received, strict=True):
             for source, rate in rates.items():
-                row[source] = rate
+                row[source] = rate * _WIRE_FACTOR
         return _gather_numbers(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
 
     def _provenance(self, what: str, num_ranks: int) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "message_s",
     "round_trip_s",
     "steady_throughput",
+    "waited_message_s",
 ]
 
 MAX_STREAM_BYTES = 64_000_000
@@ -37,6 +38,7 @@ _SETTLING = 0.4
 _AT_ONCE = 0.25
 """Share of the mean time between chunks: a chunk that follows sooner had arrived before, and waited to be read."""
 _FEW = 3
+_SWAPS = 16
 _LOOPBACK_BYTES = 4_000_000
 _TRIPS = (3, 20)
 _MORE, _LAST = 0, 1
@@ -85,6 +87,30 @@ def message_s(comm: Comm) -> float:
             took_s.append(time.perf_counter() - start_s)
         spent_s.append((took_s[1] - took_s[0]) / (many - few))
     return max(0.0, sorted(spent_s)[1])
+
+
+def waited_message_s(comm: Comm, limit_s: float) -> float:
+    """Return the cost of a message in rounds in which every rank waits for its own, as in exchanges. Collective.
+
+    Ranks 2k and 2k + 1 swap 8 bytes, all pairs at once: a delay and two messages. The delay is half of the shortest
+    round trip of the same pair, less the cost of one of many messages: so the probe has it. It is never below that
+    cost. The median of three times 16 rounds; a last rank without a peer has the cost of one of many.
+    """
+    least_s, peer = message_s(comm), comm.rank ^ 1
+    ours, theirs = torch.zeros(2, dtype=torch.float64)[:, None]
+    if alone := peer >= comm.size:
+        trip_s = 0.0
+    elif trip_s := round_trip_s(comm, peer, limit_s):  # the lower rank's
+        ours.fill_(trip_s)
+    spent_s: list[float] = []
+    for _ in range(3):
+        comm.barrier()
+        start_s = time.perf_counter()
+        for _ in range(0 if alone else _SWAPS):
+            comm.exchange([(peer, ours)], [(peer, theirs)]).wait()
+        spent_s.append((time.perf_counter() - start_s) / _SWAPS)
+    delay_s = max(float(ours), float(theirs)) / 2 - least_s
+    return least_s if alone else max(least_s, (statistics.median(spent_s) - delay_s) / 2)
 
 
 def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]]) -> float:

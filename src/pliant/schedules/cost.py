@@ -97,7 +97,7 @@ def _round(pair_bytes: Counter[tuple[int, int]], most_reduced: int, links: Links
         loopback_s=float(took.loopback_s[0]),
         latency_s=float(took.latency_s[0]),
         message_s=float(took.message_s[0]),
-        reduce_s=most_reduced / links.overheads.reduce_bytes_per_s,
+        reduce_s=most_reduced / links.overheads.reduce_bytes_per_s * links.topology.ranks_per_cpu,
     )
 
 

@@ -171,7 +171,7 @@ class _Program:
     def price(self, network: Links, unit_s: float) -> None:
         """Give each round its time, in units: the sum of its busiest interface, latency, messages and sums."""
         host_of, sizes = network.host_of.tolist(), self.collective.block_bytes
-        overheads = network.overheads
+        overheads, crowd = network.overheads, network.topology.ranks_per_cpu
         rates = (network.out_s, network.in_s, network.up_s, network.down_s)
         out_s, in_s, up_s, down_s = ((overheads.wire_factor * each).tolist() for each in rates)
         ends = zip(network.link_source, network.link_target, strict=True)
@@ -220,8 +220,9 @@ class _Program:
             wires += [_weighted_sum(each, 1 / overheads.loopback_bytes_per_s, units) for each in inside.values()]
             self._longest(wires)
             self._longest(latencies)
-            self._longest(_weighted_sum(each, overheads.message_s, units) for each in handled.values())
-            self._longest(_weighted_sum(each, 1 / overheads.reduce_bytes_per_s, units) for each in reduced.values())
+            self._longest(_weighted_sum(each, crowd * overheads.message_s, units) for each in handled.values())
+            added_s = crowd / overheads.reduce_bytes_per_s
+            self._longest(_weighted_sum(each, added_s, units) for each in reduced.values())
 
     def _longest(self, times: Iterable[Any]) -> None:
         longest = self.model.new_int_var(0, 4 * _UNITS, "")

@@ -2,6 +2,9 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 from pliant.netmodel import KEYS, Floats, Links, Overheads, Round
 from pliant.simulator.exchange_time import Exchanges, exchange_time
@@ -10,6 +13,7 @@ from pliant.spec import Topology, Workload
 __all__ = ["SimulationContext"]
 
 _CPU_KEYS = slice(KEYS.index("messages"), None)
+_LOOPBACK = KEYS.index("loopback_bytes")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,7 +38,7 @@ class SimulationContext:
     def __post_init__(self) -> None:
         self.links = Links(self.topology, self.overheads)
         self.coefficients = self.overheads.coefficients()
-        self.coefficients[_CPU_KEYS] *= self.slowest
+        self.coefficients *= self.work_factors
 
     @property
     def num_ranks(self) -> int:
@@ -46,11 +50,17 @@ class SimulationContext:
         """Largest factor of any rank."""
         return max(self.slowdown)
 
+    @cached_property
+    def work_factors(self) -> Floats:
+        """How many times as long each of `KEYS` takes the slowest rank, on its share of a core, (num_keys,)."""
+        factors = np.ones(len(KEYS))
+        factors[_CPU_KEYS] = self.slowest * self.topology.ranks_per_cpu
+        factors[_LOOPBACK] = self.slowest  # a rate of all ranks of a host together
+        return factors
+
     def at_given_overheads(self, counts: Floats) -> Floats:
-        """Return counts, (num_keys,), so that they need no factor of the slowest rank."""
-        scaled = counts.copy()
-        scaled[_CPU_KEYS] *= self.slowest
-        return scaled
+        """Return counts, (num_keys,), so that they need no factor of the slowest rank or of its cores."""
+        return counts * self.work_factors
 
     def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
         """Return the times of `num` exchanges: the part that is waited for, and the part that follows."""

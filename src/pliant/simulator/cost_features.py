@@ -37,12 +37,7 @@ class CostFeatures:
 
         A plan's step time is the sum of its quantities, each times its coefficient.
         """
-        overheads = Overheads.from_coefficients(
-            coefficients,
-            compute_overlap=self._overheads.compute_overlap,
-            exchange_overlap=self._overheads.exchange_overlap,
-            sharing=self._overheads.sharing,
-        )
+        overheads = self._overheads.with_coefficients(coefficients)
         compute = max(float(coefficients[0]), 1e-30)
         workload = _slower(self._workload, compute)
         context = context_for(workload, self._topology, overheads, self._slowdown)

@@ -9,7 +9,7 @@ __all__ = ["Machine"]
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Measured throughput of one rank while all ranks of its machine do the same."""
+    """Measured throughput of one rank while all ranks of its machine do the same, over the ranks per CPU."""
 
     name: str
     message_s: float

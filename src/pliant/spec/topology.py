@@ -86,6 +86,8 @@ class Topology:
     """Where the figures come from: 'given', or the command and time of a measurement."""
     racks: tuple[Rack, ...] = field(default=(), metadata=LATER)
     """Either none, or racks such that each host is in one."""
+    num_cpus: float = field(default=0.0, metadata=LATER)
+    """CPUs that all ranks have together; emulated hosts have those of one machine. 0: not known, and enough."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -100,6 +102,8 @@ class Topology:
                 if end not in names:
                     raise ValueError(f"a link names the host {end!r}, but the hosts are {', '.join(names)}.")
 
+        if not _sensible(self.num_cpus):
+            raise ValueError(f"the topology has {self.num_cpus:g} CPUs; there must be at least 0, and finitely many.")
         if self.racks:
             self._require_racks(names)
 
@@ -118,6 +122,14 @@ class Topology:
     def num_ranks(self) -> int:
         """Ranks on all hosts."""
         return sum(host.num_ranks for host in self.hosts)
+
+    @property
+    def ranks_per_cpu(self) -> float:
+        """How many ranks share a CPU, at least 1: so much longer takes what all of them compute at once.
+
+        Work of exchanges is meant. Computing was observed with all ranks running.
+        """
+        return max(1.0, self.num_ranks / self.num_cpus) if self.num_cpus else 1.0
 
     def ranks_of(self, host_index: int) -> range:
         """Return the global ranks of a host."""
