@@ -6,8 +6,10 @@ For each rate, four hosts are brought up and probed once: `pliant probe --out to
 model is observed by `pliant.observe` on all ranks at once, and each algorithm put in force and timed. Nothing is
 fitted. Every arm is appended to --jsonl as soon as it is measured; a run that finds arms there goes on behind them.
 Afterwards three predict all arms from the same files: this version with the machine's file, this version with its
-defaults, and the version before with its own defaults, since it had no use for a machine's file. Needs root, for
-network namespaces.
+defaults, and the version before with its own defaults, since it had no use for a machine's file. The version before
+gets rates of payload, as its probe wrote them, and this one rates of the links with the CPUs that the ranks share; a
+probe of before said nothing of these, and is taken for one on the machine that its session names. Needs root, for
+network namespaces; a book in which nothing is left to measure is only predicted.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from versions import REPOSITORY, built, commit_of, environment, machine
 
 import pliant
 from pliant.cli.emulate import topology_from_flags
+from pliant.netmodel import Overheads
 from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.spec.files import write_atomically
 from pliant_bench.harness.setup import MARK
@@ -124,12 +127,33 @@ def predicted(cases: list[dict], before: str) -> dict[str, list[dict]]:
         versions = {AFTER: None, DEFAULTS: None, BEFORE: environment(built(before, Path(folder)))}
         found = {}
         for name, env in versions.items():
-            fields = ("plan", "workload", "topology", "machine")
-            arms = [{k: case[k] for k in fields} | ({} if name == AFTER else {"machine": None}) for case in cases]
+            arms = [
+                {"plan": case["plan"], "workload": case["workload"], "topology": topology_for(case, name)}
+                | {"machine": case["machine"] if name == AFTER else None}
+                for case in cases
+            ]
             argv = [sys.executable, str(HOUSE / "predict.py")]
             ended = subprocess.run(argv, input=json.dumps(arms), stdout=subprocess.PIPE, env=env, check=True, text=True)
             found[name] = json.loads(ended.stdout)
     return found
+
+
+def topology_for(case: dict, name: str) -> dict:
+    """Return a case's topology as the probe of a version writes it."""
+    topology = dict(case["topology"])
+    of_before = topology.pop("num_cpus", 0) == 0
+    if of_before != (name == BEFORE):
+        factor = Overheads().wire_factor ** (1 if of_before else -1)
+        topology["hosts"] = [
+            _scaled(host, factor, "send_bytes_per_s", "receive_bytes_per_s") for host in topology["hosts"]
+        ]
+        topology["links"] = [_scaled(link, factor, "bytes_per_s") for link in topology["links"]]
+    cpus = int(case["cpu"].split()[0])  # '2 x AMD EPYC'
+    return topology if name == BEFORE else topology | {"num_cpus": case["topology"].get("num_cpus", cpus)}
+
+
+def _scaled(record: dict, factor: float, *names: str) -> dict:
+    return record | {name: factor * record[name] for name in names}
 
 
 def error_of(row: dict, name: str) -> float:

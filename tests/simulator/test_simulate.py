@@ -276,7 +276,7 @@ def test_the_slowest_is_waited_for_only_where_ranks_wait():
 
 @pytest.mark.parametrize("name", ["allreduce", "bytegrad", "powersgd", "choco"])
 def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
-    """Four ranks on two CPUs: as with half the speed in all that a CPU does, and with the network and computing as is."""
+    """Four ranks on two CPUs: half the speed in all that exchanges compute; network and computing are as before."""
     base = Overheads()
     coefficients = base.coefficients()
     coefficients[

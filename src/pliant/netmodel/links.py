@@ -40,7 +40,7 @@ class Links:
     """Rates of a topology; turns messages into seconds. It is the one model of the wire for all predictions.
 
     All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack, and
-    links that the topology names; rates are those on the wire (`Overheads.wire_factor`). Messages inside a host share
+    links that the topology names; rates count headers, too (`Overheads.wire_factor`). Messages inside a host share
     its loopback. The round takes as long as its busiest resource, over its rate: so owners that all send to, and one
     slow host, need no rule of their own. Flows that share a host's interface count as `Overheads.shared_bytes`
     (docs/schedules.md); flows on uplinks do not. Where ranks share CPUs, messages take `Topology.ranks_per_cpu` times

@@ -36,8 +36,8 @@ class Overheads:
     """
 
     wire_factor: float = 1.05
-    """Time on a link over bytes / rate, since a topology's rates are those on the wire: headers, and what TCP does not
-    use."""
+    """Time on a link over payload bytes / rate: a topology's rates are those of links, which carry headers as well, and
+    TCP does not use all."""
     message_s: float = 1.5e-4
     """Seconds of a rank for each message that it sends or receives."""
     bucket_s: float = 3e-4

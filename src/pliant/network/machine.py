@@ -1,5 +1,6 @@
 """Measurement of this machine beside the network, while all its ranks do the same."""
 
+import itertools
 import socket
 import statistics
 import time
@@ -21,6 +22,7 @@ from pliant.spec.codecs import CODECS
 __all__ = ["measure_machine"]
 
 _NUMEL = 1 << 20  # 4 MB of float32: more than a core's own cache
+_NUM_VECTORS = 8  # taken in turn, as buckets are: a vector is no more in a cache that cores share when its turn comes
 
 
 def measure_machine(
@@ -98,19 +100,29 @@ def _sent_share(codec: Codec) -> float:
 
 def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.device, comm: Comm) -> list[float]:
     """Return seconds for an addition and a copy, and for each codec's encoding and decoding."""
-    x = torch.randn(_NUMEL, generator=torch.Generator().manual_seed(0)).to(device)
-    acc, copy = torch.zeros_like(x), torch.empty_like(x)
+    x = torch.randn(_NUMEL, generator=torch.Generator().manual_seed(0)).to(device).repeat(_NUM_VECTORS, 1)
+    acc = torch.zeros_like(x).copy_(x)  # touched, (_NUM_VECTORS, _NUMEL)
+    turns = itertools.cycle(range(_NUM_VECTORS))
     each_s = budget_s / (2 + 2 * len(codecs))
     window = partial(_time_at_once, limit_s=each_s, device=device, comm=comm)
-    figures = [window(lambda: acc.add_(x)), window(lambda: copy.copy_(x))]
+
+    def add() -> None:
+        k = next(turns)
+        acc[k].add_(x[k])
+
+    def copy() -> None:
+        k = next(turns)
+        acc[k].copy_(x[k])
+
+    figures = [window(add), window(copy)]
     for codec in codecs:
         payload = torch.empty(codec.nbytes(_NUMEL), dtype=torch.uint8, device=device)
 
         def encode(codec: Codec = codec, payload: Tensor = payload) -> None:
-            codec.encode(x, payload, 1)
+            codec.encode(x[next(turns)], payload, 1)
 
         def decode(codec: Codec = codec, payload: Tensor = payload) -> None:
-            codec.decode_add(payload, acc)
+            codec.decode_add(payload, acc[next(turns)])
 
         figures += [window(encode), window(decode)]
         acc.zero_()  # what was added so often must not grow out of bounds

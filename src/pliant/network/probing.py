@@ -47,8 +47,8 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
     One rank of each host takes part; the others wait. Round trips, then streams both ways, in rounds of disjoint pairs
     of hosts in which each meets each; then all hosts send at once round a ring, to the next and to the next but one.
     The best streams of a host give its rates. A pair that is 20 % below its hosts' rates is measured again, and becomes
-    a `Link` if it stays there; a stream that beats all others is measured again, too. Rates are those on the wire, as
-    in any topology: payload over one connection, as there is in training, times `Overheads.wire_factor`.
+    a `Link` if it stays there; a stream that beats all others is measured again, too. Rates are those of links,
+    headers included, as in any topology: of payload over one connection, as in training, times `Overheads.wire_factor`.
 
     Args:
         comm: Ranks to measure; over Gloo.
@@ -163,7 +163,7 @@ class _Probe:
         return rates
 
     def _rates(self, received: Sequence[dict[int, float]]) -> Matrix:
-        """Return all hosts' rates on the wire by round, (rounds, source, target), from the payload received."""
+        """Return all hosts' rates by round, headers included, (rounds, source, target), from the payload received."""
         mine = torch.zeros(len(received), self._comm.size, dtype=torch.float64)
         for row, rates in zip(mine, received, strict=True):
             for source, rate in rates.items():

@@ -17,9 +17,9 @@ class Host:
     name: str
     num_ranks: int = 1
     send_bytes_per_s: float = 0.0
-    """Rate out of the host; 0 means not limited."""
+    """Rate of the link out of the host, headers of TCP/IP included; 0 means not limited."""
     receive_bytes_per_s: float = 0.0
-    """Rate into the host; 0 means not limited."""
+    """Rate of the link into the host, likewise; 0 means not limited."""
     delay_s: float = 0.0
     """Extra one-way delay of everything that the host receives."""
     cpu_share: float = 0.0
