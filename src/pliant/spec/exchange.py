@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from pliant.spec.codecs import CodecKind, CodecSpec, codec_names
+from pliant.spec.ranges import check_ranges
 from pliant.spec.target import Target
 
 __all__ = [
@@ -67,6 +68,10 @@ class Exchange:
 
     def __init_subclass__(cls) -> None:
         NODES[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        """Check the ranges of the fields; a node that has rules about several fields adds them."""
+        check_ranges(self)
 
     @property
     def kind(self) -> Kind:
@@ -200,8 +205,7 @@ def require_codec(codec: CodecSpec | None, node: str, *kinds: CodecKind) -> None
 
 
 def require_timing(pace: Pace, delay_steps: int, period: int, node: str) -> None:
-    """Raise ValueError for a period below 1, or a delay that does not fit it or the pace."""
-    require(period >= 1, node, f"period must be at least 1, got {period}.")
+    """Raise ValueError for a delay that does not fit the period or the pace."""
     require(
         0 <= delay_steps <= period,
         node,
