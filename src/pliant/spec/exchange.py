@@ -137,6 +137,16 @@ class Exchange:
         return None
 
     @property
+    def divides_budget(self) -> bool:
+        """Whether one budget of bytes is divided among all that comes in a bucket, best the whole model."""
+        return False
+
+    @property
+    def spares_small(self) -> bool:
+        """Whether small parameters are better averaged exactly, as a plan made of the name alone does."""
+        return self.error_feedback != "none" and self.kind == "gradients"
+
+    @property
     def works_in_float32(self) -> bool:
         """Whether gradients are brought to float32 first, since something of them is kept or coded."""
         return True

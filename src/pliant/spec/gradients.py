@@ -113,6 +113,14 @@ class BlockSparse(Exchange):
         return False
 
     @property
+    def divides_budget(self) -> bool:
+        return True
+
+    @property
+    def spares_small(self) -> bool:
+        return False  # whatever is small stays dense by itself
+
+    @property
     def error_feedback(self) -> Feedback:
         return self.feedback
 
@@ -131,6 +139,10 @@ class LowRank(Exchange):
 
     made_by: ClassVar[str] = "executors.low_rank:LowRankExecutor"
     rank: Count = 4
+
+    @property
+    def spares_small(self) -> bool:
+        return False  # what is not worth factoring is sent whole, in messages of its own
 
     @property
     def coding(self) -> str:
