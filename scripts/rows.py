@@ -39,7 +39,7 @@ def golden():
     nodes = {name: parse(row.example or name) for name, row in ALGORITHMS.items()}
     return {
         "algorithms": {n: [str(node), SyncPlan(rules=(Rule(exchange=node),)).hash] for n, node in nodes.items()},
-        "codecs": {name: dict(facts.settings) for name, facts in CODECS.items()},
+        "codecs": {name: {key: of.default for key, of in facts.settings.items()} for name, facts in CODECS.items()},
     }
 
 
@@ -63,7 +63,7 @@ def codec_table():
 
     rows = ["| codec | kind | settings | bytes of 1 M float32 | |", "|---|---|---|--:|---|"]
     for name, facts in CODECS.items():
-        settings = ", ".join(f"{key}={value:g}" for key, value in facts.settings.items())
+        settings = ", ".join(f"{key}={of.default:g}" for key, of in facts.settings.items())
         size = payload_bytes(CodecSpec(name=name), 1_000_000)
         rows.append(f"| `{name}` | {facts.kind} | {settings} | {size:,} | {'biased' if facts.biased else ''} |")
     return "\n".join(rows)

@@ -98,10 +98,10 @@ BETWEEN_STEPS = {name: node for name, node in ROWS.items() if node.weights_may_d
 
 
 VARIANTS = {
-    *("fp16", "qsgd", "qsgd4", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
+    *("fp16", "qsgd", "qsgd4", "terngrad", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
     *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
     *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
-    *("gossip-matching", "local_sgd-delayed", "stale-free"),
+    *("gossip-matching", "dcd", "local_sgd-delayed", "stale-free"),
 }
 """Other settings of what another row holds already."""
 

@@ -7,6 +7,7 @@ import sys
 from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,18 @@ def below(path):
     return path.relative_to((SOURCE if SOURCE in path.parents else LABORATORY).parent)
 
 
-files = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(below(path)))
+ROOMS = {str(room): [*paths] for room, paths in groupby(MODULES, lambda path: Path(*below(path).parts[:2]))}
+
+
+def files(check):
+    """Turn a check of one file into a test of all files of a room: one for each would take longer than the checks."""
+
+    def test(room):
+        for path in ROOMS[room]:
+            check(path)
+
+    test.__doc__ = check.__doc__
+    return pytest.mark.parametrize("room", ROOMS)(test)
 
 
 @files

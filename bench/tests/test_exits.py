@@ -19,7 +19,7 @@ EXTENDED = pytest.mark.extended
 @pytest.mark.parametrize(
     ("way", "algorithm"),
     [
-        ("sys.exit(7) after backward", "onebit"),
+        pytest.param("sys.exit(7) after backward", "onebit", marks=EXTENDED),
         ("SIGINT in backward", "stale"),
         pytest.param("end of script", "local_sgd", marks=EXTENDED),
         pytest.param("error", "owner", marks=EXTENDED),

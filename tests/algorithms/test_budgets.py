@@ -103,8 +103,6 @@ def test_all_bytes_together_are_the_ratios_share(shapes, ratio, block, agreement
 def test_scores_that_cost_more_than_values_are_refused():
     with pytest.raises(ValueError, match=r"block of 16 elements.*score alone"):
         Selection(ratio=1 / 130, block=16, agreement="global", rescore=1)
-    with pytest.raises(ValueError, match=r"ratio=0\.0"):
-        Selection(ratio=0)
     with pytest.raises(ValueError, match="topology"):
         Selection(topology=Topology(hosts=(Host(name="a"),)))
 

@@ -92,15 +92,11 @@ def test_topk_ties_go_to_the_lower_index():
     assert TopK().indices(payload).tolist() == [0, 1]
 
 
-def test_unkncustom_names_and_settings_are_refused():
+def test_unknown_names_and_settings_are_refused():
     with pytest.raises(ValueError, match="no codec 'gzip'"):
         codec_from(CodecSpec(name="gzip"))
     with pytest.raises(ValueError, match="no setting 'level'"):
         codec_from(CodecSpec(name="qsgd", settings={"level": 3}))
-    with pytest.raises(ValueError, match="2, 4 or 8"):
-        Qsgd(bits=3)
-    with pytest.raises(ValueError, match="between"):
-        TopK(ratio=0.0)
 
 
 def test_finite_scan_names_the_first():
@@ -173,8 +169,6 @@ def test_dct_refuses_a_damaged_payload():
     codec.indices(payload, 100)[1, 2] = 64
     with pytest.raises(ValueError, match="frequency 64, which is outside of a block of 64"):
         codec.decode(payload, x)
-    with pytest.raises(ValueError, match="block 257"):
-        Dct(block=257)
 
 
 def test_dct_adds_payloads_before_the_transform():

@@ -27,10 +27,10 @@ def gauss_newton_diagonal(task):
 def test_gauss_newton_is_exact_in_the_mean():
     task, _, _ = tiny_task()
     exact, g = gauss_newton_diagonal(task), seeded(1)
-    mean = torch.stack([flat(GaussNewton().diagonal(task, g)) for _ in range(3000)]).mean(0)
-    # One draw of a weight has a relative deviation of about sqrt(2), so 3000 have 2.6 %.
-    assert torch.allclose(mean, exact, rtol=0.13, atol=1e-6)
-    assert float((mean.sum() / exact.sum() - 1).abs()) < 0.03
+    mean = torch.stack([flat(GaussNewton().diagonal(task, g)) for _ in range(1000)]).mean(0)
+    # One draw of a weight has a relative deviation of about sqrt(2), so 1000 have 4.5 %.
+    assert torch.allclose(mean, exact, rtol=0.22, atol=1e-6)
+    assert float((mean.sum() / exact.sum() - 1).abs()) < 0.05
 
 
 def test_hutchinson_is_exact_in_the_mean():

@@ -21,11 +21,17 @@ from pliant.engine.backend_support import require_supported
 from pliant.spec import Rule, SyncPlan
 from waiting import COMPILES_IN_THREADS
 
+OTHER_COMPILED = {"ddp_compiled_in_place", "fabric_compiled", "accelerate compiled"}
+"""Ways to what `ddp_compiled` holds as well."""
+
+
+def marked(way):
+    marks = [COMPILES_IN_THREADS] if "compiled" in way else []
+    return pytest.param(way, marks=[*marks, pytest.mark.extended] if way in OTHER_COMPILED else marks)
+
 
 @OVER_ALGORITHMS
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=COMPILES_IN_THREADS) if "compiled" in way else way for way in WAYS]
-)
+@pytest.mark.parametrize("way", [marked(way) for way in WAYS])
 def test_every_step_is_exchanged_whatever_is_held(way, names):
     """Under any algorithm: one exchange for each step where a DDP hands gradients over, and ranks that end as one."""
     make, optimizers_of, loop = WAYS[way]
@@ -50,7 +56,7 @@ def test_every_step_is_exchanged_whatever_is_held(way, names):
 
 
 @COMPILES_IN_THREADS
-@pytest.mark.parametrize("where", ["outside", "inside"])
+@pytest.mark.parametrize("where", ["outside", pytest.param("inside", marks=pytest.mark.extended)])
 @pytest.mark.parametrize("name", ["allreduce", "tasc-curved", "small buckets"])
 def test_a_compiled_model_is_compiled_no_more_often(name, where):
     """Neither for what looks at inputs and outputs, nor for buckets that are smaller than a compiler accepts."""

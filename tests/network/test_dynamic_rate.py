@@ -14,7 +14,7 @@ import pytest
 from pliant.network import emulate_cluster
 from pliant.spec import Host, Topology
 
-pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.usefixtures("emulating")]
+pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.extended, pytest.mark.usefixtures("emulating")]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tasc" / "pace_worker.py"
 LOW_MBIT, HIGH_MBIT = 5, 100
@@ -53,7 +53,7 @@ class Story:
         return None if self.ended else LOW_MBIT
 
 
-@pytest.mark.parametrize("algorithm", ["blocktopk", pytest.param("tasc", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("algorithm", ["blocktopk", "tasc"])
 def test_what_is_sent_follows_the_rate(tmp_path, algorithm):
     story, ratios = Story(), {0: [], 1: []}
     with emulate_cluster(hosts(LOW_MBIT), check=False) as cluster:

@@ -62,6 +62,7 @@ def test_an_uplink_is_shared_and_can_be_changed():
             cluster.reshape(replace(topology, racks=()))
 
 
+@pytest.mark.extended
 @pytest.mark.netns
 @pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
@@ -73,6 +74,7 @@ def test_a_slow_uplink_behind_faster_links_is_read_right():
     assert link_faults(across) == []
 
 
+@pytest.mark.extended
 @pytest.mark.netns
 @pytest.mark.idle
 @pytest.mark.usefixtures("emulating")

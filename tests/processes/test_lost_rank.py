@@ -109,15 +109,22 @@ pliant.relax(model, optimizer, "diloco", timeout_s=3, start_timeout_s=20)
 """
 
 
+MOMENTS = [
+    ("torch_private", "_new_name", 1),  # alive when the run begins, and not when its first group is made
+    ("torch_private", "_new_name", 2),  # or the second
+    ("c10d", "_new_process_group_helper", 2),  # or while torch connects the members, which does not hear of it
+]
+LOST = [(2, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+
+
 @pytest.mark.parametrize(
-    ("where", "name", "call"),
+    ("where", "name", "call", "victim", "sign"),
     [
-        ("torch_private", "_new_name", 1),  # alive when the run begins, and not when its first group is made
-        ("torch_private", "_new_name", 2),  # or the second
-        ("c10d", "_new_process_group_helper", 2),  # or while torch connects the members, which does not hear of it
+        pytest.param(*moment, *lost, marks=[] if k == n else pytest.mark.extended)
+        for k, moment in enumerate(MOMENTS)
+        for n, lost in enumerate(LOST)
     ],
 )
-@pytest.mark.parametrize(("victim", "sign"), [(2, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
 def test_who_is_lost_while_groups_are_made_is_named(tmp_path, where, name, call, victim, sign):
     ranks = fork(IN_RELAX.format(where=where, name=name, call=call, victim=victim, sign=int(sign)), 3, tmp_path)
     try:

@@ -1,12 +1,11 @@
 """Algorithms and plans by name, for the command line and for `relax`."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from pliant.algorithms.grammar import parse
 from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.algorithms.registry import row_of, standard_text
-from pliant.spec import BlockSparse, LowRank, Match, Rule, SyncPlan, load
+from pliant.spec import Match, Rule, SyncPlan, load
 
 __all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_for_name", "plan_of_text"]
 
@@ -26,18 +25,12 @@ def plan_for_name(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     demo's network, sparing them lifted the accuracy of onebit after 150 steps from 75.7 to 84.9 %.
     """
     node, name = node_of(algorithm), standard_text(name)
-    whole = SyncPlan(rules=(Rule(exchange=node),), name=name)
-    row = row_of(name.partition("(")[0])
-    if row is not None and row.spare_small:
-        whole = replace(whole, rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), *whole.rules))
-    if row is not None and row.one_bucket:
-        return replace(whole, bucket_bytes=ONE_BUCKET_BYTES)
-    if isinstance(node.core, BlockSparse):  # it spares what is small by itself; one budget is for all of one bucket
-        return replace(whole, bucket_bytes=ONE_BUCKET_BYTES)
-    packed = isinstance(node.core, LowRank)  # sends what is not worth factoring whole, in messages of its own
-    if node.error_feedback == "none" or node.kind != "gradients" or packed:
-        return whole
-    return replace(whole, rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), *whole.rules))
+    core, row = node.core, row_of(name.partition("(")[0])
+    rules: tuple[Rule, ...] = (Rule(exchange=node),)
+    if core.spares_small or (row is not None and row.spare_small):
+        rules = (Rule(match=Match(max_numel=SPARED_NUMEL)), *rules)
+    one_bucket = core.divides_budget or (row is not None and row.one_bucket)
+    return SyncPlan(rules=rules, name=name, bucket_bytes=ONE_BUCKET_BYTES if one_bucket else 0)
 
 
 def plan_of_text(text: str) -> SyncPlan:

@@ -58,10 +58,13 @@ class Row:
         return not self.example
 
 
-def _made_by(where: str) -> Callable[..., AlgorithmLike]:
-    """Return a function of a module of `pliant.algorithms`. Nodes that the module defines are known from then on."""
-    module, _, name = where.partition(":")
-    return getattr(import_module(f"pliant.algorithms.{module}"), name)
+def _rows(module: str, *names: str, **facts: Any) -> dict[str, Row]:
+    """Return rows with the same facts for functions of a module of `pliant.algorithms`.
+
+    Nodes that the module defines are known from then on.
+    """
+    home = import_module(f"pliant.algorithms.{module}")
+    return {name: Row(make=getattr(home, name), **facts) for name in names}
 
 
 def _onebit_adam(optimizer: HasGroups) -> Mapping[str, Any]:
@@ -91,49 +94,27 @@ def is_adaptive(optimizer: HasGroups) -> bool:
 
 ALGORITHMS: Mapping[str, Row] = MappingProxyType(
     {
-        "allreduce": Row(make=_made_by("gradients:allreduce")),
-        "bf16": Row(make=_made_by("gradients:bf16")),
-        "fp16": Row(make=_made_by("gradients:fp16")),
-        "bytegrad": Row(make=_made_by("gradients:bytegrad")),
-        "qsgd": Row(make=_made_by("gradients:qsgd")),
-        "terngrad": Row(make=_made_by("gradients:terngrad")),
-        "natural": Row(make=_made_by("gradients:natural")),
-        "int4": Row(make=_made_by("gradients:int4")),
-        "onebit": Row(make=_made_by("gradients:onebit")),
-        "onebit_adam": Row(make=_made_by("gradients:onebit_adam"), from_optimizer=_onebit_adam),
-        "powersgd": Row(make=_made_by("gradients:powersgd")),
-        "topk": Row(make=_made_by("gradients:topk")),
-        "blocktopk": Row(make=_made_by("gradients:blocktopk")),
-        "randomk": Row(make=_made_by("gradients:randomk")),
-        "decoupled_momentum": Row(make=_made_by("gradients:decoupled_momentum"), aliases=("demo",)),
-        "tasc": Row(
-            make=_made_by("gradients:tasc"),
+        **_rows("gradients", "allreduce", "bf16", "fp16", "bytegrad", "qsgd", "terngrad", "natural", "int4", "onebit"),
+        **_rows("gradients", "onebit_adam", from_optimizer=_onebit_adam),
+        **_rows("gradients", "powersgd", "topk", "blocktopk", "randomk"),
+        **_rows("gradients", "decoupled_momentum", aliases=("demo",)),
+        **_rows(
+            "gradients",
+            "tasc",
             from_optimizer=_power,
             grid={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
         ),
-        "sharded_optimizer": Row(
-            make=_made_by("gradients:sharded_optimizer"), aliases=("owner",), grid={}, exact=True, steps_ratio=1.0
-        ),
-        "bounded_staleness": Row(make=_made_by("gradients:bounded_staleness"), aliases=("stale",)),
-        "delayed": Row(make=_made_by("combinators:delayed"), aliases=("late",), from_optimizer=_momentum),
-        "gossip": Row(make=_made_by("weights:gossip")),
-        "choco": Row(make=_made_by("weights:choco")),
-        "dcd": Row(make=_made_by("weights:dcd")),
-        "local_sgd": Row(make=_made_by("weights:local_sgd")),
-        "diloco": Row(make=_made_by("weights:diloco")),
-        "streaming_diloco": Row(make=_made_by("weights:streaming_diloco")),
-        "sparse_loco": Row(make=_made_by("weights:sparse_loco")),
-        "async_average": Row(make=_made_by("weights:async_average")),
-        "post_local_sgd": Row(make=_made_by("weights:post_local_sgd"), example="post_local_sgd(warmup_steps=100)"),
-        "sharded": Row(make=_made_by("shards:sharded"), example="sharded(gradients=int4, weights=differences(int4))"),
-        "every": Row(make=_made_by("combinators:every"), example="every(2, qsgd)"),
-        "after": Row(make=_made_by("combinators:after"), example="after(100, bf16, then=onebit)"),
-        "between_hosts": Row(make=_made_by("combinators:between_hosts"), example="between_hosts(int4)"),
-        "with_target": Row(
-            make=_made_by("combinators:with_target"),
-            aliases=("dynamic",),
-            example="with_target(tasc, exposed_share=0.1)",
-        ),
+        **_rows("gradients", "sharded_optimizer", aliases=("owner",), grid={}, exact=True, steps_ratio=1.0),
+        **_rows("gradients", "bounded_staleness", aliases=("stale",)),
+        **_rows("combinators", "delayed", aliases=("late",), from_optimizer=_momentum),
+        **_rows("weights", "gossip", "choco", "dcd", "local_sgd", "diloco", "streaming_diloco", "sparse_loco"),
+        **_rows("weights", "async_average"),
+        **_rows("weights", "post_local_sgd", example="post_local_sgd(warmup_steps=100)"),
+        **_rows("shards", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
+        **_rows("combinators", "every", example="every(2, qsgd)"),
+        **_rows("combinators", "after", example="after(100, bf16, then=onebit)"),
+        **_rows("combinators", "between_hosts", example="between_hosts(int4)"),
+        **_rows("combinators", "with_target", aliases=("dynamic",), example="with_target(tasc, exposed_share=0.1)"),
     }
 )
 """Name -> row."""

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pliant.codecs.checks import require_range
 from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import SparsifyingCodec
 
@@ -23,10 +22,6 @@ class BlockTopK(SparsifyingCodec):
 
     name: ClassVar[str] = "blocktopk"
     block: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_range(self.name, "block", self.block, 1, 1 << 20)
 
     @property
     def granularity(self) -> int:

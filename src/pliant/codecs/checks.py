@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-__all__ = ["check_decode", "check_encode", "fold_seed", "require_range"]
+from pliant.codecs.base import Codec
+from pliant.spec import CodecSpec
+
+__all__ = ["check_decode", "check_encode", "check_settings", "fold_seed"]
 
 _MOST = (1 << 31) - 1
 
@@ -42,10 +45,9 @@ def _check(name: str, x: Tensor, payload: Tensor, nbytes: int) -> None:
         raise ValueError(f"{name} codes {x.numel()} elements in {nbytes} bytes, but the payload has {payload.numel()}.")
 
 
-def require_range(name: str, setting: str, value: float, low: float, high: float) -> None:
-    """Raise ValueError for a setting outside [low, high]."""
-    if not low <= value <= high:
-        raise ValueError(f"{name} has {setting} {value}, but it must be between {low} and {high}.")
+def check_settings(codec: Codec) -> None:
+    """Raise ValueError for a setting out of the range in the codec's row, as in a plan."""
+    CodecSpec(name=codec.name, settings=vars(codec))
 
 
 def fold_seed(seed: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pliant.accelerator import is_accelerator
-from pliant.codecs.checks import check_decode, require_range
+from pliant.codecs.checks import check_decode
 from pliant.codecs.templates import SparsifyingCodec
 
 __all__ = ["Dct"]
@@ -35,10 +35,6 @@ class Dct(SparsifyingCodec):
     name: ClassVar[str] = "dct"
     ratio: float = 1 / 64
     block: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_range(self.name, "block", self.block, 1, 256)
 
     @property
     def granularity(self) -> int:

@@ -22,7 +22,6 @@ class Int4(BlockCodec):
 
     name: ClassVar[str] = "int4"
     unbiased: ClassVar[bool] = False
-    packing: ClassVar[int] = 32
     block: int = 64
 
     @property

@@ -22,14 +22,8 @@ class Qsgd(BlockCodec):
 
     name: ClassVar[str] = "qsgd"
     unbiased: ClassVar[bool] = True
-    packing: ClassVar[int] = 32
     block: int = 512
     bits: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bits not in (2, 4, 8):
-            raise ValueError(f"qsgd has {self.bits} bits, but codes of 2, 4 or 8 bits fill bytes; use one of these.")
 
     @property
     def code_bits(self) -> int:

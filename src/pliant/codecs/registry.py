@@ -18,8 +18,8 @@ def codec_class(name: str) -> Any:
 
 
 def codec_from(spec: CodecSpec) -> Codec:
-    """Return the codec that a plan names. Raises ValueError for a setting that is out of its range."""
-    counts = {setting for setting, default in spec.facts.settings.items() if isinstance(default, int)}
+    """Return the codec that a plan names."""
+    counts = {name for name, setting in spec.facts.settings.items() if isinstance(setting.default, int)}
     return codec_class(spec.name)(**{k: int(v) if k in counts else v for k, v in spec.settings.items()})
 
 

@@ -21,7 +21,6 @@ class Sign(BlockCodec):
 
     name: ClassVar[str] = "sign"
     unbiased: ClassVar[bool] = False
-    packing: ClassVar[int] = 32
     block: int = 1024
 
     @property

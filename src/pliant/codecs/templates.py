@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pliant.codecs.checks import check_decode, check_encode, require_range
+from pliant.codecs.checks import check_decode, check_encode, check_settings
 
 __all__ = ["BlockCodec", "SparsifyingCodec"]
 
@@ -19,16 +19,10 @@ class BlockCodec(ABC):
     name: ClassVar[str]
     unbiased: ClassVar[bool]
     header_bytes: ClassVar[int] = 4
-    packing: ClassVar[int] = 1
-    """Codes are packed so many at a time; a block is a multiple of it."""
     block: int
 
     def __post_init__(self) -> None:
-        require_range(self.name, "block", self.block, self.packing, 4096)
-        if self.block % self.packing:
-            raise ValueError(
-                f"{self.name} packs {self.packing} codes at a time, but its block is {self.block}; use a multiple."
-            )
+        check_settings(self)
 
     @property
     @abstractmethod
@@ -78,7 +72,7 @@ class SparsifyingCodec(ABC):
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
-        require_range(self.name, "ratio", self.ratio, 1e-9, 1.0)
+        check_settings(self)
 
     @property
     def granularity(self) -> int:

@@ -22,7 +22,6 @@ class Ternary(BlockCodec):
 
     name: ClassVar[str] = "ternary"
     unbiased: ClassVar[bool] = True
-    packing: ClassVar[int] = 32
     block: int = 512
 
     @property

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pliant.codecs.checks import require_range
 from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import SparsifyingCodec
 
@@ -30,10 +29,6 @@ class TopK(SparsifyingCodec):
 
     name: ClassVar[str] = "topk"
     sampled: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_range(self.name, "sampled", self.sampled, 0, 1)
 
     def nbytes(self, numel: int) -> int:
         return 8 * self.count(numel)

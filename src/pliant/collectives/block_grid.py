@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pliant.layouts.blocks import BlockDivision, row_blocks
 
-__all__ = ["BlockGrid", "pack_bits", "unpack_bits"]
+__all__ = ["BlockGrid"]
 
 
 class BlockGrid:
@@ -78,17 +77,3 @@ class BlockGrid:
         numels = self.numels[chosen]
         shift = self.starts[chosen] - (numels.cumsum(0) - numels)
         return torch.arange(int(numels.sum()), device=self.device) + shift.repeat_interleave(numels)
-
-
-def pack_bits(chosen: Tensor, num_bytes: int) -> Tensor:
-    """Return a bit for each of chosen, bool (num_blocks,), in uint8 (num_bytes,)."""
-    bits = np.zeros(num_bytes, np.uint8)
-    found = np.packbits(chosen.cpu().numpy())
-    bits[: len(found)] = found
-    return torch.from_numpy(bits).to(chosen.device)
-
-
-def unpack_bits(mask: Tensor, num_blocks: int) -> Tensor:
-    """Return what `pack_bits` was given."""
-    bits = np.unpackbits(mask.cpu().numpy(), count=num_blocks).astype(bool)
-    return torch.from_numpy(bits).to(mask.device)

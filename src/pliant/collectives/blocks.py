@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pliant.codecs import Int4
 from pliant.collectives.averaging import ShortVectorAverage
-from pliant.collectives.block_grid import BlockGrid, pack_bits, unpack_bits
+from pliant.collectives.bit_masks import pack_bits, unpack_bits
+from pliant.collectives.block_grid import BlockGrid
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
 from pliant.spec import ValueBits

@@ -231,16 +231,6 @@ class InOrderComm(WrappedComm):
         members = next(tuple(ranks) for ranks in groups if self.rank in ranks)
         return InOrderComm(part, self.queues, (*self.group, self._splits, members))
 
-    @property
-    def is_destroyed(self) -> bool:
-        return self._comm.is_destroyed
-
-    def hang_up(self) -> None:
-        self._comm.hang_up()
-
-    def close(self) -> None:
-        self._comm.close()
-
     def _collective(self, name: str, start: Callable[[], Work]) -> Work:
         return self._post(name, [(name, tuple(range(self.size)), start)])
 

@@ -121,16 +121,6 @@ class StagedComm(WrappedComm):
         part = self._comm.split(groups)
         return None if part is None else StagedComm(part)
 
-    @property
-    def is_destroyed(self) -> bool:
-        return self._comm.is_destroyed
-
-    def hang_up(self) -> None:
-        self._comm.hang_up()
-
-    def close(self) -> None:
-        self._comm.close()
-
     def _replaced(self, x: Tensor, start: Callable[[Tensor], Work]) -> Work:
         """Start a collective that replaces x."""
         require_contiguous(x)

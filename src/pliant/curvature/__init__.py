@@ -3,7 +3,7 @@
 from pliant.curvature.estimators import Estimator, Fisher, GaussNewton
 from pliant.curvature.hessian import Hutchinson, hessian
 from pliant.curvature.losses import LossName, recognize_loss
-from pliant.curvature.objective import LossObjective, find_logits, preserved_state
+from pliant.curvature.objective import LossObjective, find_logits, output_in, preserved_state
 from pliant.curvature.refresh import RefreshInterval, log_shift, spearman
 from pliant.curvature.spectrum import TraceEstimate, hessian_trace, top_eigenvalues
 from pliant.curvature.structure import block_means, shrink_and_clip, view_means
@@ -22,6 +22,7 @@ __all__ = [
     "hessian",
     "hessian_trace",
     "log_shift",
+    "output_in",
     "preserved_state",
     "recognize_loss",
     "shrink_and_clip",

@@ -13,18 +13,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from pliant.accelerator import is_accelerator
 from pliant.curvature.losses import LossName
 
-__all__ = ["LossObjective", "Objective", "find_logits", "preserved_state"]
+__all__ = ["LossObjective", "Objective", "find_logits", "output_in", "preserved_state"]
 
 Objective = Callable[[Any], Tensor]
 """From a model's output to losses, () or (samples,)."""
 
 
-def find_logits(output: Any) -> Tensor:
-    """Return the logits in a model's output: a tensor, `.logits`, ``["logits"]``, or the first of a tuple or list.
+def output_in(output: Any) -> Tensor | None:
+    """Return the likely argument of the loss in a model's output: floating-point numbers, (samples, ...), or None.
 
-    Raises:
-        ValueError: None of these is a floating-point tensor of at least two dimensions.
-
+    A tensor, `.logits`, ``["logits"]``, or the first of a tuple or list.
     """
     found = output
     if isinstance(output, Mapping):
@@ -33,7 +31,18 @@ def find_logits(output: Any) -> Tensor:
         found = output.logits
     elif isinstance(output, (tuple, list)) and output:
         found = cast(tuple[Any, ...], output)[0]
-    if isinstance(found, Tensor) and found.is_floating_point() and found.dim() >= 2:
+    return found if isinstance(found, Tensor) and found.is_floating_point() and found.dim() >= 1 else None
+
+
+def find_logits(output: Any) -> Tensor:
+    """Return the logits in a model's output, where `output_in` finds them.
+
+    Raises:
+        ValueError: There is no floating-point tensor of at least two dimensions.
+
+    """
+    found = output_in(output)
+    if found is not None and found.dim() >= 2:
         return found
     raise ValueError(
         f"the model returns a {type(output).__name__}, in which no logits (..., classes) were found; say where they "

@@ -24,13 +24,14 @@ from pliant.curvature import (
     block_means,
     find_logits,
     log_shift,
+    output_in,
     spearman,
 )
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.curvature_mean import CurvatureMean
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, CurvatureSample
 from pliant.engine.hooks import do_nothing, watch_forward
-from pliant.engine.outputs import OutputWatch, output_in
+from pliant.engine.outputs import OutputWatch
 from pliant.engine.parts import Part
 from pliant.engine.samples import batch_size, first_samples
 

@@ -1,15 +1,15 @@
 """Gradients that reach a model's output, kept for a few rows, by which the loss is recognized."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pliant.curvature import LossName, recognize_loss
+from pliant.curvature import LossName, output_in, recognize_loss
 from pliant.engine.hooks import do_nothing, watch_forward
 
-__all__ = ["OutputWatch", "output_in"]
+__all__ = ["OutputWatch"]
 
 _ROWS, _NUMEL = 64, 1 << 18
 """Most rows of an output that are kept, and most elements: of many classes fewer rows, down to four."""
@@ -68,18 +68,3 @@ class OutputWatch:
             self._rows = rows, gradient.detach().reshape(-1, width)[index].clone()
 
         found.register_hook(reached)
-
-
-def output_in(output: Any) -> Tensor | None:
-    """Return the likely argument of the loss in a model's output: floating-point numbers, (samples, ...), or None.
-
-    A tensor, `.logits`, ``["logits"]``, or the first of a tuple or list.
-    """
-    found = output
-    if isinstance(output, Mapping):
-        found = cast(Mapping[str, Any], output).get("logits")
-    elif hasattr(output, "logits"):
-        found = output.logits
-    elif isinstance(output, (tuple, list)) and output:
-        found = cast(tuple[Any, ...], output)[0]
-    return found if isinstance(found, Tensor) and found.is_floating_point() and found.dim() >= 1 else None

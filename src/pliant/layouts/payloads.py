@@ -53,4 +53,4 @@ def granularity(codec: CodecSpec) -> int:
 
 
 def _setting(codec: CodecSpec, facts: CodecFacts, name: str, otherwise: float) -> float:
-    return codec.settings.get(name, facts.settings.get(name, otherwise))
+    return codec.setting(name) if name in facts.settings else otherwise

@@ -1,11 +1,14 @@
 """The one table of codecs: what is known of each without torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["CODECS", "CodecFacts", "CodecKind", "CodecSpec", "Speeds", "codec_names", "facts_of"]
+from pliant.spec.ranges import Range
+
+__all__ = ["CODECS", "CodecFacts", "CodecKind", "CodecSpec", "Setting", "Speeds", "codec_names", "facts_of"]
 
 CodecKind = Literal["cast", "quantizer", "sparsifier", "shared", "transform"]
 """A float format whose sums survive on the way; a code for every element, in blocks with a header; each rank's own
@@ -25,6 +28,13 @@ class Speeds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setting(Range):
+    """Default and range of a codec's setting; a setting whose default is an int counts something."""
+
+    default: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class CodecFacts:
     """One codec: a new one is a row of `CODECS`, a file in `pliant.codecs` and a row in the tests' tables."""
 
@@ -32,8 +42,8 @@ class CodecFacts:
     made_by: str
     """Module and class that carry it out, such as ``int4:Int4``, in `pliant.codecs`."""
     speeds: Speeds
-    settings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Setting -> default. ``block`` and ``ratio`` mean the same in all rows."""
+    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    """Name -> default and range. ``block`` and ``ratio`` mean the same in all rows."""
     bits: int = 32
     """Bits of an element's code, unless the codec has ``bits`` as a setting."""
     header_bytes: int = 0
@@ -53,7 +63,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "fp8": CodecFacts(
             kind="quantizer",
             made_by="cast:Fp8",
-            settings={"block": 1024},
+            settings={"block": Setting(default=1024, low=1, high=4096)},
             bits=8,
             header_bytes=4,
             speeds=Speeds(encode=4.3, feedback=1.3, decode=5.6, add=4.9),
@@ -61,7 +71,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "minmax8": CodecFacts(
             kind="quantizer",
             made_by="minmax8:MinMax8",
-            settings={"block": 2048},
+            settings={"block": Setting(default=2048, low=1, high=4096)},
             bits=8,
             header_bytes=12,
             speeds=Speeds(encode=6.0, feedback=1.5, decode=5.8, add=5.3),
@@ -69,14 +79,17 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "qsgd": CodecFacts(
             kind="quantizer",
             made_by="qsgd:Qsgd",
-            settings={"bits": 8, "block": 512},
+            settings={
+                "bits": Setting(default=8, only=(2, 4, 8)),
+                "block": Setting(default=512, low=32, high=4096, step=32),
+            },
             header_bytes=4,
             speeds=Speeds(encode=2.9, feedback=1.3, decode=6.1, add=5.4),
         ),
         "sign": CodecFacts(
             kind="quantizer",
             made_by="sign:Sign",
-            settings={"block": 1024},
+            settings={"block": Setting(default=1024, low=32, high=4096, step=32)},
             bits=1,
             header_bytes=4,
             biased=True,
@@ -85,7 +98,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "ternary": CodecFacts(
             kind="quantizer",
             made_by="ternary:Ternary",
-            settings={"block": 512},
+            settings={"block": Setting(default=512, low=32, high=4096, step=32)},
             bits=2,
             header_bytes=4,
             speeds=Speeds(encode=2.8, feedback=1.2, decode=3.0, add=2.9),
@@ -93,7 +106,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "natural": CodecFacts(
             kind="quantizer",
             made_by="natural:Natural",
-            settings={"block": 2048},
+            settings={"block": Setting(default=2048, low=1, high=4096)},
             bits=8,
             header_bytes=4,
             speeds=Speeds(encode=2.4, feedback=0.91, decode=5.9, add=5.3),
@@ -101,7 +114,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "int4": CodecFacts(
             kind="quantizer",
             made_by="int4:Int4",
-            settings={"block": 64},
+            settings={"block": Setting(default=64, low=32, high=4096, step=32)},
             bits=4,
             header_bytes=4,
             speeds=Speeds(encode=3.1, feedback=1.5, decode=2.1, add=2.1),
@@ -109,27 +122,33 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "topk": CodecFacts(
             kind="sparsifier",
             made_by="topk:TopK",
-            settings={"ratio": 0.01, "sampled": 0},
+            settings={"ratio": Setting(default=0.01, low=1e-9, high=1), "sampled": Setting(default=0, low=0, high=1)},
             biased=True,
             speeds=Speeds(encode=1.1, feedback=0.74, decode=4.7, add=0.18),
         ),
         "blocktopk": CodecFacts(
             kind="sparsifier",
             made_by="blocktopk:BlockTopK",
-            settings={"ratio": 0.01, "block": 128},
+            settings={
+                "ratio": Setting(default=0.01, low=1e-9, high=1),
+                "block": Setting(default=128, low=1, high=1 << 20),
+            },
             biased=True,
             speeds=Speeds(encode=4.2, feedback=1.6, decode=7.0, add=1.3),
         ),
         "randomk": CodecFacts(
             kind="shared",
             made_by="randomk:RandomK",
-            settings={"ratio": 0.01},
+            settings={"ratio": Setting(default=0.01, low=1e-9, high=1)},
             speeds=Speeds(encode=2.9, feedback=1.3, decode=3.1, add=0.08),
         ),
         "dct": CodecFacts(  # its speeds are a guess
             kind="transform",
             made_by="dct:Dct",
-            settings={"ratio": 1 / 64, "block": 64},
+            settings={
+                "ratio": Setting(default=1 / 64, low=1e-9, high=1),
+                "block": Setting(default=64, low=1, high=256),
+            },
             speeds=Speeds(encode=0.4, feedback=0.4, decode=0.4, add=0.4),
         ),
     }
@@ -156,7 +175,7 @@ class CodecSpec:
     Settings that have their default are left out, so that equal codecs are equal records.
 
     Raises:
-        ValueError: There is no such codec or setting, or a count is no whole number.
+        ValueError: There is no such codec or setting, a value is out of its range, or a count is no whole number.
 
     """
 
@@ -169,9 +188,11 @@ class CodecSpec:
             if key not in known:
                 there = ", ".join(known) or "none"
                 raise ValueError(f"the codec {self.name!r} has no setting {key!r}; it has {there}.")
-            if isinstance(known[key], int) and not float(value).is_integer():
+            if isinstance(known[key].default, int) and not float(value).is_integer() and math.isfinite(value):
                 raise ValueError(f"the codec {self.name!r} has {key} {value}, but that is a count; use a whole number.")
-        kept = {k: float(v) for k, v in sorted(self.settings.items()) if float(v) != known[k]}
+            if value not in known[key]:
+                raise ValueError(f"the codec {self.name!r} has {key} {value:g}, but it must be {known[key]}.")
+        kept = {k: float(v) for k, v in sorted(self.settings.items()) if float(v) != known[k].default}
         object.__setattr__(self, "settings", MappingProxyType(kept))
 
     def __hash__(self) -> int:
@@ -187,7 +208,7 @@ class CodecSpec:
 
     def setting(self, name: str) -> float:
         """Return a setting, or its default."""
-        return self.settings.get(name, self.facts.settings[name])
+        return self.settings.get(name, self.facts.settings[name].default)
 
     def __str__(self) -> str:
         settings = ", ".join(f"{k}={v:g}" for k, v in self.settings.items())

@@ -6,6 +6,7 @@ from typing import ClassVar
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require
 from pliant.spec.gradients import BlockSparse
+from pliant.spec.ranges import Count, Quantity
 from pliant.spec.target import Target
 
 __all__ = ["After", "BetweenHosts", "Combinator", "Delayed", "Every"]
@@ -19,7 +20,8 @@ class Combinator(Exchange):
     """Why it stands once among the nodes that hold each other."""
     inner: Exchange
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         name = type(self).__name__
         twice = next((node for node in self.inner.walk() if isinstance(node, type(self))), None)
         require(twice is None, name, f"inner has a {name} already, {self.ONCE}; leave one out.")
@@ -85,12 +87,11 @@ class Every(Combinator):
 
     made_by: ClassVar[str] = "executors.timing:EveryExecutor"
     ONCE: ClassVar[str] = "and its steps are those of one period"
-    steps: int
+    steps: Count
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "Every", f"steps must be at least 1, got {self.steps}.")
         _require_gradients(self.inner, "Every", "the period of that node")
-        self._check()
+        super().__post_init__()
 
     @property
     def timing(self) -> Timing:
@@ -115,16 +116,14 @@ class Delayed(Combinator):
 
     made_by: ClassVar[str] = "executors.timing:DelayedExecutor"
     ONCE: ClassVar[str] = "but gradients can be one step late only"
-    compensation: float = 0.0
+    compensation: Quantity = 0.0
     """Factor of the correction for what the weights have done since (DC-ASGD)."""
-    lookahead: float = 0.0
+    lookahead: Quantity = 0.0
     """How many steps gradients are extrapolated by, along what has changed since those before."""
 
     def __post_init__(self) -> None:
-        require(self.compensation >= 0, "Delayed", f"compensation must be at least 0, got {self.compensation:g}.")
-        require(self.lookahead >= 0, "Delayed", f"lookahead must be at least 0, got {self.lookahead:g}.")
         _require_gradients(self.inner, "Delayed", "the delay_steps of that node")
-        self._check()
+        super().__post_init__()
 
     @property
     def timing(self) -> Timing:
@@ -151,7 +150,7 @@ class BetweenHosts(Combinator):
     ONCE: ClassVar[str] = "but there are two levels only: hosts, and the network between them"
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         scheduled = any(isinstance(n, BlockSparse) and n.selection.topology is not None for n in self.inner.walk())
         require(
             not scheduled,
@@ -173,12 +172,12 @@ class After(Exchange):
     """A warm-up with gradients, and another exchange from a step on."""
 
     made_by: ClassVar[str] = "executors.timing:AfterExecutor"
-    steps: int
+    steps: Count
     first: Exchange
     then: Exchange
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "After", f"steps must be at least 1, got {self.steps}.")
+        super().__post_init__()
         for name, node in (("first", self.first), ("then", self.then)):
             require(
                 not any(isinstance(inside, After) for inside in node.walk()),

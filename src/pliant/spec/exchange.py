@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from pliant.spec.codecs import CodecKind, CodecSpec, codec_names
+from pliant.spec.ranges import check_ranges
 from pliant.spec.target import Target
 
 __all__ = [
@@ -67,6 +68,10 @@ class Exchange:
 
     def __init_subclass__(cls) -> None:
         NODES[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        """Check the ranges of the fields; a node that has rules about several fields adds them."""
+        check_ranges(self)
 
     @property
     def kind(self) -> Kind:
@@ -130,6 +135,16 @@ class Exchange:
     def ratio(self) -> float | None:
         """Share that blocks or a sparsifier send, which a controller may set; None without such."""
         return None
+
+    @property
+    def divides_budget(self) -> bool:
+        """Whether one budget of bytes is divided among all that comes in a bucket, best the whole model."""
+        return False
+
+    @property
+    def spares_small(self) -> bool:
+        """Whether small parameters are better averaged exactly, as a plan made of the name alone does."""
+        return self.error_feedback != "none" and self.kind == "gradients"
 
     @property
     def works_in_float32(self) -> bool:
@@ -200,8 +215,7 @@ def require_codec(codec: CodecSpec | None, node: str, *kinds: CodecKind) -> None
 
 
 def require_timing(pace: Pace, delay_steps: int, period: int, node: str) -> None:
-    """Raise ValueError for a period below 1, or a delay that does not fit it or the pace."""
-    require(period >= 1, node, f"period must be at least 1, got {period}.")
+    """Raise ValueError for a delay that does not fit the period or the pace."""
     require(
         0 <= delay_steps <= period,
         node,

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
+from pliant.spec.ranges import Count, Decay, Number, Range
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
 
@@ -29,6 +30,7 @@ class AllReduce(Exchange):
     """A cast, or `randomk`, which keeps what it does not send."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec(self.codec, "AllReduce", "cast", "shared")
 
     @property
@@ -48,18 +50,16 @@ class ScatterGather(Exchange):
     codec: CodecSpec
     feedback: Literal["none", "worker", "both"] = "none"
     """Who keeps what the codec loses."""
-    chunk_bytes: int = 1 << 20
+    chunk_bytes: Annotated[int, Range(low=4096)] = 1 << 20
     """Bytes before coding in one pipelined piece of a bucket."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec(self.codec, "ScatterGather", "cast", "quantizer")
         require(
             not self.codec.facts.biased or self.feedback != "none",
             "ScatterGather",
             f"feedback must be 'worker' or 'both' with the biased codec {self.codec}, got 'none'.",
-        )
-        require(
-            self.chunk_bytes >= 4096, "ScatterGather", f"chunk_bytes must be at least 4096, got {self.chunk_bytes}."
         )
 
     @property
@@ -73,15 +73,15 @@ class AllGather(Exchange):
 
     made_by: ClassVar[str] = "executors.all_gather:AllGatherExecutor"
     codec: CodecSpec
-    momentum: float = 0.0
+    momentum: Decay = 0.0
     """Factor of the momentum correction; the optimizer's own momentum must then be 0."""
-    ramp_steps: int = 0
+    ramp_steps: Number = 0
     """Steps over which the ratio falls to the codec's."""
     target: Target | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec(self.codec, "AllGather", "sparsifier")
-        _require_momentum_and_ramp(self, "AllGather")
 
     @property
     def error_feedback(self) -> Feedback:
@@ -104,16 +104,21 @@ class BlockSparse(Exchange):
     selection: Selection = field(default_factory=Selection)
     feedback: Literal["worker", "difference"] = "worker"
     """Whether the worker keeps what is not sent, or sends differences to an estimate that all keep (EF21)."""
-    momentum: float = 0.0
-    ramp_steps: int = 0
+    momentum: Decay = 0.0
+    ramp_steps: Number = 0
     target: Target | None = None
-
-    def __post_init__(self) -> None:
-        _require_momentum_and_ramp(self, "BlockSparse")
 
     @property
     def gives_mean(self) -> bool:
         return False
+
+    @property
+    def divides_budget(self) -> bool:
+        return True
+
+    @property
+    def spares_small(self) -> bool:
+        return False  # whatever is small stays dense by itself
 
     @property
     def error_feedback(self) -> Feedback:
@@ -133,10 +138,11 @@ class LowRank(Exchange):
     """Products of two thin matrices, with error feedback on the worker (PowerSGD)."""
 
     made_by: ClassVar[str] = "executors.low_rank:LowRankExecutor"
-    rank: int = 4
+    rank: Count = 4
 
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, "LowRank", f"rank must be at least 1, got {self.rank}.")
+    @property
+    def spares_small(self) -> bool:
+        return False  # what is not worth factoring is sent whole, in messages of its own
 
     @property
     def coding(self) -> str:
@@ -155,15 +161,16 @@ class Custom(Exchange):
     name: str
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
     exchanges: Literal["gradients", "weights"] = "gradients"
-    period: int = 1
+    period: Count = 1
     """Steps from one exchange of weights to the next; `Every` is for gradients."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "settings", MappingProxyType({k: float(v) for k, v in sorted(self.settings.items())}))
         require(
-            self.period >= 1 and (self.period == 1 or self.exchanges == "weights"),
+            self.period == 1 or self.exchanges == "weights",
             "Custom",
-            f"period must be at least 1, and 1 where gradients are exchanged, got {self.period}; use Every for those.",
+            f"period must be 1 where gradients are exchanged, got {self.period}; use Every for those.",
         )
 
     def __hash__(self) -> int:
@@ -176,8 +183,3 @@ class Custom(Exchange):
     @property
     def timing(self) -> Timing:
         return Timing(period=self.period)
-
-
-def _require_momentum_and_ramp(node: Any, name: str) -> None:
-    require(0 <= node.momentum < 1, name, f"momentum must be at least 0 and below 1, got {node.momentum:g}.")
-    require(node.ramp_steps >= 0, name, f"ramp_steps must be at least 0, got {node.ramp_steps}.")

@@ -1,13 +1,16 @@
 """Nodes that exchange momenta made of gradients, before the optimizer's step."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
 from pliant.spec.gradients import ScatterGather
+from pliant.spec.ranges import Count, Range
 
 __all__ = ["CompressedMomentum", "DecoupledMomentum"]
+
+_Decay = Annotated[float, Range(low=0, high=1, above=True, below=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +19,13 @@ class DecoupledMomentum(Exchange):
 
     made_by: ClassVar[str] = "executors.decoupled_momentum:DecoupledMomentumExecutor"
     codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="dct"))
-    momentum: float = 0.999
+    momentum: _Decay = 0.999
     signed: bool = True
     """Whether the optimizer gets the signs of the mean, not the mean."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec(self.codec, "DecoupledMomentum", "transform")
-        require(0 < self.momentum < 1, "DecoupledMomentum", f"momentum must be between 0 and 1, got {self.momentum:g}.")
 
     @property
     def gives_mean(self) -> bool:
@@ -38,20 +41,16 @@ class CompressedMomentum(Exchange):
     """Exact gradients while the variance settles, then a momentum in few bits (1-bit Adam)."""
 
     made_by: ClassVar[str] = "executors.compressed_momentum:CompressedMomentumExecutor"
-    beta: float
+    beta: _Decay
     """Decay of the momentum: beta_1 of the optimizer."""
-    warmup_steps: int
+    warmup_steps: Count
+    """Steps in which the variance is estimated, which a momentum in few bits needs."""
     averaging: ScatterGather = field(
         default_factory=lambda: ScatterGather(codec=CodecSpec(name="sign"), feedback="both")
     )
 
     def __post_init__(self) -> None:
-        require(0 < self.beta < 1, "CompressedMomentum", f"beta must be between 0 and 1, got {self.beta:g}.")
-        require(
-            self.warmup_steps >= 1,
-            "CompressedMomentum",
-            f"warmup_steps must be at least 1, since the variance must be estimated first, got {self.warmup_steps}.",
-        )
+        super().__post_init__()
         require(
             self.averaging.feedback == "both",
             "CompressedMomentum",

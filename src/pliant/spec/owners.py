@@ -1,10 +1,11 @@
 """Nodes under which each parameter has an owner, who alone steps it."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Timing, require, require_codec
+from pliant.spec.ranges import Number, Range, check_ranges
 
 __all__ = ["ParameterServer", "Placement", "ShardedOptimizer"]
 
@@ -13,13 +14,11 @@ __all__ = ["ParameterServer", "Placement", "ShardedOptimizer"]
 class Placement:
     """Parameters per owner: the share that each rank's bandwidth allows."""
 
-    bandwidths: tuple[float, ...] = ()
+    bandwidths: Annotated[tuple[float, ...], Range(low=0, above=True)] = ()
     """What each rank's network carries, in any unit: owners hold parts of that size; equal if not given."""
 
     def __post_init__(self) -> None:
-        require(
-            min(self.bandwidths, default=1) > 0, "Placement", f"bandwidths must be positive, got {self.bandwidths}."
-        )
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +31,7 @@ class ShardedOptimizer(Exchange):
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec(self.codec, "ShardedOptimizer", "cast", "quantizer")
         require(
             self.codec is None or not self.codec.facts.biased,
@@ -53,16 +53,9 @@ class ParameterServer(Exchange):
     """Gradients to their owners as they come, and ranks at steps of their own (stale synchronous parallel)."""
 
     made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
-    staleness: int = 1
+    staleness: Number = 1
     """How many steps a rank may be ahead of the slowest, and its weights behind."""
     placement: Placement = field(default_factory=Placement)
-
-    def __post_init__(self) -> None:
-        require(
-            self.staleness >= 0,
-            "ParameterServer",
-            f"staleness must be at least 0, got {self.staleness}.",
-        )
 
     @property
     def has_owners(self) -> bool:

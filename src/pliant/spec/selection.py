@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from pliant.spec.curvature import CurvatureSpec
+from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Range, Ratio, Share, check_ranges
 from pliant.spec.topology import Topology
 
 __all__ = ["VALUE_BYTES", "Agreement", "Selection", "ValueBits"]
@@ -28,10 +29,10 @@ class Selection:
 
     """
 
-    ratio: float = 0.01
+    ratio: Ratio = 0.01
     """Bytes that a rank sends in a step, over those of an all-reduce of all gradients in float32: blocks, scores, masks
     and tensors that stay dense are all counted. At 1 everything is sent."""
-    block: int = 128
+    block: Number = 128
     """Most elements of a block, which is a segment of one row of a parameter; 0 for whole rows, such as the weights of
     an output channel or a neuron."""
     power: float | None = None
@@ -41,26 +42,26 @@ class Selection:
     """"global": ranks add up scores and select alike; "leader": one rank selects for all; "local": each for itself."""
     topology: Topology | None = None
     """Network for which sums get a schedule, with a "local" agreement; without it payloads are gathered."""
-    rescore: int = 8
+    rescore: Count = 8
     """Exchanges in which each block's score is sent once, with a "global" agreement, behind the values; 1 sends all
     scores first, in 16 bits and a message of their own."""
-    floor: float = 0.05
+    floor: Share = 0.05
     """Least density of each parameter, as a share of the mean density."""
-    resolve: int = 50
+    resolve: Count = 50
     """Exchanges after which blocks are divided among parameters anew; between, each parameter keeps its number. A
     leader divides in each of its turns."""
-    age: float = 0.05
+    age: Quantity = 0.05
     """Growth of a block's score with each 1 / ratio exchanges that it waits, so that no block waits for ever."""
-    dense: float = 0.25
+    dense: Decay = 0.25
     """Largest share of the bytes for tensors that stay dense: vectors first, then the smallest, whole ones."""
     value_bits: ValueBits = 4
     """Bits of an element on the wire: float32; bfloat16; or 4 bits, in steps of the largest of 64 (the codec `int4`).
     The rounding error stays in the residual. Where a ratio pays for everything in more bits, more are used."""
-    relief: float = 1.0
+    relief: Annotated[float, Range(low=1)] = 1.0
     """Factor of the ratio for a while when gradients or the learning rate change much; 1 for never."""
-    eta: float = 0.5
+    eta: Positive = 0.5
     """Relative change that counts as much: of the norm from one window to the next, or of the learning rate."""
-    window: int = 50
+    window: Count = 50
     """Exchanges over which norms are compared, and for which the relief lasts."""
     curvature: CurvatureSpec | None = field(default_factory=CurvatureSpec)
     """Settings of the curvature estimate, used where the power is not 0; None weights all blocks alike."""
@@ -70,27 +71,7 @@ class Selection:
             object.__setattr__(self, name, float(getattr(self, name)))
         if self.power is not None:
             object.__setattr__(self, "power", float(self.power))
-        ranges = {
-            "ratio": 0 < self.ratio <= 1,
-            "block": self.block >= 0,
-            "agreement": self.agreement in ("global", "leader", "local"),
-            "rescore": self.rescore >= 1,
-            "floor": 0 <= self.floor <= 1,
-            "resolve": self.resolve >= 1,
-            "age": self.age >= 0,
-            "dense": 0 <= self.dense < 1,
-            "value_bits": self.value_bits in VALUE_BYTES,
-            "relief": self.relief >= 1,
-            "eta": self.eta > 0,
-            "window": self.window >= 1,
-        }
-        bad = [f"{name}={getattr(self, name)}" for name, holds in ranges.items() if not holds]
-        if bad:
-            raise ValueError(
-                f"blocks cannot be selected with {', '.join(bad)}; needed are 0 < ratio <= 1, block >= 0, an agreement "
-                "of 'global', 'leader' or 'local', rescore, resolve and window >= 1, 0 <= floor <= 1, age >= 0, "
-                "0 <= dense < 1, 4, 16 or 32 value_bits, relief >= 1 and eta > 0."
-            )
+        check_ranges(self)
         if self.topology is not None and self.agreement != "local":
             raise ValueError(
                 f"a topology is for sums of blocks that each rank chooses by itself, but the agreement is "

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
 from pliant.spec.gradients import AllReduce
+from pliant.spec.ranges import Number, check_ranges
 from pliant.spec.target import Target
 
 __all__ = ["ReduceScatter", "Residual", "Sharded", "WeightGather"]
@@ -25,6 +26,7 @@ class ReduceScatter:
     """Whether blocks of 64 elements are rotated by a Hadamard matrix first, so that no element sticks out (SDP4Bit)."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         require_codec(self.codec, "ReduceScatter", "cast", "quantizer")
         require(
             self.codec is not None or (self.residual == "none" and not self.rotated),
@@ -78,16 +80,16 @@ class Sharded(Exchange):
     weights: WeightGather | None = None
     replicas: Exchange | None = None
     """The exchange among ranks that hold the same shard: of their gradients, or of weights between steps."""
-    limit_bytes: int = 0
+    limit_bytes: Number = 0
     """Most bytes that a rank may keep for it; a run that needs more is refused before it begins. 0 for no limit."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             not (self.gradients is None and self.weights is None and self.replicas is None),
             "Sharded",
             "at least one of gradients, weights and replicas must be given, got none.",
         )
-        require(self.limit_bytes >= 0, "Sharded", f"limit_bytes must be at least 0, got {self.limit_bytes}.")
         inside = () if self.replicas is None else self.replicas.walk()
         require(
             not any(isinstance(node, Sharded) or node.has_owners for node in inside),

@@ -16,6 +16,7 @@ from pliant.spec.exchange import (
 )
 from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
+from pliant.spec.ranges import Count, Decay, Positive, Quantity, Share, check_ranges
 
 __all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
 
@@ -24,15 +25,11 @@ __all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
 class Outer:
     """SGD with Nesterov momentum on the point where all set out; it takes the mean change of the weights."""
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    lr: Positive = 1.0
+    momentum: Decay = 0.0
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"the outer optimizer has lr {self.lr} and momentum {self.momentum}, but needs lr above 0 and momentum "
-                "at least 0 and below 1."
-            )
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +38,13 @@ class Gossip(Exchange):
 
     made_by: ClassVar[str] = "executors.gossip:GossipExecutor"
     graph: Graph = field(default_factory=lambda: Graph(kind="one_peer"))
-    period: int = 1
+    period: Count = 1
     delay_steps: int = 1
     """At 1 the exchange runs beside the next step, whose progress is added to the mean."""
     pace: Pace = "lockstep"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_timing(self.pace, self.delay_steps, self.period, "Gossip")
 
     @property
@@ -69,14 +67,13 @@ class CodedGossip(Exchange):
     made_by: ClassVar[str] = "executors.gossip:CodedGossipExecutor"
     codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="minmax8"))
     graph: Graph = field(default_factory=lambda: Graph(kind="exponential"))
-    gamma: float = 0.0
+    gamma: Share = 0.0
     """How far weights go towards what replicas say; at 0 the own replica takes their place."""
-    period: int = 1
+    period: Count = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec(self.codec, "CodedGossip", "cast", "quantizer", "sparsifier")
-        require(0 <= self.gamma <= 1, "CodedGossip", f"gamma must be from 0 to 1, got {self.gamma:g}.")
-        require(self.period >= 1, "CodedGossip", f"period must be at least 1, got {self.period}.")
 
     @property
     def kind(self) -> Kind:
@@ -92,12 +89,12 @@ class LocalSteps(Exchange):
     """Steps alone; then the mean change of the weights goes to an outer optimizer (local SGD, DiLoCo)."""
 
     made_by: ClassVar[str] = "executors.local_steps:LocalStepsExecutor"
-    period: int
+    period: Count
     """Steps from one exchange to the next."""
     averaging: Exchange = field(default_factory=AllReduce)
     """How the changes are averaged: a node of gradients whose result is a mean at once."""
     outer: Outer = field(default_factory=Outer)
-    stretch: float = 0.0
+    stretch: Quantity = 0.0
     """Exchange every max(period, (stretch / lr)^2) steps, so that the period grows as the learning rate falls."""
     fragments: int = 1
     """Parts of the model that are exchanged at different steps of a period."""
@@ -108,6 +105,7 @@ class LocalSteps(Exchange):
     """Whether a rank counts by the work that it has done since the last exchange."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_timing(self.pace, self.delay_steps, self.period, "LocalSteps")
         require(
             1 <= self.fragments <= self.period,
@@ -115,7 +113,6 @@ class LocalSteps(Exchange):
             f"fragments must be from 1 to the period of {self.period}, so that each has a step of its own, got "
             f"{self.fragments}.",
         )
-        require(self.stretch >= 0, "LocalSteps", f"stretch must be at least 0, got {self.stretch:g}.")
         for node in self.averaging.walk():
             require(
                 node.gives_mean,

@@ -109,7 +109,10 @@ def test_replicas_stay_alike_and_age_at_most_so_much(every):
     assert torch.equal(first[0][0], first[1][0]) == (every > 1)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["rowwise_adagrad", "adam", *(pytest.param(each, marks=pytest.mark.extended) for each in ("sgd", "adagrad"))],
+)
 def test_a_state_of_4_ranks_loads_at_3_and_1_under_another_plan(optimizer):
     names = list(spread(4))
 

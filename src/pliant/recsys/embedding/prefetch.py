@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pliant.collectives.bit_masks import pack_bits, unpack_bits
 from pliant.layouts.embedding_messages import mask_bytes
 from pliant.recsys.embedding.bags import BagBatch, Inputs
 from pliant.recsys.embedding.channel import PairwiseChannel
@@ -90,7 +91,7 @@ def answered_early(
         untouched.append(masks)
         for peer, mask in enumerate(masks):
             if mask is not None and peer != rank:
-                sends[peer].append(_packed(mask))
+                sends[peer].append(pack_bits(mask, mask_bytes(len(mask))))
                 came[peer].append(
                     torch.empty(mask_bytes(look.num_vectors[peer]), dtype=torch.uint8, device=local.device)
                 )
@@ -98,7 +99,7 @@ def answered_early(
     coming: list[list[Tensor | None]] = []  # (vectors asked by this rank,), by group and rank
     for group, look in zip(local.groups, trip.lookups, strict=True):
         masks = [
-            None if group.pools or peer == rank else _unpacked(came[peer].pop(0), num)
+            None if group.pools or peer == rank else unpack_bits(came[peer].pop(0), num)
             for peer, num in enumerate(look.num_vectors)
         ]
         coming.append(masks)
@@ -120,17 +121,3 @@ def _chosen(masks: list[list[Tensor | None]], which: bool, nothing: Tensor) -> C
 def _touched(g: int, trips: Sequence[LookupRoundTrip], local: LocalTables) -> Tensor:
     slots = [request.slots for trip in trips for request in trip.asked[g]]
     return torch.cat(slots) if slots else torch.empty(0, dtype=torch.int32, device=local.device)
-
-
-def _packed(mask: Tensor) -> Tensor:
-    """Return bits, uint8 (ceil(num / 8),), of mask, bool (num,)."""
-    padded = torch.zeros(mask_bytes(len(mask)) * 8, dtype=torch.uint8, device=mask.device)
-    padded[: len(mask)] = mask
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    return (padded.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
-
-
-def _unpacked(bits: Tensor, num: int) -> Tensor:
-    """Return the mask, bool (num,), of packed bits."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return ((bits[:, None] >> shifts) & 1).view(-1)[:num].bool()

@@ -1,0 +1,95 @@
+"""Ranges of single fields, declared in their types and checked in one place."""
+
+import math
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, cast
+
+__all__ = ["Count", "Decay", "Number", "Positive", "Quantity", "Range", "Ratio", "Share", "check_ranges"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Finite numbers that a field may have, as metadata of its type: ``Annotated[float, Range(low=0, high=1)]``.
+
+    >>> str(Range(low=0, high=1, below=True))
+    'at least 0 and below 1'
+    >>> 1 in Range(low=0, high=1, below=True)
+    False
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    """Whether the lower bound itself is left out."""
+    below: bool = False
+    """Whether the upper bound itself is left out."""
+    step: int = 0
+    """Number of which values must be multiples; 0 for none."""
+    only: tuple[float, ...] = ()
+    """The few values that there are between the bounds; empty for all."""
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.low < value if self.above else self.low <= value)
+            and (value < self.high if self.below else value <= self.high)
+            and not math.isinf(value)
+            and (not self.step or value % self.step == 0)
+            and (not self.only or value in self.only)
+        )
+
+    def __str__(self) -> str:
+        if self.only:
+            return f"one of {', '.join(map(_text, self.only))}"
+        multiple = f"a multiple of {self.step} " if self.step else ""
+        if self.high == math.inf:
+            return f"{multiple}{'above' if self.above else 'at least'} {_text(self.low)}"
+        if not self.above and not self.below:
+            return f"{multiple}from {_text(self.low)} to {_text(self.high)}"
+        upper = f"{'below' if self.below else 'at most'} {_text(self.high)}"
+        return f"{multiple}{'above' if self.above else 'at least'} {_text(self.low)} and {upper}"
+
+
+Count = Annotated[int, Range(low=1)]
+"""A number of things of which there must be one."""
+Number = Annotated[int, Range(low=0)]
+"""A number of things, or none."""
+Quantity = Annotated[float, Range(low=0)]
+Positive = Annotated[float, Range(low=0, above=True)]
+Share = Annotated[float, Range(low=0, high=1)]
+"""A part of a whole, or none or all of it."""
+Ratio = Annotated[float, Range(low=0, high=1, above=True)]
+"""A part of a whole, or all of it."""
+Decay = Annotated[float, Range(low=0, high=1, below=True)]
+"""A factor of what was before."""
+
+
+def check_ranges(record: Any) -> None:
+    """Raise ValueError for the first field of a record outside of the range, or the words, that its type declares.
+
+    A range of a tuple is one of its elements.
+    """
+    kind = type(record)
+    for name, accepted in _declared(kind):
+        value = getattr(record, name)
+        for each in cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,)):
+            if each not in accepted:
+                said = accepted if isinstance(accepted, Range) else f"one of {', '.join(map(repr, accepted))}"
+                finite = " and finite" if each == math.inf else ""
+                raise ValueError(f"invalid {kind.__name__}: {name} must be {said}{finite}, got {_text(value)}.")
+
+
+@cache
+def _declared(kind: type) -> list[tuple[str, "Range | tuple[Any, ...]"]]:
+    """Return the fields of a record that have a range or a few words to choose from."""
+    found: list[tuple[str, Range | tuple[Any, ...]]] = []
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if typing.get_origin(hint) is Literal:
+            found.append((name, typing.get_args(hint)))
+        found += [(name, each) for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)]
+    return found
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)
