@@ -1,11 +1,13 @@
 """Text that follows from the rows of algorithms and codecs.
 
 `.venv/bin/python scripts/rows.py` writes the names of algorithms into `src/pliant/__init__.pyi`, for type checkers, and
-adds new rows to the golden file, whose old rows it never changes. mkdocs calls `on_page_markdown` for the tables.
+adds new rows to the golden file, whose old rows it never changes. `scripts/rows.py pages FOLDER` writes the pages of
+docs/ there, with their tables, for `scripts/docs`.
 """
 
 import inspect
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -76,8 +78,8 @@ def functions():
     return "\n\n".join(f"::: {row.make.__module__}.{name}" for name, row in ALGORITHMS.items())
 
 
-def on_page_markdown(markdown, **_):
-    """Put the tables where a page asks for them: a hook of mkdocs."""
+def filled(markdown):
+    """Put the tables where a page asks for them."""
     for word, made in (("algorithm table", algorithm_table), ("codec table", codec_table), ("functions", functions)):
         mark = f"<!-- {word} -->"
         if mark in markdown:
@@ -85,8 +87,21 @@ def on_page_markdown(markdown, **_):
     return markdown
 
 
+def write_pages(folder):
+    """Write all pages and mkdocs.yml into a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    for page in (folder / "docs").rglob("*.md"):
+        page.write_text(filled(page.read_text()))
+    sources = ", ".join(str(ROOT / name) for name in ("src", "bench"))
+    (folder / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text().replace("[src, bench]", f"[{sources}]"))
+
+
 def main():
-    """Write what is kept as files."""
+    """Write what is kept as files, or the pages."""
+    if sys.argv[1:2] == ["pages"]:
+        write_pages(Path(sys.argv[2]))
+        return
     STUB.write_text(stub(STUB.read_text()))
     kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     rows = {kind: {**new, **kept.get(kind, {})} for kind, new in golden().items()}
@@ -94,4 +109,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

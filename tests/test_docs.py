@@ -1,7 +1,10 @@
 """Figures on the pages: what follows from a formula is computed here, what is measured is looked up."""
 
+import ast
 import doctest
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -207,3 +210,50 @@ def test_the_example_of_each_public_name_runs(name):
     output: list[str] = []
     failed = doctest.DocTestRunner().run(tests[0], out=output.append).failed
     assert failed == 0, "".join(output)
+
+
+def _scripts(page):
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/start.md"])
+def test_scripts_of_the_first_pages_run_as_they_are(page):
+    scripts = _scripts(page)
+    assert scripts
+    for script in scripts:
+        exec(compile(script, page, "exec"), {})
+
+
+def test_the_script_of_the_readme_runs_under_torchrun(tmp_path):
+    (script,) = _scripts("README.md")
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "onebit" in done.stdout
+
+
+def _said(path):
+    """Return the constant parts of all strings of a module, adjoining ones joined."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "\0".join(part.value for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_messages_of_the_troubleshooting_page_are_in_the_source():
+    said = "\n".join(words for path in (ROOT / "src").rglob("*.py") for words in _said(path))
+    rows = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| [^|]+ \|$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE
+    )
+    messages = [row for row in rows if row != "message" and not row.startswith("---")]
+    assert len(messages) > 30
+    missing = [
+        (message, part)
+        for message in messages
+        for part in (each.strip(" ;,:") for each in message.removesuffix(" (a warning)").split("..."))
+        if part and part not in said
+    ]
+    assert not missing

@@ -234,7 +234,7 @@ def test_a_class_is_abstract_or_final():
 
 def test_the_face_is_complete_sorted_and_described():
     assert pliant.__all__ == sorted(pliant.__all__)
-    page = rows.on_page_markdown((DOCS / "api.md").read_text())
+    page = rows.filled((DOCS / "api.md").read_text())
     for name in pliant.__all__:
         thing = getattr(pliant, name)
         assert thing.__doc__, f"pliant.{name} has no docstring"

@@ -3,9 +3,11 @@ import re
 
 import pytest
 
+from pliant_bench.harness.metric import METRICS
 from pliant_bench.tables.report import page
-from pliant_bench.tables.results import spread, time_rows, train_rows
+from pliant_bench.tables.results import TrainRow, spread, time_rows, train_rows
 from pliant_bench.tables.text import markdown, time_table, train_table
+from pliant_bench.tables.verdict import next_steps, verdict, verdict_of
 
 
 def _timed(arm, step_s, **fields):
@@ -91,20 +93,79 @@ def test_spread_of_one_value_is_that_value():
 
 def test_the_page_is_whole_in_itself_and_says_everything():
     text = page({"setup": SETUP, "records": json.loads(json.dumps(TIMED + TRAINED))})
-    own = re.sub(r"<script>.*?</script>", "", text, count=1, flags=re.DOTALL)  # plotly's source names hosts in comments
-    assert not re.search(r"""(src|href)\s*=\s*["']""", own)
-    assert "pliant bench &lt;b&gt;" in own
-    assert "topk&lt;script&gt;" in own
+    assert not re.search(r"""(src|href)\s*=\s*["']""", text)
+    assert "pliant bench &lt;b&gt;" in text
+    assert "topk&lt;script&gt;" in text
     for title in ("Accuracy over training time", "Accuracy over bytes", "where a step", "Made-up data"):
-        assert title in own
-    assert own.count('class="plotly-graph-div"') == 4
+        assert title in text
+    assert text.count('class="figure"') == 4
+    assert len(text) < 1_000_000
+
+
+def test_the_data_of_a_figure_cannot_end_its_script():
+    text = page({"setup": SETUP, "records": [*TRAINED, _trained("</script><b>", 0, 0.86)]})
+    data = re.findall(r'<script type="application/json" class="data">(.*?)</script>', text)
+    assert len(data) == 3
+    assert "</script><b>" in {trace["name"] for trace in json.loads(data[0])["data"]}
+
+
+def test_the_page_begins_with_the_verdict():
+    text = page({"setup": SETUP, "records": TRAINED})
+    body = text[text.index("<body>") :]
+    said = verdict_of({"setup": SETUP, "records": TRAINED})
+    assert said
+    assert body.index(said) < body.index("<h2>")
+
+
+def _row(arm, time_to_target_s, gap=0.0, *, capped=False):
+    return TrainRow(
+        arm=arm,
+        time_to_target_s=time_to_target_s,
+        step_s=0.1,
+        sent_bytes=1.0,
+        counted=True,
+        wire_bytes=None,
+        final=0.86,
+        final_range=(0.86, 0.86),
+        gap=gap,
+        exposed_s=0.0,
+        exposed_estimated=False,
+        capped=capped,
+    )
+
+
+DDP, BF16 = _row("ddp", 40.0, 0.1), _row("ddp-bf16", 20.0)
+SOONER = "reached accuracy 85% {} times sooner than"
+VERDICTS = [
+    ([DDP, BF16, _row("onebit", 4.0, -0.2)], f"onebit {SOONER.format(5.0)} 16-bit DDP; it ended within 0.2 points"),
+    ([BF16, _row("onebit", 2.0, -1.5), _row("powersgd", 10.0, 0.5)], f"powersgd {SOONER.format(2.0)}"),
+    ([BF16, _row("onebit", 2.0, -1.5)], f"onebit {SOONER.format(10.0)} 16-bit DDP; it ended 1.5 points"),
+    ([BF16, _row("onebit", 2.0, capped=True), _row("powersgd", None)], "None of Pliant's algorithms reached accuracy"),
+    ([_row("ddp", 10.0), BF16, _row("onebit", 5.0)], f"onebit {SOONER.format(2.0)} 32-bit DDP"),
+    ([BF16, _row("onebit", 19.8)], "Nothing reached accuracy 85% sooner than 16-bit DDP"),
+    ([_row("ddp-bf16", None), _row("onebit", 5.0)], "onebit reached accuracy 85% after 5 s; DDP did not reach it"),
+    ([BF16], ""),
+    ([_row("onebit", 5.0)], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "said"), VERDICTS)
+def test_the_verdict_is_of_the_arm_that_keeps_the_accuracy_and_is_soonest(rows, said):
+    found = verdict(rows, 0.85, METRICS["images"])
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+def test_what_next_names_the_arm_that_won():
+    (_, line), *_ = next_steps([BF16, _row("onebit", 4.0)], METRICS["images"])
+    assert line == 'run = pliant.relax(model, optimizer, "onebit")'
 
 
 def test_without_an_interface_per_host_there_is_no_plot_over_bytes():
     records = [{**r, "wire_bytes": None} for r in TRAINED if r["kind"] == "train"]
     text = page({"setup": SETUP, "records": records})
     assert "Accuracy over bytes" not in text
-    assert text.count('class="plotly-graph-div"') == 2
+    assert text.count('class="figure"') == 2
 
 
 def test_markdown_has_every_cell_and_how_it_came_about():

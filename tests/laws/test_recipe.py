@@ -51,7 +51,7 @@ import rows
 
 assert "| `fading(keep)` | Send gradients in 16 bits, with error feedback that fades. |" in rows.algorithm_table()
 assert "| `trunc` | quantizer | kept=12 | 2,000,000 | biased |" in rows.codec_table()
-assert "::: pliant.algorithms.fading.fading" in rows.on_page_markdown("<!-- functions -->")
+assert "::: pliant.algorithms.fading.fading" in rows.filled("<!-- functions -->")
 assert "    fading as fading,\\n" in rows.stub("")
 assert rows.golden()["algorithms"]["fading"][0] == "Fading"
 assert "torch" not in sys.modules

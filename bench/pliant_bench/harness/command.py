@@ -28,13 +28,15 @@ from pliant.spec.units import parse_rate
 from pliant_bench.data.fetch import find_images, find_text
 from pliant_bench.faults.points import records_of
 from pliant_bench.harness import options
+from pliant_bench.harness.demo import DEMO
 from pliant_bench.harness.grid import NetworkController, cells_left, cells_of, cells_of_file
 from pliant_bench.harness.local import LocalHosts
-from pliant_bench.harness.names import DEMO_ARMS, GRID_ARMS, PLIANT_ARMS, split, split_arms
+from pliant_bench.harness.names import GRID_ARMS, PLIANT_ARMS, split, split_arms
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.setup import MODELS, TRAINED, Setup, check
 from pliant_bench.tables.report import page
 from pliant_bench.tables.text import footnote, markdown, tables
+from pliant_bench.tables.verdict import verdict_of
 from pliant_bench.tables.winners import read_trained
 
 __all__ = ["bench"]
@@ -51,7 +53,7 @@ def bench(
     models: options.Models = "",
     algorithms: options.Algorithms = "",
     hosts: options.Hosts = 4,
-    rate: options.Rate = "100mbit",
+    rate: options.Rate = "",
     delay: options.Delay = "0ms",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
@@ -82,12 +84,16 @@ def bench(
 ) -> None:
     """Compare algorithms in one run: step times, training (--train, --demo), networks (--grid), losses (--kill)."""
     files = _Files(json=json_file, md=md_file, html=html_file)
+    if demo:
+        rate, steps, batch = rate or DEMO.rate, steps or DEMO.steps, batch or DEMO.batch
+        max_seconds = max_seconds or DEMO.max_seconds
+    rate = rate or "100mbit"
     training = train or demo or target_accuracy is not None or target_perplexity is not None
     mode = _mode(training=training, grid=grid, kill=kill)
     setup = Setup(
         mode=mode,
         models=split(models or (TRAINED.get(task, "") if mode == "train" else "cnn"), MODELS, "model"),
-        arms=_arms(DEMO_ARMS if demo else split_arms(algorithms or _ALGORITHMS[mode]), mode),
+        arms=_arms(DEMO.arms if demo else split_arms(algorithms or _ALGORITHMS[mode]), mode),
         rounds=steps or _ROUNDS[mode] if mode != "train" else _ROUNDS[mode],
         train_steps=steps or _STEPS["kill" if kill else _task(task)],
         max_epochs=max_epochs,
@@ -148,7 +154,8 @@ def _carry_out(setup: Setup, files: _Files, accuracy: list[Path], topology: Topo
     setup = replace(setup, provenance=_provenance(_network(setup, hosts, where)))
 
     def result(records: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"setup": asdict(setup), "hosts": hosts, "trained": trained, "records": [*before, *records]}
+        found = {"setup": asdict(setup), "hosts": hosts, "trained": trained, "records": [*before, *records]}
+        return found | {"verdict": verdict_of(found)}
 
     def keep(records: list[dict[str, Any]]) -> None:
         if files.json is not None:
@@ -273,3 +280,5 @@ def _show(result: dict[str, Any]) -> None:
         for row in cells:
             table.add_row(*row)
         Console(width=None if sys.stdout.isatty() else 150).print(table)
+    if result["verdict"]:
+        print(result["verdict"])

@@ -11,7 +11,6 @@ __all__ = [
     "ARMS",
     "AUTO",
     "BASELINE_ARMS",
-    "DEMO_ARMS",
     "GRID_ARMS",
     "PLIANT_ARMS",
     "TORCH_ARMS",
@@ -72,18 +71,6 @@ AUTO = "auto"
 ARMS = (*TORCH_ARMS, *PLIANT_ARMS, *BASELINE_ARMS, AUTO)
 GRID_ARMS = ("compute", "ddp", "ddp-bf16")
 """What a grid measures in any case: the others are held against it."""
-DEMO_ARMS = (
-    "ddp",
-    "ddp-bf16",
-    "ddp-powersgd",
-    "bytegrad",
-    "qsgd4",
-    "onebit",
-    "powersgd",
-    "topk",
-    "randomk",
-    "onebit_adam",
-)
 
 
 def bare_name(arm: str) -> str:

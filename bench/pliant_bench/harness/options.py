@@ -51,7 +51,7 @@ Algorithms = Annotated[
     ),
 ]
 Hosts = Annotated[int, typer.Option(help="Number of hosts, one rank each.")]
-Rate = Annotated[str, typer.Option(help="Rate of each host's link: 100mbit, or none.")]
+Rate = Annotated[str, typer.Option(help="Rate of each host's link, or none; 100mbit (--demo: 50mbit) by default.")]
 Delay = Annotated[str, typer.Option(help="Extra one-way delay.")]
 Local = Annotated[bool, typer.Option("--local", help="Plain processes on loopback instead of hosts.")]
 Train = Annotated[bool, typer.Option("--train", help="Train on real data, instead of timing steps.")]
@@ -62,15 +62,21 @@ TargetPerplexity = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help="Seeds per algorithm, with --train.")]
 Steps = Annotated[
-    int, typer.Option(help="Training steps, or measured rounds; 0: 350 (lm: 500, --kill: 60), or 7 (--grid: 3).")
+    int,
+    typer.Option(
+        help="Training steps, or measured rounds; 0: 350 (lm: 500, --demo: 250, --kill: 60), or 7 (--grid: 3)."
+    ),
 ]
 EvaluateEvery = Annotated[int, typer.Option(help="Steps between evaluations, with --train.")]
 MaxEpochs = Annotated[float, typer.Option(help="Fewer training steps if these epochs are fewer; 0: no.")]
-MaxSeconds = Annotated[float, typer.Option(help="End an arm after so much training time; 0: never.")]
-Batch = Annotated[int | None, typer.Option(help="Images (64; --kill: 16) or lines of text (16) per rank and step.")]
+MaxSeconds = Annotated[float, typer.Option(help="End an arm after so much training time; 0: never (--demo: 75).")]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Images (64; --demo: 32, --kill: 16) or lines of text (16) per rank and step."),
+]
 BucketMb = Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")]
 Data = Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches, or with text files for lm.")]
-Demo = Annotated[bool, typer.Option("--demo", help="The main job: train with ten algorithms.")]
+Demo = Annotated[bool, typer.Option("--demo", help="The main job: train with DDP and six algorithms, say who wins.")]
 SlowHost = Annotated[
     float, typer.Option(help="Speed of the last host, as a share of the others', with --train or --grid; 0: like all.")
 ]

@@ -1,6 +1,7 @@
 """The plots of a benchmark, as plotly figures. Pure."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,13 +80,21 @@ def _curves(
     goal, note = metric.drawn(target), f"target {metric.drawn(target):g}"
     figure.add_hline(y=goal, line={"color": "#5a6875", "dash": "dash", "width": 1}, annotation_text=note)
     figure.update_layout(layout(title, x_title, metric.axis))
-    figure.update_xaxes(type="log", dtick="D2")
+    figure.update_xaxes(type="log", **_log_ticks([p[x_key] * x_scale for r in runs for p in r["curve"]]))
     points = [metric.drawn(p[metric.name]) for r in runs for p in r["curve"]]
     if metric.higher:
         figure.update_yaxes(range=[max(0.0, min(max(points) - 30.0, goal - 10)), min(100.0, max(points) + 3)])
     else:
         figure.update_yaxes(range=[min(*points, goal) * 0.95, max(goal, min(points)) * 1.6])
     return figure
+
+
+def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Return ticks at 1, 2, 5, 10 ... with whole numbers: plotly writes 20 and 50 as a small 2 and 5."""
+    low, high = min(v for v in values if v > 0), max(values)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5) if low / 2 <= m * 10.0**e <= high * 2]
+    return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def _bars(rows: Sequence[tuple[str, float, float | None]], title: str) -> Any:

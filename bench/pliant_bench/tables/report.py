@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pliant.cli.page import document, plot, table
-from pliant_bench.harness.metric import METRICS
-from pliant_bench.tables.results import time_rows, train_rows
+from pliant_bench.harness.metric import METRICS, Metric
+from pliant_bench.tables.results import TrainRow, time_rows, train_rows
 from pliant_bench.tables.text import footnote, tables, time_table, train_table
+from pliant_bench.tables.verdict import next_steps, verdict_of
 from pliant_bench.tables.winners import grid_rows, is_ours
 
 __all__ = ["page"]
@@ -18,7 +19,7 @@ def page(result: dict[str, Any]) -> str:
     setup = result["setup"]
     parts = {"grid": _grid_parts, "kill": _table_parts}.get(setup["mode"], _parts)(result)
     parts.append(f'<p class="note">{html.escape(footnote(result))}</p>')
-    return document("Pliant bench", setup["provenance"], parts)
+    return document("Pliant bench", setup["provenance"], parts, verdict_of(result))
 
 
 def _parts(result: dict[str, Any]) -> list[str]:
@@ -36,6 +37,7 @@ def _parts(result: dict[str, Any]) -> list[str]:
             '<p class="note">Time is training time; evaluation is not counted. On the way a model is judged by a part '
             "of what is held out, at the end by all of it. Dotted: torch's DDP and its hooks.</p>"
         )
+        parts += ["<h2>What next</h2>", _next(trained, metric)]
     if timed:
         parts += ["<h2>Step times</h2>", _table(*time_table(timed)), *map(plot, step_figures(timed))]
         parts.append(
@@ -44,6 +46,14 @@ def _parts(result: dict[str, Any]) -> list[str]:
             "the link's rate, over step time.</p>"
         )
     return parts
+
+
+def _next(trained: Sequence[TrainRow], metric: Metric) -> str:
+    steps = "".join(
+        f"<dt>{html.escape(words)}</dt><dd><code>{html.escape(line)}</code></dd>"
+        for words, line in next_steps(trained, metric)
+    )
+    return f"<dl>{steps}</dl>"
 
 
 def _grid_parts(result: dict[str, Any]) -> list[str]:

@@ -1,7 +1,10 @@
-"""Self-contained HTML pages: tables, and plots that need no network. No torch here."""
+"""Self-contained HTML pages: a verdict, tables, and plots that need no network. No torch here."""
 
+import base64
 import html
+import string
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,48 +13,62 @@ from pliant.spec.files import write_atomically
 
 __all__ = ["document", "layout", "plot", "require_plotly", "table", "write_figure"]
 
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:1080px;margin:2.5rem auto;padding:0 1.2rem;color:#1d2733}
-h1{font-size:1.7rem;margin-bottom:.4rem} h2{margin-top:2.4rem;font-size:1.25rem} .note{color:#5a6875;font-size:.9rem}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:0;font-size:.93rem}
-dt{color:#5a6875} dd{margin:0} .wide{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.93rem;white-space:nowrap}
-th{text-align:right;border-bottom:2px solid #1d2733;padding:.35rem .6rem;font-weight:600}
-td{text-align:right;border-bottom:1px solid #e2e7ec;padding:.35rem .6rem}
-th:first-child,td:first-child{text-align:left} tr.ours td:first-child{font-weight:600;color:#0b6e4f}
-.plot{margin-top:1.8rem}
-"""
+_KEY_COLUMNS = 4
+"""Columns that a phone shows; all of them open beneath."""
 
 
-def document(title: str, facts: Mapping[str, str], parts: Sequence[str]) -> str:
-    """Return a whole page: a title, what is known of how it came about, and parts that are HTML already."""
-    known = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items())
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style><script>{_plotly_source()}</script></head><body><h1>{html.escape(title)}</h1>"
-        f"<dl>{known}</dl>{''.join(parts)}</body></html>\n"
+def document(title: str, facts: Mapping[str, str], parts: Sequence[str], verdict: str = "") -> str:
+    """Return a whole page.
+
+    Args:
+        title: Its title.
+        facts: How its figures came about; they stand at the end.
+        parts: Tables, plots and headings, as HTML.
+        verdict: What the page says in one sentence; it stands first.
+
+    """
+    parts_html = "\n".join(parts)
+    return string.Template(_resource("page.html").decode()).substitute(
+        title=html.escape(title),
+        verdict=f'<p class="verdict">{html.escape(verdict)}</p>' if verdict else "",
+        parts=parts_html,
+        facts="".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items()),
+        scripts=_scripts() if 'class="figure"' in parts_html else "",
     )
 
 
 def table(
     head: Sequence[str], cells: Sequence[Sequence[str]], is_marked: Callable[[str], bool] = lambda _: False
 ) -> str:
-    """Return a table; rows whose first cell is marked stand out."""
+    """Return a table; rows whose first cell is marked stand out. On a phone its first columns come first."""
+    whole = f'<div class="wide">{_table(head, cells, is_marked)}</div>'
+    if len(head) <= _KEY_COLUMNS:
+        return whole
+    short = _table(head[:_KEY_COLUMNS], [row[:_KEY_COLUMNS] for row in cells], is_marked)
+    return (
+        f'<div class="desk">{whole}</div>'
+        f'<div class="phone">{short}<details><summary>all {len(head)} columns</summary>{whole}</details></div>'
+    )
 
+
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]], is_marked: Callable[[str], bool]) -> str:
     def row(values: Sequence[str]) -> str:
         kind = ' class="ours"' if is_marked(values[0]) else ""
         return f"<tr{kind}>" + "".join(f"<td>{html.escape(v)}</td>" for v in values) + "</tr>"
 
     heads = "".join(f"<th>{html.escape(h)}</th>" for h in head)
-    body = "".join(map(row, cells))
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(map(row, cells))}</tbody></table>"
 
 
 def plot(figure: Any) -> str:
-    """Return a plotly figure as a part of a page."""
-    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False})
-    return f'<div class="plot">{drawn}</div>'
+    """Return a plotly figure as a part of a page: its title as text, then its place and its data."""
+    title = figure.layout.title.text or ""
+    figure.update_layout(title=None)
+    data = figure.to_json().replace("</", "<\\/")
+    return (
+        f'<h3>{html.escape(title)}</h3><div class="figure"></div>'
+        f'<script type="application/json" class="data">{data}</script>'
+    )
 
 
 def require_plotly() -> None:
@@ -66,21 +83,28 @@ def write_figure(path: Path, title: str, figure: Any) -> None:
 
 
 def layout(title: str, x_title: str, y_title: str) -> dict[str, Any]:
-    """Return what all plots have in common."""
+    """Return what all plots have in common. The legend stands below, where it covers nothing."""
     axis = {"gridcolor": "#e8ecf0", "zerolinecolor": "#c9d1d9", "automargin": True}
     return {
-        "title": {"text": title, "font": {"size": 17}, "x": 0, "xref": "paper", "yref": "container", "y": 0.97},
+        "title": {"text": title},
         "template": "plotly_white",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1d2733"},
         "height": 500,
         "xaxis": {"title": {"text": x_title}, **axis},
         "yaxis": {"title": {"text": y_title}, **axis},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "margin": {"l": 20, "r": 30, "t": 110, "b": 50},
+        "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
+        "margin": {"l": 20, "r": 30, "t": 30, "b": 50},
     }
 
 
-def _plotly_source() -> str:
-    from plotly.offline import get_plotlyjs  # here, since it is an extra
+def _scripts() -> str:
+    """Return plotly.js (its basic bundle, MIT licence), compressed, and what draws with it."""
+    packed = base64.b64encode(_resource("plotly-basic.min.js.gz")).decode()
+    drawing = _resource("page.js").decode()
+    return f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>\n{drawing}</script>'
 
-    return get_plotlyjs()
+
+def _resource(name: str) -> bytes:
+    return files("pliant.cli").joinpath(name).read_bytes()
