@@ -5,7 +5,16 @@ from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
 from pliant.codecs.dct import Dct
 from pliant.codecs.feedback import encode_feedback
-from pliant.codecs.finite import all_finite, finite_flag, first_nonfinite, scale_and_check, tensor_hash
+from pliant.codecs.finite import (
+    all_finite,
+    finite_flag,
+    first_nonfinite,
+    keep_unless,
+    nonfinite,
+    nonfinite_place,
+    scale_and_check,
+    tensor_hash,
+)
 from pliant.codecs.int4 import Int4
 from pliant.codecs.minmax8 import MinMax8
 from pliant.codecs.natural import Natural
@@ -39,6 +48,9 @@ __all__ = [
     "encode_feedback",
     "finite_flag",
     "first_nonfinite",
+    "keep_unless",
+    "nonfinite",
+    "nonfinite_place",
     "scale_and_check",
     "spec_of",
     "tensor_hash",
