@@ -41,7 +41,10 @@ class _LaneStream(Stream):
 
 def use_device(monkeypatch):
     """Let the engine find the device: its streams, host buffers, and a way to make tensors there in every thread."""
-    host_buffer = lambda shape, dtype, beside: torch.empty(shape, dtype=dtype)
+
+    def host_buffer(shape, dtype, beside):
+        return torch.empty(shape, dtype=dtype)
+
     for module in (staged, device_findings, weight_exchange, accelerator):
         monkeypatch.setattr(module, "pinned", host_buffer)
     for module in (staged, device_findings, comm_thread, accelerator):

@@ -1,6 +1,6 @@
 """Squeeze and restore flat float32 tensors: one idea a file, error feedback as a wrapper."""
 
-from pliant.codecs.base import Codec, FusedFeedback, SummableCodec
+from pliant.codecs.base import Codec, FusedFeedback, FusedOwner, SummableCodec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
 from pliant.codecs.dct import Dct
@@ -33,6 +33,7 @@ __all__ = [
     "Fp8",
     "Fp16",
     "FusedFeedback",
+    "FusedOwner",
     "Int4",
     "MinMax8",
     "Natural",
