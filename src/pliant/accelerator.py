@@ -1,5 +1,6 @@
 """Accelerators, of any maker: streams, events, generators and pinned memory, by way of `torch.accelerator` alone."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 __all__ = [
     "current_stream",
+    "finish_copies",
     "generator_state",
     "is_accelerator",
     "mark",
@@ -48,9 +50,15 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def pinned(like: Tensor) -> Tensor:
-    """Return a new buffer of the same shape and dtype in host memory from which the device copies by itself."""
-    return torch.empty(like.shape, dtype=like.dtype, pin_memory=is_accelerator(like.device))
+def finish_copies(device: torch.device) -> None:
+    """Wait for what this thread has launched on a device so far, such as copies to the host; nothing on a CPU."""
+    if is_accelerator(device):
+        current_stream(device).record_event().synchronize()
+
+
+def pinned(shape: Sequence[int] | int, dtype: torch.dtype, beside: torch.device) -> Tensor:
+    """Return a new buffer in host memory, from and to which a device copies by itself; values are undefined."""
+    return torch.empty(shape, dtype=dtype, pin_memory=is_accelerator(beside))
 
 
 def generator_state(device: torch.device) -> Tensor | None:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.autotune.options import Auto
 from pliant.comm.base import Comm
+from pliant.comm.transport import Transport
 from pliant.engine.elastic import Elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.plan_resolution import PlanLike, resolve_plan
@@ -31,6 +32,7 @@ def relax(
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
     elastic: Elastic | None = None,
+    transport: Transport = "auto",
 ) -> Run:
     """Let a model's gradients or weights be exchanged as a plan says. Collective: every rank calls it.
 
@@ -55,11 +57,15 @@ def relax(
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
         elastic: Options of an elastic run, for plans that exchange weights. The model is then a plain module and
             `group` is left out; a process that is started again calls relax() again.
+        transport: Transport of a model on an accelerator: by way of pinned host memory over Gloo ("host"), or the
+            device's own backend, such as NCCL ("device"). By default the latter where all ranks are on one host, as
+            `hosts`, torchrun or the machines' names say, and else the former. A model on the CPU has no choice.
 
     Raises:
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
-            not fit the optimizer or the backend; ranks ask for different plans, one has not registered an algorithm
-            that is not Pliant's, or the plan or the model cannot be elastic.
+            not fit the optimizer, or the transport the group; ranks ask for different plans, or are on different kinds
+            of device; one has not registered an algorithm that is not Pliant's; the plan or the model cannot be
+            elastic.
         TypeError: The optimizer or the model is not torch's.
         RuntimeError: Another run is open on the model or on an optimizer.
         CommError: Not all ranks have come within `start_timeout_s`.
@@ -97,6 +103,7 @@ def relax(
         agreement_every=agreement_every,
         nonfinite=nonfinite,
         elastic=elastic,
+        transport=transport,
         attach_to=None if auto is None else partial(_tune, auto),
     )
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +20,12 @@ from triton_cases import (
     values,
 )
 
-from pliant.codecs import kernels as chooser
+from pliant import codecs as c
+from pliant.codecs import cast, feedback as codec_feedback, kernels as chooser, templates
 from pliant.codecs.kernels import native, reference, triton as kernels
+from pliant.collectives import CompressedAverage
+from pliant.comm import run_world
+from pliant.comm.wrapped import WrappedComm
 from tables import vector
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what a device does in silence
@@ -223,3 +228,59 @@ def test_triton_is_chosen_where_it_compiles_for_the_device(monkeypatch):
     chooser._on_accelerator.cache_clear()
     assert chooser.kernels_for(x) is reference  # which is no accelerator at all
     chooser._on_accelerator.cache_clear()
+
+
+class OneAtATime:
+    """The Triton kernels for ranks that are threads: the interpreter changes Triton itself while a kernel runs."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name):
+        function = getattr(kernels, name)
+
+        def call(*arguments, **settings):
+            with self._lock:
+                return function(*arguments, **settings)
+
+        return call
+
+
+class Symmetric(WrappedComm):
+    """A comm as over NCCL, which prefers one collective to messages."""
+
+    prefers_collectives = True
+
+
+def averaged(place, codec, *, feedback, symmetric):
+    numel, comm = 3000, place.comm
+    if symmetric:
+        comm = Symmetric(comm)
+    average = CompressedAverage(
+        codec, numel, comm, chunk_bytes=1 << 12, owner_feedback=feedback, device=torch.device("cpu")
+    )
+    residual, found = torch.zeros(numel), []
+    for step in range(2):
+        x = vector("normal", numel, 10 * step + place.rank)
+        average(x, step, residual)
+        found += [x, residual.clone()]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    "codec", [c.MinMax8(block=64), c.Int4(), c.Qsgd(bits=4, block=64), c.Sign(block=128), c.Bf16()]
+)
+@pytest.mark.parametrize("feedback", [True, False])
+def test_an_average_by_fused_kernels_is_that_of_the_cpu(codec, feedback, monkeypatch):
+    """Encode with feedback and an owner's step, in one launch each, over messages of pairs and over collectives."""
+    wanted = run_world(3, lambda place: averaged(place, codec, feedback=feedback, symmetric=False), timeout_s=60)
+    launches, one_at_a_time = [], OneAtATime()
+    monkeypatch.setattr(templates, "kernels_for", lambda x: launches.append(1) or one_at_a_time)
+    monkeypatch.setattr(cast, "kernels_for", lambda x: launches.append(1) or one_at_a_time)
+    monkeypatch.setattr(codec_feedback, "is_accelerator", lambda device: True)
+    for symmetric in (False, True):
+        found = run_world(
+            3, lambda place, way=symmetric: averaged(place, codec, feedback=feedback, symmetric=way), timeout_s=60
+        )
+        assert all(map(torch.equal, found, wanted))
+    assert launches

@@ -137,5 +137,5 @@ def test_only_one_file_knows_accelerators_and_a_cpu_is_none():
     assert accelerator.new_stream(cpu) is None
     assert accelerator.generator_state(cpu) is None
     accelerator.synchronize(cpu)
-    buffer = accelerator.pinned(torch.ones(2, 3, dtype=torch.bfloat16))
+    buffer = accelerator.pinned((2, 3), torch.bfloat16, cpu)
     assert (buffer.shape, buffer.dtype, buffer.device) == ((2, 3), torch.bfloat16, cpu)

@@ -14,7 +14,7 @@ from pliant.comm.agreement import require_same
 @pytest.fixture(autouse=True)
 def streams(monkeypatch):
     monkeypatch.setattr(staged, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(staged, "pinned", lambda like: torch.empty(like.shape, dtype=like.dtype))
+    monkeypatch.setattr(staged, "pinned", lambda shape, dtype, beside: torch.empty(shape, dtype=dtype))
 
 
 def start(rank):

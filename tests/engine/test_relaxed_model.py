@@ -15,10 +15,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import pliant
-from pliant.algorithms import node_of, plan_of
+from pliant.algorithms import plan_of
 from pliant.comm.torch_private import backend_of
-from pliant.engine.backend_support import require_supported
-from pliant.spec import Rule, SyncPlan
+from pliant.spec import SyncPlan
 from waiting import COMPILES_IN_THREADS
 
 OTHER_COMPILED = {"ddp_compiled_in_place", "fabric_compiled", "accelerate compiled"}
@@ -160,31 +159,6 @@ def test_one_open_run_per_optimizer_module_and_parameter():
             simple(run.model, [other], place.rank, 1)
 
     pliant.run_world(2, body, timeout_s=60)
-
-
-class _Moves:
-    """A group of two ranks, with a backend of this name for each kind of device."""
-
-    def __init__(self, **names):
-        self._names = names
-
-    def size(self):
-        return 2
-
-    def _get_backend(self, device):
-        name = self._names[device.type]
-        return type("Backend", (), {"name": lambda _: name})()
-
-
-def test_plans_that_nccl_would_hang_in_are_refused_before_anything_communicates():
-    """By the backend that moves the model's tensors: a group may have another for the CPU."""
-    both = _Moves(cpu="gloo", cuda="nccl")
-    for name, algorithm in EVERYTHING.items():
-        plan = SyncPlan(rules=(Rule(exchange=node_of(algorithm)),))
-        require_supported(plan, both, torch.device("cpu"))
-        hangs = pytest.raises(ValueError, match="cuda:1, whose backend NCCL")
-        with hangs if name.startswith(("stale", "bounded_staleness")) else contextlib.nullcontext():
-            require_supported(plan, both, torch.device("cuda", 1))
 
 
 def test_the_backend_of_a_real_group_is_found():

@@ -1,11 +1,20 @@
 """Squeeze and restore flat float32 tensors: one idea a file, error feedback as a wrapper."""
 
-from pliant.codecs.base import Codec, FusedFeedback, SummableCodec
+from pliant.codecs.base import Codec, FusedFeedback, FusedOwner, SummableCodec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
 from pliant.codecs.dct import Dct
 from pliant.codecs.feedback import encode_feedback
-from pliant.codecs.finite import all_finite, finite_flag, first_nonfinite, scale_and_check, tensor_hash
+from pliant.codecs.finite import (
+    all_finite,
+    finite_flag,
+    first_nonfinite,
+    keep_unless,
+    nonfinite,
+    nonfinite_place,
+    scale_and_check,
+    tensor_hash,
+)
 from pliant.codecs.int4 import Int4
 from pliant.codecs.minmax8 import MinMax8
 from pliant.codecs.natural import Natural
@@ -24,6 +33,7 @@ __all__ = [
     "Fp8",
     "Fp16",
     "FusedFeedback",
+    "FusedOwner",
     "Int4",
     "MinMax8",
     "Natural",
@@ -39,6 +49,9 @@ __all__ = [
     "encode_feedback",
     "finite_flag",
     "first_nonfinite",
+    "keep_unless",
+    "nonfinite",
+    "nonfinite_place",
     "scale_and_check",
     "spec_of",
     "tensor_hash",

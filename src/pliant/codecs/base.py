@@ -4,7 +4,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-__all__ = ["Codec", "FusedFeedback", "SummableCodec"]
+__all__ = ["Codec", "FusedFeedback", "FusedOwner", "SummableCodec"]
 
 
 class Codec(Protocol):
@@ -50,6 +50,38 @@ class FusedFeedback(Protocol):
 
     def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
         """Encode x + residual, all float32 (numel,), and leave in residual what the payload does not carry."""
+        ...
+
+
+@runtime_checkable
+class FusedOwner(Protocol):
+    """A codec that may do all of an owner's step in one pass, where the kernels for a device can."""
+
+    def fuses(self, x: Tensor) -> bool:
+        """Say whether that is so where a tensor lies; else `encode_gated` and `encode_mean` must not be called."""
+        ...
+
+    def encode_gated(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        """Do what `encode_feedback` of `pliant.codecs` does, without a look from the host, in two launches."""
+        ...
+
+    def encode_mean(
+        self, total: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, seed: int, *, feedback: bool
+    ) -> None:
+        """Add up, divide, encode the mean and decode it.
+
+        With s ranks: v = (total + `owed` + sum of the decoded payloads, in their order) / s; payload <- C(v); total <-
+        what the payload says; `owed` <- s (v - total) with feedback, else 0. What is not finite keeps its residual.
+
+        Args:
+            total: This rank's own part, float32 (numel,).
+            owed: Residual of this rank's part of the sum, float32 (numel,), or None.
+            payloads: What the others sent, uint8 (s - 1, row), each row begun by a payload; row % 16 == 0.
+            payload: uint8 (nbytes(numel),), overwritten.
+            seed: Seed of random numbers.
+            feedback: Whether the error of the mean is kept.
+
+        """
         ...
 
 

@@ -39,6 +39,21 @@ class _Cast:
         check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
         kernels_for(acc).cast_decode(payload, acc, self.dtype, add=True)
 
+    def fuses(self, x: Tensor) -> bool:
+        return hasattr(kernels_for(x), "cast_mean")
+
+    def encode_gated(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        gate = torch.zeros(1, dtype=torch.int32, device=x.device)
+        kernels_for(x).mark_nonfinite(x, gate)
+        kernels_for(x).cast_encode(x, residual, payload, self.dtype, gate=gate)
+
+    def encode_mean(
+        self, total: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, seed: int, *, feedback: bool
+    ) -> None:
+        check_encode(self.name, total, payload, self.nbytes(total.numel()), owed)
+        kernels_for(total).cast_mean(total, owed, payloads, payload, self.dtype, feedback=feedback)
+
     def summands(self, payload: Tensor) -> Tensor:
         return payload.view(self.dtype)
 
@@ -68,14 +83,9 @@ class Fp8(BlockCodec):
 
     name: ClassVar[str] = "fp8"
     unbiased: ClassVar[bool] = False
+    kernel: ClassVar[str] = "fp8"
     block: int = 1024
 
     @property
     def code_bits(self) -> int:
         return 8
-
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        kernels_for(x).fp8_encode(x, residual, payload, self.block)
-
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        kernels_for(out).fp8_decode(payload, out, self.block, add=add)

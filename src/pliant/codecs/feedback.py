@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pliant.accelerator import is_accelerator
-from pliant.codecs.base import Codec, FusedFeedback
+from pliant.codecs.base import Codec, FusedFeedback, FusedOwner
 from pliant.codecs.checks import check_encode
 from pliant.codecs.finite import all_finite, finite_flag
 
@@ -50,6 +50,9 @@ def encode_feedback(
 
 def _on_device(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor | None) -> None:
     """Do the same where the host must not wait to know whether x is finite."""
+    if isinstance(codec, FusedOwner) and codec.fuses(x):
+        codec.encode_gated(x, residual, payload, seed)
+        return
     scratch = torch.empty_like(x) if scratch is None else scratch
     if isinstance(codec, FusedFeedback):
         scratch.copy_(residual)

@@ -3,9 +3,19 @@
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs.kernels import kernels_for
 
-__all__ = ["all_finite", "finite_flag", "first_nonfinite", "scale_and_check", "tensor_hash"]
+__all__ = [
+    "all_finite",
+    "finite_flag",
+    "first_nonfinite",
+    "keep_unless",
+    "nonfinite",
+    "nonfinite_place",
+    "scale_and_check",
+    "tensor_hash",
+]
 
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
@@ -25,6 +35,22 @@ def finite_flag(x: Tensor) -> Tensor:
     On an accelerator nobody waits for it: what depends on it is chosen there, by `torch.where`.
     """
     return x.isfinite().all()
+
+
+def nonfinite(x: Tensor) -> bool | Tensor:
+    """Return whether an element of x, any shape, is NaN or Inf; on an accelerator a flag, as `finite_flag` does."""
+    return ~finite_flag(x) if is_accelerator(x.device) else not all_finite(x)
+
+
+def nonfinite_place(x: Tensor) -> Tensor:
+    """Return the index of the first NaN or Inf in x, (numel,), or -1, as int64 () that stays where x is."""
+    bad = ~x.isfinite()
+    return torch.where(bad.any(), bad.view(torch.uint8).argmax(), -1)
+
+
+def keep_unless(condition: Tensor, kept: Tensor, value: Tensor) -> None:
+    """Let a tensor become a value of its shape if the condition, bool () on its device, holds; nobody waits for it."""
+    kept.copy_(torch.where(condition, value, kept))
 
 
 def first_nonfinite(x: Tensor) -> int:

@@ -1,12 +1,10 @@
 """Deterministic rounding to 4-bit blocks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
-from torch import Tensor
-
-from pliant.codecs.checks import fold_seed
-from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Int4"]
@@ -22,14 +20,15 @@ class Int4(BlockCodec):
 
     name: ClassVar[str] = "int4"
     unbiased: ClassVar[bool] = False
+    kernel: ClassVar[str] = "levels"
+    is_seeded: ClassVar[bool] = True
+    rounding: ClassVar[Mapping[str, bool]] = MappingProxyType({"stochastic": False})
     block: int = 64
 
     @property
     def code_bits(self) -> int:
         return 4
 
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        kernels_for(x).levels_encode(x, residual, payload, self.block, 4, fold_seed(seed), stochastic=False)
-
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        kernels_for(out).levels_decode(payload, out, self.block, 4, add=add)
+    @property
+    def kernel_settings(self) -> tuple[int, ...]:
+        return self.block, 4

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import BlockCodec
 
 __all__ = ["MinMax8"]
@@ -22,15 +19,10 @@ class MinMax8(BlockCodec):
 
     name: ClassVar[str] = "minmax8"
     unbiased: ClassVar[bool] = False
+    kernel: ClassVar[str] = "minmax8"
     header_bytes: ClassVar[int] = 12
     block: int = 2048
 
     @property
     def code_bits(self) -> int:
         return 8
-
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        kernels_for(x).minmax8_encode(x, residual, payload, self.block)
-
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        kernels_for(out).minmax8_decode(payload, out, self.block, add=add)

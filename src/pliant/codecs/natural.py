@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from pliant.codecs.checks import fold_seed
-from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Natural"]
@@ -23,14 +19,10 @@ class Natural(BlockCodec):
 
     name: ClassVar[str] = "natural"
     unbiased: ClassVar[bool] = True
+    kernel: ClassVar[str] = "natural"
+    is_seeded: ClassVar[bool] = True
     block: int = 2048
 
     @property
     def code_bits(self) -> int:
         return 8
-
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        kernels_for(x).natural_encode(x, residual, payload, self.block, fold_seed(seed))
-
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        kernels_for(out).natural_decode(payload, out, self.block, add=add)

@@ -1,12 +1,10 @@
 """Stochastic rounding to a few levels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
-from torch import Tensor
-
-from pliant.codecs.checks import fold_seed
-from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Qsgd"]
@@ -22,6 +20,9 @@ class Qsgd(BlockCodec):
 
     name: ClassVar[str] = "qsgd"
     unbiased: ClassVar[bool] = True
+    kernel: ClassVar[str] = "levels"
+    is_seeded: ClassVar[bool] = True
+    rounding: ClassVar[Mapping[str, bool]] = MappingProxyType({"stochastic": True})
     block: int = 512
     bits: int = 8
 
@@ -29,8 +30,6 @@ class Qsgd(BlockCodec):
     def code_bits(self) -> int:
         return self.bits
 
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        kernels_for(x).levels_encode(x, residual, payload, self.block, self.bits, fold_seed(seed), stochastic=True)
-
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        kernels_for(out).levels_decode(payload, out, self.block, self.bits, add=add)
+    @property
+    def kernel_settings(self) -> tuple[int, ...]:
+        return self.block, self.bits

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from pliant.codecs.kernels import kernels_for
 from pliant.codecs.templates import BlockCodec
 
 __all__ = ["Sign"]
@@ -21,14 +18,9 @@ class Sign(BlockCodec):
 
     name: ClassVar[str] = "sign"
     unbiased: ClassVar[bool] = False
+    kernel: ClassVar[str] = "sign"
     block: int = 1024
 
     @property
     def code_bits(self) -> int:
         return 1
-
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        kernels_for(x).sign_encode(x, residual, payload, self.block)
-
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        kernels_for(out).sign_decode(payload, out, self.block, add=add)

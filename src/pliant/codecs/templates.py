@@ -2,12 +2,16 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from pliant.codecs.checks import check_decode, check_encode, check_settings
+from pliant.codecs.checks import check_decode, check_encode, check_settings, fold_seed
+from pliant.codecs.kernels import kernels_for
 
 __all__ = ["BlockCodec", "SparsifyingCodec"]
 
@@ -18,6 +22,13 @@ class BlockCodec(ABC):
 
     name: ClassVar[str]
     unbiased: ClassVar[bool]
+    kernel: ClassVar[str]
+    """Beginning of the names of its kernels: `{kernel}_encode`, `{kernel}_decode`, and, where they are fused,
+    `{kernel}_mean`."""
+    is_seeded: ClassVar[bool] = False
+    """Whether encoding takes random numbers."""
+    rounding: ClassVar[Mapping[str, bool]] = MappingProxyType({})
+    """Way in which encoding rounds, where a kernel knows several."""
     header_bytes: ClassVar[int] = 4
     block: int
 
@@ -29,14 +40,6 @@ class BlockCodec(ABC):
     def code_bits(self) -> int:
         """Bits of an element's code."""
 
-    @abstractmethod
-    def kernel_encode(self, x: Tensor, residual: Tensor | None, payload: Tensor, seed: int) -> None:
-        """Encode x, or x + residual and keep in residual what is lost; checked, and not empty."""
-
-    @abstractmethod
-    def kernel_decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        """Decode over out, or add to it; checked."""
-
     @property
     def granularity(self) -> int:
         return self.block
@@ -44,23 +47,52 @@ class BlockCodec(ABC):
     def nbytes(self, numel: int) -> int:
         return self.header_bytes * -(-numel // self.block) + -(-numel * self.code_bits // 8)
 
+    @property
+    def kernel_settings(self) -> tuple[int, ...]:
+        """Numbers that the kernels need beside tensors: elements of a block, and what a codec adds."""
+        return (self.block,)
+
     def encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()))
         if x.numel():
-            self.kernel_encode(x, None, payload, seed)
+            self._kernel(x, "encode")(x, None, payload, *self._encoding(seed), **self.rounding)
 
     def encode_feedback(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         if x.numel():
-            self.kernel_encode(x, residual, payload, seed)
+            self._kernel(x, "encode")(x, residual, payload, *self._encoding(seed), **self.rounding)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         check_decode(self.name, payload, out, self.nbytes(out.numel()))
-        self.kernel_decode(payload, out, add=False)
+        self._kernel(out, "decode")(payload, out, *self.kernel_settings, add=False)
 
     def decode_add(self, payload: Tensor, acc: Tensor) -> None:
         check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
-        self.kernel_decode(payload, acc, add=True)
+        self._kernel(acc, "decode")(payload, acc, *self.kernel_settings, add=True)
+
+    def fuses(self, x: Tensor) -> bool:
+        return hasattr(kernels_for(x), f"{self.kernel}_mean")
+
+    def encode_gated(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
+        check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
+        if x.numel():
+            gate = torch.zeros(1, dtype=torch.int32, device=x.device)
+            kernels_for(x).mark_nonfinite(x, gate)
+            self._kernel(x, "encode")(x, residual, payload, *self._encoding(seed), **self.rounding, gate=gate)
+
+    def encode_mean(
+        self, total: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, seed: int, *, feedback: bool
+    ) -> None:
+        check_encode(self.name, total, payload, self.nbytes(total.numel()), owed)
+        if total.numel():
+            mean = self._kernel(total, "mean")
+            mean(total, owed, payloads, payload, *self._encoding(seed), **self.rounding, feedback=feedback)
+
+    def _encoding(self, seed: int) -> tuple[int, ...]:
+        return (*self.kernel_settings, fold_seed(seed)) if self.is_seeded else self.kernel_settings
+
+    def _kernel(self, x: Tensor, verb: str) -> Callable[..., None]:
+        return getattr(kernels_for(x), f"{self.kernel}_{verb}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from pliant.accelerator import is_accelerator
-from pliant.codecs import Codec, all_finite, encode_feedback, finite_flag
+from pliant.codecs import Codec, FusedOwner, all_finite, encode_feedback, finite_flag
 from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
-from pliant.comm.base import Comm
+from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
+from pliant.comm.base import Comm, Work
 
 __all__ = ["CompressedAverage"]
 
@@ -22,7 +23,8 @@ class CompressedAverage:
     3. it divides, encodes the mean and sends the same bytes to all;
     4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
-    The first two are `ToOwners`, the others `FromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank.
+    The first two are `ToOwners`, the others `FromOwners`; over a comm that prefers collectives `SwapToOwners` and
+    `GatherFromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank.
 
     One residual holds what this rank has not delivered to the *sum* yet: for other owners' parts the errors of its own
     payloads, and for its own part (where it sends nothing) the error of the coded mean, times size. So size * (sum of
@@ -55,8 +57,9 @@ class CompressedAverage:
         ranges = cut_evenly(numel, comm.size, codec.granularity)
         parts = [pieces_of(part, chunk_bytes, codec.granularity) for part in ranges]
         self._mine = parts[comm.rank]
-        self._to_owners = ToOwners(codec, parts, comm, device)
-        self._from_owners = FromOwners(codec, parts, comm, device)
+        symmetric = comm.prefers_collectives
+        self._to_owners = (SwapToOwners if symmetric else ToOwners)(codec, parts, comm, device)
+        self._from_owners = (GatherFromOwners if symmetric else FromOwners)(codec, parts, comm, device)
         self._mean = self._from_owners.payloads[comm.rank]
         self._scratch = self._to_owners.scratch
         self._error = torch.zeros(max((piece.numel for piece in self._mine), default=0), device=device)
@@ -75,12 +78,20 @@ class CompressedAverage:
             if k < len(self._mine):
                 piece = self._mine[k]
                 owed = None if residual is None else piece.of(residual)
-                self._add_residual(piece.of(x), owed)
-                self._to_owners.add(k, scattered, piece.of(x))
-                self._take_mean(k, piece.of(x), owed, seed)
+                self._own_step(k, scattered, piece.of(x), owed, seed)
             gathered.append(self._from_owners.send(k))
         self._from_owners.decode(gathered, x)
         self._to_owners.wait(scattered)
+
+    def _own_step(self, k: int, scattered: list[list[Work]], total: Tensor, owed: Tensor | None, seed: int) -> None:
+        """Add up piece k of this owner, and replace it by the decoded mean."""
+        if isinstance(self._codec, FusedOwner) and self._codec.fuses(total):
+            payloads, feedback = self._to_owners.receive(k, scattered), self._owner_feedback
+            self._codec.encode_mean(total, owed, payloads, self._mean[k], seed, feedback=feedback)
+            return
+        self._add_residual(total, owed)
+        self._to_owners.add(k, scattered, total)
+        self._take_mean(k, total, owed, seed)
 
     def _add_residual(self, total: Tensor, owed: Tensor | None) -> None:
         """Add to this owner's piece what it has not delivered of it, unless the piece is not finite."""

@@ -14,7 +14,7 @@ from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
 from pliant.comm.base import Comm, Work
 
-__all__ = ["CodedPiece", "FromOwners", "ToOwners", "cut_evenly", "pieces_of"]
+__all__ = ["CodedPiece", "FromOwners", "Parts", "ToOwners", "cut_evenly", "pieces_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,10 @@ class CodedPiece:
         """Return the piece of a vector: a view."""
         return x[self.start : self.stop]
 
+
+_ALIGNED = 4
+"""Blocks whose headers fill 16 bytes, or a multiple of them."""
+_ROW_BYTES = 16
 
 Parts = Sequence[Sequence[CodedPiece]]
 """Pieces of each rank's part of a vector, in the order of ranks; parts need not be equal, and may be empty."""
@@ -62,7 +66,11 @@ class ToOwners:
         self._codec, self._comm, self._parts = codec, comm, parts
         self._peers, self._mine = rotated_peers(comm), parts[comm.rank]
         self._out = {peer: _payloads(codec, parts[peer], device) for peer in self._peers}
-        self._in = {peer: _payloads(codec, self._mine, device) for peer in self._peers}
+        self._rows = [_rows(codec, piece, len(self._peers), device) for piece in self._mine]
+        self._in = {
+            peer: [rows[at][: codec.nbytes(piece.numel)] for rows, piece in zip(self._rows, self._mine, strict=True)]
+            for at, peer in enumerate(sorted(self._peers))
+        }
         self.scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
         """Room for the largest piece, (numel,), used within one call."""
 
@@ -86,10 +94,15 @@ class ToOwners:
 
     def add(self, k: int, posted: list[list[Work]], total: Tensor) -> None:
         """Add to total, this owner's piece k, the pieces of all others, in the order of ranks."""
-        for work in posted[k]:
-            work.wait()
+        self.receive(k, posted)
         for peer in sorted(self._peers):
             self._codec.decode_add(self._in[peer][k], total)
+
+    def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
+        """Wait for the pieces k of all others; return their payloads, uint8 (size - 1, row), in the order of ranks."""
+        for work in posted[k]:
+            work.wait()
+        return self._rows[k]
 
     def wait(self, posted: list[list[Work]]) -> None:
         """Wait for all exchanges, after which payloads may be overwritten."""
@@ -169,10 +182,15 @@ def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
 
 
 def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[CodedPiece]:
-    """Cut a part into pieces of nearly equal size, at most chunk_bytes of float32 each, at multiples of granularity."""
+    """Cut a part into pieces of nearly equal size, at most chunk_bytes of float32 each, at multiples of granularity.
+
+    Where so many fit into a piece, at multiples of four times that: then codes lie at multiples of 16 bytes behind the
+    headers of their blocks, and kernels of accelerators read and write 16 bytes at once.
+    """
     if part.numel == 0:
         return []
     count = -(-part.numel * 4 // chunk_bytes)
+    granularity *= _ALIGNED if chunk_bytes >= 4 * _ALIGNED * granularity else 1
     return [
         CodedPiece(start=part.start + p.start, stop=part.start + p.stop)
         for p in cut_evenly(part.numel, count, granularity)
@@ -182,6 +200,12 @@ def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[Code
 
 def _payloads(codec: Codec, pieces: Sequence[CodedPiece], device: torch.device) -> list[Tensor]:
     return [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in pieces]
+
+
+def _rows(codec: Codec, piece: CodedPiece, count: int, device: torch.device) -> Tensor:
+    """Return room for so many payloads of a piece, uint8 (count, row), of which each begins at a multiple of 16."""
+    row = -(-codec.nbytes(piece.numel) // _ROW_BYTES) * _ROW_BYTES
+    return torch.empty(count, row, dtype=torch.uint8, device=device)
 
 
 def _num_rounds(parts: Parts) -> int:

@@ -1,6 +1,7 @@
 """Communication: one protocol, several implementations that stack."""
 
 from pliant.comm.base import Comm, CommError, ReduceOp, Work, duplicate
+from pliant.comm.by_device import ByDeviceComm
 from pliant.comm.faulty import FaultyComm
 from pliant.comm.hierarchical import HierarchicalComm, hierarchical_comm
 from pliant.comm.ordered import InOrderComm, InOrderQueues
@@ -12,6 +13,7 @@ from pliant.comm.text_broadcast import broadcast_text
 from pliant.comm.threads import RankContext, run_world
 
 __all__ = [
+    "ByDeviceComm",
     "Comm",
     "CommError",
     "FaultyComm",

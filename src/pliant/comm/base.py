@@ -119,6 +119,11 @@ class Comm(Protocol):
         ...
 
     @property
+    def prefers_collectives(self) -> bool:
+        """Whether one collective of all ranks costs less than a message for each pair of them, as on NCCL."""
+        ...
+
+    @property
     def is_destroyed(self) -> bool:
         """Whether torch's process groups were destroyed under this comm."""
         ...

@@ -8,10 +8,10 @@ from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportP
 from pliant.comm.base import CommError, Limit
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.torch_private import gloo_group, group_factory, liveness_store
+from pliant.comm.torch_private import backend_of, gloo_group, group_factory, liveness_store
 from pliant.comm.verdict import Verdict
 
-__all__ = ["new_comm", "self_comm"]
+__all__ = ["comm_beside", "new_comm", "self_comm"]
 
 _CPU = torch.device("cpu")
 
@@ -22,6 +22,7 @@ def new_comm(
     start_timeout_s: float | None = None,
     *,
     device: torch.device = _CPU,
+    backend: str | None = None,
 ) -> ProcessGroupComm:
     """Return a comm over a new group of the same ranks, so that nobody else's collectives come between ours.
 
@@ -32,6 +33,7 @@ def new_comm(
         timeout_s: Longest wait for one communication.
         start_timeout_s: The same until `started` is called, and for all ranks to come here; None: no other.
         device: Where the tensors to come lie.
+        backend: Backend of the new group, such as "gloo"; None: that of `group`.
 
     Raises:
         CommError: Not all ranks have come in time, or one is lost.
@@ -44,7 +46,7 @@ def new_comm(
         if liveness is not None:
             liveness.meet(name, ranks, limit.timeout_s)
 
-    make_group = group_factory(group, limit, meet, timeout_s)
+    make_group = group_factory(group, limit, meet, timeout_s, backend)
     try:
         new = make_group(None)
     except RuntimeError as error:
@@ -58,6 +60,14 @@ def new_comm(
             liveness.close()
         raise
     return ProcessGroupComm(new, limit=limit, make_group=make_group, owns_group=True, liveness=liveness, device=device)
+
+
+def comm_beside(host: ProcessGroupComm, group: ProcessGroup, device: torch.device) -> ProcessGroupComm:
+    """Return a comm of the same ranks over the backend of `group` for a device, beside one over Gloo.
+
+    Both share timeouts and heartbeats. Collective over `group`.
+    """
+    return host.beside(lambda limit: group_factory(group, limit, backend=backend_of(group, device)), device)
 
 
 def _liveness(group: ProcessGroup, connect_s: float) -> HeartbeatMonitor | None:

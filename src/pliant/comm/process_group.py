@@ -205,6 +205,26 @@ class ProcessGroupComm:
         self.barrier()
         return mine
 
+    def beside(self, factory: Callable[[Limit], GroupMaker], device: torch.device) -> "ProcessGroupComm":
+        """Return a comm over another group of the same ranks, with the timeout and the heartbeats of this one."""
+        make_group = factory(self._limit)
+        other = ProcessGroupComm(
+            make_group(None),
+            limit=self._limit,
+            make_group=make_group,
+            owns_group=True,
+            liveness=self._liveness,
+            owns_liveness=False,
+            device=device,
+        )
+        self._parts.add(other)
+        return other
+
+    @property
+    def prefers_collectives(self) -> bool:
+        group = self._open_group
+        return is_accelerator(self._device) and group is not None and backend_of(group, self._device) != "gloo"
+
     @property
     def is_destroyed(self) -> bool:
         group = self._open_group

@@ -26,7 +26,7 @@ class _Buffers:
         free = self._free[like.shape, like.dtype]
         if not free:
             self.num_made += 1
-            return pinned(like)
+            return pinned(like.shape, like.dtype, like.device)
         buffer, used = free.pop(0)  # the one that has been free for longest, whose copy is most likely over
         _settle(used)
         return buffer

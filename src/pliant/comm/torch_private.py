@@ -105,7 +105,11 @@ def gloo_group(
 
 
 def group_factory(
-    group: ProcessGroup, limit: Limit, meet: Meet | None = None, connect_s: float | None = None
+    group: ProcessGroup,
+    limit: Limit,
+    meet: Meet | None = None,
+    connect_s: float | None = None,
+    backend: str | None = None,
 ) -> GroupMaker:
     """Return a function that makes groups over the ranks of `group`, in its world of threads or in the default world.
 
@@ -115,6 +119,7 @@ def group_factory(
         meet: Waits until members have come to the making of the group of a name. In the default world torch itself then
             connects them, and cannot be told that a member is lost meanwhile.
         connect_s: Longest wait for those connections; None: that of one communication.
+        backend: Name of the backend of the groups in the default world; None: that of `group`.
 
     """
     if group in _thread_groups:
@@ -122,7 +127,7 @@ def group_factory(
         me = members[group.rank()]
         return lambda ranks: world.new_group(me, members if ranks is None else [members[r] for r in ranks])
     global_ranks = dist.get_process_group_ranks(group)
-    backend = dist.get_backend(group)
+    name_of_backend = backend or dist.get_backend(group)
 
     def make(ranks: Sequence[int] | None) -> ProcessGroup:
         members = range(len(global_ranks)) if ranks is None else ranks
@@ -130,7 +135,7 @@ def group_factory(
         name = _new_name(here)
         if meet is not None:
             meet(name, members)
-        return _new_group(here, name, backend, limit.timeout_s, connect_s or limit.timeout_s)
+        return _new_group(here, name, name_of_backend, limit.timeout_s, connect_s or limit.timeout_s)
 
     return make
 

@@ -60,6 +60,10 @@ class WrappedComm:
         return self._comm.split(groups)
 
     @property
+    def prefers_collectives(self) -> bool:
+        return self._comm.prefers_collectives
+
+    @property
     def is_destroyed(self) -> bool:
         return self._comm.is_destroyed
 

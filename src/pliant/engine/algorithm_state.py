@@ -27,6 +27,9 @@ CORRECTION = "correction"
 _OF_A_RANK = ("residual", "velocity", CORRECTION)
 """Slots of exchanges of weights that differ between ranks."""
 
+_OF_HOST = ("owner", "course", "power")
+"""Slots of numbers that the host reads, and so are in its memory, whatever the device of the parameter."""
+
 _FOLLOWED = ("anchor", "replica")
 """Slots that `follow` fills from the weights."""
 
@@ -53,7 +56,10 @@ class AlgorithmState:
                 slots = {**slots, CORRECTION: None}
             self._slots[name] = slots
             self.tensors[name] = {
-                slot: torch.zeros(real_shape(parameter) if shape is None else shape, device=parameter.device)
+                slot: torch.zeros(
+                    real_shape(parameter) if shape is None else shape,
+                    device="cpu" if _base(slot) in _OF_HOST else parameter.device,
+                )
                 for slot, shape in slots.items()
             }
 

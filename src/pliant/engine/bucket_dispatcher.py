@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pliant.algorithms.base import Deferred
 from pliant.buckets import as_real
-from pliant.codecs import all_finite
+from pliant.codecs import all_finite, nonfinite
 from pliant.comm.ddp_private import after_backward, is_in_backward
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket, complete_buckets
@@ -48,8 +48,9 @@ class BucketDispatcher:
         self._last_handle: TaskHandle | None = None
         self._of_pass: list[ReadyBucket] = []
         self.scale = LossScale()
-        self.overflowed = False
-        """Whether gradients that stay with this rank were not finite, before its first step."""
+        self.overflowed: bool | Tensor = False
+        """Whether gradients that stay with this rank were not finite, before its first step; a flag on accelerators."""
+        self._pass_handle: TaskHandle | None = None
         self._begun = False
         self.broken_off = False
         """Whether a pass has begun that DDP has not ended, since something was raised in it."""
@@ -111,12 +112,24 @@ class BucketDispatcher:
         self.source.on_complete()
         self.num_backwards += 1
         deferred, self._deferred = self._deferred, []
-        self._comm_thread.submit(self._gradients.end_pass)
+        self._pass_handle = self._comm_thread.submit(self._gradients.end_pass)
         self._comm_thread.submit_all(deferred, step=self.step)
 
     def pop_error(self) -> NonFiniteGradientError | None:
         """Return, once, why gradients that were exchanged must not be used; with the comm thread drained."""
-        return self._gradients.pop_error()
+        return self._gradients.findings.pop_error()
+
+    def raise_late_error(self) -> None:
+        """Raise what passes before have found, where that becomes known only now; before a step, or before a pass.
+
+        Collective if there is something to raise, which all ranks see alike (Note [nobody waits for flags]).
+        """
+        if self._pass_handle is not None:
+            self._pass_handle.wait()
+            self._pass_handle = None
+            if (refused := self._gradients.findings.pop_late_error()) is not None:
+                with self._trial.catch_errors():
+                    raise refused
 
     def follow_scale(self) -> None:
         """Scale residuals and other kept gradients to the current loss scale."""
@@ -141,8 +154,9 @@ class BucketDispatcher:
         if bucket.keeps_local(step) and not ready.filled:
             return  # they stay where they are; who hands them over looks at them
         if bucket.keeps_local(step):
-            self.overflowed |= self.scale.is_sought and not ready.buffer.is_sparse and not all_finite(ready.buffer)
-            gradients.record_nonfinite(bucket, bad)
+            if self.scale.is_sought and not ready.buffer.is_sparse:
+                self.overflowed |= nonfinite(ready.buffer)
+            gradients.findings.keep(bucket, bad)
             ready.finish()
             return
 
@@ -199,6 +213,6 @@ class BucketDispatcher:
             self._comm_thread.submit(lambda: gradients.take_back(results))
 
     def _raise_error(self) -> None:
-        if (refused := self._gradients.pop_error()) is not None:
+        if (refused := self._gradients.findings.pop_error()) is not None:
             with self._trial.catch_errors():
                 raise refused

@@ -90,12 +90,6 @@ def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
                 f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
-    device = next(p.device for p in relaxed.module.parameters() if p.requires_grad)
-    if device.type != "cpu":
-        raise ValueError(
-            f"an elastic run talks through Gloo, on CPU tensors, but the model is on {device}: a group of another "
-            "backend cannot be left when a rank is lost."
-        )
 
 
 def _fingerprint(model: nn.Module, plan: SyncPlan) -> str:

@@ -13,6 +13,7 @@ from pliant.comm.elastic import ElasticGroup, NotSignedError
 from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.records import Epoch
+from pliant.comm.transport import by_host
 from pliant.engine.epoch_sync import average_members, send_first_state
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.plan_resolution import PlanLike
@@ -43,7 +44,8 @@ class ElasticRun(Run):
     def __init__(self, held: RelaxedModel, plan: SyncPlan, *, party: ElasticGroup, nonfinite: NonFinite) -> None:
         self._party = party
         self._sound = False
-        comm = RecordedComm(self_comm())  # a rank is alone until it has met the others
+        device = next(iter(held.parameters.values())).device
+        comm = RecordedComm(by_host(self_comm(), device))  # a rank is alone until it has met the others
         super().__init__(held, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
         self.tracer.shutdown.add(party)
         try:
@@ -148,7 +150,7 @@ class ElasticRun(Run):
             before = self._party.epoch
             epoch = self._party.agree(step=self._dispatcher.step, sound=self._sound, closing=closing)
             try:
-                self._comm.go_on_with(self._party.connect())
+                self._comm.go_on_with(by_host(self._party.connect(), self._device))
                 self._meet(epoch)
                 # Note: who leaves hangs up. If it did so when it is done itself, a member that is not would fail, and
                 # go on with other weights than those that have left; so all wait for all, or try again together.

@@ -2,34 +2,23 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import AcceptsPrescaled, Deferred, RatioSetting, StepContext
-from pliant.codecs import all_finite, first_nonfinite, scale_and_check
+from pliant.codecs import nonfinite
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.bucket_layout import BucketLayout, BucketPart, split_bucket
 from pliant.engine.comms import Comms
+from pliant.engine.device_findings import DeviceFindings
+from pliant.engine.nonfinite import Findings, NonFinite, NonFiniteGradientError, Place
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.sparse_gradients import average_rows, has_finite_rows
 from pliant.spec import DecoupledMomentum
 
 __all__ = ["GradientExchange", "NonFinite", "NonFiniteGradientError"]
-
-NonFinite = Literal["raise", "propagate"]
-
-
-class NonFiniteGradientError(FloatingPointError):
-    """A gradient holds NaN or Inf; the message names the rank, the bucket and the parameter.
-
-    Raised on every rank, or, where gradients are not exchanged, on the rank that has it.
-    """
-
-    of_plan = False
-    """Whether all ranks' gradients were finite, and only the result of the plan is not."""
 
 
 class GradientExchange:
@@ -73,14 +62,19 @@ class GradientExchange:
         self._layouts: dict[int, BucketLayout] = {}
         self.ratio_setting: RatioSetting | None = None
         """Ratio setting of the ratio controller, where a node has a target."""
-        self._bad_before: dict[str, int] = {}
+        raises, device = nonfinite == "raise", self._device
+        on_device = is_accelerator(device)
+        self.findings = (
+            DeviceFindings(comms.all, device, raises=raises) if on_device else Findings(comms.all, raises=raises)
+        )
+        """What is not finite, and who has it."""
+        self._bad_before: dict[str, Place] = {}
         """Bucket -> result of `check_finite` for gradients that are exchanged later."""
-        self._refused: NonFiniteGradientError | None = None
         self._undoes = nonfinite == "propagate" and store.keeps_gradients
         """Whether steps may be skipped and kept gradients must then be restored."""
-        self._spoiled = False
+        self._spoiled: bool | Tensor = False
         """Whether a result of this backward pass was not finite."""
-        self._was_spoiled = False
+        self._was_spoiled: bool | Tensor = False
         """Whether a result of the pass before was not finite."""
         self._paid: dict[str, Tensor] = {}
 
@@ -103,42 +97,37 @@ class GradientExchange:
         """Bucket -> its parameters, in order; empty before the first exchange."""
         return {index: bucket.names for index, bucket in self._layouts.items()}
 
-    def check_finite(self, bucket: BucketLayout, buffer: Tensor) -> int:
-        """Return the index of the first NaN or Inf in buffer, (numel,); -1 if there is none or no check is wanted.
+    def check_finite(self, bucket: BucketLayout, buffer: Tensor) -> Place:
+        """Return the place of the first NaN or Inf in buffer, (numel,); -1 if there is none or no check is wanted.
 
         Where all parts accept prescaled gradients, the buffer is divided by the number of ranks in the same pass. For a
         sparse gradient the index is 0 if there is any.
         """
         if buffer.is_sparse:
             return -1 if self._nonfinite == "propagate" or has_finite_rows(buffer) else 0
-        if bucket.prescaled:
-            finite = scale_and_check(buffer, 1 / self._comms.all.size)
-        else:
-            finite = self._nonfinite == "propagate" or all_finite(buffer)
-        return -1 if finite or self._nonfinite == "propagate" else first_nonfinite(buffer)
+        return self.findings.look(buffer, 1 / self._comms.all.size if bucket.prescaled else None)
 
     def run(
-        self, bucket: BucketLayout, buffer: Tensor, bad: int, *, step: int, num_backwards: int
+        self, bucket: BucketLayout, buffer: Tensor, bad: Place, *, step: int, num_backwards: int
     ) -> list[tuple[str, Deferred]]:
         """Replace the local gradients in buffer, (numel,), by the results for the optimizer; bad is that of
         `check_finite`.
 
         Returns deferred work by bucket name (Note [deferred work]). A gradient that is not finite stops nothing, so
-        that state stays complete and DDP can go on: `pop_error` returns the error.
+        that state stays complete and DDP can go on: `findings` has the error.
         """
         deferred: list[tuple[str, Deferred]] = []
         if buffer.is_sparse:
-            self._run_sparse(bucket, buffer, bad, step)
+            self._run_sparse(bucket, buffer, int(bad), step)
             return deferred
-        if bad >= 0:
-            buffer.fill_(torch.nan)  # so that whatever codecs keep of it, every rank sees it
+        self.findings.poison(buffer, bad)
         before = self._bad_before.pop(bucket.name, -1)
         if any(part.timing_at(step).delay_steps for part in bucket.parts):
             bad, self._bad_before[bucket.name] = before, bad
         elif any((step + 1) % part.timing_at(step).period for part in bucket.parts if not part.node.exchanges_weights):
-            bad = self._bad_before[bucket.name] = max(bad, before)  # gathered, for a later step to exchange
+            bad = self._bad_before[bucket.name] = self.findings.either(bad, before)  # for a later step to exchange
         else:
-            bad = max(bad, before)
+            bad = self.findings.either(bad, before)
         for part in bucket.parts:
             part.load(buffer)
             if self._undoes:
@@ -153,21 +142,22 @@ class GradientExchange:
                 )
                 rest = self._run_part(part, context, prescaled=bucket.prescaled)
                 deferred += [(bucket.name, rest)] if rest is not None else []
-                if self._nonfinite == "raise" and not self._sound(part):
-                    self._blame(bucket, bad)
+                self._judge(bucket, part, bad)
             else:
-                self.record_nonfinite(bucket, bad)
-            if self._undoes or self._paid:
-                self._spoiled = self._spoiled or not all_finite(part.bucket.flat)
+                self.findings.keep(bucket, bad)
+            if (self._undoes or self._paid) and self._spoiled is not True:
+                self._spoiled |= nonfinite(part.bucket.flat)
             part.save(buffer)
         return deferred
 
     def end_pass(self) -> None:
         """Restore the state of a step that a GradScaler skips; runs before deferred work."""
-        if self._spoiled:
+        self.findings.end_pass()
+        if self._spoiled is not False:
             for part in (part for bucket in self._layouts.values() for part in bucket.parts):
-                part.undo.restore()
-            self.owed.update(self._paid)
+                part.undo.restore(self._spoiled)
+            if self._paid and self._spoiled:  # on an accelerator the host waits, in the first pass after a switch
+                self.owed.update(self._paid)
         self._paid.clear()
         self._was_spoiled, self._spoiled = self._spoiled, False
 
@@ -204,20 +194,10 @@ class GradientExchange:
         """Forget the gradients that an earlier plan left."""
         self.owed.clear()
 
-    def pop_error(self) -> NonFiniteGradientError | None:
-        """Return, once, the error of the first gradient that was not finite; with nothing in flight."""
-        refused, self._refused = self._refused, None
-        return refused
-
-    def record_nonfinite(self, bucket: BucketLayout, bad: int) -> None:
-        """Keep the error of a gradient that stays on this rank and is not finite; bad is that of `check_finite`."""
-        if bad >= 0 and self._nonfinite == "raise":
-            self._record_error(f"rank {self._comms.all.rank}: {bucket.name}, parameter {bucket.name_at(bad)}")
-
-    def _sound(self, part: BucketPart) -> bool:
-        """Say whether a result is finite; an exact mean of prescaled gradients is NaN throughout or nowhere."""
+    def _judge(self, bucket: BucketLayout, part: BucketPart, place: Place) -> None:
+        """Look at a result; an exact mean of prescaled gradients is NaN throughout or nowhere."""
         exact = isinstance(part.algorithm, AcceptsPrescaled) and part.node.payload_codec is None
-        return all_finite(part.bucket.flat[:1] if exact else part.bucket.flat)
+        self.findings.judge(bucket, part.bucket.flat[:1] if exact else part.bucket.flat, place)
 
     def _run_sparse(self, bucket: BucketLayout, gradient: Tensor, bad: int, step: int) -> None:
         """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host."""
@@ -227,9 +207,9 @@ class GradientExchange:
         with describe_failure(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
             founds = average_rows(gradient, bad, comm)
         if self._undoes:
-            self._spoiled = self._spoiled or not has_finite_rows(gradient)
+            self._spoiled |= not has_finite_rows(gradient)
         if self._nonfinite == "raise" and not (max(founds) < 0 and has_finite_rows(gradient)):
-            self._blame(bucket, bad)
+            self.findings.blame(bucket, bad)
 
     def _run_part(self, part: BucketPart, context: StepContext, *, prescaled: bool) -> Deferred | None:
         algorithm = part.algorithm
@@ -237,28 +217,6 @@ class GradientExchange:
         name, spans = part.bucket.name, part.bucket.spans
         with describe_failure(f"exchanging {name} ({spans[0].name} .. {spans[-1].name}) in step {context.step}"):
             return run(part.bucket, part.state, part.comm, context)
-
-    def _blame(self, bucket: BucketLayout, bad: int) -> None:
-        """Find the ranks whose gradients were not finite, by an all-gather, and keep the error."""
-        device = self._device
-        mine = torch.tensor([bad], dtype=torch.int64, device=device)  # (1,)
-        comm = self._comms.all
-        all_bad = torch.empty(comm.size, dtype=torch.int64, device=device)  # (size,)
-        comm.all_gather(all_bad, mine).wait()
-        culprits = [(rank, index) for rank, index in enumerate(all_bad.tolist()) if index >= 0]
-        if not culprits:
-            who = f"every rank's gradient was finite, but their sum in {bucket.name} overflowed"
-        else:
-            who = "; ".join(f"rank {r}: {bucket.name}, parameter {bucket.name_at(i)}" for r, i in culprits)
-        self._record_error(who, of_plan=not culprits)
-
-    def _record_error(self, who: str, *, of_plan: bool = False) -> None:
-        if self._refused is None or (self._refused.of_plan and not of_plan):
-            self._refused = NonFiniteGradientError(
-                f"a gradient is NaN or Inf ({who}). No weight was changed. Lower the learning rate or clip; "
-                'with a GradScaler, which expects this, pass nonfinite="propagate".'
-            )
-            self._refused.of_plan = of_plan
 
     def _pay(self, part: BucketPart, weight: float) -> None:
         for span in part.bucket.spans:

@@ -67,8 +67,8 @@ class JoinState:
 
     def meet(self, *, trains: bool) -> float:
         """Agree on the step of the ranks that train; return the factor of a mean over all ranks. Collective."""
-        mine = torch.tensor([self._counter.step, int(trains)], dtype=torch.int64, device=self._device)
-        table = torch.empty(2 * self._comm.size, dtype=torch.int64, device=self._device)
+        mine = torch.tensor([self._counter.step, int(trains)], dtype=torch.int64)
+        table = torch.empty(2 * self._comm.size, dtype=torch.int64)
         self._comm_thread.submit(lambda: self._comm.all_gather(table, mine).wait()).wait()
         rows: list[list[int]] = table.view(-1, 2).tolist()
         self._counter.step = max(step for step, _ in rows)

@@ -1,12 +1,18 @@
 """Environment variables of torchrun: the only place that reads them."""
 
+import hashlib
 import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from pliant.comm.base import Comm
 
-__all__ = ["hosts_from_torchrun", "run_from_torchrun"]
+__all__ = ["are_on_one_host", "hosts_from_torchrun", "run_from_torchrun"]
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | None:
@@ -23,6 +29,21 @@ def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | N
     for rank, group in enumerate(groups.tolist()):
         hosts.setdefault(group, []).append(rank)
     return list(hosts.values())
+
+
+def are_on_one_host(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> bool:
+    """Say whether all ranks are on one host: as told, as torchrun placed them, or by the names of their machines.
+
+    Collective, with tensors of the host.
+    """
+    hosts = hosts if hosts is not None else hosts_from_torchrun(comm, torch.device("cpu"))
+    if hosts is not None:
+        return len(hosts) == 1
+    name = socket.gethostname() + (_BOOT.read_text() if _BOOT.exists() else "")
+    mine = torch.tensor([int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")])
+    names = torch.empty(comm.size, dtype=torch.int64)
+    comm.all_gather(names, mine).wait()
+    return bool((names == names[0]).all())
 
 
 def run_from_torchrun() -> str:

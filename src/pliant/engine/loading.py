@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
-from pliant.comm.private_comm import new_comm
+from pliant.comm.transport import Transport, comm_by_host
 from pliant.engine.checkpoint import Manifest, read_manifest, read_part
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.rank_checks import gather_numbers, raise_together
@@ -36,6 +36,7 @@ def load_run(
     timeout_s: float = 300.0,
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
+    transport: Transport = "auto",
 ) -> Run:
     """Relax a model by the plan in a checkpoint of `Run.save`, and go on from there, to the bit. Collective.
 
@@ -55,6 +56,7 @@ def load_run(
         timeout_s: As for `relax`.
         agreement_every: As for `relax`.
         nonfinite: As for `relax`.
+        transport: As for `relax`.
 
     Raises:
         ValueError: On all ranks, if a part of the checkpoint is missing or damaged, or belongs to another model,
@@ -80,7 +82,7 @@ def load_run(
     held = unwrap(model, optimizer)
     own = held.ddp.process_group if held.ddp is not None else group or dist.group.WORLD
     device = next(iter(held.parameters.values())).device
-    comm = new_comm(cast(ProcessGroup, own), timeout_s)
+    comm = comm_by_host(cast(ProcessGroup, own), timeout_s, device)
     try:
         manifest, state, shared = _read(Path(path), comm, device, resize=resize, given=(scheduler, scaler))
     finally:
@@ -93,6 +95,7 @@ def load_run(
         timeout_s=timeout_s,
         agreement_every=agreement_every,
         nonfinite=nonfinite,
+        transport=transport,
     )
     try:
         run.load_all(state, shared, scaler)

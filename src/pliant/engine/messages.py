@@ -5,16 +5,23 @@ import threading
 
 import torch
 
+from pliant.accelerator import pinned
 from pliant.comm.base import CommError, Work
 
 __all__ = ["Message", "wait_for", "waiting_thread"]
 
 
 class Message:
-    """Bytes of a fixed layout: an int64 head and a float32 body."""
+    """Bytes of a fixed layout in host memory: an int64 head and a float32 body.
 
-    def __init__(self, numel: int) -> None:
-        self.bytes = torch.zeros(8 + 4 * numel, dtype=torch.uint8)
+    Args:
+        numel: Elements of the body.
+        beside: Device that copies from and to it.
+
+    """
+
+    def __init__(self, numel: int, beside: torch.device) -> None:
+        self.bytes = pinned(8 + 4 * numel, torch.uint8, beside).zero_()
         self.head = self.bytes[:8].view(torch.int64)  # (1,)
         self.body = self.bytes[8:].view(torch.float32)  # (numel,)
 

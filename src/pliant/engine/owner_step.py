@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import finish_copies
 from pliant.buckets import as_real
 from pliant.comm.base import Comm, CommError
 from pliant.engine.algorithm_state import AlgorithmState
@@ -106,12 +107,17 @@ def pack(flat: Tensor, tensors: list[Tensor]) -> None:
     """Copy tensors, one after another, to flat, (sum of their elements,); complex ones as pairs of real numbers."""
     reals = [as_real(tensor) for tensor in tensors]
     for part, tensor in zip(flat.split([t.numel() for t in reals]), reals, strict=True):
-        part.view(tensor.shape).copy_(tensor)
+        part.view(tensor.shape).copy_(tensor, non_blocking=True)
+    if reals and flat.device != reals[0].device:
+        finish_copies(reals[0].device)
 
 
 @torch.no_grad()
 def unpack(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Copy flat, (sum of their elements,), to tensors; pairs of it to those that are complex."""
+    """Copy flat, (sum of their elements,), to tensors; pairs of it to those that are complex.
+
+    What is in host memory is not to be overwritten before the next `pack` on the same stream, which waits for copies.
+    """
     reals = [as_real(tensor) for tensor in tensors]
     for part, tensor in zip(flat.split([t.numel() for t in reals]), reals, strict=True):
-        tensor.copy_(part.view(tensor.shape))
+        tensor.copy_(part.view(tensor.shape), non_blocking=True)

@@ -162,7 +162,7 @@ class RatioController(Part):
             self.ratio_setting.used,
         ]
         comm = self._tracer.comm
-        shared = torch.tensor(mine, dtype=torch.float64, device=self._tracer.device)
+        shared = torch.tensor(mine, dtype=torch.float64)
         comm.all_reduce(shared, "max").wait()
         *levels, less_exposed_s, step_s, select_s, left, used = cast(list[float], shared.tolist())
         if len(self._levels) > 1 and levels[2] < 0 and levels[1] > 0:

@@ -91,10 +91,12 @@ class Run(SavesState, SwitchesPlans, ABC):
 
     def _begin_pass(self) -> None:
         self._source.begin_pass(self._comm_thread.drain)
+        self._dispatcher.raise_late_error()
         self.catch_up()
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._comm_thread.raise_error()
+        self._dispatcher.raise_late_error()
         self._dispatcher.scale.notice(self._gradients.store, self._dispatcher.num_backwards)
         self.catch_up()
         for part in self._parts:

@@ -6,14 +6,15 @@ from typing import cast
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
-from pliant.comm.private_comm import new_comm
 from pliant.comm.recorded import RecordedComm
-from pliant.engine.backend_support import require_supported
+from pliant.comm.transport import Transport, comm_for, require_transport
 from pliant.engine.ddp_hook import error_reporter, install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
+from pliant.engine.launcher_env import are_on_one_host
 from pliant.engine.plan_resolution import require_plan
 from pliant.engine.relaxed_model import RelaxedModel, claim, release
 from pliant.engine.run import FixedRun, Run
@@ -34,6 +35,7 @@ def start_run(
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
     elastic: Elastic | None = None,
+    transport: Transport = "auto",
     attach_to: Callable[[Run, Comm], None] | None = None,
 ) -> Run:
     """Start a run under a plan; arguments and errors are those of `pliant.relax`. Collective.
@@ -48,6 +50,7 @@ def start_run(
         agreement_every: See there.
         nonfinite: See there.
         elastic: See there.
+        transport: See there.
         attach_to: Called with the run and its comm before the first step, such as to attach a tuner.
 
     """
@@ -63,14 +66,22 @@ def start_run(
     device = next(iter(relaxed.parameters.values())).device
     relaxed.group = cast(ProcessGroup, group or dist.group.WORLD if relaxed.ddp is None else relaxed.ddp.process_group)
     plan = relaxed.resolve(plan)
-    require_supported(plan, relaxed.group, device)
+    require_transport(transport, relaxed.group, device)
     claim(relaxed)
     comm, run = None, None
     try:
         if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        own_comm = new_comm(relaxed.group, timeout_s, start_timeout_s, device=device)
+        own_comm, host = comm_for(
+            relaxed.group,
+            timeout_s,
+            start_timeout_s,
+            device=device,
+            transport=transport,
+            on_one_host=lambda ranks: are_on_one_host(ranks, hosts),
+        )
         comm = RecordedComm(own_comm)
+        require_same(host, "the kind of device", device.type, cure="train on CPUs alone, or on one kind of accelerator")
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
             relaxed.sharded.connect(comm, relaxed.group)
@@ -79,11 +90,11 @@ def start_run(
             broadcast_tensors([*relaxed.module.parameters(), *relaxed.module.buffers()], comm)
             broadcast_optimizer(relaxed.optimizer, comm, device)
         if relaxed.ddp is not None:
-            install_hook(relaxed.ddp).report = error_reporter(own_comm)
+            install_hook(relaxed.ddp).report = error_reporter(host)
         run = FixedRun(relaxed, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
         if attach_to is not None:
             attach_to(run, own_comm)
-        own_comm.with_timeout(timeout_s)
+        host.with_timeout(timeout_s)
         comm.reset()  # what the start cost is not training
     except BaseException as error:
         if run is not None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import finish_copies
 from pliant.buckets import as_real
 from pliant.engine.optimizer_state import clone_optimizer
 
@@ -30,8 +31,8 @@ class ServerShard:
         self._user = weakref.ref(optimizer)  # its hooks hold the run, and threads hold this
         self._weights = [p.detach().clone().requires_grad_() for p in parameters]
         self.numel = sum(as_real(p).numel() for p in parameters)
-        device = parameters[0].device if parameters else torch.device("cpu")
-        self._sum = torch.zeros(self.numel, device=device)
+        self._device = parameters[0].device if parameters else torch.device("cpu")
+        self._sum = torch.zeros(self.numel)  # in host memory, into which gradients come
         reals = [as_real(p) for p in parameters]
         numels = [p.numel() for p in reals]
         self._gradients = [g.view(p.shape) for g, p in zip(self._sum.split(numels), reals, strict=True)]
@@ -74,7 +75,7 @@ class ServerShard:
         if self._groups:
             self._sum.mul_(1 / count)
             for weight, gradient in zip(self._weights, self._gradients, strict=True):
-                own = gradient.to(weight.dtype.to_real())
+                own = gradient.to(self._device, weight.dtype.to_real())
                 weight.grad = torch.view_as_complex(own) if weight.is_complex() else own
             self._stepper.step()
             self._sum.zero_()
@@ -84,10 +85,11 @@ class ServerShard:
 
     @torch.no_grad()
     def read(self, out: Tensor) -> None:
-        """Copy the weights to out, float32 (numel,)."""
+        """Copy the weights to out, float32 (numel,), in host memory."""
         reals = [as_real(weight) for weight in self._weights]
         for part, weight in zip(out.split([w.numel() for w in reals]), reals, strict=True):
-            part.view(weight.shape).copy_(weight)
+            part.view(weight.shape).copy_(weight, non_blocking=True)
+        finish_copies(self._device)
 
 
 def _is_in(parameter: Tensor, group: Sequence[Tensor]) -> bool:

@@ -38,7 +38,8 @@ class ServerThreads:
     A rank sends its gradients to all owners after each backward pass, one message each, and each owner answers with the
     weights that it owns. One thread for each peer receives, adds up, steps and answers, so that a rank serves while it
     computes. Answers are written to the model in the user's thread, between two steps. Two groups of their own keep
-    questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank.
+    questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank. Messages
+    lie in host memory; with weights on an accelerator, each costs a copy that its thread waits for.
 
     If a rank fails, its peers are told, or see its connections close, and answer everybody with its number: each raises
     CommError at its next step, and tells its peers the same, so that all stop listening to each other. A rank that is
@@ -58,14 +59,10 @@ class ServerThreads:
         self._asks, self._answers = duplicate(comm), duplicate(comm)
         held = {r: [owned.parameters[name] for name in owned.names_of(r)] for r in range(comm.size)}
         self._held = {rank: parameters for rank, parameters in held.items() if parameters}
-        if any(p.device.type != "cpu" for parameters in held.values() for p in parameters):
-            raise ValueError(
-                "owners at a free pace serve from threads through Gloo, but the model is not on the CPU; use "
-                "sharded_optimizer(), or local_sgd() or async_average(), which wait for nobody either."
-            )
+        self._device = next(p.device for parameters in held.values() for p in parameters)
         numels = {rank: sum(as_real(p).numel() for p in parameters) for rank, parameters in self._held.items()}
-        self._out = {rank: Message(numel) for rank, numel in numels.items()}
-        self._in = {rank: Message(numel) for rank, numel in numels.items()}
+        self._out = {rank: Message(numel, self._device) for rank, numel in numels.items()}
+        self._in = {rank: Message(numel, self._device) for rank, numel in numels.items()}
         shard = ServerShard(held[comm.rank], optimizer)
         self._numel, self._shared = shard.numel, SharedShard(shard, comm, self._staleness)
         self._asked: list[Work] | None = None
@@ -215,7 +212,7 @@ class ServerThreads:
 
     def _serve(self, peer: int) -> None:
         """Receive from a peer and answer it, until it leaves. Runs in a thread of its own."""
-        question, answer = Message(self._numel), Message(self._numel)
+        question, answer = Message(self._numel, self._device), Message(self._numel, self._device)
         try:
             while True:
                 self._asks.exchange([], [(peer, question.bytes)], patience_s=_IDLE_S).wait()
@@ -232,7 +229,7 @@ class ServerThreads:
             self._shared.fail(began, f"its connection broke ({error})")
 
     def _post(self, kind: int) -> Work:
-        last = {rank: Message(message.body.numel()) for rank, message in self._out.items()}
+        last = {rank: Message(message.body.numel(), self._device) for rank, message in self._out.items()}
         for message in last.values():
             message.head.fill_(kind)
         return self._asks.exchange([(rank, m.bytes) for rank, m in last.items() if rank != self._comm.rank], [])

@@ -28,6 +28,8 @@ class CountsSkips:
         """End the steps that the loss scale says were skipped; to be called before a pass, and wherever ranks meet."""
         scale = self._dispatcher.scale
         self._dispatcher.follow_scale()
+        if self._dispatcher.overflowed is not False:  # before the first step only
+            self._dispatcher.overflowed = bool(self._dispatcher.overflowed)
         if self._dispatcher.overflowed and self._is_finite:
             self._dispatcher.overflowed = False  # gone, and no step has used them
             if scale.is_sought:

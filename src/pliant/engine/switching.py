@@ -10,7 +10,6 @@ from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.attachments import AttachedProfile
 from pliant.engine.averaging import average_run
-from pliant.engine.backend_support import require_supported
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.executor import ExecutorBuilder, PlanExecutor
 from pliant.engine.gradient_exchange import GradientExchange
@@ -72,8 +71,6 @@ class SwitchesPlans(CountsSkips):
         self.catch_up()
         self._comm_thread.drain()
         plan = self._relaxed.resolve(resolve_plan(what, self.optimizer))
-        if self._relaxed.group is not None:
-            require_supported(plan, self._relaxed.group, self._device)
         require_plan(plan, self._comm, self._device)
         self._source.require_carried(plan)
         self.profile.end()

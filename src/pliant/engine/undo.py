@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pliant.algorithms.base import State
-from pliant.codecs import all_finite
+from pliant.codecs import all_finite, finite_flag, keep_unless
 from pliant.spec import Exchange
 
 __all__ = ["Undo"]
@@ -29,13 +29,23 @@ class Undo:
             self._kept = [(t, t.clone() if copy is None else copy.copy_(t)) for t, copy in self._kept]
             self._step = step
 
-    def restore(self) -> None:
-        """Put back what was copied in this step, if anything was."""
+    def restore(self, spoiled: bool | Tensor) -> None:
+        """Put back what was copied in this step, if anything was and the step is spoiled: known, or a flag () there."""
+        if isinstance(spoiled, Tensor):
+            self._restore_if(spoiled)
+            return
         if self._step >= 0:
             for tensor, copy in self._kept:
                 if copy is not None and (id(tensor) not in self._gathered or all_finite(copy)):
                     tensor.copy_(copy)
         self._step = -1
+
+    def _restore_if(self, spoiled: Tensor) -> None:
+        """Put it back where the device finds that it must be; nobody waits to know."""
+        for tensor, copy in self._kept if self._step >= 0 else ():
+            if copy is not None:
+                gathered = id(tensor) in self._gathered
+                keep_unless(spoiled & finite_flag(copy) if gathered else spoiled, tensor, copy)
 
 
 def _is_delayed(node: Exchange) -> bool:

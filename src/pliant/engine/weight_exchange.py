@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import finish_copies, is_accelerator, pinned
 from pliant.algorithms.base import Deferred, StepContext
-from pliant.codecs import first_nonfinite
+from pliant.codecs import first_nonfinite, nonfinite_place
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
 from pliant.engine.comm_thread import CommThread
@@ -211,7 +212,7 @@ class WeightExchange(Part):
     def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
         """Compute this rank's share of all work, and whether all ranks are leaving. Collective."""
         comm = self._comms.all
-        table = torch.tensor([work, float(leaving)], dtype=torch.float64, device=self._parts[0].bucket.flat.device)
+        table = torch.tensor([work, float(leaving)], dtype=torch.float64)
         comm.all_reduce(table).wait()
         total, leavers = table.tolist()
         share[0] = work * comm.size / total if total > 0 else 1.0
@@ -219,7 +220,7 @@ class WeightExchange(Part):
 
     def _mix(self, part: WeightPart, step: int, share: list[float], deferred: list[tuple[str, Deferred]]) -> None:
         bucket, names = part.bucket, [span.name for span in part.bucket.spans]
-        if (bad := first_nonfinite(bucket.flat)) >= 0:
+        if (bad := _bad_place(bucket.flat)) >= 0:
             name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
             raise NonFiniteGradientError(
                 f"after step {step} rank {part.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
@@ -244,3 +245,17 @@ class WeightExchange(Part):
     def _take_all(self, parts: Sequence[WeightPart]) -> None:
         for part in parts:
             self._take(part)
+
+
+def _bad_place(flat: Tensor) -> int:
+    """Return the index of the first NaN or Inf, or -1.
+
+    On an accelerator this thread waits for a copy of that number alone: weights must not be sent if they are not
+    finite. Nobody else waits; the thread that trains goes on.
+    """
+    if not is_accelerator(flat.device):
+        return first_nonfinite(flat)
+    told = pinned((1,), torch.int64, flat.device)
+    told.copy_(nonfinite_place(flat).view(1), non_blocking=True)
+    finish_copies(flat.device)
+    return int(told)

@@ -83,7 +83,7 @@ class WeightPart:
             if self.late:
                 real.add_(view)
             else:
-                self.changed.append(real.sub_(view).norm())  # in place: it is replaced in any case
+                self.changed.append(torch.linalg.vector_norm(real.sub_(view)))  # in place: it is replaced in any case
                 real.copy_(view)
 
 

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.codecs import Codec
-from pliant.comm import Comm, broadcast_text, new_comm
+from pliant.comm import Comm, broadcast_text
 from pliant.comm.private_comm import self_comm
+from pliant.comm.transport import comm_by_host
 from pliant.engine.nodes import layer_classes
 from pliant.engine.relaxed_model import innermost, list_tensors, module_of, strip_wrappers
 from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
@@ -149,9 +150,9 @@ class Observation:
 
     def _open_comm(self) -> Comm:
         if self._group is not None:
-            return new_comm(self._group, self._timeout_s)
+            return comm_by_host(self._group, self._timeout_s, self._device)
         if dist.is_available() and dist.is_initialized():
-            return new_comm(cast(ProcessGroup, dist.group.WORLD), self._timeout_s)
+            return comm_by_host(cast(ProcessGroup, dist.group.WORLD), self._timeout_s, self._device)
         return self_comm()
 
     def _share(self, comm: Comm, name: str) -> Workload:

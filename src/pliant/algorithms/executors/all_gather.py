@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.ratio_state import check_single_momentum, ramp_ratio
 from pliant.buckets import Bucket
-from pliant.codecs import BlockTopK, TopK, all_finite, codec_from
+from pliant.codecs import BlockTopK, TopK, all_finite, codec_from, finite_flag, keep_unless
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
 from pliant.spec import AllGather
@@ -56,6 +57,9 @@ class AllGatherExecutor:
             codec = replace(cast(TopK | BlockTopK, codec_from(self.node.codec)), ratio=ratio)
             exchange = state.workspace[ratio] = SparseAverage(codec, bucket.numel, comm, bucket.flat.device)
         g, v = bucket.flat, state.flat["residual"]
+        if is_accelerator(g.device):
+            self._on_device(exchange, g, state, context, ratio)
+            return
         finite = all_finite(g)
         if finite and self.node.momentum:
             u = state.flat["velocity"]
@@ -72,6 +76,23 @@ class AllGatherExecutor:
                 ratio_setting.report(ratio, _square(v), whole)
             if self.node.momentum:
                 exchange.clear_sent(state.flat["velocity"])
+
+    def _on_device(self, exchange: SparseAverage, g: Tensor, state: State, context: StepContext, ratio: float) -> None:
+        """Do the same without waiting to know whether g is finite."""
+        finite, v = finite_flag(g), state.flat["residual"]
+        velocity = state.flat["velocity"] * self.node.momentum + g if self.node.momentum else g
+        owed = v + velocity
+        whole = _square(owed) if context.ratio_setting is not None else None
+        exchange(g, torch.where(finite, owed, g), context.seed)
+        exchange.clear_sent(owed)
+        keep_unless(finite, v, owed)
+        if context.ratio_setting is not None and whole is not None:
+            nothing = torch.zeros_like(whole)
+            left = torch.where(finite, _square(owed), nothing)
+            context.ratio_setting.report(ratio, left, torch.where(finite, whole, nothing))
+        if self.node.momentum:
+            exchange.clear_sent(velocity)
+            keep_unless(finite, state.flat["velocity"], velocity)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket, as_real
-from pliant.codecs import all_finite, codec_from
+from pliant.codecs import all_finite, codec_from, finite_flag, keep_unless
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
 from pliant.spec import CompressedMomentum
@@ -146,13 +147,18 @@ class CompressedMomentumExecutor:
         if context.step < self.node.warmup_steps:
             g.mul_(1 / comm.size)
             comm.all_reduce(g).wait()
-            if all_finite(g):
-                m.lerp_(g, 1 - self.node.beta)
+            self._follow(m, g, 1 - self.node.beta)
             return
         g.mul_(1 - self.node.beta).add_(m, alpha=self.node.beta)
         state.workspace(g, context.seed, state.flat["residual"])
-        if all_finite(g):
-            m.copy_(g)
+        self._follow(m, g, 1.0)
+
+    def _follow(self, m: Tensor, g: Tensor, share: float) -> None:
+        """Move the momentum to g by a share of the way, unless g is not finite."""
+        if is_accelerator(g.device):
+            keep_unless(finite_flag(g), m, torch.lerp(m, g, share) if share < 1 else g)
+        elif all_finite(g):
+            m.lerp_(g, share) if share < 1 else m.copy_(g)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise ValueError unless it is a OneBitAdam with the same warm-up, which expects a momentum in ``p.grad``."""

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.buckets import Bucket
-from pliant.codecs import Dct, all_finite, codec_from
+from pliant.codecs import Dct, all_finite, codec_from, finite_flag, keep_unless
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
 from pliant.spec import DecoupledMomentum
@@ -56,12 +58,22 @@ class DecoupledMomentumExecutor:
         g.add_(m, alpha=self.node.momentum)
         exchange(mean, g, context.seed)
         # All ranks see an overflow on any, and skip the step: then none takes anything into its momentum, or out of it.
-        if all_finite(mean):
+        if is_accelerator(mean.device):
+            self._take_if_finite(exchange, mean, g, m)
+        elif all_finite(mean):
             m.copy_(g)
             exchange.clear_sent(m)
             if self.node.signed:
                 mean.sign_()
         g.copy_(mean)
+
+    def _take_if_finite(self, exchange: SparseAverage, mean: Tensor, g: Tensor, m: Tensor) -> None:
+        """Do the same without waiting to know whether the mean is finite."""
+        finite = finite_flag(mean)
+        exchange.clear_sent(g)
+        keep_unless(finite, m, g)
+        if self.node.signed:
+            keep_unless(finite, mean, mean.sign())
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import (
     Algorithm,
     ChecksOptimizer,
@@ -21,7 +22,7 @@ from pliant.algorithms.base import (
     start_innermost,
 )
 from pliant.buckets import Bucket, as_real
-from pliant.codecs import all_finite
+from pliant.codecs import all_finite, finite_flag, keep_unless
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
 from pliant.spec import After, Delayed, Every, Exchange
@@ -59,7 +60,11 @@ class EveryExecutor:
         rest = self.inner.on_ready(bucket, state, comm, context)
         # An exchange that was not finite is undone with its step, and what was pending comes back with it. Where the
         # inner algorithm hands over what came before, g says nothing of this exchange, and has taken what was pending.
-        if self.node.inner.timing_at(context.step).delay_steps or all_finite(g) or not all_finite(pending):
+        if self.node.inner.timing_at(context.step).delay_steps:
+            pending.zero_()
+        elif is_accelerator(g.device):
+            pending.masked_fill_(finite_flag(g) | ~finite_flag(pending), 0.0)
+        elif all_finite(g) or not all_finite(pending):
             pending.zero_()
         return rest
 
@@ -114,7 +119,9 @@ class DelayedExecutor:
 
     def _extrapolate(self, g: Tensor, before: Tensor, scratch: Tensor) -> None:
         torch.sub(g, before, out=scratch)
-        if all_finite(g):  # an overflow must not come back with the next step
+        if is_accelerator(g.device):
+            keep_unless(finite_flag(g), before, g)
+        elif all_finite(g):  # an overflow must not come back with the next step
             before.copy_(g)
         g.add_(scratch, alpha=self.node.lookahead)
 

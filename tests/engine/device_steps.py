@@ -1,0 +1,137 @@
+"""Steps of a run whose tensors lie on the device that is not there, without DDP, which knows real devices alone."""
+
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from device import DEVICE, Stream, device_at_hand, to_device, to_host
+from pliant import accelerator
+from pliant.comm import RecordedComm, StagedComm, hierarchical_comm, staged
+from pliant.engine import comm_thread, device_findings, weight_exchange
+from pliant.engine.algorithm_state import AlgorithmState
+from pliant.engine.bucket_dispatcher import BucketDispatcher
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.comms import Comms
+from pliant.engine.ddp_hook import ReadyBucket
+from pliant.engine.gradient_exchange import GradientExchange
+from pliant.engine.owners import place_owners
+from pliant.engine.tracer import Tracer
+from pliant.engine.trial import PlanOnTrial
+from pliant.engine.weight_exchange import WeightExchange
+
+__all__ = ["CPU", "SHAPES", "StepRun", "on_device", "use_device"]
+
+CPU = torch.device("cpu")
+SHAPES = {"a": (40, 30), "b": (7,), "c": (64, 16), "d": (1300,)}
+BUCKETS = (("d", "c"), ("b", "a"))
+
+
+class _LaneStream(Stream):
+    """The stream of a communication thread."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+
+def use_device(monkeypatch):
+    """Let the engine find the device: its streams, host buffers, and a way to make tensors there in every thread."""
+
+    def host_buffer(shape, dtype, beside):
+        return torch.empty(shape, dtype=dtype)
+
+    for module in (staged, device_findings, weight_exchange, accelerator):
+        monkeypatch.setattr(module, "pinned", host_buffer)
+    for module in (staged, device_findings, comm_thread, accelerator):
+        monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
+    monkeypatch.setattr(comm_thread, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
+    run = CommThread._run
+
+    def run_there(self, *arguments):
+        with device_at_hand() if self.device == DEVICE else nullcontext():
+            run(self, *arguments)
+
+    monkeypatch.setattr(CommThread, "_run", run_there)
+
+
+@contextmanager
+def on_device(device):
+    with device_at_hand() if device == DEVICE else nullcontext():
+        yield
+
+
+class _Rates:
+    """What the engine reads of an optimizer."""
+
+    def __init__(self):
+        self.param_groups = [{"lr": 0.05}]
+
+
+class StepRun:
+    """Carries out steps of one algorithm: gradients into the dispatcher, or weights into their exchange."""
+
+    def __init__(self, place, node, device, nonfinite="raise"):
+        self._bring = to_device if device == DEVICE else torch.clone
+        self.back = to_host if device == DEVICE else torch.clone
+        comm = RecordedComm(StagedComm(place.comm) if device == DEVICE else place.comm)
+        self.rank = place.rank
+        hosts = hierarchical_comm(comm, [[0], list(range(1, comm.size))]) if node.needs_hosts else None
+        comms = Comms(comm, hosts)
+        generator = torch.Generator().manual_seed(7)
+        self.parameters = {name: self._bring(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
+        self.store = AlgorithmState(self.parameters, dict.fromkeys(SHAPES, node), comms)
+        place_owners(self.store, comm.size)
+        optimizer = _Rates()
+        tracer = Tracer(CPU, comm)
+        self.thread = CommThread(device, "gradients", tracer)
+        self.dispatcher = BucketDispatcher(self.thread, tracer, PlanOnTrial())
+        self.gradients = GradientExchange(self.store, comms, nonfinite, optimizer, {})
+        self.dispatcher.put_in_force(self.gradients, as_ready=True)
+        self._optimizer = optimizer
+        self.weights = None
+        if node.exchanges_weights:
+            self.weights = WeightExchange(self.store, comms, optimizer, 0, tracer)
+            self.weights.reset_reference()
+
+    def gradient(self, step, names):
+        generator = torch.Generator().manual_seed(1000 * step + self.rank)
+        return torch.cat([torch.randn(SHAPES[name], generator=generator).view(-1) for name in names])
+
+    def backward(self, step, spoil=lambda gradient, names: gradient):
+        """Hand over the gradients of a pass; return what became of them, bucket by bucket, where they are."""
+        buffers = [self._bring(spoil(self.gradient(step, names), names)) for names in BUCKETS]
+        for k, (names, buffer) in enumerate(zip(BUCKETS, buffers, strict=True)):
+            self.dispatcher.receive(
+                ReadyBucket(
+                    index=k,
+                    names=names,
+                    shapes=tuple(SHAPES[name] for name in names),
+                    buffer=buffer,
+                    last=k == len(BUCKETS) - 1,
+                    finish=lambda: None,
+                )
+            )
+        return buffers
+
+    def step(self, step, buffers):
+        """Do what comes before an optimizer's step, the step, and what comes after it."""
+        self.dispatcher.raise_late_error()
+        for names, buffer in zip(BUCKETS, buffers, strict=True):
+            parts = buffer.split([torch.Size(SHAPES[name]).numel() for name in names])
+            for name, part in zip(names, parts, strict=True):
+                self.parameters[name].sub_(part.view(SHAPES[name]) * 0.05)
+        self.dispatcher.step += 1
+        if self.weights is not None:
+            self.weights.after_step(step + 1)
+
+    def close(self):
+        self.thread.drain()
+        if self.weights is not None:
+            self.weights.abandon()
+            self.weights.close()
+        self.thread.close()
