@@ -74,6 +74,18 @@ class Genome:
         """All genes, the base first."""
         return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
 
+    @property
+    def summary(self) -> str:
+        """Its settings in one line, as tables of plans have them."""
+        base, numbers = self.base, {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.base.settings.items()}
+        parts = [f"{base.family}({', '.join(f'{k}={v}' for k, v in numbers.items())})"]
+        parts += [f"buckets {self.bucket_bytes / 2**20:.3g} MiB"] if self.bucket_bytes else []
+        parts += [f"{layer}: {gene.family}" for layer, gene in self.layers]
+        parts += [f"parameters apart: {len(self.names)}"] if self.names else []
+        parts += ["at the end"] if self.at_end else []
+        parts += ["between hosts"] if self.by_hosts else []
+        return ", ".join(parts)
+
     def plan(self, name: str = "") -> SyncPlan:
         """Return the plan. Raises ValueError, from a node, for what does not go together."""
         genes = self.genes
