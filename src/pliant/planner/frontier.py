@@ -105,9 +105,7 @@ def frontier(
 
     """
     base = replace(quality or Quality(), optimizer=optimizer, unmeasured=True)
-    losing = frozenset(
-        gene for family in FAMILIES for gene in all_of(family) if risk_of(Genome(gene), optimizer).loses
-    )
+    losing = frozenset(gene for family in FAMILIES for gene in all_of(family) if risk_of(Genome(gene), optimizer).loses)
     known: dict[Genome, float] = {}
 
     def remember(plans: list[Genome]) -> list[float]:

@@ -37,6 +37,11 @@ class Gene:
         """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
         return not FAMILIES[self.family].exact and not FAMILIES[self.family].between_steps
 
+    @property
+    def changes_state(self) -> bool:
+        """Whether weights or optimizer state may be others than DDP's on some rank between two steps."""
+        return self.exchange.exchanges_weights or self.exchange.has_owners
+
 
 def all_of(family: str) -> list[Gene]:
     """Return every setting of a family, the mildest first."""
