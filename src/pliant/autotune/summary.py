@@ -20,8 +20,8 @@ class Choice:
     """How many times the steps of exact training it is taken to need."""
     gains: tuple[float, ...] = ()
     """How many times faster than DDP's own exchange the best of the others was, in turns; empty if none was tried."""
-    compared: bool = False
-    """Whether another plan was held against DDP's own exchange."""
+    adopted: bool = False
+    """Whether it is another than DDP's own exchange."""
 
 
 def explain(

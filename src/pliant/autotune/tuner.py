@@ -108,8 +108,10 @@ class AutoTuner(AttachedTuner):
     def _tune(self) -> Steps[None]:
         ddp, module = strip_wrappers(self._run.model), module_of(self._run.model)
         outputs = OutputWatch(None if ddp is module else ddp, module, lambda: not self._observation.done)
-        while not self._observation.done:  # its hooks go by themselves
+        while True:
             yield
+            if self._observation.done:  # its hooks go by themselves
+                break
         outputs.close()
         if not holds_on_all(self._comm, self._run.curvature.is_told or outputs.loss()[0] is not None):
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
@@ -192,7 +194,7 @@ class AutoTuner(AttachedTuner):
         lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
         why = broadcast_text("\n".join(lines), self._comm)
         ratio = best.ratio if adopted else 1.0
-        self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=gains, compared=bool(rivals))
+        self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=gains, adopted=adopted)
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return expected_s
 
