@@ -1,9 +1,9 @@
-"""A plain DDP script, as torch's tutorial has it, that knows nothing of Pliant: 3.3 M parameters, SGD.
+"""A plain DDP script, as torch's tutorial has it, that knows nothing of Pliant: 3 M parameters, SGD.
 
     pliant run --emulate hosts=4,rate=100mbit -- python examples/plain_ddp.py
     torchrun --nproc-per-node 2 examples/plain_ddp.py
 
-A classifier of synthetic images: classes have prototypes, and samples are those with noise.
+A classifier of synthetic images: classes have prototypes, samples are noisy, a tenth of the labels is wrong.
 """
 
 import argparse
@@ -20,13 +20,15 @@ def samples(batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     prototypes = torch.randn(100, 768, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(100, (batch,), generator=generator)
-    return prototypes[labels] + 2 * torch.randn(batch, 768, generator=generator), labels
+    images = prototypes[labels] + 6 * torch.randn(batch, 768, generator=generator)
+    wrong = torch.rand(batch, generator=generator) < 0.1
+    return images, torch.where(wrong, torch.randint(100, (batch,), generator=generator), labels)
 
 
 def main() -> None:
     """Train, and say the loss now and then."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
     given = parser.parse_args()

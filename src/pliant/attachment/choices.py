@@ -13,7 +13,6 @@ from pliant.engine.plan_resolution import resolve_plan
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
 from pliant.engine.run_start import start_run
-from pliant.engine.stats import RunStats
 from pliant.profiling.observe import Observation
 from pliant.spec import SyncPlan
 
@@ -35,15 +34,14 @@ class Chosen:
     steps_ratio: float
     why: str
     """Clause on why plain training is kept; "" if it is not."""
-    run: Run
-    before: RunStats
-    """Cost of the run up to the decision."""
     frontier: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     frontier_text: str = ""
 
 
 class Choice(Protocol):
     """A choice that is under way while the script trains."""
+
+    run: Run
 
     @property
     def explanation(self) -> str:
@@ -100,7 +98,7 @@ class _AutoChoice:
         def attach(run: Run, comm: Comm) -> None:
             self._tuner = run.tuner = start_tuning(run, auto, comm, observation)
 
-        self._run = _start(held, attach)
+        self.run = _start(held, attach)
 
     @property
     def explanation(self) -> str:
@@ -119,14 +117,12 @@ class _AutoChoice:
             plan=choice.plan if choice.adopted else None,
             steps_ratio=choice.steps_ratio,
             why=why,
-            run=self._run,
-            before=self._run.stats(),
             frontier=[] if prospects is None else [point.as_row() for point in prospects.points],
             frontier_text="" if prospects is None else prospects.text,
         )
 
     def close(self) -> None:
-        self._run.close()
+        self.run.close()
 
     _tuner: AutoTuner
 
@@ -141,7 +137,7 @@ class _ShardedChoice:
         def attach(run: Run, comm: Comm) -> None:
             self._trials = run.tuner = ShardedTrials(run, duplicate(comm), candidates, base_s)
 
-        self._run = _start(held, attach)
+        self.run = _start(held, attach)
 
     @property
     def explanation(self) -> str:
@@ -154,17 +150,15 @@ class _ShardedChoice:
         gain = self._base_s / (best.step_s * best.steps_ratio)
         pays = gain >= _LEAST_GAIN
         return Chosen(
-            plan=self._run.plan if pays else None,
+            plan=self.run.plan if pays else None,
             steps_ratio=best.steps_ratio if pays else 1.0,
             why="" if pays else f"the best of the settings was {gain:.2f} times as fast to the same accuracy",
-            run=self._run,
-            before=self._run.stats(),
             frontier=self._trials.rows(),
             frontier_text=self._trials.text(),
         )
 
     def close(self) -> None:
-        self._run.close()
+        self.run.close()
 
     _trials: ShardedTrials
 

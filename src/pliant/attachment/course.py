@@ -1,6 +1,7 @@
 """Course of a training under `pliant run`: plain steps, a search, and the steps after the decision."""
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -16,15 +17,16 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.attachment.choices import Chosen, begin_choice
+from pliant.attachment.choices import Choice, begin_choice
 from pliant.attachment.paste import line_for
 from pliant.attachment.verdict import RunOptions, Verdict
 from pliant.attachment.wrapped import parameters_of
 from pliant.comm.ballot import collect_votes
 from pliant.engine.joint_optimizer import optimizer_name
 from pliant.engine.relaxed_model import RelaxedModel, unwrap
+from pliant.engine.stats import RunStats
 from pliant.profiling.observe import Observation, observe
-from pliant.spec import to_json
+from pliant.spec import SyncPlan, to_json
 
 __all__ = ["Course"]
 
@@ -57,7 +59,10 @@ class Course:
         """When each step of the present phase has ended."""
         self._saved_s = 0.0
         self._pid = os.getpid()
-        self._chosen: Chosen | None = None
+        self._choice: Choice | None = None
+        self._plan: SyncPlan | None = None
+        self._before: RunStats | None = None
+        """Cost of the run when the plan came into force."""
         group = self._group()
         self._rank = 0 if group is None else group.rank()
 
@@ -69,9 +74,8 @@ class Course:
         if held is not None:
             self._describe(held)
             if held.sharded is None:
-                observation = observe(
-                    held.called, held.optimizer, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0
-                )
+                last = self.optimizers[-1]
+                observation = observe(held.called, last, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0)
             yield from self._measure(observation)
             reason = self._blind(observation)
         reason = self._agree(reason)
@@ -157,27 +161,46 @@ class Course:
                 self._save()
             yield
             self._mark()
-        if chosen.plan is None:
-            choice.close()
-            verdict.reason = f"Pliant does not help here: {chosen.why}; {verdict.how} goes on alone."
-        else:
-            verdict.plan = json.loads(to_json(chosen.plan))
-            verdict.plan_text, verdict.steps_ratio = str(chosen.plan), chosen.steps_ratio
-            verdict.line = line_for(chosen.plan, held.optimizer, options.plan_file)
-            self._chosen = chosen
         verdict.explanation, verdict.decided = choice.explanation, True
         verdict.frontier, verdict.frontier_text = chosen.frontier, chosen.frontier_text
         verdict.search_s, verdict.search_steps = time.perf_counter() - start_s, verdict.num_steps - first
-        yield from self._go_on()
+        if chosen.plan is None:
+            choice.close()
+            verdict.reason = f"Pliant does not help here: {chosen.why}; {verdict.how} goes on alone."
+            yield from self._go_on()
+        else:
+            self._adopt(choice, chosen.plan, chosen.steps_ratio)
+            yield from self._go_on(choice)
+
+    def _adopt(self, choice: Choice, plan: SyncPlan, steps_ratio: float) -> None:
+        """Note that a plan is in force, and begin to measure it."""
+        verdict = self._verdict
+        verdict.plan, verdict.plan_text, verdict.steps_ratio = json.loads(to_json(plan)), str(plan), steps_ratio
+        verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
+        self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
+
+    def _look_at(self, choice: Choice) -> None:
+        """Note that another plan is in force than the last time: after another search, or given up."""
+        verdict, now = self._verdict, choice.run.plan
+        verdict.explanation = choice.explanation
+        later = choice.chosen()
+        if later is not None and later.plan is not None and later.plan.hash == now.hash:
+            self._adopt(choice, now, later.steps_ratio)
+            return
+        self._adopt(choice, now, 1.0)
+        why = verdict.explanation.splitlines()[0]
+        verdict.plan, verdict.line, verdict.reason = None, "", f"{verdict.how}'s own exchange is in force again. {why}"
 
     # - Steps after the decision
 
-    def _go_on(self) -> Generator[None]:
-        self._ends_s = [time.perf_counter()]
+    def _go_on(self, choice: Choice | None = None) -> Generator[None]:
+        self._choice, self._ends_s = choice, [time.perf_counter()]
         self._save()
         while True:
             yield
             self._mark()
+            if choice is not None and choice.run.plan is not self._plan:
+                self._look_at(choice)
             if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
                 self._note_after()
                 self._save()
@@ -186,14 +209,10 @@ class Course:
         verdict, steps = self._verdict, len(self._ends_s) - 1
         if verdict.decided and steps >= _LEAST_AFTER:
             verdict.step_s = self._median_s(0)
-        if self._chosen is None or self._chosen.plan is None or not steps:
-            return
-        run, before = self._chosen.run, self._chosen.before
-        if run.plan.hash != self._chosen.plan.hash:  # another search, or a plan that was given up
-            verdict.plan_text, verdict.explanation = str(run.plan), run.tuner.explanation
-        now = run.stats()
-        verdict.waited_s = (now["exposed_s"] - before["exposed_s"]) / steps
-        verdict.sent_bytes = (now["sent_bytes"] - before["sent_bytes"]) / steps
+        if self._choice is not None and self._before is not None and steps:
+            now = self._choice.run.stats()
+            verdict.waited_s = (now["exposed_s"] - self._before["exposed_s"]) / steps
+            verdict.sent_bytes = (now["sent_bytes"] - self._before["sent_bytes"]) / steps
 
     # - Records
 
@@ -224,8 +243,8 @@ class Course:
     def _save_at_exit(self) -> None:
         if os.getpid() != self._pid or not self._folder.exists():
             return
-        if self._verdict.decided and len(self._ends_s) > _LEAST_AFTER:
-            self._verdict.step_s = self._median_s(0)
+        with contextlib.suppress(Exception):  # what has ended before us must not change the script's end
+            self._note_after()
         self._save()
 
 
