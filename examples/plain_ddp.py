@@ -20,7 +20,7 @@ def samples(batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     prototypes = torch.randn(100, 768, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(100, (batch,), generator=generator)
-    images = prototypes[labels] + 6 * torch.randn(batch, 768, generator=generator)
+    images = prototypes[labels] + 3 * torch.randn(batch, 768, generator=generator)
     wrong = torch.rand(batch, generator=generator) < 0.1
     return images, torch.where(wrong, torch.randint(100, (batch,), generator=generator), labels)
 

@@ -45,7 +45,7 @@ def samples(batch: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
     prototypes = torch.randn(100, width, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(100, (batch,), generator=generator)
-    points = prototypes[labels] + 5 * torch.randn(batch, width, generator=generator)
+    points = prototypes[labels] + 3 * torch.randn(batch, width, generator=generator)
     wrong = torch.rand(batch, generator=generator) < 0.1
     return points, torch.where(wrong, torch.randint(100, (batch,), generator=generator), labels)
 

@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817  as the tutorial has it
 
 
 class ToyModel(nn.Module):
