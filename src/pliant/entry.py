@@ -110,7 +110,7 @@ def relax(
 
 def _tune(auto: Auto, run: Run, comm: Comm) -> None:
     try:
-        from pliant.autotune.tuner import start_tuning  # only here: what it learns with is an extra
+        from pliant.autotune.start import start_tuning  # only here: what it learns with is an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"auto needs {error.name}; install it with: pip install 'pliant[plan]'.") from None
     run.tuner = start_tuning(run, auto, comm)

@@ -32,6 +32,12 @@ class Auto:
     """Seconds after the first trial within which a further one may begin."""
     probe_s: float = 2.5
     """Seconds for the measurement of the links."""
+    least_gain: float = 1.0
+    """Predicted speed-up, to the same accuracy, from which on plans are tried: below it no step of the training is
+    spent on trials. At 1, plans are always tried."""
+    equal_weights: bool = False
+    """Whether to try only plans under which all ranks hold DDP's weights and optimizer state after each step, so that
+    evaluation and checkpoints need no change."""
     watch: bool = True
     """Whether to search again when the network or a host has changed."""
     bounds: QualityBounds = field(default_factory=QualityBounds)
@@ -46,6 +52,8 @@ class Auto:
                 f"auto may try {self.max_trials} plans within {self.max_seconds:g} s, after a probe of "
                 f"{self.probe_s:g} s; give it at least one plan, and times above 0."
             )
+        if self.least_gain < 1:
+            raise ValueError(f"least_gain is {self.least_gain:g}, but a speed-up below 1 is a loss; give it 1 or more.")
         if self.tuned_for_ranks < 0:
             raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")
         Quality(budget=self.quality)  # which refuses what is no budget

@@ -2,11 +2,26 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pliant.planner import SearchResult
 from pliant.spec import SyncPlan, Topology, Workload
 
-__all__ = ["explain"]
+__all__ = ["Choice", "explain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Outcome of a search; the same on all ranks."""
+
+    plan: SyncPlan
+    """The plan that is in force from then on."""
+    steps_ratio: float
+    """How many times the steps of exact training it is taken to need."""
+    gains: tuple[float, ...] = ()
+    """How many times faster than DDP's own exchange the best of the others was, in turns; empty if none was tried."""
+    adopted: bool = False
+    """Whether it is another than DDP's own exchange."""
 
 
 def explain(
@@ -28,7 +43,7 @@ def explain(
         plan: The best of those that were tried.
         exact: DDP's own exchange.
         ratio: How many times the steps of exact training the plan is taken to need.
-        gains: How many times faster it was to the same accuracy, turn by turn.
+        gains: How many times faster it was to the same accuracy, turn by turn; empty if none was tried.
         adopted: Whether it was kept.
         found: Result of the search.
 
@@ -44,6 +59,10 @@ def explain(
         f"{len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
         if adopted
         else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"
+        if gains
+        else "none of the others was better"
+        if tried
+        else "none of the others is predicted to pay, so that none was tried"
     )
     return (
         f"A step computes for {compute_s:.3g} s and has {num_bytes / 1e6:.3g} MB of gradients; the slowest host of "

@@ -11,11 +11,12 @@ from pliant.autotune.finalists import Finalist, select_finalists
 from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
 from pliant.autotune.plan_guard import PlanGuard
+from pliant.autotune.prospects import Prospects, look_ahead
 from pliant.autotune.rejected import RejectedPlans
 from pliant.autotune.searches import Searches
-from pliant.autotune.summary import explain
+from pliant.autotune.summary import Choice, explain
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
-from pliant.comm.base import Comm, duplicate
+from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.attachments import AttachedTuner
 from pliant.engine.joint_optimizer import optimizer_name
@@ -23,20 +24,18 @@ from pliant.engine.outputs import OutputWatch
 from pliant.engine.relaxed_model import module_of, strip_wrappers
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
-from pliant.network.probing import probe, require_gloo
+from pliant.network.probing import probe
 from pliant.planner import FAMILIES, Gene, Genome, Quality, SearchResult, Space, Trial, advise, all_of
-from pliant.profiling.observe import Observation, observe
+from pliant.profiling.observe import Observation
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan, Topology, Workload
 
-__all__ = ["AutoTuner", "start_tuning"]
+__all__ = ["AutoTuner"]
 
 _log = logging.getLogger("pliant")
 
 _EXACT = Genome(Gene("exact", {"bits": 32}))
 """DDP's own exchange, in its own buckets."""
-_WATCHED = 5
-"""Steps at the beginning whose times are taken, after two that are not."""
 _ENOUGH_S, _TURNS = 0.6, 3
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Limits of a search after a change, which is short: together with the windows that detect it, about 50 steps."""
@@ -68,11 +67,17 @@ class AutoTuner(AttachedTuner):
         self.advice = None
         """Changes of the optimizer for the plan in force; `pliant.planner.apply` makes them. None until one was
         chosen."""
+        self.choice: Choice | None = None
+        """Outcome of the last search; None until one has ended."""
+        self.prospects: Prospects | None = None
+        """Predictions before the last search, on the first rank; None elsewhere."""
         self._genes = _EXACT
         """Settings of the plan in force, on the first rank."""
         self._is_exact = True
         self._guard = PlanGuard(run, comm, _EXACT.plan("auto"))
         self._rejected = RejectedPlans(comm.rank, _EXACT.base)
+        if auto.equal_weights:
+            self._rejected.add(gene for name in FAMILIES for gene in all_of(name) if gene.changes_state)
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
         self._overheads: Overheads | None = None  # until the machine was measured
@@ -103,8 +108,10 @@ class AutoTuner(AttachedTuner):
     def _tune(self) -> Steps[None]:
         ddp, module = strip_wrappers(self._run.model), module_of(self._run.model)
         outputs = OutputWatch(None if ddp is module else ddp, module, lambda: not self._observation.done)
-        while not self._observation.done:  # its hooks go by themselves
+        while True:
             yield
+            if self._observation.done:  # its hooks go by themselves
+                break
         outputs.close()
         if not holds_on_all(self._comm, self._run.curvature.is_told or outputs.loss()[0] is not None):
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
@@ -158,12 +165,14 @@ class AutoTuner(AttachedTuner):
         anew = result is None or result.at_once
         self._trials = tryout = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
         in_force = Trial(genes=self._genes, steps_s=(result.step_s,)) if result is not None else None
+        if self._comm.rank == 0 and self._overheads is not None:
+            self.prospects = look_ahead(workload, topology, self._overheads, quality, _EXACT, self._auto.seed)
         found = yield from self._run_search(workload, topology, quality, in_force, anew=anew)
         best_found = select_finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
         shared = share_finalists(self._comm, best_found, quality)
         exact = _EXACT.plan("auto")
         rivals = [each for each in shared if each.plan.hash != exact.hash]
-        best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (1.0,), False
+        best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (), False
         expected_s = best.tried_s
         if rivals:
             self._say(f"auto is still searching: the best {len(rivals)} take turns with DDP's own exchange.")
@@ -182,7 +191,10 @@ class AutoTuner(AttachedTuner):
         self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), _EXACT)
         self._note_fallback(chosen, self._guard.begin(chosen))
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
-        why = broadcast_text(" ".join(filter(None, (why, quality.sentence))), self._comm)
+        lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
+        why = broadcast_text("\n".join(lines), self._comm)
+        ratio = best.ratio if adopted else 1.0
+        self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=gains, adopted=adopted)
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return expected_s
 
@@ -191,7 +203,8 @@ class AutoTuner(AttachedTuner):
     ) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere."""
         num_trials = self._auto.max_trials if anew else min(_AGAIN_TRIALS, self._auto.max_trials)
-        asking = self._search(workload, topology, quality, in_force, num_trials) if self._comm.rank == 0 else None
+        pays = self.prospects is not None and self.prospects.gain >= self._auto.least_gain
+        asking = self._search(workload, topology, quality, in_force, num_trials) if pays else None
         asked, found = advance_search(asking, None)
         number = 0
         while (wanted := share_request(self._comm, asked)) is not None:
@@ -257,15 +270,3 @@ class AutoTuner(AttachedTuner):
         text = self._rejected.note_failure(what, why, plan, [self._genes])
         self._genes, self._is_exact = _EXACT, True
         self.explanation = f"{text}\nBefore: {self.explanation}"
-
-
-def start_tuning(run: TunableRun, auto: Auto, comm: Comm) -> AutoTuner:
-    """Attach a tuner, which chooses and monitors the run's plan from here on. Collective.
-
-    Raises:
-        ValueError: The comm is not over Gloo, through which links are measured.
-
-    """
-    require_gloo(comm)
-    own = duplicate(comm)
-    return AutoTuner(run, auto, observe(run.model, run.optimizer, steps=_WATCHED, gradient_steps=0), own)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -20,7 +21,7 @@ from pliant.spec import Host, Topology, load
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_rate, format_time, parse_bytes, parse_rate, parse_time
 
-__all__ = ["emulate", "topology_from_flags"]
+__all__ = ["emulate", "require_command", "run_on", "show_failures", "topology_from_flags"]
 
 _BURST = f"{LEAST_BURST // 1000}KB"
 
@@ -93,31 +94,74 @@ def emulate(
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
         cluster_spec = split_into_racks(cluster_spec, racks, uplink)
     timeout_s = parse_time(timeout)
-    if command[0].startswith("-"):
-        raise ValueError(f"the command after -- begins with {command[0]!r}, which is an option; put it before the --.")
+    require_command(command)
     if restart and not elastic:
         raise ValueError(f"--restart {restart} brings ranks back to others that go on; add --elastic.")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
-    console = Console(stderr=True)
-    with emulate_cluster(cluster_spec, check=False, elastic=elastic, burst=parse_bytes(burst)) as cluster:
-        links = cluster.check_links() if check else []
-        if check:
-            _show_links(console, links)
-            require_links(links)
-
-        def on_line(rank: int, text: str) -> None:
-            # One write a line: each rank's lines come from a thread of its own.
-            print(f"[{cluster_spec.hosts[cluster.place(rank)[0]].name} {rank}] {text}\n", end="", flush=True)
-
-        results = cluster.run(command, on_line=on_line, timeout_s=timeout_s, restarts=restart)
+    links, results = run_on(
+        cluster_spec,
+        command,
+        check=check,
+        elastic=elastic,
+        burst_bytes=parse_bytes(burst),
+        timeout_s=timeout_s,
+        restarts=restart,
+    )
     if json_file is not None:
         _write(json_file, links, results)
     failed = [bool(result.exit_code) for result in results]
     if any(failed):
-        _show_failures(console, results)
+        show_failures(results)
     if all(failed) if elastic else any(failed):
         sys.exit(1)
+
+
+def require_command(command: Sequence[str]) -> None:
+    """Raise ValueError for a command that begins with an option, which was meant for us."""
+    if command[0].startswith("-"):
+        raise ValueError(f"the command after -- begins with {command[0]!r}, which is an option; put it before the --.")
+
+
+def run_on(
+    topology: Topology,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    check: bool = True,
+    elastic: bool = False,
+    burst_bytes: int = LEAST_BURST,
+    timeout_s: float = 0.0,
+    restarts: int = 0,
+) -> tuple[list[LinkReport], list[RankResult]]:
+    """Run a command once per rank on emulated hosts, with its output prefixed, and wait.
+
+    Args:
+        topology: The hosts.
+        command: What to run.
+        environment: Variables beside those of this process and torchrun's.
+        check: Whether to measure the links first, and show them.
+        elastic: See `emulate_cluster`.
+        burst_bytes: See there.
+        timeout_s: Time after which everything is ended; 0 for never.
+        restarts: How often a failed rank is started again, if elastic.
+
+    Returns:
+        The links as they were measured, and how each rank has ended.
+
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with emulate_cluster(topology, check=False, elastic=elastic, burst=burst_bytes) as cluster:
+        links = cluster.check_links() if check else []
+        if check:
+            _show_links(Console(stderr=True), links)
+            require_links(links)
+
+        def on_line(rank: int, text: str) -> None:
+            # One write a line: each rank's lines come from a thread of its own.
+            print(f"[{topology.hosts[cluster.place(rank)[0]].name} {rank}] {text}\n", end="", flush=True)
+
+        results = cluster.run(command, env=environment, on_line=on_line, timeout_s=timeout_s, restarts=restarts)
+    return links, results
 
 
 def _leave(signal_number: int, _: FrameType | None) -> None:
@@ -147,11 +191,12 @@ def _show_links(console: Console, links: list[LinkReport]) -> None:
     console.print(table)
 
 
-def _show_failures(console: Console, results: list[RankResult]) -> None:
+def show_failures(results: list[RankResult]) -> None:
+    """Show how each rank has ended."""
     table = Table("rank", "host", "how it ended", title="ranks")
     for r in results:
         table.add_row(str(r.rank), r.host, _how(r))
-    console.print(table)
+    Console(stderr=True).print(table)
 
 
 def _how(result: RankResult) -> str:

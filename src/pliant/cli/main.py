@@ -16,6 +16,10 @@ COMMANDS = {
     "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),
     "probe": ("pliant.cli.probe:probe", "Measure the links between ranks, and what their machine can do."),
     "report": ("pliant.cli.report.command:report", "Draw what happened in the steps of a run, and what was predicted."),
+    "run": (
+        "pliant.cli.run:run",
+        "Run a training script as it is, relaxed: measure it, choose, and say what came out.",
+    ),
     "schedule": ("pliant.cli.schedule:schedule", "Find and verify the order in which blocks should move."),
     "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
 }
@@ -55,8 +59,8 @@ def _commands() -> dict[str, tuple[str, str]]:
 def _load(name: str, where: str) -> typer.Typer:
     module, _, function = where.partition(":")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    # What follows the command that is to be emulated belongs to that command.
-    settings = {"allow_interspersed_args": False} if name == "emulate" else None
+    # What follows the command that is to be run belongs to that command.
+    settings = {"allow_interspersed_args": False} if name in ("emulate", "run") else None
     app.command(context_settings=settings)(getattr(import_module(module), function))
     return app
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-__all__ = ["ParamGroup", "after_backward", "is_sharded", "param_groups", "settle_sharding"]
+__all__ = ["ParamGroup", "after_backward", "is_sharded", "is_sharded_root", "param_groups", "settle_sharding"]
 
 GradientHook = Callable[[Tensor], None]
 
@@ -24,6 +24,12 @@ GradientHook = Callable[[Tensor], None]
 def is_sharded(module: nn.Module) -> bool:
     """Say whether a module, or one inside it, is under `fully_shard` or `replicate`; imports nothing for it."""
     return bool(_sharded_modules(module))
+
+
+def is_sharded_root(module: nn.Module) -> bool:
+    """Say whether a module is the outermost one under `fully_shard` or `replicate`; known after a forward pass."""
+    state: Any = module._get_fsdp_state()  # pyright: ignore
+    return state._is_root is True
 
 
 def settle_sharding(module: nn.Module) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "is_destroyed",
     "liveness_store",
     "scaler_at_work",
+    "store_of",
     "thread_world",
 ]
 
@@ -244,6 +245,11 @@ def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:
         return PrefixStore("pliant-liveness", store.clone())
     finally:
         store.set_timeout(usual)
+
+
+def store_of(group: ProcessGroup) -> Store:
+    """Return the store over which the ranks of a group have found each other."""
+    return c10d._get_process_group_store(group)  # pyright: ignore
 
 
 def scaler_at_work() -> torch.amp.GradScaler | None:

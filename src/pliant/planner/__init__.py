@@ -5,9 +5,11 @@ from pliant.planner.baselines import BASELINES
 from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
+from pliant.planner.frontier import FRONTIER_LIMITS, FrontierPoint, frontier, frontier_text, search_predicted
 from pliant.planner.genome import Gene, Genome, all_of
 from pliant.planner.knapsack import solve_knapsack
 from pliant.planner.quality import Quality
+from pliant.planner.risk import Risk, risk_of
 from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, search_steps
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
@@ -16,6 +18,7 @@ from pliant.planner.workloads import WORKLOADS, scaled_down
 __all__ = [
     "BASELINES",
     "FAMILIES",
+    "FRONTIER_LIMITS",
     "LOW_RANKS",
     "MENUS",
     "WORKLOADS",
@@ -24,10 +27,12 @@ __all__ = [
     "CodecErrors",
     "ErrorBudgetResult",
     "Family",
+    "FrontierPoint",
     "Gene",
     "Genome",
     "Measure",
     "Quality",
+    "Risk",
     "SearchLimits",
     "SearchResult",
     "Space",
@@ -37,9 +42,13 @@ __all__ = [
     "all_of",
     "apply",
     "error_budget_seeds",
+    "frontier",
+    "frontier_text",
     "lossy_codecs",
+    "risk_of",
     "scaled_down",
     "search",
+    "search_predicted",
     "search_steps",
     "solve_error_budget",
     "solve_knapsack",

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pliant.planner.risk import is_adaptive_name
 from pliant.spec import Exchange, LocalSteps, SyncPlan, Workload
 
 __all__ = ["Advice", "AppliedAdvice", "OptimizerLike", "advise", "apply"]
 
 Rule = Literal["linear", "root", "none"]
 
-_ADAPTIVE, _PLAIN = ("adam", "rmsprop", "adagrad", "lamb"), ("sgd", "lars")
+_PLAIN = ("sgd", "lars")
 _LARGE = {"linear": ("LARS", "arXiv:1708.03888"), "root": ("Lamb", "arXiv:1904.00962")}
 _ASYNC_PAYS = 1.25
 """Times the steps from which on a free pace is advised: what 0.75 points of accuracy cost in steps (`topk`: 1.26)."""
@@ -162,7 +163,7 @@ def _main_exchange(plan: SyncPlan, workload: Workload) -> Exchange:
 
 def _rule(optimizer: str) -> Rule:
     name = optimizer.lower()
-    if any(word in name for word in _ADAPTIVE):
+    if is_adaptive_name(optimizer):
         return "root"
     return "linear" if any(word in name for word in _PLAIN) else "none"
 

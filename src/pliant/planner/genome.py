@@ -37,6 +37,11 @@ class Gene:
         """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
         return not FAMILIES[self.family].exact and not FAMILIES[self.family].between_steps
 
+    @property
+    def changes_state(self) -> bool:
+        """Whether weights or optimizer state may be others than DDP's on some rank between two steps."""
+        return self.exchange.exchanges_weights or self.exchange.has_owners
+
 
 def all_of(family: str) -> list[Gene]:
     """Return every setting of a family, the mildest first."""
@@ -73,6 +78,18 @@ class Genome:
     def genes(self) -> tuple[Gene, ...]:
         """All genes, the base first."""
         return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
+
+    @property
+    def summary(self) -> str:
+        """Its settings in one line, as tables of plans have them."""
+        base, numbers = self.base, {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.base.settings.items()}
+        parts = [f"{base.family}({', '.join(f'{k}={v}' for k, v in numbers.items())})"]
+        parts += [f"buckets {self.bucket_bytes / 2**20:.3g} MiB"] if self.bucket_bytes else []
+        parts += [f"{layer}: {gene.family}" for layer, gene in self.layers]
+        parts += [f"parameters apart: {len(self.names)}"] if self.names else []
+        parts += ["at the end"] if self.at_end else []
+        parts += ["between hosts"] if self.by_hosts else []
+        return ", ".join(parts)
 
     def plan(self, name: str = "") -> SyncPlan:
         """Return the plan. Raises ValueError, from a node, for what does not go together."""

@@ -1,0 +1,252 @@
+"""Course of a training under `pliant run`: plain steps, a search, and the steps after the decision."""
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import cast
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pliant.attachment.choices import Choice, begin_choice
+from pliant.attachment.paste import line_for
+from pliant.attachment.verdict import RunOptions, Verdict
+from pliant.attachment.wrapped import parameters_of
+from pliant.comm.ballot import collect_votes
+from pliant.engine.joint_optimizer import optimizer_name
+from pliant.engine.relaxed_model import RelaxedModel, unwrap
+from pliant.engine.stats import RunStats
+from pliant.profiling.observe import Observation, observe
+from pliant.spec import SyncPlan, to_json
+
+__all__ = ["Course"]
+
+_TIMED, _WARM_UP = 5, 2
+"""Plain steps that are timed, and those before them that are not."""
+_VOTE_S = 60.0
+"""Time in which all ranks must come to the vote: one without Pliant never does."""
+_SAVE_EVERY_S = 1.0
+_LEAST_AFTER = 3
+"""Steps after the decision from which on their median is the step time."""
+
+
+class Course:
+    """Course of one training, on one rank.
+
+    Args:
+        models: Wrapped models that the optimizers step.
+        optimizers: Optimizers of a round, in their order.
+        options: As the user gave them.
+        folder: Folder of this run.
+
+    """
+
+    def __init__(self, models: list[nn.Module], optimizers: list[Optimizer], options: RunOptions, folder: Path) -> None:
+        self._models, self._options, self._folder = models, options, folder
+        self.optimizers = [each for each in optimizers if self._holds(each)]
+        """Those that hold parameters of the wrapped models."""
+        self._verdict = Verdict(quality=options.quality, optimizer=" and ".join(type(o).__name__ for o in optimizers))
+        self._ends_s: list[float] = []
+        """When each step of the present phase has ended."""
+        self._saved_s = 0.0
+        self._pid = os.getpid()
+        self._choice: Choice | None = None
+        self._plan: SyncPlan | None = None
+        self._before: RunStats | None = None
+        """Cost of the run when the plan came into force."""
+        group = self._group()
+        self._rank = 0 if group is None else group.rank()
+
+    def steps(self) -> Generator[None]:
+        """Go through the course; each `yield` is the end of a step."""
+        atexit.register(self._save_at_exit)
+        held, reason = self._look()
+        observation = None
+        if held is not None:
+            self._describe(held)
+            if held.sharded is None:
+                last = self.optimizers[-1]
+                observation = observe(held.called, last, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0)
+            yield from self._measure(observation)
+            reason = self._blind(observation)
+        reason = self._agree(reason)
+        if held is None or reason:
+            if observation is not None:
+                observation.close()
+            self._verdict.reason = reason
+            yield from self._go_on()
+        else:
+            yield from self._choose(held, observation)
+
+    # - Plain steps
+
+    def _look(self) -> tuple[RelaxedModel | None, str]:
+        """Return the model with its optimizers, or None and why Pliant leaves it alone. No communication."""
+        if len(self._models) > 1:
+            names = " and ".join(sorted({type(_inner(model)).__name__ for model in self._models}))
+            return None, (
+                f"The script steps {len(self._models)} wrapped models ({names}), and pliant run attaches itself to "
+                "one; call pliant.relax() for each in the script."
+            )
+        try:
+            held = unwrap(self._models[0], self.optimizers)
+        except (TypeError, ValueError) as error:
+            return None, f"Pliant cannot take the model: {error}"
+        size = 1 if (group := self._group()) is None else group.size()
+        if size == 1:
+            return None, "The model is trained by one rank, so nothing is exchanged; start more ranks."
+        return held, ""
+
+    def _measure(self, observation: Observation | None) -> Generator[None]:
+        self._mark()
+        while len(self._ends_s) <= _WARM_UP + _TIMED or (observation is not None and not observation.done):
+            yield
+            self._mark()
+        self._verdict.baseline_step_s = self._median_s(_WARM_UP)
+
+    def _blind(self, observation: Observation | None) -> str:
+        if observation is not None and observation.blind:
+            return (
+                "Pliant could not see when backward begins, since the model's output has no tensor that it finds (in "
+                "lists, dicts and dataclasses); call pliant.relax() in the script."
+            )
+        return ""
+
+    def _agree(self, reason: str) -> str:
+        """Return the first rank's reason to leave the training alone, the same on all ranks; "" without any."""
+        group = self._group()
+        votes = [reason] if group is None else collect_votes(group, "run", reason, _VOTE_S)
+        if votes is None:
+            return (
+                f"Some ranks did not come to the vote within {_VOTE_S:.0f} s; start every rank under pliant run, and "
+                "let all ranks step the same model."
+            )
+        return next((vote for vote in votes if vote), "")
+
+    def _describe(self, held: RelaxedModel) -> None:
+        verdict, group = self._verdict, self._group()
+        verdict.how = "DDP" if held.sharded is None else "FSDP2"
+        verdict.optimizer = optimizer_name(held.optimizer)
+        verdict.num_ranks = group.size() if group is not None else 1
+        num_bytes = sum(p.numel() * p.element_size() for p in held.module.parameters() if p.requires_grad)
+        parts = 2 if held.sharded is None else 3  # an all-reduce is two; FSDP2 gathers twice and scatters once
+        verdict.baseline_sent_bytes = parts * num_bytes * (verdict.num_ranks - 1) / verdict.num_ranks
+
+    # - The search
+
+    def _choose(self, held: RelaxedModel, observation: Observation | None) -> Generator[None]:
+        verdict, start_s, first = self._verdict, time.perf_counter(), self._verdict.num_steps
+        options, base_s = self._options, self._verdict.baseline_step_s or math.nan
+        try:
+            choice = begin_choice(held, observation, options.budget, base_s, unmeasured=options.unmeasured)
+        except ValueError as error:  # on all ranks alike: the backend, or a model that no plan fits
+            if observation is not None:
+                observation.close()
+            verdict.reason = f"Pliant cannot relax this training: {error}"
+            yield from self._go_on()
+            return
+        while (chosen := choice.chosen()) is None:
+            verdict.explanation = choice.explanation
+            verdict.search_s, verdict.search_steps = time.perf_counter() - start_s, verdict.num_steps - first
+            if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
+                self._save()
+            yield
+            self._mark()
+        verdict.explanation, verdict.decided = choice.explanation, True
+        verdict.frontier, verdict.frontier_text = chosen.frontier, chosen.frontier_text
+        verdict.search_s, verdict.search_steps = time.perf_counter() - start_s, verdict.num_steps - first
+        if chosen.plan is None:
+            choice.close()
+            verdict.reason = f"Pliant does not help here: {chosen.why}; {verdict.how} goes on alone."
+            yield from self._go_on()
+        else:
+            self._adopt(choice, chosen.plan, chosen.steps_ratio)
+            yield from self._go_on(choice)
+
+    def _adopt(self, choice: Choice, plan: SyncPlan, steps_ratio: float) -> None:
+        """Note that a plan is in force, and begin to measure it."""
+        verdict = self._verdict
+        verdict.plan, verdict.plan_text, verdict.steps_ratio = json.loads(to_json(plan)), str(plan), steps_ratio
+        verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
+        self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
+
+    def _look_at(self, choice: Choice) -> None:
+        """Note that another plan is in force than the last time: after another search, or given up."""
+        verdict, now = self._verdict, choice.run.plan
+        verdict.explanation = choice.explanation
+        later = choice.chosen()
+        if later is not None and later.plan is not None and later.plan.hash == now.hash:
+            self._adopt(choice, now, later.steps_ratio)
+            return
+        self._adopt(choice, now, 1.0)
+        why = verdict.explanation.splitlines()[0]
+        verdict.plan, verdict.line, verdict.reason = None, "", f"{verdict.how}'s own exchange is in force again. {why}"
+
+    # - Steps after the decision
+
+    def _go_on(self, choice: Choice | None = None) -> Generator[None]:
+        self._choice, self._ends_s = choice, [time.perf_counter()]
+        self._save()
+        while True:
+            yield
+            self._mark()
+            if choice is not None and choice.run.plan is not self._plan:
+                self._look_at(choice)
+            if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
+                self._note_after()
+                self._save()
+
+    def _note_after(self) -> None:
+        verdict, steps = self._verdict, len(self._ends_s) - 1
+        if verdict.decided and steps >= _LEAST_AFTER:
+            verdict.step_s = self._median_s(0)
+        if self._choice is not None and self._before is not None and steps:
+            now = self._choice.run.stats()
+            verdict.waited_s = (now["exposed_s"] - self._before["exposed_s"]) / steps
+            verdict.sent_bytes = (now["sent_bytes"] - self._before["sent_bytes"]) / steps
+
+    # - Records
+
+    def _holds(self, optimizer: Optimizer) -> bool:
+        mine = {id(p) for model in self._models for p in model.parameters()}
+        return not mine.isdisjoint(parameters_of([optimizer]))
+
+    def _group(self) -> ProcessGroup | None:
+        """Return the ranks that train the model; None without any."""
+        model = self._models[0]
+        if isinstance(model, DistributedDataParallel):
+            return cast(ProcessGroup, model.process_group)
+        return cast(ProcessGroup, dist.group.WORLD) if dist.is_initialized() else None
+
+    def _mark(self) -> None:
+        self._ends_s.append(time.perf_counter())
+        self._verdict.num_steps += 1
+
+    def _median_s(self, skipped: int) -> float | None:
+        steps_s = [b - a for a, b in zip(self._ends_s, self._ends_s[1:], strict=False)][skipped:]
+        return statistics.median(steps_s) if steps_s else None
+
+    def _save(self) -> None:
+        if self._rank == 0:
+            self._verdict.save(self._folder)
+        self._saved_s = time.perf_counter()
+
+    def _save_at_exit(self) -> None:
+        if os.getpid() != self._pid or not self._folder.exists():
+            return
+        with contextlib.suppress(Exception):  # what has ended before us must not change the script's end
+            self._note_after()
+        self._save()
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model

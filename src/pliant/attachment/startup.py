@@ -1,0 +1,41 @@
+"""Start of a Python process under `pliant run`: a copy of this file is the process's `sitecustomize`.
+
+It lies in a folder of its own, which `pliant run` puts first in PYTHONPATH; the environment's own `sitecustomize`, if
+there is one, runs as always. Nothing is imported before the script imports torch.
+"""
+
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+
+__all__ = ["begin"]
+
+
+def begin(folder: Path) -> None:
+    """Run the `sitecustomize` that this one hides, then wait for torch to be imported.
+
+    Args:
+        folder: Folder of this run, with its options; the verdict is written there.
+
+    """
+    rest = [entry for entry in sys.path if entry != str(folder)]
+    hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if hidden is not None and hidden.loader is not None:
+        hidden.loader.exec_module(importlib.util.module_from_spec(hidden))
+    try:
+        from pliant.attachment.imports import after_import
+    except ImportError:
+        (folder / "without_pliant").write_text(sys.executable, encoding="utf-8")
+        return
+
+    def attach() -> None:
+        from pliant.attachment.attachment import Attachment
+
+        Attachment(folder).begin()
+
+    after_import("torch", attach)
+
+
+if __name__ == "sitecustomize":
+    begin(Path(__file__).parent)

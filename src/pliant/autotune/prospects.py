@@ -1,0 +1,63 @@
+"""Prospects of a search, by prediction alone: the frontier, and what the best plan may gain."""
+
+from dataclasses import dataclass
+
+from pliant.netmodel import Overheads
+from pliant.planner import (
+    BASELINES,
+    FrontierPoint,
+    Genome,
+    Quality,
+    Space,
+    frontier,
+    frontier_text,
+    search_predicted,
+)
+from pliant.simulator import simulate_many
+from pliant.spec import Topology, Workload
+
+__all__ = ["Prospects", "look_ahead"]
+
+_CANDIDATES = 20
+"""Plans that are predicted for each point of the frontier, and for the gain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prospects:
+    """Predictions before any plan is tried."""
+
+    points: tuple[FrontierPoint, ...]
+    """The frontier: exact, up to 1.1 and up to 1.5 times the steps."""
+    text: str
+    """The same in words, with the risk of each point."""
+    gain: float
+    """How many times sooner than DDP's own exchange the best plan that may be tried gets to the same accuracy."""
+
+
+def look_ahead(
+    workload: Workload, topology: Topology, overheads: Overheads, quality: Quality, exact: Genome, seed: int
+) -> Prospects:
+    """Predict the frontier, and what a search may gain.
+
+    Args:
+        workload: What a step computes and exchanges.
+        topology: As it was measured.
+        overheads: Of this machine.
+        quality: What may be tried, and with which optimizer.
+        exact: DDP's own exchange.
+        seed: Seed of the plans that are drawn.
+
+    """
+
+    def step_s(plans: list[Genome]) -> list[float]:
+        return simulate_many([genes.plan() for genes in plans], workload, topology, overheads=overheads).tolist()
+
+    def to_accuracy_s(plans: list[Genome]) -> list[float]:
+        return [s * quality.factor(genes) for s, genes in zip(step_s(plans), plans, strict=True)]
+
+    optimizer = quality.optimizer
+    points = frontier(workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed)
+    seeds = {**BASELINES, "exact": exact}
+    found = search_predicted(Space(workload, topology, quality), to_accuracy_s, seeds, _CANDIDATES, seed)
+    gain = step_s([exact])[0] / found[0][1]
+    return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)

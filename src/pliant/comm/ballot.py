@@ -1,0 +1,31 @@
+"""Vote of the ranks of a process group, over the store in which they have found each other."""
+
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+
+from pliant.comm.torch_private import store_of
+
+__all__ = ["collect_votes"]
+
+
+def collect_votes(group: ProcessGroup, name: str, mine: str, timeout_s: float) -> list[str] | None:
+    """Tell all ranks of a group a text, and return the texts of all, by rank; None if some have not come in time.
+
+    No collective: a rank that never votes, such as one without Pliant, costs the others the timeout and nothing else.
+
+    Args:
+        group: Its ranks vote.
+        name: Name of the vote, used once in the life of the group.
+        mine: Text of this rank.
+        timeout_s: Time for all to come.
+
+    """
+    store = PrefixStore(f"pliant-vote/{name}", store_of(group))
+    store.set(str(group.rank()), mine)
+    keys = [str(rank) for rank in range(group.size())]
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError:  # torch says that the time is up in no better type
+        return None
+    return [store.get(key).decode() for key in keys]

@@ -1,0 +1,70 @@
+"""Risk of a plan with a given optimizer: what is known of its accuracy, and what is not."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pliant.planner.families import FAMILIES
+from pliant.planner.genome import Gene, Genome
+from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
+
+__all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "risk_of"]
+
+_ADAPTIVE = ("adam", "rmsprop", "adagrad", "lamb", "adadelta", "adafactor")
+
+LOSES_WITH_ADAPTIVE = MappingProxyType({"choco": 16.0, "gossip": 16.6, "local": 23.9, "diloco": 108.2})
+"""Family -> percent by which perplexity was higher than that of DDP in bfloat16: 0.42 M parameters, AdamW, 500 steps,
+mean of three seeds (benchmarks/results/lm_2core_2026-11-21.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """Risk of a plan for the accuracy of a training."""
+
+    loses: bool
+    """Whether the plan is known to lose accuracy with this optimizer."""
+    sentence: str
+    """Clause on what was measured, and with which optimizer."""
+
+
+def is_adaptive_name(optimizer: str) -> bool:
+    """Say whether an optimizer's class name is of those that divide by what they have seen of the gradient's size.
+
+    >>> is_adaptive_name("AdamW"), is_adaptive_name("SGD")
+    (True, False)
+    """
+    return any(word in optimizer.lower() for word in _ADAPTIVE)
+
+
+def risk_of(genes: Genome, optimizer: str) -> Risk:
+    """Return the risk of a plan with an optimizer: the worst that is known of its genes.
+
+    Args:
+        genes: Settings of the plan.
+        optimizer: Name of the optimizer's class, such as 'AdamW'.
+
+    >>> risk_of(Genome(Gene("local", {"every": 8})), "AdamW").loses
+    True
+
+    """
+    if all(FAMILIES[gene.family].exact for gene in genes.genes):
+        rounded = any(gene.settings.get("bits") == 16 for gene in genes.genes)
+        return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: DDP's own gradients")
+    lost = [sentence for gene in genes.genes if (sentence := _known_loss(gene, optimizer))]
+    if lost:
+        return Risk(loses=True, sentence=lost[0])
+    ratio = Quality().ratio(genes)
+    measured = f"{ratio:.2f} times the steps" if ratio is not None else "no figure"
+    with_sgd = f"{measured} with {MEASURED_WITH}, on one small model"
+    if optimizer == MEASURED_WITH:
+        return Risk(loses=False, sentence=with_sgd)
+    return Risk(loses=False, sentence=f"not measured with {optimizer}; {with_sgd}")
+
+
+def _known_loss(gene: Gene, optimizer: str) -> str:
+    """Return a clause on what a way of exchanging has lost with such an optimizer; "" if no loss is known."""
+    if is_adaptive_name(optimizer) and gene.family in LOSES_WITH_ADAPTIVE:
+        percent = LOSES_WITH_ADAPTIVE[gene.family]
+        return f"LOSES with {optimizer}: perplexity was {percent:.0f} % higher on a small language model"
+    if gene.family in NOT_ELSEWHERE:
+        return "LOSES: on other models the loss was 6 to 25 % higher than DDP's after 1.5 times its steps"
+    return ""

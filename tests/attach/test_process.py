@@ -1,0 +1,120 @@
+"""What `pliant run` puts into a process: a start-up file, a watch over imports, and the ends of steps."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import pliant
+from models import new_ddp
+from pliant.attachment.imports import after_import
+from pliant.attachment.launch import environment_of, launch_folder
+from pliant.attachment.steps import StepEnds
+from pliant.attachment.verdict import RunOptions
+from pliant.attachment.wrapped import wrapped_models
+
+
+@pytest.fixture
+def new_module(tmp_path, monkeypatch):
+    (tmp_path / "watched_module.py").write_text("value = 3\nname = __spec__.loader.name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "watched_module"
+    sys.modules.pop("watched_module", None)
+
+
+def test_a_call_follows_an_import_once_and_leaves_no_trace(new_module):
+    called, before = [], list(sys.meta_path)
+    after_import(new_module, lambda: called.append(sys.modules[new_module].value))
+    import watched_module
+
+    assert called == [3]
+    assert watched_module.name == new_module  # it saw its own loader
+    assert type(watched_module.__loader__).__name__ == "SourceFileLoader"
+    assert sys.meta_path == before
+
+
+def test_a_module_that_is_there_already_is_called_for_at_once():
+    called = []
+    after_import("torch", lambda: called.append(1))
+    assert called == [1]
+
+
+def test_the_environments_own_sitecustomize_runs_and_torch_stays_unloaded(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    with launch_folder(RunOptions()) as folder:
+        own = environment_of(folder, {"PYTHONPATH": str(tmp_path)})
+        assert own["PYTHONPATH"].startswith(str(folder))
+        code = "import sys; print('torch' in sys.modules, sys.path[1:2])"
+        said = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+        assert said.stdout.splitlines()[0] == "mine"
+        assert said.stdout.splitlines()[1].startswith("False")
+    assert not Path(folder).exists()
+
+
+class Twice(torch.optim.SGD):
+    """Calls its base's step(), as subclasses do: torch's hooks hear two."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def optimizer_of(kind=torch.optim.SGD):
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    return kind([parameter], lr=0.1)
+
+
+@pytest.mark.parametrize("kinds", [(torch.optim.SGD,), (Twice,), (torch.optim.SGD, torch.optim.Adam), (Twice, Twice)])
+def test_a_step_ends_with_the_last_optimizer_of_a_round(kinds):
+    heard, optimizers = [], [optimizer_of(kind) for kind in kinds]
+    ends = StepEnds(lambda members: heard.append((len(done), [*members])))
+    done = []
+    try:
+        for _ in range(4):
+            for each in optimizers:
+                done.append(each)
+                each.step()
+    finally:
+        ends.close()
+    num = len(optimizers)
+    assert heard == [(num * k, optimizers) for k in (2, 3, 4)]
+
+
+def test_others_are_not_heard_once_a_round_is_known():
+    ours, other, heard = optimizer_of(), optimizer_of(), []
+    ends = StepEnds(lambda members: heard.append(members))
+    try:
+        ends.keep([ours])
+        for each in (other, ours, other, ours):
+            each.step()
+    finally:
+        ends.close()
+    ours.step()
+    assert heard == [[ours], [ours]]
+
+
+def test_a_wrapped_model_is_found_by_the_optimizer_that_steps_it():
+    def body(place):
+        ddp, other = new_ddp(place), new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        found = wrapped_models([optimizer])
+        plain = torch.nn.Linear(2, 2)
+        nothing = wrapped_models([torch.optim.SGD(plain.parameters(), lr=0.1)])
+        both = wrapped_models([optimizer, torch.optim.SGD(other.parameters(), lr=0.1)])
+        return [found == [ddp], nothing == [], {id(m) for m in both} == {id(ddp), id(other)}]
+
+    assert pliant.run_world(2, body) == [[True] * 3] * 2
+
+
+def test_looking_for_models_does_not_touch_objects_that_answer_for_others():
+    class Proxy:
+        @property
+        def __class__(self):
+            raise RuntimeError("asked")
+
+    held = types.SimpleNamespace(proxy=Proxy())
+    assert wrapped_models([optimizer_of()]) == []
+    assert held is not None

@@ -1,0 +1,86 @@
+"""The verdict: what it says in each state, and that it survives the way through its file."""
+
+import json
+
+import pytest
+
+from pliant.attachment.verdict import QUALITIES, RunOptions, Verdict
+
+HELPED = {
+    "how": "DDP",
+    "quality": "1%",
+    "optimizer": "SGD",
+    "num_ranks": 4,
+    "num_steps": 200,
+    "baseline_step_s": 1.2,
+    "step_s": 0.2,
+    "steps_ratio": 1.06,
+    "waited_s": 0.05,
+    "sent_bytes": 2e5,
+    "baseline_sent_bytes": 1.8e7,
+    "search_s": 40.0,
+    "search_steps": 60,
+    "decided": True,
+    "plan": {"rules": []},
+    "plan_text": "LowRank",
+    "line": 'run = pliant.relax(model, optimizer, "powersgd")',
+    "explanation": "It was tried.\nAnd more.",
+    "frontier_text": "Frontier: three lines",
+}
+
+
+def test_the_speed_up_is_the_ratio_of_steps_times_over_that_of_steps():
+    verdict = Verdict(**HELPED)
+    assert verdict.steps_speedup == pytest.approx(6)
+    assert verdict.speedup == pytest.approx(6 / 1.06)
+    body = json.loads(verdict.as_json())
+    assert body["speedup"] == verdict.speedup
+    assert body["verdict"] == verdict.sentence
+    assert {"step_s", "baseline_step_s", "steps_ratio", "plan", "frontier"} <= body.keys()
+
+
+def test_in_plain_words_it_says_what_a_step_took_waited_and_sent_and_what_to_paste():
+    text = Verdict(**HELPED).text()
+    for part in (
+        "Verdict: 5.66x sooner to DDP's loss: a step takes 200ms instead of 1.2s (6.00x), ",
+        "counting 1.06 times the steps.",
+        "DDP alone: a step takes 1.2s, and sends 18MB per rank (4 ranks, SGD)",
+        "with Pliant: a step takes 200ms, waits 50ms, sends 200KB",
+        "the search took 40s, in which 60 steps were made",
+        "chosen (quality 1%): LowRank",
+        "why: It was tried.",
+        "Frontier: three lines",
+        'Line to paste: run = pliant.relax(model, optimizer, "powersgd")',
+    ):
+        assert part in text
+    assert "And more." not in text
+
+
+def test_without_a_plan_it_says_why_and_offers_no_line():
+    verdict = Verdict(
+        **{**HELPED, "plan": None, "line": "", "reason": "Pliant does not help here: it is 1.01.", "step_s": 1.21}
+    )
+    assert verdict.sentence == "Pliant does not help here: it is 1.01."
+    assert "after the decision: a step takes 1.21s" in verdict.text()
+    assert "Line to paste" not in verdict.text()
+
+
+def test_a_script_that_ends_before_the_decision_is_told_so():
+    verdict = Verdict(how="DDP", num_ranks=2, baseline_step_s=0.1)
+    assert "ended before a plan was chosen" in verdict.sentence
+    assert verdict.speedup is None
+
+
+def test_records_survive_their_files(tmp_path):
+    assert Verdict.load(tmp_path) is None
+    verdict, options = Verdict(**HELPED), RunOptions(quality="fast", unmeasured=True, plan_file="plan.json")
+    verdict.save(tmp_path)
+    options.save(tmp_path)
+    assert Verdict.load(tmp_path) == verdict
+    assert RunOptions.load(tmp_path) == options
+
+
+def test_a_quality_is_one_of_three_words():
+    assert [RunOptions(quality=word).budget for word in QUALITIES] == [1.0, 1.1, 1.5]
+    with pytest.raises(ValueError, match="--quality is 'best', but it can be exact, 1%, fast"):
+        RunOptions(quality="best")
