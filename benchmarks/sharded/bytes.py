@@ -25,7 +25,7 @@ from settings import BYTES, HSDP, MODELS
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import emulate_cluster
-from pliant.spec import Sharded, SyncPlan, TensorSpec, Topology, Workload, from_json
+from pliant.spec import Match, Rule, Sharded, SyncPlan, TensorSpec, Topology, Workload, from_json
 from pliant.spec.files import write_atomically
 
 KEY = ("mesh", "model", "setting")
@@ -61,10 +61,8 @@ def predicted_bytes(record: Mapping[str, Any]) -> float:
     num_hosts, num_shards = MESHES[record["mesh"]]
     shapes = {name: tuple(shape) for name, shape in record["shapes"].items()}
     if num_shards > 1:
+        plan = of_replicas(plan, shapes)
         shapes = {name: (math.ceil(shape[0] / num_shards), *shape[1:]) for name, shape in shapes.items()}
-        nodes = [rule.exchange.replicas for rule in plan.rules if isinstance(rule.exchange, Sharded)]
-        rules = [replace(rule, exchange=node) for rule, node in zip(plan.rules, nodes, strict=True) if node is not None]
-        plan = replace(plan, rules=tuple(rules))
     named = reversed(shapes.items())
     tensors = tuple(
         TensorSpec(name=name, shape=shape, dtype="float32", layer="Linear", ready_s=k * 1e-3)
@@ -73,6 +71,14 @@ def predicted_bytes(record: Mapping[str, Any]) -> float:
     workload = Workload(name=record["model"], tensors=tensors, forward_s=0.1, backward_s=0.2)
     hosts: Topology = topology_from_flags(num_hosts, "1gbit", "0ms", [], 1, 0.0)
     return max(predict(plan, workload, hosts).sent_bytes)
+
+
+def of_replicas(plan: SyncPlan, shapes: Mapping[str, tuple[int, ...]]) -> SyncPlan:
+    """Return what replicas do with each parameter, by its name: rules by size go by whole parameters, not by shards."""
+    nodes = {name: plan.exchange_for(name, "", math.prod(shape)) for name, shape in shapes.items()}
+    among = {name: node.replicas for name, node in nodes.items() if isinstance(node, Sharded)}
+    rules = [Rule(match=Match(pattern=name), exchange=node) for name, node in among.items() if node is not None]
+    return replace(plan, rules=(*rules, Rule()))
 
 
 def rows(lines: Lines, mesh: str, model: str) -> list[str]:
@@ -130,8 +136,8 @@ def table(lines: Lines, command: str) -> str:
         "",
         f"`{command}`",
         "",
-        f"Commit {last['commit']}; {last['software']}; load {last['load']} at the end, {last['at']}: nothing was timed. "
-        "A GPT whose blocks are sharded one by one, AdamW.",
+        f"Commit {last['commit']}; {last['software']}; load {last['load']} at the end, {last['at']}, and nothing was "
+        "timed. A GPT whose blocks are sharded one by one, AdamW.",
         "",
         "MB that a rank sends in a step, the busiest one: by its host's interface, with all headers, and as the run "
         "counts them. On 2 x 2 both are those between hosts. Ratios say how many times fewer bytes than a baseline: "

@@ -52,9 +52,9 @@ BYTES = (PLAIN, TORCH_BF16, EXACT, BF16_TWICE, BF16_ONCE, *STEPS[4:])
 HSDP = (
     PLAIN_HSDP,
     Setting(name="onebit", what="onebit"),
-    Setting(name="streaming_diloco", what="streaming_diloco(period=32, averaging=int4)"),
+    Setting(name="streaming_diloco", what="streaming_diloco(period=32)"),
 )
-"""Of `bytes.py`, on two hosts of two ranks each: shards inside a host, replicas between them."""
+"""Of `bytes.py`, on two hosts of two ranks each: shards inside a host, replicas between, which average in int4."""
 
 LOSS = (
     PLAIN,
