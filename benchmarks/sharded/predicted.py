@@ -53,7 +53,7 @@ def _together(tensors: Sequence[TensorSpec], ready_s: float) -> list[TensorSpec]
 
 
 def _for_blocks(rule: Rule) -> Rule:
-    return replace(rule, match=replace(rule.match, pattern=_BLOCKS))
+    return replace(rule, match=replace(rule.match, pattern=_BLOCKS)) if rule.match.pattern == "*" else rule
 
 
 def _for_rest(rule: Rule) -> Rule:

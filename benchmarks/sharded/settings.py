@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["BASELINES", "BYTES", "HSDP", "LOSS", "MODELS", "RATES", "STEPS", "Setting", "Shape"]
+__all__ = ["BASELINES", "BYTES", "HSDP", "LOSS", "LOSS_SHAPE", "MODELS", "RATES", "STEPS", "Setting", "Shape"]
 
 RATES = ("100mbit", "1gbit")
 
@@ -20,6 +20,8 @@ class Shape:
 
 MODELS = {"3M": Shape(width=256, layers=4, heads=4), "13M": Shape(width=512, layers=4, heads=8)}
 """3.3 M and 12.9 M parameters."""
+LOSS_SHAPE = Shape(width=64, layers=2, heads=4, length=32, batch=4)
+"""0.13 M parameters, so that 1,000 steps of four ranks take a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
