@@ -6,7 +6,7 @@ from pathlib import Path
 from pliant.algorithms.grammar import parse
 from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.algorithms.registry import row_of, standard_text
-from pliant.spec import BlockSparse, LowRank, Match, Rule, SyncPlan, load
+from pliant.spec import AllReduce, BlockSparse, LowRank, Match, Rule, Sharded, SyncPlan, load
 
 __all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_for_name", "plan_of_text"]
 
@@ -37,7 +37,9 @@ def plan_for_name(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     packed = isinstance(node.core, LowRank)  # sends what is not worth factoring whole, in messages of its own
     if node.error_feedback == "none" or node.kind != "gradients" or packed:
         return whole
-    return replace(whole, rules=(Rule(match=Match(max_numel=SPARED_NUMEL)), *whole.rules))
+    # Of a sharded model it is replicas that exchange them exactly: shards travel as was said.
+    spared = replace(node, replicas=AllReduce()) if isinstance(node, Sharded) else AllReduce()
+    return replace(whole, rules=(Rule(match=Match(max_numel=SPARED_NUMEL), exchange=spared), *whole.rules))
 
 
 def plan_of_text(text: str) -> SyncPlan:
