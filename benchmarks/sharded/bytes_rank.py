@@ -17,7 +17,7 @@ from pliant_bench.harness.wire import busiest, interface_bytes
 
 
 def steps_of(what: str) -> tuple[int, int]:
-    """Return steps that are not counted, and those that are: whole periods, where there are any, with none in flight."""
+    """Return steps that are not counted, and those that are: whole periods, with none in flight."""
     return (36, 64) if "period=32" in what else (2, 3)
 
 

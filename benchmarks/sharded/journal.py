@@ -12,10 +12,11 @@ from pliant_bench.harness.setup import MARK
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from chaos.judge import named_in
 from house.versions import commit_of, machine
 from tasc.accuracy_book import Book
 
-__all__ = ["Lines", "place", "run_ranks"]
+__all__ = ["Lines", "named_in", "place", "run_ranks"]
 
 _LAST_WORDS = 40
 

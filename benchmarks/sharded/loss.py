@@ -101,8 +101,8 @@ def table(lines: Lines, steps: int, command: str) -> str:
         f"{last['software']}; {last['cpu']}; commits {commits}; load {first['load']} at the first, {last['load']} at "
         "the last, and nothing was timed.",
         "",
-        f"A GPT over characters, width {shape.width}, {shape.layers} blocks, sharded as one; {shape.batch} sequences of "
-        f"{shape.length} a rank, {RANKS} ranks; {steps} steps of AdamW, learning rate {lr or 0:g}, up over 50 steps "
+        f"A GPT over characters, width {shape.width}, {shape.layers} blocks, sharded as one; {shape.batch} sequences "
+        f"of {shape.length} a rank, {RANKS} ranks; {steps} steps of AdamW, learning rate {lr or 0:g}, up over 50 steps "
         f"and then down to 0. Tried with plain FSDP2 and seed 0: {rates}.",
         "",
         "| gradients / weights | loss, by seed | over float32, by seed | mean, wanted at most 0.5 % | MB a step |",
