@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 import pliant
 from pliant.algorithms import ALGORITHMS as REGISTRY, executor_for, parse
+from pliant.algorithms.by_name import plan_of_text
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.spec import AllReduce, BetweenHosts, CodecSpec, Every, LocalSteps, SyncPlan, from_json
 from tables import ALGORITHMS, BETWEEN_STEPS
@@ -146,3 +147,10 @@ def test_the_command_line_reads_it_without_torch():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     assert said.stdout.strip() == str(parse("every(2, between_hosts(qsgd(bits=4)))"))
+
+
+def test_a_text_that_spares_small_parameters_spares_them_among_replicas_and_leaves_shards_as_they_are():
+    shards = "gradients=int4, weights=differences(int4)"
+    small, whole = plan_of_text(f"sharded({shards}, replicas=onebit)").rules
+    assert small.exchange == parse(f"sharded({shards}, replicas=allreduce)")
+    assert whole.exchange == parse(f"sharded({shards}, replicas=onebit)")

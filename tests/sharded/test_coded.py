@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpt import adamw, apart, build, loss, train
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 from worlds import run
 
 import pliant
@@ -131,3 +133,22 @@ def loads_and_writes() -> dict[str, bool]:
 def test_weights_that_change_behind_a_run_are_not_used_again():
     for found in run(2, loads_and_writes):
         assert found == {"loaded": True, "noticed": True, "announced": True}
+
+
+def by_size() -> list[str]:
+    """A weight of which the last rank holds fewer elements than a plain name spares, and the first one more."""
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(nn.Linear(100, 163), nn.Linear(163, 2)))
+    optimizer = adamw(model)
+    with pliant.relax(model, optimizer, "onebit", timeout_s=60) as run_:
+        for _ in range(2):
+            model(torch.randn(4, 100)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        kept = next(iter(run_.state_dict().values()))["shards"]
+    return [f"{key}: {value.numel()}" for group in kept.values() for key, value in group.items()]
+
+
+def test_rules_by_size_go_by_whole_parameters_so_that_uneven_shards_have_one_plan():
+    own, other = run(2, by_size)
+    assert own == other == ["gradients 0 residual: 16300"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from pliant.algorithms.grammar import parse
 from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.algorithms.registry import row_of, standard_text
-from pliant.spec import Match, Rule, SyncPlan, load
+from pliant.spec import AllReduce, Match, Rule, Sharded, SyncPlan, load
 
 __all__ = ["ONE_BUCKET_BYTES", "SPARED_NUMEL", "plan_for_name", "plan_of_text"]
 
@@ -28,7 +28,9 @@ def plan_for_name(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     core, row = node.core, row_of(name.partition("(")[0])
     rules: tuple[Rule, ...] = (Rule(exchange=node),)
     if core.spares_small or (row is not None and row.spare_small):
-        rules = (Rule(match=Match(max_numel=SPARED_NUMEL)), *rules)
+        # Of a sharded model it is replicas that exchange them exactly: shards travel as was said.
+        spared = replace(node, replicas=AllReduce()) if isinstance(node, Sharded) else AllReduce()
+        rules = (Rule(match=Match(max_numel=SPARED_NUMEL), exchange=spared), *rules)
     one_bucket = core.divides_budget or (row is not None and row.one_bucket)
     return SyncPlan(rules=rules, name=name, bucket_bytes=ONE_BUCKET_BYTES if one_bucket else 0)
 

@@ -143,7 +143,7 @@ class ExecutorBuilder:
 
         """
         self._steppers = self._relaxed.steppers
-        nodes = nodes_for(plan, self._module, self._parameters, self._layers, self._steppers)
+        nodes = nodes_for(plan, self._relaxed, self._parameters, self._layers, self._steppers)
         if any(node.needs_hosts for node in nodes.values()):
             self._relaxed.require_whole(
                 "the plan has two levels of ranks", "let a mesh of two dimensions be the levels"

@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 
 from torch import Tensor, nn
 
-from pliant.engine.relaxed_model import name_without_wrappers
+from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
 from pliant.spec import AllReduce, Exchange, SyncPlan
 
 __all__ = ["layer_classes", "nodes_for", "sparse_parameters"]
@@ -12,7 +12,7 @@ __all__ = ["layer_classes", "nodes_for", "sparse_parameters"]
 
 def nodes_for(
     plan: SyncPlan,
-    module: nn.Module,
+    relaxed: RelaxedModel,
     parameters: Mapping[str, Tensor],
     layers: Mapping[str, str],
     stepped: Container[int],
@@ -25,7 +25,7 @@ def nodes_for(
 
     Args:
         plan: Has a rule for each parameter.
-        module: Its layers say where gradients are sparse.
+        relaxed: The model; its layers say where gradients are sparse.
         parameters: Name -> parameter, of those that are trained.
         layers: Name -> class of the layer that owns it.
         stepped: The ids of the parameters that an optimizer of the run steps.
@@ -34,12 +34,12 @@ def nodes_for(
         ValueError: A gradient is sparse, but the plan exchanges momenta, which never are.
 
     """
-    exact = AllReduce()
+    exact, numels = AllReduce(), relaxed.numels
     nodes: dict[str, Exchange] = {
-        name: plan.exchange_for(name, layers[name], p.numel()) if id(p) in stepped else exact
+        name: plan.exchange_for(name, layers[name], numels[name]) if id(p) in stepped else exact
         for name, p in parameters.items()
     }
-    for name in sparse_parameters(module, parameters):
+    for name in sparse_parameters(relaxed.module, parameters):
         if nodes[name].kind == "momentum":
             raise ValueError(
                 f"{name!r} has sparse gradients (sparse=True), but its algorithm exchanges momenta, which are dense: "

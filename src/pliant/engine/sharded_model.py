@@ -48,6 +48,8 @@ class ShardedModel:
             if p.requires_grad
         }
         """Name -> this rank's part of a parameter that is trained; a view, so that writing changes the model."""
+        self.numels = {self.name_of(p): p.numel() for g in self.groups for p in g.parameters if p.requires_grad}
+        """Name -> elements of a whole parameter that is trained."""
         self._view: Optimizer | None = None
         if not self.shards:
             raise ValueError("no parameter under fully_shard requires a gradient, so there is nothing to exchange.")
