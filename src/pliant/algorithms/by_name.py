@@ -1,5 +1,6 @@
 """Algorithms and plans by name, for the command line and for `relax`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from pliant.algorithms.grammar import parse
