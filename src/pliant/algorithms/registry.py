@@ -125,7 +125,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         "sparse_loco": Row(make=_made_by("weights:sparse_loco")),
         "async_average": Row(make=_made_by("weights:async_average")),
         "post_local_sgd": Row(make=_made_by("weights:post_local_sgd"), example="post_local_sgd(warmup_steps=100)"),
-        "sharded": Row(make=_made_by("shards:sharded"), example="sharded(gradients=int4, weights=differences(int4))"),
+        "sharded": Row(make=_made_by("sharding:sharded"), example="sharded(gradients=int4, weights=differences(int4))"),
         "every": Row(make=_made_by("combinators:every"), example="every(2, qsgd)"),
         "after": Row(make=_made_by("combinators:after"), example="after(100, bf16, then=onebit)"),
         "between_hosts": Row(make=_made_by("combinators:between_hosts"), example="between_hosts(int4)"),

@@ -113,7 +113,7 @@ class DifferenceGather:
     """Coded changes of the weights since the last gather, added to a copy that all ranks keep alike.
 
     The first gather is exact. Rank i sends C(w_i - r_i) of its shard, and all ranks, it too, add what is decoded to r;
-    so a coding error is part of the next difference. Wang et al., SDP4Bit (arXiv:2410.15526).
+    so a coding error is part of the next difference. Jia et al., SDP4Bit (arXiv:2410.15526).
 
     Args:
         codec: Any codec.

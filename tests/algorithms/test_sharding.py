@@ -3,7 +3,7 @@
 import pytest
 
 import pliant
-from pliant.algorithms.shards import for_shards
+from pliant.algorithms.sharding import for_shards
 from pliant.codecs import MinMax8, Qsgd
 from pliant.spec import CodecSpec, ReduceScatter, Rule, Sharded, SyncPlan, WeightGather
 
