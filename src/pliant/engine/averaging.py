@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from pliant.buckets import as_real
 from pliant.comm.base import Comm
 from pliant.engine.initial_sync import broadcast_optimizer
 
-__all__ = ["average_run", "average_states", "average_weights", "consolidated_state"]
+__all__ = ["average_run", "average_states", "average_weights", "consolidated_shards", "consolidated_state"]
 
 _FUSED_NUMEL = 1 << 24
 
@@ -64,14 +65,51 @@ def average_run(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) 
 def consolidated_state(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:
     """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective."""
     state = {name: value.detach().clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    means = [value for value in state.values() if differ and _has_mean(value)]
-    average_weights(means, comm)
-    for value in state.values():
+    _make_equal(state.values(), comm, differ=differ)
+    return state
+
+
+def consolidated_shards(
+    module: nn.Module, comm: Comm, replicas: Comm, *, differ: bool, whole: bool
+) -> dict[str, Tensor]:
+    """Return a copy of a sharded module's state: means over replicas where they differ. Collective.
+
+    Args:
+        module: The module.
+        comm: All ranks that train it.
+        replicas: Ranks that hold the same shards as this one.
+        differ: Whether replicas differ.
+        whole: Whether tensors are put together on every rank; else they stay divided, as DTensors.
+
+    """
+    live = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    shards: dict[str, Any] = {name: value for name, value in live.items() if hasattr(value, "to_local")}
+    parts = {name: value.to_local().detach().clone() for name, value in shards.items()}
+    average_weights([part for part in parts.values() if differ and _has_mean(part)], replicas)
+    rest = {name: value.detach().clone() for name, value in live.items() if name not in shards}
+    _make_equal(rest.values(), comm, differ=differ)
+    found: dict[str, Tensor] = {}
+    for name in live:
+        if name in rest:
+            found[name] = rest[name]
+            continue
+        like = shards[name]
+        made = type(like).from_local(
+            parts[name], like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+        found[name] = made.full_tensor() if whole else made
+    return found
+
+
+def _make_equal(tensors: Iterable[Tensor], comm: Comm, *, differ: bool) -> None:
+    """Replace tensors by their means where ranks differ; else, and integers, by rank 0's."""
+    held = list(tensors)
+    average_weights([value for value in held if differ and _has_mean(value)], comm)
+    for value in held:
         if not (differ and _has_mean(value)):
             flat = value.contiguous()
             comm.broadcast(flat, 0).wait()
             value.copy_(flat)
-    return state
 
 
 def _has_mean(x: Tensor) -> bool:

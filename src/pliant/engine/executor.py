@@ -175,7 +175,7 @@ class ExecutorBuilder:
         if old is not None:
             old.close()
         before = [] if old is None else old.of(ShardExchanges)
-        shards = shard_exchanges(self._relaxed.sharded, nodes, before, checks=self._nonfinite == "raise")
+        shards = shard_exchanges(self._relaxed.sharded, nodes, before, self._tracer, checks=self._nonfinite == "raise")
         beside = (*shards, *weights, *controllers, *looks)
         return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=beside)
 

@@ -183,6 +183,9 @@ class Saver:
         if not own["random"]:
             wanted["random"] = {}
         optimizer = wanted.pop("optimizer")
+        for part in self.executor.parts:
+            if part.checks_structure:
+                wanted.pop(part.key, None)
         require_same_structure({key: own[key] for key in wanted}, wanted, "")
         require_same_structure(own["optimizer"]["held"], optimizer["held"], "optimizer held")
         check_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.attachments import AttachedProfile, AttachedTuner, KeepsPlan, RecordsNothing
-from pliant.engine.averaging import average_run, consolidated_state
+from pliant.engine.averaging import average_run, consolidated_shards, consolidated_state
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.curvature_requests import Curvature
@@ -172,19 +172,26 @@ class Run(SavesState, SwitchesPlans, ABC):
             ratio=of_parts.get("ratio", 0.0),
         )
 
-    def consolidate(self) -> dict[str, Tensor]:
+    def consolidate(self, *, whole: bool = True) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
 
         Parameters and floating-point buffers are means over ranks where they differ, else rank 0's. The run does not
         change.
+
+        Args:
+            whole: Of a sharded model, whether every rank gets whole tensors; else each gets its part of them, as
+                DTensors, for `torch.distributed.checkpoint.save`.
+
         """
-        cure = "use torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True"
-        self._relaxed.require_whole("consolidate() returns a whole model", cure)
         self.catch_up()
         self._comm_thread.drain()
         for served in self._executor.served:
             served.settle(self._dispatcher.step)
-        return consolidated_state(self._module, self._comm, differ=self._executor.ranks_differ)
+        differ = self._executor.ranks_differ
+        if self._relaxed.sharded is None:
+            return consolidated_state(self._module, self._comm, differ=differ)
+        replicas = self._relaxed.replicas(self._comm)
+        return consolidated_shards(self._module, self._comm, replicas, differ=differ, whole=whole)
 
     def count(self, work: float) -> None:
         """Add to this rank's work, such as samples, for plans that weight ranks by it."""

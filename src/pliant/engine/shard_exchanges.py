@@ -1,16 +1,22 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.collectives.scratch import Scratch
+from pliant.comm.base import duplicate
 from pliant.comm.fsdp_private import ParamGroup
+from pliant.engine.comm_thread import CommThread
 from pliant.engine.parts import Part
+from pliant.engine.same_structure import require_same_structure
 from pliant.engine.shard_groups import GroupGather, GroupScatter
 from pliant.engine.shard_layout import columns_of
 from pliant.engine.sharded_model import ShardedModel
+from pliant.engine.tracer import Tracer
 from pliant.layouts.shards import gather_state_bytes, scatter_state_bytes
 from pliant.spec import Exchange, Sharded
 
@@ -20,9 +26,14 @@ __all__ = ["ShardExchanges", "shard_exchanges"]
 class ShardExchanges(Part):
     """Reduce-scatters and gathers of a sharded model under one plan, with what they keep.
 
+    Note [two queues]: where backward gathers again, the next module's weights must not wait behind the gradients of the
+    one before. So gathers then have a group and a thread of their own. Both have one order on all ranks, that of the
+    program. Without gathers in backward nothing would be gained, and both share one.
+
     Args:
         model: Its parameter groups.
         nodes: Parameter -> node of the plan, of those that are trained.
+        tracer: Tracer of the run.
         checks: Whether gradients that are not finite are refused.
 
     Raises:
@@ -31,14 +42,22 @@ class ShardExchanges(Part):
     """
 
     key = "shards"
+    checks_structure = True
 
-    def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], *, checks: bool) -> None:
+    def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], tracer: Tracer, *, checks: bool) -> None:
         self._nodes = {name: node for name, node in nodes.items() if isinstance(node, Sharded)}
         self._model, self.changes = model, 0
         """Moments so far at which weights may have changed."""
         self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
+        regathers = any(node.weights is not None and node.weights.regather for node in self._nodes.values())
+        self.gathering: list[CommThread] = []
+        """Thread of the gathers, if they have one of their own (Note [two queues])."""
+        self._gather_comm, self._gather_scratch = model.shard_comm, self._scratch
+        if regathers and model.shard_comm.size > 1:
+            self._gather_comm, self._gather_scratch = duplicate(model.shard_comm), Scratch(self._device)
+            self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
         self.scatters = [self._scatter(group, checks=checks) for group in model.groups]
         """For each parameter group; None leaves the reduce-scatter to torch."""
         self.gathers = [self._gather(group) for group in model.groups]
@@ -53,12 +72,12 @@ class ShardExchanges(Part):
         return GroupScatter(group.name, columns, found, comm, self._scratch, self._device, checks=checks)
 
     def _gather(self, group: ParamGroup) -> GroupGather | None:
-        names, comm = self._model.names_of(group), self._model.shard_comm
+        names, comm = self._model.names_of(group), self._gather_comm
         found = {name: self._nodes[name].weights for name in names if name in self._nodes}
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
         columns = columns_of(group, names, comm.size, names)
-        return GroupGather(group.name, columns, found, comm, self._scratch, self._device)
+        return GroupGather(group.name, columns, found, comm, self._gather_scratch, self._device)
 
     # - Memory
 
@@ -106,6 +125,22 @@ class ShardExchanges(Part):
         """Note that weights were loaded."""
         self.changes += 1
 
+    def settle(self, step: int) -> None:
+        """Wait for gathers that nobody has used yet."""
+        for thread in self.gathering:
+            thread.drain()
+
+    def abandon(self) -> None:
+        """Drop gathers in flight."""
+        for thread in self.gathering:
+            thread.stop()
+
+    def close(self) -> None:
+        """End the thread of the gathers, and close their group."""
+        for thread in self.gathering:
+            thread.close()
+            self._gather_comm.close()
+
     def adopt(self, old: "ShardExchanges") -> None:
         """Take over the residuals of an earlier plan, for the next exchange, and the count of changes."""
         self.changes = old.changes + 1
@@ -114,35 +149,65 @@ class ShardExchanges(Part):
                 mine.owed = theirs.take_debts()
 
     def stats(self) -> dict[str, float]:
-        """Return the Euclidean norm of all residuals of this rank."""
+        """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""
         owed = sum(each.norm() ** 2 for each in self.scatters if each is not None) ** 0.5
-        return {"residual_norm": owed}
+        return {"residual_norm": owed, "exchange_s": sum(thread.busy_s for thread in self.gathering)}
 
     # - State
 
     @property
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Residuals and copies, by group."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for group, scatter, gather in zip(self._model.groups, self.scatters, self.gathers, strict=True):
-            kept = {} if scatter is None else {f"gradients {key}": value for key, value in scatter.state.items()}
-            kept |= {} if gather is None else {f"weights {key}": value for key, value in gather.state.items()}
+    def state(self) -> dict[str, Any]:
+        """What is kept, by group; the mesh; and the dimension and shape of each parameter, to be cut otherwise."""
+        model, groups = self._model, dict[str, dict[str, Any]]()
+        for group, scatter, gather in zip(model.groups, self.scatters, self.gathers, strict=True):
+            kept = {**({} if scatter is None else scatter.state), **({} if gather is None else gather.state)}
+            if scatter is not None and scatter.owed is not None:
+                trained = [name for name in model.names_of(group) if name in self._nodes]
+                kept["owed"] = {"rows": scatter.owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
             if kept:
-                found[group.name] = kept
-        return found
+                groups[group.name] = kept
+        return {"mesh": torch.tensor(model.place), "cuts": model.cuts, "groups": groups}
 
     @state.setter
-    def state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def state(self, saved: Mapping[str, Any]) -> None:
         for group, scatter, gather in zip(self._model.groups, self.scatters, self.gathers, strict=True):
-            kept = saved.get(group.name, {})
+            kept = saved["groups"].get(group.name, {})
             if scatter is not None:
-                scatter.load({key.removeprefix("gradients "): value for key, value in kept.items()})
+                scatter.load(kept, kept["owed"]["rows"].to(self._device) if "owed" in kept else None)
             if gather is not None:
-                gather.load({key.removeprefix("weights "): value for key, value in kept.items()})
+                gather.load(kept)
+
+    def check_state(self, saved: Any, step: int) -> None:
+        """Raise ValueError for a state of another mesh, plan or model."""
+        mine = self.state
+        require_same_structure(_without_debts(saved), _without_debts(mine), self.key)
+        if saved["mesh"].tolist() != mine["mesh"].tolist():
+            raise ValueError(
+                f"the state was saved on a mesh of {_told(saved['mesh'])}, but this is one of {_told(mine['mesh'])}, "
+                "or ranks have other places in it; load it on the same mesh, or convert it with pliant.resize()."
+            )
+        for name, cut in mine["cuts"].items():
+            if saved["cuts"][name].tolist() != cut.tolist():
+                raise ValueError(f"the state's {name} is divided otherwise; load it into the model it was saved from.")
+
+
+def _without_debts(state: Mapping[str, Any]) -> dict[str, Any]:
+    groups = {name: {k: v for k, v in kept.items() if k != "owed"} for name, kept in state["groups"].items()}
+    return {**state, "groups": {name: kept for name, kept in groups.items() if kept}}
+
+
+def _told(mesh: Tensor) -> str:
+    shard, num_shards, replica, num_replicas = mesh.tolist()
+    return f"{num_replicas} x {num_shards} ranks (replica {replica}, shard {shard})"
 
 
 def shard_exchanges(
-    model: ShardedModel | None, nodes: Mapping[str, Exchange], before: Sequence[ShardExchanges], *, checks: bool
+    model: ShardedModel | None,
+    nodes: Mapping[str, Exchange],
+    before: Sequence[ShardExchanges],
+    tracer: Tracer,
+    *,
+    checks: bool,
 ) -> list[ShardExchanges]:
     """Return the exchanges of a model's shards under a plan, with residuals of the plan before; none for a whole model.
 
@@ -150,12 +215,13 @@ def shard_exchanges(
         model: The model; None if its parameters are whole.
         nodes: Parameter -> node of the plan.
         before: Exchanges of the plan before.
+        tracer: Tracer of the run.
         checks: Whether gradients that are not finite are refused.
 
     """
     if model is None:
         return []
-    made = ShardExchanges(model, nodes, checks=checks)
+    made = ShardExchanges(model, nodes, tracer, checks=checks)
     for old in before:
         made.adopt(old)
     return [made]

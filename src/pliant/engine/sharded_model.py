@@ -82,6 +82,18 @@ class ShardedModel:
         return 1 if group is None else group.size()
 
     @property
+    def place(self) -> tuple[int, int, int, int]:
+        """This rank among those that share the model, their number, and likewise among those that hold the same."""
+        group = self.groups[0].replica_group
+        return self.shard_rank, self.num_shards, 0 if group is None else group.rank(), self.num_replicas
+
+    @property
+    def cuts(self) -> dict[str, Tensor]:
+        """Name -> dimension along which a parameter is divided, and its shape as a whole, in one tensor."""
+        found = (zip(self.names_of(group), group.cuts, strict=True) for group in self.groups)
+        return {name: torch.tensor([dim, *shape]) for each in found for name, (dim, shape) in each}
+
+    @property
     def has_replicas(self) -> bool:
         """Whether the mesh has a dimension of replicas, even if it is of one rank."""
         return self.groups[0].replica_group is not None

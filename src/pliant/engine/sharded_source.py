@@ -80,11 +80,13 @@ class ShardedSource(GradientSource):
     ) -> None:
         """Follow a plan: gathers, reduce-scatters and replicas that it leaves out stay torch's."""
         self._exchanges = exchanges = next(part for part in parts if isinstance(part, ShardExchanges))
+        threads = exchanges.gathering or [self._comm_thread]
+        gathering = Submitter(threads[0], self._receiver, self._begin_exchange)
         relaxes_replicas = any(isinstance(node, Sharded) and node.replicas is not None for node in nodes.values())
         for k, group in enumerate(self._model.groups):
             gather, scatter = exchanges.gathers[k], exchanges.scatters[k]
             group.install(
-                None if gather is None else GatherHook(group, self._submitter, gather, lambda: exchanges.changes),
+                None if gather is None else GatherHook(group, gathering, gather, lambda: exchanges.changes),
                 None if scatter is None else ReduceScatterHook(group, self._submitter, scatter),
                 self._of_replicas[k] if relaxes_replicas and self._model.has_replicas else None,
             )

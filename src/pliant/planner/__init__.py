@@ -1,7 +1,7 @@
 """Search for a plan: a space of plans, predicted costs, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
-from pliant.planner.baselines import BASELINES
+from pliant.planner.baselines import BASELINES, SHARDED_BASELINES
 from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
@@ -11,13 +11,14 @@ from pliant.planner.quality import Quality
 from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, search_steps
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
-from pliant.planner.workloads import WORKLOADS, scaled_down
+from pliant.planner.workloads import WORKLOADS, divided, scaled_down
 
 __all__ = [
     "BASELINES",
     "FAMILIES",
     "LOW_RANKS",
     "MENUS",
+    "SHARDED_BASELINES",
     "WORKLOADS",
     "Advice",
     "AppliedAdvice",
@@ -36,6 +37,7 @@ __all__ = [
     "advise",
     "all_of",
     "apply",
+    "divided",
     "error_budget_seeds",
     "lossy_codecs",
     "scaled_down",

@@ -70,7 +70,7 @@ class WeightGather:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(Exchange):
-    """The exchanges of a model under fully_shard, HSDP or replicate(); None leaves one to torch."""
+    """The exchanges of a model under fully_shard, HSDP or replicate(); None leaves one to torch, and so all of them."""
 
     made_by: ClassVar[str] = "executors.sharded:ShardedExecutor"
 
@@ -82,11 +82,6 @@ class Sharded(Exchange):
     """Most bytes that a rank may keep for it; a run that needs more is refused before it begins. 0 for no limit."""
 
     def __post_init__(self) -> None:
-        require(
-            not (self.gradients is None and self.weights is None and self.replicas is None),
-            "Sharded",
-            "at least one of gradients, weights and replicas must be given, got none.",
-        )
         require(self.limit_bytes >= 0, "Sharded", f"limit_bytes must be at least 0, got {self.limit_bytes}.")
         inside = () if self.replicas is None else self.replicas.walk()
         require(
@@ -95,6 +90,11 @@ class Sharded(Exchange):
             "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded, got "
             f"{self.replicas}.",
         )
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether everything is left to torch."""
+        return self.gradients is None and self.weights is None and self.replicas is None
 
     @property
     def _among_replicas(self) -> Exchange:
