@@ -140,7 +140,7 @@ def test_what_is_owed_is_conserved_on_another_number_of_ranks(name, old, old_mes
     assert np.array_equal(now, weights)
     assert np.array_equal(momenta, before)
     assert finite
-    tolerance = 1e-6 if name != "int8 residual" else 0.01  # which is rounded to 8 bits once more
+    tolerance = 1e-6 if name != "int8 residual" else 0.03  # which is rounded to 8 bits once more
     assert np.linalg.norm(found - owed) <= tolerance * np.linalg.norm(owed)
     assert np.linalg.norm(owed) > 0
 

@@ -84,9 +84,14 @@ def for_shards(plan: SyncPlan, *, has_replicas: bool) -> SyncPlan:
     gradients to their shards.
 
     Raises:
-        ValueError: An algorithm is not one codec, but there are no replicas.
+        ValueError: An algorithm is not one codec, but there are no replicas; or gradients wait for the end of backward.
 
     """
+    if plan.order == "at_end":
+        raise ValueError(
+            "the plan exchanges all gradients at the end of backward (order='at_end'), but a module under fully_shard "
+            "or replicate() hands its gradients over when they are complete; use order='ready'."
+        )
     rules = tuple(replace(rule, exchange=_for_shards(rule.exchange, has_replicas)) for rule in plan.rules)
     return replace(plan, rules=rules)
 

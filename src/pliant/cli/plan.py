@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
-from pliant.planner import BASELINES, Advice, CodecErrors, Genome, Quality, Space, advise, error_budget_seeds
+from pliant.planner import Advice, CodecErrors, Genome, Quality, Space, advise, divided, error_budget_seeds
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Workload, save, to_json
 from pliant.spec.files import write_atomically
@@ -55,6 +55,9 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
+    sharded: Annotated[
+        int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
+    ] = 0,
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
@@ -65,6 +68,8 @@ def plan(
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
     training = inputs.read_workload(workload, compute)
+    if sharded:
+        training = divided(training, sharded)
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
     known = inputs.read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
@@ -79,7 +84,9 @@ def plan(
         steps_s = step_s(training, [genes.plan() for genes in plans])
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s, plans, strict=True)]
 
-    seeds = {**BASELINES, **error_budget_seeds(training, space.quality, step_s, budget=error_budget)}
+    seeds = dict(space.baselines)
+    if not training.is_sharded:  # menus are of whole models
+        seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     found = _search(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
@@ -141,7 +148,7 @@ def _search(
 def _show(found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
     names = {genes: name for name, genes in seeds.items()}
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
-    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BASELINES.values()]
+    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in space.baselines.values()]
     for k, (genes, seconds) in enumerate(rows):
         ratio = space.quality.factor(genes)
         of = f"{seconds / found[0][1]:.2f}x"

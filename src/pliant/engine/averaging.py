@@ -12,7 +12,7 @@ from pliant.buckets import as_real
 from pliant.comm.base import Comm
 from pliant.engine.initial_sync import broadcast_optimizer
 
-__all__ = ["average_run", "average_states", "average_weights", "consolidated_shards", "consolidated_state"]
+__all__ = ["average_run", "average_states", "average_weights", "consolidated_state"]
 
 _FUSED_NUMEL = 1 << 24
 
@@ -62,43 +62,30 @@ def average_run(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) 
     average_states(optimizer, parameters, comm)
 
 
-def consolidated_state(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:
-    """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective."""
-    state = {name: value.detach().clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    _make_equal(state.values(), comm, differ=differ)
-    return state
-
-
-def consolidated_shards(
+def consolidated_state(
     module: nn.Module, comm: Comm, replicas: Comm, *, differ: bool, whole: bool
 ) -> dict[str, Tensor]:
-    """Return a copy of a sharded module's state: means over replicas where they differ. Collective.
+    """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective.
 
     Args:
         module: The module.
         comm: All ranks that train it.
-        replicas: Ranks that hold the same shards as this one.
-        differ: Whether replicas differ.
-        whole: Whether tensors are put together on every rank; else they stay divided, as DTensors.
+        replicas: Those that hold the same shards as this one; all, if parameters are whole.
+        differ: Whether they differ.
+        whole: Whether what is divided is put together on every rank; else it stays so, as DTensors.
 
     """
     live = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     shards: dict[str, Any] = {name: value for name, value in live.items() if hasattr(value, "to_local")}
     parts = {name: value.to_local().detach().clone() for name, value in shards.items()}
     average_weights([part for part in parts.values() if differ and _has_mean(part)], replicas)
-    rest = {name: value.detach().clone() for name, value in live.items() if name not in shards}
-    _make_equal(rest.values(), comm, differ=differ)
-    found: dict[str, Tensor] = {}
-    for name in live:
-        if name in rest:
-            found[name] = rest[name]
-            continue
-        like = shards[name]
-        made = type(like).from_local(
-            parts[name], like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-        )
+    found = {name: value.detach().clone() for name, value in live.items() if name not in shards}
+    _make_equal(found.values(), comm, differ=differ)
+    for name, like in shards.items():
+        placed = like.device_mesh, like.placements
+        made = type(like).from_local(parts[name], *placed, shape=like.shape, stride=like.stride())
         found[name] = made.full_tensor() if whole else made
-    return found
+    return {name: found[name] for name in live}
 
 
 def _make_equal(tensors: Iterable[Tensor], comm: Comm, *, differ: bool) -> None:

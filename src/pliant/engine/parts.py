@@ -45,6 +45,9 @@ class Part:
     def close(self) -> None:
         """Remove every hook, and end every thread; the last call."""
 
+    def drop_owed(self) -> None:
+        """Forget gradients that an earlier plan has left for the next exchange."""
+
     def report_work(self, work: float) -> None:
         """Add to the work that this rank has done since the start."""
 

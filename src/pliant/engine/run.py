@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.attachments import AttachedProfile, AttachedTuner, KeepsPlan, RecordsNothing
-from pliant.engine.averaging import average_run, consolidated_shards, consolidated_state
+from pliant.engine.averaging import average_run, consolidated_state
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.curvature_requests import Curvature
@@ -69,7 +69,7 @@ class Run(SavesState, SwitchesPlans, ABC):
         self._dispatcher.step = steps_taken(relaxed.optimizer)
         joining = JoinState(comm, self._comm_thread, relaxed.optimizers, self._dispatcher, self._keeps_from_joining)
         self._source = self._dispatcher.source = gradient_source(
-            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite
+            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite, self.trial
         )
         self._put_in_force(plan, executor)
         self._step_hooks = StepHooks(
@@ -179,19 +179,15 @@ class Run(SavesState, SwitchesPlans, ABC):
         change.
 
         Args:
-            whole: Of a sharded model, whether every rank gets whole tensors; else each gets its part of them, as
-                DTensors, for `torch.distributed.checkpoint.save`.
+            whole: Of a sharded model, whether every rank gets whole tensors; else its part of them, as DTensors.
 
         """
         self.catch_up()
         self._comm_thread.drain()
         for served in self._executor.served:
             served.settle(self._dispatcher.step)
-        differ = self._executor.ranks_differ
-        if self._relaxed.sharded is None:
-            return consolidated_state(self._module, self._comm, differ=differ)
-        replicas = self._relaxed.replicas(self._comm)
-        return consolidated_shards(self._module, self._comm, replicas, differ=differ, whole=whole)
+        replicas, differ = self._relaxed.replicas(self._comm), self._executor.ranks_differ
+        return consolidated_state(self._module, self._comm, replicas, differ=differ, whole=whole)
 
     def count(self, work: float) -> None:
         """Add to this rank's work, such as samples, for plans that weight ranks by it."""

@@ -1,7 +1,7 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from pliant.engine.shard_groups import GroupGather, GroupScatter
 from pliant.engine.shard_layout import columns_of
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.tracer import Tracer
-from pliant.layouts.shards import gather_state_bytes, scatter_state_bytes
-from pliant.spec import Exchange, Sharded
+from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_state_bytes
+from pliant.spec import Exchange, Residual, Sharded
 
 __all__ = ["ShardExchanges", "shard_exchanges"]
 
@@ -60,6 +60,8 @@ class ShardExchanges(Part):
             self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
         self.scatters = [self._scatter(group, checks=checks) for group in model.groups]
         """For each parameter group; None leaves the reduce-scatter to torch."""
+        self._waiting: list[Tensor | None] = [None] * len(self.scatters)
+        """What an earlier plan owes where reduce-scatters are now torch's own."""
         self.gathers = [self._gather(group) for group in model.groups]
         """For each parameter group; None leaves the gather to torch."""
 
@@ -96,10 +98,22 @@ class ShardExchanges(Part):
     def explain(self) -> str:
         """Say in a sentence what a rank keeps for its shards."""
         kept = self.bytes_by_kind()
+        lossy = [c for c in self._columns if (g := self._nodes[c.name].gradients) is not None and g.codec is not None]
+        others = ", ".join(
+            f"{kind} {sum(residual_bytes(kind, sum(c.valid)) for c in lossy) / 1e6:.3g}" for kind in get_args(Residual)
+        )
         return (
             f"Shards: each of {self._model.num_shards} ranks keeps {kept['gradients'] / 1e6:.3g} MB of residuals of "
-            f"gradients, and {kept['weights'] / 1e6:.3g} MB of payloads and copies of weights."
+            f"gradients{f' (of residual={others})' if lossy else ''}, and {kept['weights'] / 1e6:.3g} MB of payloads "
+            "and copies of weights."
         )
+
+    @property
+    def _columns(self) -> list[Column]:
+        """Places of all parameters that are trained and divided."""
+        model, size = self._model, self._model.shard_comm.size
+        groups = model.groups if size > 1 else []
+        return [c for group in groups for c in columns_of(group, model.names_of(group), size, self._nodes)]
 
     def _refuse_too_large(self) -> None:
         limits = [node.limit_bytes for node in self._nodes.values() if node.limit_bytes]
@@ -144,13 +158,27 @@ class ShardExchanges(Part):
     def adopt(self, old: "ShardExchanges") -> None:
         """Take over the residuals of an earlier plan, for the next exchange, and the count of changes."""
         self.changes = old.changes + 1
-        for mine, theirs in zip(self.scatters, old.scatters, strict=True):
-            if mine is not None and theirs is not None:
-                mine.owed = theirs.take_debts()
+        self.owe(old.debts())
+
+    def debts(self) -> list[Tensor | None]:
+        """Return what this rank owes, (size, row_numel) for each group; copies."""
+        pairs = zip(self.scatters, self._waiting, strict=True)
+        return [waiting if scatter is None else scatter.take_debts() for scatter, waiting in pairs]
+
+    def owe(self, debts: Sequence[Tensor | None]) -> None:
+        """Add gradients of an earlier plan to the next exchange; they wait where reduce-scatters are torch's own."""
+        self._waiting = [None if scatter else owed for scatter, owed in zip(self.scatters, debts, strict=True)]
+        for scatter, owed in zip(self.scatters, debts, strict=True):
+            if scatter is not None:
+                scatter.owed = owed
+
+    def drop_owed(self) -> None:
+        """Forget the gradients that an earlier plan left."""
+        self.owe([None] * len(self.scatters))
 
     def stats(self) -> dict[str, float]:
         """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""
-        owed = sum(each.norm() ** 2 for each in self.scatters if each is not None) ** 0.5
+        owed = sum(float(each.norm()) ** 2 for each in self.debts() if each is not None) ** 0.5
         return {"residual_norm": owed, "exchange_s": sum(thread.busy_s for thread in self.gathering)}
 
     # - State
@@ -159,21 +187,23 @@ class ShardExchanges(Part):
     def state(self) -> dict[str, Any]:
         """What is kept, by group; the mesh; and the dimension and shape of each parameter, to be cut otherwise."""
         model, groups = self._model, dict[str, dict[str, Any]]()
-        for group, scatter, gather in zip(model.groups, self.scatters, self.gathers, strict=True):
+        for k, (group, scatter, gather) in enumerate(zip(model.groups, self.scatters, self.gathers, strict=True)):
+            owed = self._waiting[k] if scatter is None else scatter.owed
             kept = {**({} if scatter is None else scatter.state), **({} if gather is None else gather.state)}
-            if scatter is not None and scatter.owed is not None:
+            if owed is not None:
                 trained = [name for name in model.names_of(group) if name in self._nodes]
-                kept["owed"] = {"rows": scatter.owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
+                kept["owed"] = {"rows": owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
             if kept:
                 groups[group.name] = kept
         return {"mesh": torch.tensor(model.place), "cuts": model.cuts, "groups": groups}
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
-        for group, scatter, gather in zip(self._model.groups, self.scatters, self.gathers, strict=True):
-            kept = saved["groups"].get(group.name, {})
+        groups = [saved["groups"].get(group.name, {}) for group in self._model.groups]
+        self.owe([kept["owed"]["rows"].to(self._device) if "owed" in kept else None for kept in groups])
+        for kept, scatter, gather in zip(groups, self.scatters, self.gathers, strict=True):
             if scatter is not None:
-                scatter.load(kept, kept["owed"]["rows"].to(self._device) if "owed" in kept else None)
+                scatter.load(kept)
             if gather is not None:
                 gather.load(kept)
 

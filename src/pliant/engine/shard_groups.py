@@ -101,9 +101,8 @@ class GroupScatter:
         parts = zip(self._parts, self._names, strict=True)
         return {f"gradients {k}": {**part.state, "of": names} for k, (part, names) in enumerate(parts) if part.state}
 
-    def load(self, saved: Mapping[str, Mapping[str, Any]], owed: Tensor | None) -> None:
-        """Put residuals back, and those of an earlier plan."""
-        self.owed = owed
+    def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put residuals back."""
         for key, part in self.state.items():
             for kind in part.keys() - {"of"}:
                 part[kind].copy_(saved[key][kind])
@@ -117,11 +116,6 @@ class GroupScatter:
         for part in self._parts:
             part.owed(rows)
         return rows if all_finite(rows) else None
-
-    def norm(self) -> float:
-        """Return the Euclidean norm of the residuals of this rank."""
-        owed = self.take_debts()
-        return 0.0 if owed is None else float(owed.norm())
 
 
 class GroupGather:

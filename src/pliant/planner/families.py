@@ -201,7 +201,15 @@ FAMILIES = {
             between_steps=True,
         ),
         *(_of_row(name) for name, row in ALGORITHMS.items() if row.grid is not None),
-        Family(name="torch_shards", grids={}, make=lambda _: Sharded(), exact=True, by_hosts=False, sharded=True),
+        Family(
+            name="torch_shards",
+            grids={},
+            make=lambda _: Sharded(),
+            exact=True,
+            by_hosts=False,
+            sharded=True,
+            spared=_SPARED_SHARDS,
+        ),
         Family(
             name="exact_shards",
             grids={"bits": (32, 16), "regather": ("yes", "no")},
@@ -209,6 +217,7 @@ FAMILIES = {
             exact=True,
             by_hosts=False,
             sharded=True,
+            spared=_SPARED_SHARDS,
         ),
         Family(
             name="coded_shards",
