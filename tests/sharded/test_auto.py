@@ -1,4 +1,4 @@
-""" "auto" on sharded models: torch's own FSDP2 step is measured, and settings of shards are tried and compared with it."""
+"""Choice by "auto" on sharded models: torch's own FSDP2 step is measured, and settings of shards held against it."""
 
 import pytest
 from gpt import adamw, apart, build, train, whole

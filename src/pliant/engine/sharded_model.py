@@ -126,10 +126,18 @@ class ShardedModel:
         """
         self.shard_comm = _among(self.groups[0].shard_group, comm, whole)
         self.replica_comm = _among(self.groups[0].replica_group, comm, whole)
+        ranks = _ranks(self.groups[0].replica_group) or (dist.get_rank(),)
+        self._replicas = [dist.get_group_rank(whole, rank) for rank in ranks]
         if self.has_replicas:
             mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
             for group in self.groups:
                 group.alone = cast(ProcessGroup, mine)
+
+    def hosts_of_replicas(self, hosts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the ranks of `replica_comm` on each host, given hosts by numbers of all ranks."""
+        place = {rank: k for k, rank in enumerate(self._replicas)}
+        found = [[place[rank] for rank in host if rank in place] for host in hosts]
+        return [ranks for ranks in found if ranks]
 
     def close(self) -> None:
         """Give all places back to torch."""

@@ -48,11 +48,11 @@ class Observation:
         self._module = module_of(model)
         inner = strip_wrappers(model)
         self._group = cast(ProcessGroup, inner.process_group) if isinstance(inner, DistributedDataParallel) else group
+        self._sharded = ShardedParameters(self._module)
         self._parameters = {name: p for name, p in list_tensors(self._module) if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no parameter that requires a gradient, so there is nothing to observe.")
         self._device = next(iter(self._parameters.values())).device
-        self._sharded = ShardedParameters(self._module)
         self._timed_until, self._warmup_steps = warmup_steps + steps, warmup_steps
         self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
         sizes = {name: as_real(p).numel() for name, p in self._parameters.items()}

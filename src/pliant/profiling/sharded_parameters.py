@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from pliant.comm.fsdp_private import is_sharded, param_groups
+from pliant.comm.fsdp_private import is_sharded, param_groups, settle_sharding
 
 __all__ = ["ShardedParameters"]
 
@@ -13,7 +13,10 @@ class ShardedParameters:
     """How a module is divided, if it is under fully_shard or replicate()."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.groups = param_groups(module) if is_sharded(module) else []
+        divided = is_sharded(module)
+        if divided and hasattr(module, "_get_fsdp_state"):
+            settle_sharding(module)  # so that parameters are the divided ones, under whose names they are looked for
+        self.groups = param_groups(module) if divided else []
 
     @property
     def num_shards(self) -> int:

@@ -87,8 +87,8 @@ class Sharded(Exchange):
         require(
             not any(isinstance(node, Sharded) or node.has_owners for node in inside),
             "Sharded",
-            "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded, got "
-            f"{self.replicas}.",
+            "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded (gradients "
+            f"and weights divide the optimizer's state already), got {self.replicas}.",
         )
 
     @property
