@@ -17,7 +17,7 @@ def tuned(mesh: tuple[int, ...]) -> tuple[str, str, bool, float, bool]:
     options = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=("replica", "shard"))} if mesh else {}
     model = build(width=8, **options)
     optimizer = adamw(model)
-    auto = pliant.Auto(max_trials=2, max_seconds=1.0, probe_s=0.2, watch=False)
+    auto = pliant.Auto(max_trials=1, max_seconds=1.0, probe_s=0.2, watch=False)
     with pliant.relax(model, optimizer, auto, timeout_s=60) as run_:
         began = run_.plan.rules[0].exchange == Sharded()
         steps = 0

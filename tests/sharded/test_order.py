@@ -62,8 +62,13 @@ def test_each_message_is_received_in_the_order_in_which_it_was_sent(size, names)
                     assert sent == received, (name, group, a, b)
 
 
+def in_one_and_three_steps() -> list[int]:
+    """Return the number of messages that a rank sends in one step, and in three."""
+    return [len(messages(("gathered once",), steps)["gathered once"][0][0]) for steps in (1, 3)]
+
+
 def test_small_parameters_of_a_module_travel_in_one_message():
     """Norms and biases of a block go with its matrices: a message for each block and collective, not for each of 26."""
-    one, three = (run(2, messages, ("gathered once",), steps)[0]["gathered once"][0][0] for steps in (1, 3))
+    one, three = run(2, in_one_and_three_steps)[0]
     num_groups, of_each = 3, 2  # two blocks and the root; a reduce-scatter and a gather
-    assert len(three) - len(one) == 2 * num_groups * of_each
+    assert three - one == 2 * num_groups * of_each
