@@ -16,6 +16,7 @@ from pliant.engine.plan_resolution import PlanLike, resolve_plan
 from pliant.engine.relaxed_model import unwrap
 from pliant.engine.run import Run
 from pliant.engine.run_start import start_run
+from pliant.spec import Sharded
 
 __all__ = ["relax"]
 
@@ -85,9 +86,9 @@ def relax(
     """
     held = unwrap(model, optimizer)
     auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
-    if auto is not None:
-        held.require_whole("auto chooses plans for whole models", "choose one such as pliant.sharded(gradients='int4')")
-    plan = resolve_plan("allreduce" if isinstance(what, Auto) or auto is not None else what, held.optimizer)
+    if isinstance(what, Auto) or auto is not None:
+        what = "allreduce" if held.sharded is None else Sharded()  # what torch itself does
+    plan = resolve_plan(what, held.optimizer)
     if elastic is not None and auto is not None:
         raise ValueError(
             "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "

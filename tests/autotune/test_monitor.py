@@ -69,6 +69,7 @@ class Sky:
         self.steps = 0
         self.trial = PlanOnTrial()
         self.curvature = SimpleNamespace(is_told=True)
+        self.num_shards = 0
         self.clock, self.network_at = clock, network_at
         self.log = []
         """Steps and plans of all switches."""

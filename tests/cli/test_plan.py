@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import pliant
 from pliant.cli.plan import plan as plan_command
 from pliant.planner import CodecErrors, lossy_codecs
 from pliant.simulator import Overheads, workload_named
@@ -34,6 +35,17 @@ def test_on_a_slow_network_with_a_budget_it_sends_less(tmp_path):
     first, second = (json.loads(path.read_text())["plans"][0]["to_accuracy_s"] for path in (exact, relaxed))
     assert second < 0.5 * first
     assert json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_of_a_sharded_model_its_shards_are_planned(tmp_path):
+    call("100mbit", sharded=4, out=tmp_path / "plan.json", json_file=tmp_path / "all.json")
+    exact = load(SyncPlan, tmp_path / "plan.json")
+    wanted = pliant.sharded(gradients="bf16", weights="allreduce", regather=False)
+    assert all(rule.exchange == wanted for rule in exact.rules)
+    call("100mbit", sharded=4, quality=1.1, out=tmp_path / "coded.json")
+    codecs = {rule.exchange.gradients.codec for rule in load(SyncPlan, tmp_path / "coded.json").rules}
+    assert {codec.name for codec in codecs if codec is not None} & {"int4", "minmax8"}
+    call("100mbit", sharded=2, quality=1.3, optimizer="AdamW", out=tmp_path / "replicas.json")
 
 
 def test_with_an_optimizer_that_nothing_was_measured_with_plans_are_exact(tmp_path, capsys):

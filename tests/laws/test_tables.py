@@ -36,7 +36,7 @@ ITS_FILE = {
     "algorithms/registry.py": {*REGISTRY},
     "algorithms/gradients.py": {*CODECS},  # algorithms that are one codec
     "algorithms/weights.py": {*CODECS},
-    "algorithms/shards.py": {*CODECS},
+    "algorithms/sharding.py": {*CODECS},
     "spec/codecs.py": {*CODECS},
     **{f"codecs/{facts.made_by.partition(':')[0]}.py": {*CODECS} for facts in CODECS.values()},
 }

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
+from pliant.spec import Rule, SyncPlan
 
 pytestmark = [pytest.mark.processes]
 
@@ -132,9 +133,11 @@ def switched() -> dict[str, float]:
         for step, what in enumerate(["allreduce", "onebit", pliant.sharded(gradients="int4", weights="bytegrad")]):
             run_.switch(what)
             train(model, optimizer, 2, first=2 * step)
+        run_.switch(pliant.sharded())  # torch's own exchanges, which pay nothing
+        train(model, optimizer, 1, first=6)
         run_.switch("allreduce")
         owed = run_.stats()["residual_norm"]
-        got = train(model, optimizer, 2, first=6)
+        got = train(model, optimizer, 1, first=7)
         paid = run_.stats()["residual_norm"]
     return {"error": apart(got, plain), "owed": owed, "paid": paid}
 
@@ -188,7 +191,7 @@ def refused() -> dict[str, str]:
         "no codec": told(build, "powersgd"),
         "between steps": told(build, "diloco(4)"),
         "no replicas": told(build, pliant.sharded(replicas="onebit")),
-        "auto": told(build, "auto"),
+        "order": told(build, SyncPlan(rules=(Rule(exchange=pliant.int4()),), order="at_end")),
         "elastic": told(build, elastic=pliant.Elastic()),
         "plans": told(build, "allreduce" if dist.get_rank() else "bytegrad"),
         "whole": told(lambda: nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), pliant.sharded(gradients="int4")),
@@ -203,9 +206,7 @@ def refused_while_open() -> dict[str, str]:
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, run_.state_dict())
         asks = {
-            "save": lambda: run_.save("/nowhere"),
-            "consolidate": run_.consolidate,
-            "resize": lambda: pliant.resize(states, 3),
+            "resize": lambda: pliant.resize(states, 1),
             "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
         }
         for name, ask in asks.items():
@@ -227,13 +228,11 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "no codec": "gradients of a sharded model travel in one codec, but LowRank is more than that",
         "between steps": "travel in one codec, but LocalSteps",
         "no replicas": "no two hold the same; leave replicas out",
-        "auto": "auto chooses plans for whole models",
+        "order": "hands its gradients over when they are complete; use order='ready'",
         "elastic": "an elastic run goes on with any of its ranks",
         "plans": "give all ranks the same name",
         "whole": "the model's are whole on every rank",
-        "save": "save\\(\\) writes whole models, but this one is divided",
-        "consolidate": "consolidate\\(\\) returns a whole model, but this one is divided",
-        "resize": "the states are those of a sharded model",
+        "resize": "but a model that is not divided exchanges neither",
         "hosts": "no two hold the same",
     }
     for found in run(2, refused):

@@ -65,6 +65,34 @@ def rows(kind: str, names: tuple[str, ...]) -> dict[str, tuple[float, bool, bool
     return found
 
 
+def by_hosts(hosts: list[list[int]]) -> dict[str, tuple[float, bool]]:
+    """Several replicas on a host add up exactly, and only the sums of hosts are coded."""
+
+    def model_of():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replica", "shard"))
+        return build(mesh=mesh, width=34), mesh["replica"].get_group()
+
+    model, group = model_of()
+    plain = train(model, adamw(model), 5)
+    found = {}
+    for name, inner in {"exact": pliant.allreduce(), "onebit": pliant.onebit(), "diloco": pliant.diloco(2)}.items():
+        model, group = model_of()
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, pliant.between_hosts(inner), hosts=hosts, timeout_s=60):
+            train(model, optimizer, 4)
+        got = train(model, optimizer, 1, first=4)
+        found[name] = apart(got, plain), replicas_equal(model, group)
+    return found
+
+
+@pytest.mark.parametrize("hosts", [[[0], [1]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.extended)])
+def test_replicas_may_have_two_levels(hosts):
+    for found in run(sum(map(len, hosts)), by_hosts, hosts):
+        assert found["exact"][0] <= 1e-6
+        assert 0 < found["onebit"][0] < 0.2
+        assert all(alike for _, alike in found.values())
+
+
 def kinds(some, names):
     """Return some algorithms on a mesh of two dimensions, and all, on both kinds of mesh, in the second tier."""
     return [("hsdp", some), *(pytest.param(kind, names, marks=pytest.mark.extended) for kind in ("hsdp", "replicate"))]

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from worlds import run
 
 import pliant
-from pliant.algorithms.shards import for_shards
+from pliant.algorithms.sharding import for_shards
 from pliant.netmodel import BucketBatch
 from pliant.simulator.traffic import traffic_of
 from pliant.spec import Host, Rule, Sharded, SyncPlan, Topology

@@ -136,7 +136,6 @@ def test_nodes_of_sharded_models_survive_json_and_text(node):
 
 
 NONSENSE = [
-    (lambda: Sharded(), "invalid Sharded: at least one of gradients, weights and replicas must be given"),
     (lambda: Sharded(replicas=ShardedOptimizer()), "replicas must hold all of their shard alike"),
     (lambda: Sharded(replicas=Sharded(gradients=ReduceScatter())), "no node inside has owners or is Sharded"),
     (lambda: Sharded(gradients=ReduceScatter(), limit_bytes=-1), "limit_bytes must be at least 0, got -1"),

@@ -6,7 +6,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of
-from pliant.algorithms.shards import differences
+from pliant.algorithms.sharding import differences
 from pliant.spec import (
     CODECS,
     NODES,

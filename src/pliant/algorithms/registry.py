@@ -110,7 +110,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd", "diloco", "streaming_diloco", "sparse_loco"),
         **_rows("weights", "async_average"),
         **_rows("weights", "post_local_sgd", example="post_local_sgd(warmup_steps=100)"),
-        **_rows("shards", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
+        **_rows("sharding", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
         **_rows("combinators", "every", example="every(2, qsgd)"),
         **_rows("combinators", "after", example="after(100, bf16, then=onebit)"),
         **_rows("combinators", "between_hosts", example="between_hosts(int4)"),

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from pliant.netmodel import Overheads
 from pliant.planner import (
-    BASELINES,
     FrontierPoint,
     Genome,
     Quality,
@@ -44,7 +43,7 @@ def look_ahead(
         topology: As it was measured.
         overheads: Of this machine.
         quality: What may be tried, and with which optimizer.
-        exact: DDP's own exchange.
+        exact: Torch's own exchange.
         seed: Seed of the plans that are drawn.
 
     """
@@ -57,7 +56,8 @@ def look_ahead(
 
     optimizer = quality.optimizer
     points = frontier(workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed)
-    seeds = {**BASELINES, "exact": exact}
-    found = search_predicted(Space(workload, topology, quality), to_accuracy_s, seeds, _CANDIDATES, seed)
+    space = Space(workload, topology, quality)
+    seeds = {**space.baselines, "exact": exact}
+    found = search_predicted(space, to_accuracy_s, seeds, _CANDIDATES, seed)
     gain = step_s([exact])[0] / found[0][1]
     return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)

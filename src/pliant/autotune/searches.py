@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.autotune.options import Auto
-from pliant.planner import BASELINES, Genome, SearchLimits, SearchResult, Space, Trial, search_steps
+from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial, search_steps
 from pliant.planner.predictor import Predictor, TransferPrior
 from pliant.simulator import CostFeatures
 
@@ -58,7 +58,7 @@ class Searches:
             max_seconds=self._auto.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
-            seeds={**seeds, **BASELINES},
+            seeds={**seeds, **space.baselines},
             num_drawn=_SAMPLES,
             num_seeds=min(_BATCH, num_trials),
             known=[in_force] if in_force is not None else [],

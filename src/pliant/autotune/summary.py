@@ -54,8 +54,9 @@ def explain(
     tried = found.trials if found is not None else ()
     compute_s = workload.forward_s + workload.backward_s + workload.step_s
     chosen = plan if adopted else exact
+    whose = "FSDP2's" if workload.is_sharded else "DDP's"
     verdict = (
-        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as DDP's own exchange in "
+        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {whose} own exchange in "
         f"{len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
         if adopted
         else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"

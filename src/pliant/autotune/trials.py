@@ -50,6 +50,11 @@ class TunableRun(Protocol):
     trial: PlanOnTrial
 
     @property
+    def num_shards(self) -> int:
+        """Ranks among which parameters are divided; 0 for a whole model."""
+        ...
+
+    @property
     def curvature(self) -> Curvature:
         """Curvature of the loss, as far as it is known."""
         ...

@@ -34,8 +34,8 @@ __all__ = ["AutoTuner"]
 
 _log = logging.getLogger("pliant")
 
-_EXACT = Genome(Gene("exact", {"bits": 32}))
-"""DDP's own exchange, in its own buckets."""
+_EXACT = {False: Genome(Gene("exact", {"bits": 32})), True: Genome(Gene("torch_shards", {}))}
+"""Whether a model is sharded -> torch's own exchange: DDP's, in its own buckets, or FSDP2's."""
 _ENOUGH_S, _TURNS = 0.6, 3
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Limits of a search after a change, which is short: together with the windows that detect it, about 50 steps."""
@@ -71,11 +71,11 @@ class AutoTuner(AttachedTuner):
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
         """Predictions before the last search, on the first rank; None elsewhere."""
-        self._genes = _EXACT
+        self._exact = self._genes = _EXACT[run.num_shards > 0]
         """Settings of the plan in force, on the first rank."""
         self._is_exact = True
-        self._guard = PlanGuard(run, comm, _EXACT.plan("auto"))
-        self._rejected = RejectedPlans(comm.rank, _EXACT.base)
+        self._guard = PlanGuard(run, comm, self._exact.plan("auto"))
+        self._rejected = RejectedPlans(comm.rank, self._exact.base)
         if auto.equal_weights:
             self._rejected.add(gene for name in FAMILIES for gene in all_of(name) if gene.changes_state)
         self._chosen_why = ""
@@ -145,7 +145,8 @@ class AutoTuner(AttachedTuner):
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
     def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
-        bounds = None if self._is_exact else self._auto.bounds
+        # Metrics of quality are taken from whole gradients, which a rank of a sharded model does not have.
+        bounds = None if self._is_exact or self._run.num_shards else self._auto.bounds
         monitor = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
         return (yield from monitor.watch(hold_steps, expected_s))
 
@@ -163,14 +164,14 @@ class AutoTuner(AttachedTuner):
             rejected=self._rejected.genes,
         )
         anew = result is None or result.at_once
-        self._trials = tryout = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, _EXACT.plan("auto"))
+        exact = self._exact.plan("auto")
+        self._trials = tryout = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)
         in_force = Trial(genes=self._genes, steps_s=(result.step_s,)) if result is not None else None
         if self._comm.rank == 0 and self._overheads is not None:
-            self.prospects = look_ahead(workload, topology, self._overheads, quality, _EXACT, self._auto.seed)
+            self.prospects = look_ahead(workload, topology, self._overheads, quality, self._exact, self._auto.seed)
         found = yield from self._run_search(workload, topology, quality, in_force, anew=anew)
         best_found = select_finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
         shared = share_finalists(self._comm, best_found, quality)
-        exact = _EXACT.plan("auto")
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (), False
         expected_s = best.tried_s
@@ -188,7 +189,7 @@ class AutoTuner(AttachedTuner):
             expected_s = statistics.median(since) * now_s if since else math.nan
         chosen = best.plan if adopted else exact
         self._is_exact = best.is_exact or not adopted
-        self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), _EXACT)
+        self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), self._exact)
         self._note_fallback(chosen, self._guard.begin(chosen))
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
@@ -239,7 +240,7 @@ class AutoTuner(AttachedTuner):
         self, workload: Workload, topology: Topology, quality: Quality, in_force: Trial | None, num_trials: int
     ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
         features = CostFeatures(workload, topology, self._overheads, workload.rank_factors)
-        seeds = {"in force": self._genes, "exact": _EXACT}
+        seeds = {"in force": self._genes, "exact": self._exact}
         return self._searches.search(Space(workload, topology, quality), features, seeds, in_force, num_trials)
 
     def _give_up(self, verdict: BoundViolation, workload: Workload) -> None:
@@ -257,7 +258,7 @@ class AutoTuner(AttachedTuner):
         # A residual beyond its bound would come down on the weights in one step; smaller ones are paid.
         plan = self._run.plan
         self._note_fallback(plan, self._guard.leave(pay=verdict.bound != "residual"))
-        self._genes, self._is_exact = _EXACT, True
+        self._genes, self._is_exact = self._exact, True
         if self._comm.rank == 0:
             _log.warning(why)
         self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
@@ -268,5 +269,5 @@ class AutoTuner(AttachedTuner):
             return
         what = f"By step {self._run.steps} a plan in force had failed, which has made place for DDP's own exchange"
         text = self._rejected.note_failure(what, why, plan, [self._genes])
-        self._genes, self._is_exact = _EXACT, True
+        self._genes, self._is_exact = self._exact, True
         self.explanation = f"{text}\nBefore: {self.explanation}"

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from pliant.cli import inputs
 from pliant.planner import (
-    BASELINES,
     Advice,
     CodecErrors,
     Genome,
     Quality,
     Space,
     advise,
+    divided,
     error_budget_seeds,
     frontier,
     frontier_text,
@@ -65,6 +65,9 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
+    sharded: Annotated[
+        int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
+    ] = 0,
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
@@ -79,6 +82,8 @@ def plan(
     the steps, each with its risk with this optimizer.
     """
     training = inputs.read_workload(workload, compute)
+    if sharded:
+        training = divided(training, sharded)
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
     known = inputs.read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
@@ -95,7 +100,9 @@ def plan(
     def to_accuracy_s(plans: list[Genome]) -> list[float]:
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
 
-    seeds = {**BASELINES, **error_budget_seeds(training, space.quality, step_s, budget=error_budget)}
+    seeds = dict(space.baselines)
+    if not training.is_sharded:  # menus are of whole models
+        seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed)
     points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
     best = found[0][0].plan("planned")
@@ -140,7 +147,7 @@ def _show(found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, G
         alike.setdefault(names.get(genes, genes.summary), (genes, seconds))
     found = list(alike.values())
     table = Table("", "step", "steps", "to accuracy", "plan", box=None)
-    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in BASELINES.values()]
+    rows = found[:_SHOWN] + [item for item in found[_SHOWN:] if item[0] in space.baselines.values()]
     for k, (genes, seconds) in enumerate(rows):
         ratio = space.quality.factor(genes)
         of = f"{seconds / found[0][1]:.2f}x"

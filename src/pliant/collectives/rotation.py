@@ -13,7 +13,7 @@ __all__ = ["rotate"]
 def rotate(x: Tensor) -> None:
     """Multiply each whole block of x, float32 (numel,), by the normalized Hadamard matrix, in place.
 
-    H is symmetric and H H = I, so that a second call undoes the first. Elements behind the last whole block stay. Wang
+    H is symmetric and H H = I, so that a second call undoes the first. Elements behind the last whole block stay. Jia
     et al., SDP4Bit (arXiv:2410.15526): quantization errors of a rotated block are spread over it.
     """
     whole = x.numel() // ROTATED_BLOCK * ROTATED_BLOCK

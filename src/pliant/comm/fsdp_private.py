@@ -93,6 +93,16 @@ class ParamGroup:
         return [each.sharded_param for each in self.raw.fsdp_params]
 
     @property
+    def cuts(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Dimension along which each parameter is divided, and its shape as a whole."""
+        return [(each.fsdp_placement.dim, tuple(each._orig_size)) for each in self.raw.fsdp_params]
+
+    @property
+    def gathered(self) -> list[Tensor | None]:
+        """Whole parameters, in which autograd leaves gradients; None before the first gather, and where none is."""
+        return [getattr(each, "_unsharded_param", None) for each in self.raw.fsdp_params]
+
+    @property
     def padded_numels(self) -> list[int]:
         """Elements of a rank's shard of each parameter, with the padding."""
         return [each.padded_sharded_param_size.numel() for each in self.raw.fsdp_params]

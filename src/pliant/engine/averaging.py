@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,17 +62,41 @@ def average_run(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) 
     average_states(optimizer, parameters, comm)
 
 
-def consolidated_state(module: nn.Module, comm: Comm, *, differ: bool) -> dict[str, Tensor]:
-    """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective."""
-    state = {name: value.detach().clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    means = [value for value in state.values() if differ and _has_mean(value)]
-    average_weights(means, comm)
-    for value in state.values():
+def consolidated_state(
+    module: nn.Module, comm: Comm, replicas: Comm, *, differ: bool, whole: bool
+) -> dict[str, Tensor]:
+    """Return a copy of the module's state: means where ranks differ, else, and for integers, rank 0's. Collective.
+
+    Args:
+        module: The module.
+        comm: All ranks that train it.
+        replicas: Those that hold the same shards as this one; all, if parameters are whole.
+        differ: Whether they differ.
+        whole: Whether what is divided is put together on every rank; else it stays so, as DTensors.
+
+    """
+    live = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    shards: dict[str, Any] = {name: value for name, value in live.items() if hasattr(value, "to_local")}
+    parts = {name: value.to_local().detach().clone() for name, value in shards.items()}
+    average_weights([part for part in parts.values() if differ and _has_mean(part)], replicas)
+    found = {name: value.detach().clone() for name, value in live.items() if name not in shards}
+    _make_equal(found.values(), comm, differ=differ)
+    for name, like in shards.items():
+        placed = like.device_mesh, like.placements
+        made = type(like).from_local(parts[name], *placed, shape=like.shape, stride=like.stride())
+        found[name] = made.full_tensor() if whole else made
+    return {name: found[name] for name in live}
+
+
+def _make_equal(tensors: Iterable[Tensor], comm: Comm, *, differ: bool) -> None:
+    """Replace tensors by their means where ranks differ; else, and integers, by rank 0's."""
+    held = list(tensors)
+    average_weights([value for value in held if differ and _has_mean(value)], comm)
+    for value in held:
         if not (differ and _has_mean(value)):
             flat = value.contiguous()
             comm.broadcast(flat, 0).wait()
             value.copy_(flat)
-    return state
 
 
 def _has_mean(x: Tensor) -> bool:

@@ -105,8 +105,13 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def read_part(manifest: Manifest, rank: int | None) -> dict[str, Any]:
-    """Read one rank's part, or with None that for all, to the CPU. Raises ValueError, naming the file."""
+def read_part(manifest: Manifest, rank: int | None, *, mapped: bool = False) -> dict[str, Any]:
+    """Read one rank's part, or with None that for all, to the CPU; mapped, only what is used of it is read.
+
+    Raises:
+        ValueError: The file, which is named, is missing or damaged.
+
+    """
     name = _SHARED if rank is None else f"rank{rank}.pt"
     file = manifest.folder / name
     found = file.stat().st_size if file.is_file() else None
@@ -114,7 +119,7 @@ def read_part(manifest: Manifest, rank: int | None) -> dict[str, Any]:
         held = "is not there" if found is None else f"has {found} bytes"
         raise ValueError(f"{file} {held}, but {manifest.numels[name]} bytes were saved; load another checkpoint.")
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except (RuntimeError, ValueError, EOFError, KeyError, OSError, pickle.UnpicklingError) as error:
         raise ValueError(f"{file} is damaged ({error}); load another checkpoint.") from None
 

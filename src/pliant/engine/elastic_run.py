@@ -59,9 +59,10 @@ class ElasticRun(Run):
         """Ranks that train now, by their numbers in the world for which they were started."""
         return tuple(member.rank for member in self._party.epoch.members)
 
-    def consolidate(self) -> dict[str, Tensor]:
+    def consolidate(self, *, whole: bool = True) -> dict[str, Tensor]:
         """Return the model to evaluate or export, from the current members. Collective, after the same step."""
-        return self._enduring(super().consolidate)
+        consolidate = super().consolidate
+        return self._enduring(lambda: consolidate(whole=whole))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state; ``rank<i>`` counts among the members. At a free pace the call is collective."""

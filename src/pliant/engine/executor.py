@@ -126,7 +126,7 @@ class ExecutorBuilder:
         self._parameters: Mapping[str, Tensor] = relaxed.parameters
         self._device = next(iter(self._parameters.values())).device
         self._comms = Comms(relaxed.replicas(tracer.comm))
-        self._hosts = hosts
+        self._hosts, self._is_given = hosts, hosts is not None
         self._nonfinite: NonFinite = nonfinite
         self._tracer, self._comm_thread, self._agreement = tracer, comm_thread, agreement
 
@@ -145,9 +145,6 @@ class ExecutorBuilder:
         self._steppers = self._relaxed.steppers
         nodes = nodes_for(plan, self._relaxed, self._parameters, self._layers, self._steppers)
         if any(node.needs_hosts for node in nodes.values()):
-            self._relaxed.require_whole(
-                "the plan has two levels of ranks", "let a mesh of two dimensions be the levels"
-            )
             self._know_hosts()
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
@@ -175,7 +172,7 @@ class ExecutorBuilder:
         if old is not None:
             old.close()
         before = [] if old is None else old.of(ShardExchanges)
-        shards = shard_exchanges(self._relaxed.sharded, nodes, before, checks=self._nonfinite == "raise")
+        shards = shard_exchanges(self._relaxed.sharded, nodes, before, self._tracer, checks=self._nonfinite == "raise")
         beside = (*shards, *weights, *controllers, *looks)
         return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=beside)
 
@@ -267,6 +264,9 @@ class ExecutorBuilder:
         self._hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(comm, self._device)
         if self._hosts is None:
             raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
+        found = self._hosts
+        if self._relaxed.sharded is not None and self._is_given:  # in numbers of all ranks
+            found = self._relaxed.sharded.hosts_of_replicas(found)
         if self._comms.hosts is None:
-            self._comms = Comms(comm, hierarchical_comm(comm, self._hosts))
-        return self._hosts
+            self._comms = Comms(comm, hierarchical_comm(comm, found))
+        return found

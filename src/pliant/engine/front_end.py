@@ -9,6 +9,7 @@ from pliant.engine.joining import JoinState
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.sources import DDPSource, GradientSource, NoGradients
 from pliant.engine.tracer import Tracer
+from pliant.engine.trial import PlanOnTrial
 from pliant.engine.unused_parameters import UnusedParameterCheck
 
 __all__ = ["gradient_source"]
@@ -22,6 +23,7 @@ def gradient_source(
     comm_thread: CommThread,
     tracer: Tracer,
     nonfinite: NonFinite,
+    trial: PlanOnTrial,
 ) -> GradientSource:
     """Return the source of a model's gradients.
 
@@ -33,12 +35,13 @@ def gradient_source(
         comm_thread: Communication thread of the gradients.
         tracer: Tracer that measures waiting.
         nonfinite: Whether gradients that are not finite raise or propagate.
+        trial: Keeper of the errors of a plan on trial.
 
     """
     if relaxed.sharded is not None:
         from pliant.engine.sharded_source import ShardedSource  # only here: FSDP2 takes long to import
 
-        return ShardedSource(relaxed.sharded, relaxed.module, receiver, comm_thread, tracer, begins, nonfinite)
+        return ShardedSource(relaxed.sharded, relaxed.module, receiver, comm_thread, tracer, begins, nonfinite, trial)
     if relaxed.ddp is None:
         return NoGradients()
     watch = UnusedParameterCheck(relaxed.ddp, relaxed.parameters, begins, wrapped_here=relaxed.wrapped_here)

@@ -16,9 +16,11 @@ from pliant.engine.checkpoint import Manifest, read_manifest, read_part
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.engine.relaxed_model import unwrap
-from pliant.engine.resize import resize as resized
+from pliant.engine.resize import converter, state_of_rank
 from pliant.engine.run import Run
 from pliant.engine.run_start import start_run
+from pliant.engine.shard_resize import Mesh, ShardResize
+from pliant.engine.sharded_saving import cut_parts
 
 __all__ = ["load_run"]
 
@@ -50,7 +52,7 @@ def load_run(
         scheduler: Of the learning rate, if the run was saved with one.
         scaler: A GradScaler, if the run was saved with one.
         resize: Whether another number of ranks may go on with it, as `pliant.resize` has it: not to the bit, and not
-            where weights are exchanged.
+            where weights are exchanged. Of a sharded model also another mesh.
         group: As for `relax`.
         hosts: As for `relax`.
         timeout_s: As for `relax`.
@@ -84,7 +86,8 @@ def load_run(
     device = next(iter(held.parameters.values())).device
     comm = comm_by_host(cast(ProcessGroup, own), timeout_s, device)
     try:
-        manifest, state, shared = _read(Path(path), comm, device, resize=resize, given=(scheduler, scaler))
+        mesh = None if held.sharded is None else Mesh.of(held.sharded.place)
+        manifest, state, shared = _read(Path(path), comm, device, mesh, resize=resize, given=(scheduler, scaler))
     finally:
         comm.close()
     run = start_run(
@@ -111,7 +114,7 @@ def load_run(
 
 
 def _read(
-    path: Path, comm: Comm, device: Any, *, resize: bool, given: tuple[Any, Any]
+    path: Path, comm: Comm, device: Any, mesh: Mesh | None, *, resize: bool, given: tuple[Any, Any]
 ) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
     """Read this rank's part and that for all, on all ranks or on none."""
     error, found = None, None
@@ -124,10 +127,9 @@ def _read(
             )
         shared = read_part(manifest, None)
         _require_given(path, shared, given)
-        if manifest.size == comm.size:
-            state = read_part(manifest, comm.rank)
-        else:
-            state = resized([read_part(manifest, k) for k in range(manifest.size)], comm.size)[comm.rank]
+        state = read_part(manifest, comm.rank) if manifest.size == comm.size else None
+        if state is None or (resize and mesh is not None and _is_of_other_mesh(state, comm.rank, mesh)):
+            state = _resized(manifest, comm, mesh)
         found = manifest, state, shared
     except (OSError, ValueError) as raised:
         error = ValueError(str(raised))
@@ -140,6 +142,22 @@ def _read(
             "order of ranks; name a folder that all ranks share."
         )
     return manifest, state, shared
+
+
+def _is_of_other_mesh(state: dict[str, Any], rank: int, mesh: Mesh) -> bool:
+    shards = state_of_rank(state, rank).get("shards")
+    return shards is not None and Mesh.of(shards["mesh"].tolist()) != mesh
+
+
+def _resized(manifest: Manifest, comm: Comm, mesh: Mesh | None) -> dict[str, Any]:
+    """Return what was saved by other ranks, converted for this one."""
+    states = [read_part(manifest, k, mapped=True) for k in range(manifest.size)]
+    num_shards = None if mesh is None else mesh.num_shards
+    state = converter(states, comm.size, num_shards=num_shards)(comm.rank)
+    if mesh is None or any("part" not in each for each in states):
+        return state
+    cut = ShardResize([state_of_rank(each, k) for k, each in enumerate(states)])
+    return {**state, "part": cut_parts(cut, [each["part"] for each in states], mesh)}
 
 
 def _require_given(path: Path, shared: dict[str, Any], given: tuple[Any, Any]) -> None:

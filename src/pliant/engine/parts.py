@@ -19,6 +19,8 @@ class Part:
     """Key of its state in a checkpoint; empty if it has none."""
     keeps_from_joining = ""
     """Reason why a rank that makes no steps cannot stand in for one that does; empty if it can."""
+    checks_structure = False
+    """Whether `check_state` compares keys and shapes too, since some depend on what was done last."""
     lets_ranks_differ = False
     """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
 
@@ -42,6 +44,9 @@ class Part:
 
     def close(self) -> None:
         """Remove every hook, and end every thread; the last call."""
+
+    def drop_owed(self) -> None:
+        """Forget gradients that an earlier plan has left for the next exchange."""
 
     def report_work(self, work: float) -> None:
         """Add to the work that this rank has done since the start."""

@@ -1,5 +1,6 @@
 """Comparison of ranks: numbers gathered from all, and errors raised on all."""
 
+import zlib
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import torch
 from pliant.comm.base import Comm, CommError
 from pliant.comm.text_broadcast import broadcast_text
 
-__all__ = ["describe_failure", "gather_numbers", "majority_of", "name_ranks", "raise_together"]
+__all__ = ["describe_failure", "gather_numbers", "majority_of", "name_ranks", "raise_together", "require_same_names"]
 
 
 def gather_numbers(numbers: Sequence[int], comm: Comm, device: torch.device) -> list[list[int]]:
@@ -51,3 +52,12 @@ def majority_of(column: Sequence[int]) -> int:
 def name_ranks(ranks: Sequence[int]) -> str:
     """Name one or several ranks."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def require_same_names(names: Sequence[str], comm: Comm, device: torch.device) -> None:
+    """Raise ValueError on all ranks if they hold different parameters, before a collective of unequal sizes blocks."""
+    rows = gather_numbers([zlib.crc32("\n".join(names).encode())], comm, device)
+    if odd := [rank for rank, row in enumerate(rows) if row != rows[0]]:
+        raise ValueError(
+            f"ranks {', '.join(map(str, odd))} observed other parameters than rank 0; build one model on all ranks."
+        )

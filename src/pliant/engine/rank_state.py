@@ -175,14 +175,15 @@ class Saver:
         if plan_hash != plan_number(self.plan):
             raise ValueError("the state was saved under another plan; relax() with that plan, load, then switch().")
         if min(step, num_backwards, num_owed) < 0:
-            raise ValueError(
-                f"the state is damaged: it counts {step} steps, {num_backwards} exchanges, {num_owed} debts."
-            )
+            told = f"it counts {step} steps, {num_backwards} exchanges, {num_owed} debts"
+            raise ValueError(f"the state is damaged: {told}.")
         if not 0 <= float(own["scale"]) < math.inf:
             raise ValueError(f"the state is damaged: it has a loss scale of {float(own['scale'])}.")
         if not own["random"]:
             wanted["random"] = {}
         optimizer = wanted.pop("optimizer")
+        for part in (each for each in self.executor.parts if each.checks_structure):
+            wanted.pop(part.key)
         require_same_structure({key: own[key] for key in wanted}, wanted, "")
         require_same_structure(own["optimizer"]["held"], optimizer["held"], "optimizer held")
         check_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
@@ -235,9 +236,8 @@ class Saver:
             if part.key in own:
                 part.state = own[part.key]
         load_generators(own["random"], self._device)
-        step, num_backwards = own["counters"].tolist()[:2]
-        buckets = read_layout(own["layout"], list(tensors))
-        layout = None if buckets is None else SavedLayout(buckets=buckets)
+        step, num_backwards, *_ = own["counters"].tolist()
+        layout = None if (found := read_layout(own["layout"], list(tensors))) is None else SavedLayout(buckets=found)
         return ResumePoint(step=step, num_backwards=num_backwards, layout=layout, unit=float(own["scale"]))
 
     @property

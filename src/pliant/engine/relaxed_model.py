@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.algorithms.shards import for_shards
+from pliant.algorithms.sharding import for_shards
 from pliant.comm.base import Comm
 from pliant.engine.joint_optimizer import JointOptimizer, join_optimizers
 from pliant.engine.sharded_model import ShardedModel, sharded_model

@@ -1,28 +1,32 @@
 """Saved states of a run, converted for another number of ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["resize"]
+from pliant.engine.shard_resize import ShardResize
 
-_ANEW = ("counters", "slots", "random")
+__all__ = ["converter", "resize", "state_of_rank"]
+
+_ANEW = ("counters", "slots", "random", "shards")
 """Keys that are made for the new ranks; all others are those of the first rank."""
 
 
-def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
+def resize(states: Sequence[Mapping[str, Any]], size: int, *, num_shards: int | None = None) -> list[dict[str, Any]]:
     """Return the states with which `size` ranks continue where others have stopped, in the order of ranks.
 
     For plans that exchange gradients. Every new rank gets the mean over the old ones of each tensor that algorithms
     keep. A rank's residual counts 1/n among n ranks, so the mean of residuals is conserved; what ranks have alike stays
     as it is. Buffers are rank 0's, as DDP would have it, and random generators are left out: those of the new ranks
-    stay as the script has seeded them.
+    stay as the script has seeded them. What ranks of a sharded model keep is cut anew, to the new ranges of shards.
 
     Args:
         states: Results of ``run.state_dict()`` on each rank, in the order of ranks.
         size: Ranks of the run that loads them: rank k loads the k-th.
+        num_shards: Of a sharded model the ranks that divide it; the others are replicas. None for all, or, on a mesh of
+            two dimensions, for as many as before.
 
     Raises:
         ValueError: The states are not those of all ranks of one run at one step, or belong to ranks: of weights that
@@ -41,9 +45,17 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
     3
 
     """
+    convert = converter(states, size, num_shards=num_shards)
+    return [convert(rank) for rank in range(size)]
+
+
+def converter(
+    states: Sequence[Mapping[str, Any]], size: int, *, num_shards: int | None = None
+) -> Callable[[int], dict[str, Any]]:
+    """Return a function that makes a new rank's state; arguments and errors are those of `resize`."""
     if size < 1:
         raise ValueError(f"a run of {size} ranks cannot be; resize to 1 or more.")
-    own = [_own(state, rank) for rank, state in enumerate(states)]
+    own = [state_of_rank(state, rank) for rank, state in enumerate(states)]
     if not own:
         raise ValueError("there is no state to resize; give those of all ranks.")
     counters: list[list[int]] = [each["counters"].tolist() for each in own]
@@ -51,11 +63,6 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
         raise ValueError(
             f"a run of {counters[0][2]} ranks was saved, but {len(own)} states are given, or they are of different "
             "steps or plans; give those of all ranks, saved after the same step."
-        )
-    if any("shards" in each for each in own):
-        raise ValueError(
-            "the states are those of a sharded model, whose residuals belong to shards of one size; resume with as "
-            "many ranks, or begin without them: load model and optimizer alone."
         )
     if any(_is_of_ranks(each) for each in own):
         raise ValueError(
@@ -70,25 +77,56 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any
             "ranks hold different tensors, since only those that lead their hosts exchange with others; switch() to a "
             "plan that is not hierarchical before the state is saved."
         )
-    means = {
-        name: {slot: _mean([each[name][slot] for each in slots]) for slot in of_parameter}
-        for name, of_parameter in slots[0].items()
-    }
+    slots_of, shards_of = _conversion(own, size, num_shards)
     step, turn, _, *rest = counters[0]
-    return [
-        {
+
+    def convert(rank: int) -> dict[str, Any]:
+        return {
             f"rank{rank}": {
                 **{key: value for key, value in own[0].items() if key not in _ANEW},
                 "counters": torch.tensor([step, turn, size, *rest], dtype=torch.int64),
                 "random": {},
-                "slots": {name: {s: tensor.clone() for s, tensor in kept.items()} for name, kept in means.items()},
+                "slots": slots_of(rank),
+                **shards_of(rank),
             }
         }
-        for rank in range(size)
-    ]
+
+    return convert
 
 
-def _own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+Convert = Callable[[int], dict[str, Any]]
+"""New rank -> a part of its state."""
+
+
+def _conversion(own: Sequence[Mapping[str, Any]], size: int, num_shards: int | None) -> tuple[Convert, Convert]:
+    """Return what makes a new rank's slots, and what it holds of shards."""
+    slots: list[Mapping[str, Mapping[str, Tensor]]] = [each["slots"] for each in own]
+    if "shards" not in own[0]:
+        means = {
+            name: {slot: _mean([each[name][slot] for each in slots]) for slot in of_parameter}
+            for name, of_parameter in slots[0].items()
+        }
+        return (lambda _: {n: {s: x.clone() for s, x in kept.items()} for n, kept in means.items()}), (lambda _: {})
+    cut = ShardResize(own)
+    meshes = [cut.mesh(rank, size, num_shards) for rank in range(size)]
+    odd = [(n, s) for n, kept in slots[0].items() for s, x in kept.items() if not cut.is_part(n, x, 0)]
+    if odd:
+        raise ValueError(
+            f"the states hold {odd[0][1]!r} for {odd[0][0]}, which is not one number for each element and depends on "
+            "how parameters were divided; switch() to another plan for replicas before the state is saved."
+        )
+
+    def slot(name: str, key: str) -> Callable[[Mapping[str, Any]], Tensor]:
+        return lambda each: each["slots"][name][key]
+
+    def slots_of(rank: int) -> dict[str, Any]:
+        return {n: {s: cut.mean(n, slot(n, s), meshes[rank]) for s in kept} for n, kept in slots[0].items()}
+
+    return slots_of, lambda rank: {"shards": cut.shards(meshes[rank])}
+
+
+def state_of_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """Return a rank's part of what it has saved. Raises ValueError if that is another's, or lacks something."""
     own = state.get(f"rank{rank}")
     if own is None:
         raise ValueError(f"the state in place {rank} holds {', '.join(state)}, but not rank{rank}; give them in order.")

@@ -69,7 +69,7 @@ class Run(SavesState, SwitchesPlans, ABC):
         self._dispatcher.step = steps_taken(relaxed.optimizer)
         joining = JoinState(comm, self._comm_thread, relaxed.optimizers, self._dispatcher, self._keeps_from_joining)
         self._source = self._dispatcher.source = gradient_source(
-            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite
+            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite, self.trial
         )
         self._put_in_force(plan, executor)
         self._step_hooks = StepHooks(
@@ -174,19 +174,22 @@ class Run(SavesState, SwitchesPlans, ABC):
             ratio=of_parts.get("ratio", 0.0),
         )
 
-    def consolidate(self) -> dict[str, Tensor]:
+    def consolidate(self, *, whole: bool = True) -> dict[str, Tensor]:
         """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
 
         Parameters and floating-point buffers are means over ranks where they differ, else rank 0's. The run does not
         change.
+
+        Args:
+            whole: Of a sharded model, whether every rank gets whole tensors; else its part of them, as DTensors.
+
         """
-        cure = "use torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True"
-        self._relaxed.require_whole("consolidate() returns a whole model", cure)
         self.catch_up()
         self._comm_thread.drain()
         for served in self._executor.served:
             served.settle(self._dispatcher.step)
-        return consolidated_state(self._module, self._comm, differ=self._executor.ranks_differ)
+        replicas, differ = self._relaxed.replicas(self._comm), self._executor.ranks_differ
+        return consolidated_state(self._module, self._comm, replicas, differ=differ, whole=whole)
 
     def count(self, work: float) -> None:
         """Add to this rank's work, such as samples, for plans that weight ranks by it."""

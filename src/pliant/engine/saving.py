@@ -14,6 +14,7 @@ from pliant.engine.executor import PlanExecutor
 from pliant.engine.rank_checks import raise_together
 from pliant.engine.rank_state import Saver
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
+from pliant.engine.sharded_saving import load_part, part_of
 from pliant.engine.skipping import CountsSkips
 from pliant.engine.sources import GradientSource
 from pliant.engine.trial import PlanOnTrial
@@ -76,9 +77,10 @@ class SavesState(CountsSkips):
     def save(self, path: str | Path, *, scheduler: Any = None, scaler: Any = None) -> None:
         """Write all that the run needs to go on to a folder, which `pliant.load_run` reads. Collective.
 
-        Model, optimizer, what belongs to each rank, its random generators, the step and the plan. A checkpoint that is
-        there is replaced when all ranks have written the new one, in one move: whatever happens, one of them is whole.
-        All ranks write to the same folder. An elastic run saves the ranks that are there.
+        Model, optimizer, what belongs to each rank, its random generators, the step and the plan. Of a sharded model
+        each rank writes its own part. A checkpoint that is there is replaced when all ranks have written the new one,
+        in one move: whatever happens, one of them is whole. All ranks write to the same folder. An elastic run saves
+        the ranks that are there.
 
         Args:
             path: The folder; made if it is not there.
@@ -90,13 +92,15 @@ class SavesState(CountsSkips):
             ValueError: On all ranks, if the scheduler, say, keeps something that is neither a tensor nor plain data.
 
         """
-        self._relaxed.require_whole(
-            "save() writes whole models", "give run.state_dict() to torch.distributed.checkpoint.save beside the model"
-        )
-        own = self.state_dict()
-        shared = {
-            "model": {name_without_wrappers(name): value for name, value in self._module.state_dict().items()},
-            "optimizer": self._relaxed.optimizer.state_dict(),
+        own, shared = self.state_dict(), dict[str, Any]()
+        if self._relaxed.sharded is not None:
+            own |= {"part": part_of(self._relaxed)}
+        else:
+            shared |= {
+                "model": {name_without_wrappers(name): value for name, value in self._module.state_dict().items()},
+                "optimizer": self._relaxed.optimizer.state_dict(),
+            }
+        shared |= {
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
@@ -113,16 +117,26 @@ class SavesState(CountsSkips):
 
     def load_all(self, state: Mapping[str, Any], shared: Mapping[str, Any], scaler: Any) -> None:
         """Load what `save` has written: this rank's part, and that for all. Collective."""
-        names: dict[str, str] = {name_without_wrappers(name): name for name in self._module.state_dict()}
         error = None
         try:
-            model: Mapping[str, Any] = shared["model"]
-            self._module.load_state_dict({names.get(name, name): value for name, value in model.items()})
-            self._relaxed.optimizer.load_state_dict(shared["optimizer"])
+            if ("part" in state) != (self._relaxed.sharded is not None):
+                raise ValueError(
+                    "a model that is divided among ranks was saved, but this one is whole, or the other way round"
+                )
+            if "part" in state:
+                load_part(self._relaxed, state["part"])
+            else:
+                self._load_whole(shared)
         except (RuntimeError, ValueError, KeyError, TypeError) as found:
             error = ValueError(f"the checkpoint does not fit the model or the optimizer ({found}).")
         raise_together(error, self._comm, next(iter(self._relaxed.parameters.values())).device, kind=ValueError)
         self.load_state_dict(state, scaler=scaler)
+
+    def _load_whole(self, shared: Mapping[str, Any]) -> None:
+        names: dict[str, str] = {name_without_wrappers(name): name for name in self._module.state_dict()}
+        model: Mapping[str, Any] = shared["model"]
+        self._module.load_state_dict({names.get(name, name): value for name, value in model.items()})
+        self._relaxed.optimizer.load_state_dict(shared["optimizer"])
 
     @property
     def _layout(self) -> Mapping[int, Sequence[str]]:

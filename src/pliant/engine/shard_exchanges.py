@@ -1,18 +1,24 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.collectives.scratch import Scratch
+from pliant.comm.base import duplicate
 from pliant.comm.fsdp_private import ParamGroup
+from pliant.engine.comm_thread import CommThread
 from pliant.engine.parts import Part
+from pliant.engine.same_structure import require_same_structure
 from pliant.engine.shard_groups import GroupGather, GroupScatter
 from pliant.engine.shard_layout import columns_of
 from pliant.engine.sharded_model import ShardedModel
-from pliant.layouts.shards import gather_state_bytes, scatter_state_bytes
-from pliant.spec import Exchange, Sharded
+from pliant.engine.tracer import Tracer
+from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_state_bytes
+from pliant.spec import Exchange, Residual, Sharded
 
 __all__ = ["ShardExchanges", "shard_exchanges"]
 
@@ -20,9 +26,14 @@ __all__ = ["ShardExchanges", "shard_exchanges"]
 class ShardExchanges(Part):
     """Reduce-scatters and gathers of a sharded model under one plan, with what they keep.
 
+    Note [two queues]: where backward gathers again, the next module's weights must not wait behind the gradients of the
+    one before. So gathers then have a group and a thread of their own. Both have one order on all ranks, that of the
+    program. Without gathers in backward nothing would be gained, and both share one.
+
     Args:
         model: Its parameter groups.
         nodes: Parameter -> node of the plan, of those that are trained.
+        tracer: Tracer of the run.
         checks: Whether gradients that are not finite are refused.
 
     Raises:
@@ -31,16 +42,26 @@ class ShardExchanges(Part):
     """
 
     key = "shards"
+    checks_structure = True
 
-    def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], *, checks: bool) -> None:
+    def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], tracer: Tracer, *, checks: bool) -> None:
         self._nodes = {name: node for name, node in nodes.items() if isinstance(node, Sharded)}
         self._model, self.changes = model, 0
         """Moments so far at which weights may have changed."""
         self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
+        regathers = any(node.weights is not None and node.weights.regather for node in self._nodes.values())
+        self.gathering: list[CommThread] = []
+        """Thread of the gathers, if they have one of their own (Note [two queues])."""
+        self._gather_comm, self._gather_scratch = model.shard_comm, self._scratch
+        if regathers and model.shard_comm.size > 1:
+            self._gather_comm, self._gather_scratch = duplicate(model.shard_comm), Scratch(self._device)
+            self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
         self.scatters = [self._scatter(group, checks=checks) for group in model.groups]
         """For each parameter group; None leaves the reduce-scatter to torch."""
+        self._waiting: list[Tensor | None] = [None] * len(self.scatters)
+        """What an earlier plan owes where reduce-scatters are now torch's own."""
         self.gathers = [self._gather(group) for group in model.groups]
         """For each parameter group; None leaves the gather to torch."""
 
@@ -53,12 +74,12 @@ class ShardExchanges(Part):
         return GroupScatter(group.name, columns, found, comm, self._scratch, self._device, checks=checks)
 
     def _gather(self, group: ParamGroup) -> GroupGather | None:
-        names, comm = self._model.names_of(group), self._model.shard_comm
+        names, comm = self._model.names_of(group), self._gather_comm
         found = {name: self._nodes[name].weights for name in names if name in self._nodes}
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
         columns = columns_of(group, names, comm.size, names)
-        return GroupGather(group.name, columns, found, comm, self._scratch, self._device)
+        return GroupGather(group.name, columns, found, comm, self._gather_scratch, self._device)
 
     # - Memory
 
@@ -77,10 +98,22 @@ class ShardExchanges(Part):
     def explain(self) -> str:
         """Say in a sentence what a rank keeps for its shards."""
         kept = self.bytes_by_kind()
+        lossy = [c for c in self._columns if (g := self._nodes[c.name].gradients) is not None and g.codec is not None]
+        others = ", ".join(
+            f"{kind} {sum(residual_bytes(kind, sum(c.valid)) for c in lossy) / 1e6:.3g}" for kind in get_args(Residual)
+        )
         return (
             f"Shards: each of {self._model.num_shards} ranks keeps {kept['gradients'] / 1e6:.3g} MB of residuals of "
-            f"gradients, and {kept['weights'] / 1e6:.3g} MB of payloads and copies of weights."
+            f"gradients{f' (of residual={others})' if lossy else ''}, and {kept['weights'] / 1e6:.3g} MB of payloads "
+            "and copies of weights."
         )
+
+    @property
+    def _columns(self) -> list[Column]:
+        """Places of all parameters that are trained and divided."""
+        model, size = self._model, self._model.shard_comm.size
+        groups = model.groups if size > 1 else []
+        return [c for group in groups for c in columns_of(group, model.names_of(group), size, self._nodes)]
 
     def _refuse_too_large(self) -> None:
         limits = [node.limit_bytes for node in self._nodes.values() if node.limit_bytes]
@@ -106,43 +139,105 @@ class ShardExchanges(Part):
         """Note that weights were loaded."""
         self.changes += 1
 
+    def settle(self, step: int) -> None:
+        """Wait for gathers that nobody has used yet."""
+        for thread in self.gathering:
+            thread.drain()
+
+    def abandon(self) -> None:
+        """Drop gathers in flight."""
+        for thread in self.gathering:
+            thread.stop()
+
+    def close(self) -> None:
+        """End the thread of the gathers, and close their group."""
+        for thread in self.gathering:
+            thread.close()
+            self._gather_comm.close()
+
     def adopt(self, old: "ShardExchanges") -> None:
         """Take over the residuals of an earlier plan, for the next exchange, and the count of changes."""
         self.changes = old.changes + 1
-        for mine, theirs in zip(self.scatters, old.scatters, strict=True):
-            if mine is not None and theirs is not None:
-                mine.owed = theirs.take_debts()
+        self.owe(old.debts())
+
+    def debts(self) -> list[Tensor | None]:
+        """Return what this rank owes, (size, row_numel) for each group; copies."""
+        pairs = zip(self.scatters, self._waiting, strict=True)
+        return [waiting if scatter is None else scatter.take_debts() for scatter, waiting in pairs]
+
+    def owe(self, debts: Sequence[Tensor | None]) -> None:
+        """Add gradients of an earlier plan to the next exchange; they wait where reduce-scatters are torch's own."""
+        self._waiting = [None if scatter else owed for scatter, owed in zip(self.scatters, debts, strict=True)]
+        for scatter, owed in zip(self.scatters, debts, strict=True):
+            if scatter is not None:
+                scatter.owed = owed
+
+    def drop_owed(self) -> None:
+        """Forget the gradients that an earlier plan left."""
+        self.owe([None] * len(self.scatters))
 
     def stats(self) -> dict[str, float]:
-        """Return the Euclidean norm of all residuals of this rank."""
-        owed = sum(each.norm() ** 2 for each in self.scatters if each is not None) ** 0.5
-        return {"residual_norm": owed}
+        """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""
+        owed = sum(float(each.norm()) ** 2 for each in self.debts() if each is not None) ** 0.5
+        return {"residual_norm": owed, "exchange_s": sum(thread.busy_s for thread in self.gathering)}
 
     # - State
 
     @property
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Residuals and copies, by group."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for group, scatter, gather in zip(self._model.groups, self.scatters, self.gathers, strict=True):
-            kept = {} if scatter is None else {f"gradients {key}": value for key, value in scatter.state.items()}
-            kept |= {} if gather is None else {f"weights {key}": value for key, value in gather.state.items()}
+    def state(self) -> dict[str, Any]:
+        """What is kept, by group; the mesh; and the dimension and shape of each parameter, to be cut otherwise."""
+        model, groups = self._model, dict[str, dict[str, Any]]()
+        for k, (group, scatter, gather) in enumerate(zip(model.groups, self.scatters, self.gathers, strict=True)):
+            owed = self._waiting[k] if scatter is None else scatter.owed
+            kept = {**({} if scatter is None else scatter.state), **({} if gather is None else gather.state)}
+            if owed is not None:
+                trained = [name for name in model.names_of(group) if name in self._nodes]
+                kept["owed"] = {"rows": owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
             if kept:
-                found[group.name] = kept
-        return found
+                groups[group.name] = kept
+        return {"mesh": torch.tensor(model.place), "cuts": model.cuts, "groups": groups}
 
     @state.setter
-    def state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for group, scatter, gather in zip(self._model.groups, self.scatters, self.gathers, strict=True):
-            kept = saved.get(group.name, {})
+    def state(self, saved: Mapping[str, Any]) -> None:
+        groups = [saved["groups"].get(group.name, {}) for group in self._model.groups]
+        self.owe([kept["owed"]["rows"].to(self._device) if "owed" in kept else None for kept in groups])
+        for kept, scatter, gather in zip(groups, self.scatters, self.gathers, strict=True):
             if scatter is not None:
-                scatter.load({key.removeprefix("gradients "): value for key, value in kept.items()})
+                scatter.load(kept)
             if gather is not None:
-                gather.load({key.removeprefix("weights "): value for key, value in kept.items()})
+                gather.load(kept)
+
+    def check_state(self, saved: Any, step: int) -> None:
+        """Raise ValueError for a state of another mesh, plan or model."""
+        mine = self.state
+        require_same_structure(_without_debts(saved), _without_debts(mine), self.key)
+        if saved["mesh"].tolist() != mine["mesh"].tolist():
+            raise ValueError(
+                f"the state was saved on a mesh of {_told(saved['mesh'])}, but this is one of {_told(mine['mesh'])}, "
+                "or ranks have other places in it; load it on the same mesh, or convert it with pliant.resize()."
+            )
+        for name, cut in mine["cuts"].items():
+            if saved["cuts"][name].tolist() != cut.tolist():
+                raise ValueError(f"the state's {name} is divided otherwise; load it into the model it was saved from.")
+
+
+def _without_debts(state: Mapping[str, Any]) -> dict[str, Any]:
+    groups = {name: {k: v for k, v in kept.items() if k != "owed"} for name, kept in state["groups"].items()}
+    return {**state, "groups": {name: kept for name, kept in groups.items() if kept}}
+
+
+def _told(mesh: Tensor) -> str:
+    shard, num_shards, replica, num_replicas = mesh.tolist()
+    return f"{num_replicas} x {num_shards} ranks (replica {replica}, shard {shard})"
 
 
 def shard_exchanges(
-    model: ShardedModel | None, nodes: Mapping[str, Exchange], before: Sequence[ShardExchanges], *, checks: bool
+    model: ShardedModel | None,
+    nodes: Mapping[str, Exchange],
+    before: Sequence[ShardExchanges],
+    tracer: Tracer,
+    *,
+    checks: bool,
 ) -> list[ShardExchanges]:
     """Return the exchanges of a model's shards under a plan, with residuals of the plan before; none for a whole model.
 
@@ -150,12 +245,13 @@ def shard_exchanges(
         model: The model; None if its parameters are whole.
         nodes: Parameter -> node of the plan.
         before: Exchanges of the plan before.
+        tracer: Tracer of the run.
         checks: Whether gradients that are not finite are refused.
 
     """
     if model is None:
         return []
-    made = ShardExchanges(model, nodes, checks=checks)
+    made = ShardExchanges(model, nodes, tracer, checks=checks)
     for old in before:
         made.adopt(old)
     return [made]

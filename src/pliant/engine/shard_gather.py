@@ -1,6 +1,6 @@
 """All-gathers of the weights of one parameter group, exact or coded."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -16,27 +16,46 @@ from pliant.spec import WeightGather
 __all__ = ["CodedGather", "DifferenceGather", "ExactGather", "ShardGather", "shard_gather"]
 
 
-class ShardGather(Protocol):
-    """The gather of some parameters' weights."""
+class ShardGather(ABC):
+    """The gather of some parameters' weights.
+
+    Args:
+        shards: Places of the weights.
+        comm: Ranks that gather.
+        scratch: Memory of the communication thread.
+
+    """
+
+    def __init__(self, shards: PackedShards, comm: Comm, scratch: Scratch) -> None:
+        self._shards, self._comm, self._scratch = shards, comm, scratch
 
     @property
     def state(self) -> dict[str, Tensor]:
         """Tensors that a resumed run needs; copies."""
-        ...
+        return {}
 
     @state.setter
-    def state(self, saved: dict[str, Tensor]) -> None: ...
+    def state(self, saved: dict[str, Tensor]) -> None:
+        if saved:
+            raise ValueError(f"this gather keeps nothing, but a state has {', '.join(saved)}.")
 
+    @abstractmethod
     def gather(self, rows: Tensor, seed: int) -> None:
         """Fill rows, (size, row_numel), of which this rank's own is there; all ranks get the same."""
-        ...
 
+    @abstractmethod
     def again(self, rows: Tensor) -> None:
         """Fill rows once more from what the last gather has received; no communication."""
-        ...
+
+    def _own_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a vector of all ranks' weights, (numel,) float32, of which only this rank's part is filled; and it."""
+        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
+        own = vector[self._shards.parts[self._comm.rank]]
+        self._shards.pack_own(rows, own)
+        return vector, own
 
 
-class ExactGather:
+class ExactGather(ShardGather):
     """Weights in the dtype that is given, pairwise.
 
     Args:
@@ -48,30 +67,47 @@ class ExactGather:
     """
 
     def __init__(self, shards: PackedShards, comm: Comm, scratch: Scratch, *, keeps: bool) -> None:
-        self._shards, self._comm, self._scratch, self._keeps = shards, comm, scratch, keeps
-        self._held: Tensor | None = None
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    @state.setter
-    def state(self, saved: dict[str, Tensor]) -> None: ...
+        super().__init__(shards, comm, scratch)
+        self._keeps, self._held = keeps, torch.empty(0)
 
     def gather(self, rows: Tensor, seed: int) -> None:
         vector = self._shards.pack(rows, rows.dtype, self._scratch)
         gather_parts([vector[part] for part in self._shards.parts], self._comm)
         self._shards.unpack(vector, rows)
         if self._keeps:
-            self._held = vector.clone() if self._held is None else self._held.copy_(vector)
+            self._held = vector.clone() if self._held.numel() != vector.numel() else self._held.copy_(vector)
 
     def again(self, rows: Tensor) -> None:
-        if self._held is None:
-            raise RuntimeError("weights are asked for again that were never gathered.")
         self._shards.unpack(self._held, rows)
 
 
-class CodedGather:
+class _CodedShards:
+    """Coded parts of all ranks, as the last exchange has brought them.
+
+    Args:
+        codec: Any codec.
+        shards: Places of the weights.
+        comm: Ranks that gather.
+        device: Device of the buffers.
+
+    """
+
+    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, device: torch.device) -> None:
+        self._pieces = shards.pieces(codec.granularity)
+        self._half = FromOwners(codec, self._pieces, comm, device)
+
+    def swap(self, vector: Tensor, seed: int) -> None:
+        """Send this rank's part of a vector, (numel,), and receive all others'."""
+        self._half.swap(vector, seed)
+
+    def decode(self, vector: Tensor, *, add: bool = False) -> None:
+        """Decode all parts, this rank's own too, over a vector, (numel,), or add them to it."""
+        for rank, pieces in enumerate(self._pieces):
+            for k in range(len(pieces)):
+                self._half.decode_piece(rank, k, vector, add=add)
+
+
+class CodedGather(ShardGather):
     """Coded weights; every rank decodes the same payloads, its own too, so that all compute with the same weights.
 
     Args:
@@ -84,36 +120,25 @@ class CodedGather:
     """
 
     def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device) -> None:
-        self._shards, self._comm, self._scratch = shards, comm, scratch
-        self._pieces = shards.pieces(codec.granularity)
-        self._half = FromOwners(codec, self._pieces, comm, device)
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    @state.setter
-    def state(self, saved: dict[str, Tensor]) -> None: ...
+        super().__init__(shards, comm, scratch)
+        self._coded = _CodedShards(codec, shards, comm, device)
 
     def gather(self, rows: Tensor, seed: int) -> None:
-        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
-        self._shards.pack_own(rows, vector[self._shards.parts[self._comm.rank]])
-        self._half.swap(vector, seed)
+        vector, _ = self._own_weights(rows)
+        self._coded.swap(vector, seed)
         self.again(rows)
 
     def again(self, rows: Tensor) -> None:
         vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
-        for rank, pieces in enumerate(self._pieces):
-            for k in range(len(pieces)):
-                self._half.decode_piece(rank, k, vector)
+        self._coded.decode(vector)
         self._shards.unpack(vector, rows)
 
 
-class DifferenceGather:
+class DifferenceGather(ShardGather):
     """Coded changes of the weights since the last gather, added to a copy that all ranks keep alike.
 
     The first gather is exact. Rank i sends C(w_i - r_i) of its shard, and all ranks, it too, add what is decoded to r;
-    so a coding error is part of the next difference. Wang et al., SDP4Bit (arXiv:2410.15526).
+    so a coding error is part of the next difference. Jia et al., SDP4Bit (arXiv:2410.15526).
 
     Args:
         codec: Any codec.
@@ -125,9 +150,8 @@ class DifferenceGather:
     """
 
     def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device) -> None:
-        self._shards, self._comm, self._scratch = shards, comm, scratch
-        self._pieces = shards.pieces(codec.granularity)
-        self._half = FromOwners(codec, self._pieces, comm, device)
+        super().__init__(shards, comm, scratch)
+        self._coded = _CodedShards(codec, shards, comm, device)
         self._replica = torch.zeros(shards.numel, device=device)
         self._own = self._replica[shards.parts[comm.rank]]
         self._begun, self._is_whole = False, False
@@ -148,22 +172,15 @@ class DifferenceGather:
         if not self._is_whole:  # the first one, or the first after a resume, whose copy was saved rank by rank
             gather_parts([self._replica[part] for part in self._shards.parts], self._comm)
         if self._begun:
-            self._add_differences(rows, seed)
+            vector, own = self._own_weights(rows)
+            own.sub_(self._own)
+            self._coded.swap(vector, seed)
+            self._coded.decode(self._replica, add=True)
         self._begun = self._is_whole = True
         self.again(rows)
 
     def again(self, rows: Tensor) -> None:
         self._shards.unpack(self._replica, rows)
-
-    def _add_differences(self, rows: Tensor, seed: int) -> None:
-        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
-        own = vector[self._shards.parts[self._comm.rank]]
-        self._shards.pack_own(rows, own)
-        own.sub_(self._own)
-        self._half.swap(vector, seed)
-        for rank, pieces in enumerate(self._pieces):
-            for k in range(len(pieces)):
-                self._half.decode_piece(rank, k, self._replica, add=True)
 
 
 def shard_gather(

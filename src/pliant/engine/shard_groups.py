@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ class GroupScatter:
         """Whether gradients are brought to float32 first."""
         packed = [(node, _packed(held, self._row_numel, comm, whole=not self.wide)) for node, held in divided]
         self._parts = [shard_scatter(node, shards, comm, scratch, device) for node, shards in packed]
+        self._names = [_order_of(held) for _, held in divided]
         self.owed: Tensor | None = None
         """Residuals of an earlier plan, (size, row_numel), added to the next exchange."""
         self.finding = FINITE
@@ -95,31 +96,26 @@ class GroupScatter:
             self.finding = Finding(kind=kind, at=at)
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """Residuals, by number of part, and those of an earlier plan."""
-        kept = {f"{k} {key}": value for k, part in enumerate(self._parts) for key, value in part.state.items()}
-        return kept if self.owed is None else {**kept, "owed": self.owed}
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Residuals, by number of part, with the parameters that each holds; live."""
+        parts = zip(self._parts, self._names, strict=True)
+        return {f"gradients {k}": {**part.state, "of": names} for k, (part, names) in enumerate(parts) if part.state}
 
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Put residuals back, and forget those of an earlier plan."""
-        self.owed = None
-        for key, value in self.state.items():
-            value.copy_(saved[key])
+    def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put residuals back."""
+        for key, part in self.state.items():
+            for kind in part.keys() - {"of"}:
+                part[kind].copy_(saved[key][kind])
 
     def take_debts(self) -> Tensor | None:
         """Return the residuals of this rank, (size, row_numel), or None if nothing is kept."""
-        if not self.state and self.owed is None:
+        if self.owed is None and not any(part.state for part in self._parts):
             return None
         zeros = torch.zeros(self._comm.size, self._row_numel, device=self._device)
         rows = zeros if self.owed is None else self.owed.clone()
         for part in self._parts:
             part.owed(rows)
         return rows if all_finite(rows) else None
-
-    def norm(self) -> float:
-        """Return the Euclidean norm of the residuals of this rank."""
-        owed = self.take_debts()
-        return 0.0 if owed is None else float(owed.norm())
 
 
 class GroupGather:
@@ -154,6 +150,7 @@ class GroupGather:
         exact = all(node.codec is None for node, _ in divided)
         packed = [(node, _packed(held, row_numel, comm, whole=exact)) for node, held in divided]
         self._parts = [(node.regather, shard_gather(node, s, comm, scratch, device)) for node, s in packed]
+        self._names = [_order_of(held) for _, held in divided]
         self._of = -1
         """Count of changes when weights were last gathered; -1 before."""
         self._hash = 0
@@ -186,15 +183,22 @@ class GroupGather:
         self._of = changes
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """Copies to which differences are taken: this rank's part of them."""
-        return {f"{k} {key}": value for k, (_, part) in enumerate(self._parts) for key, value in part.state.items()}
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Copies to which differences are taken, this rank's part of them, with the parameters that each holds."""
+        kept = [(part.state, names) for (_, part), names in zip(self._parts, self._names, strict=True)]
+        return {f"weights {k}": {**state, "of": names} for k, (state, names) in enumerate(kept) if state}
 
-    def load(self, saved: Mapping[str, Tensor]) -> None:
+    def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Put back what was saved of the copies."""
         for k, (_, part) in enumerate(self._parts):
-            part.state = {key: saved[f"{k} {key}"] for key in part.state}
+            if state := part.state:
+                part.state = {key: saved[f"weights {k}"][key] for key in state}
         self._of = -1
+
+
+def _order_of(columns: Sequence[Column]) -> dict[str, Tensor]:
+    """Return the place of each parameter in the order of some columns, in a form that checkpoints keep."""
+    return {column.name: torch.tensor(k) for k, column in enumerate(columns)}
 
 
 def _divided(columns: Sequence[Column], nodes: Mapping[str, V | None], exact: V) -> list[tuple[V, list[Column]]]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["ShardOptimizer"]
+__all__ = ["ShardOptimizer", "as_local", "like_parameter"]
 
 
 class _LocalStates(MutableMapping[Tensor, Any]):
@@ -19,11 +19,11 @@ class _LocalStates(MutableMapping[Tensor, Any]):
     def __getitem__(self, shard: Tensor) -> Any:
         if shard not in self:
             raise KeyError("the optimizer has no state for this shard.")
-        return {key: _local(value) for key, value in self._optimizer.state[self._of_shard[id(shard)]].items()}
+        return {key: as_local(value) for key, value in self._optimizer.state[self._of_shard[id(shard)]].items()}
 
     def __setitem__(self, shard: Tensor, state: Any) -> None:
         parameter = self._of_shard[id(shard)]
-        self._optimizer.state[parameter] = {key: _like(value, shard, parameter) for key, value in state.items()}
+        self._optimizer.state[parameter] = {key: like_parameter(value, parameter) for key, value in state.items()}
 
     def __delitem__(self, shard: Tensor) -> None:
         del self._optimizer.state[self._of_shard[id(shard)]]
@@ -73,13 +73,15 @@ class ShardOptimizer(Optimizer):
         raise TypeError("this is how an optimizer looks for one rank's shards; call step() of the optimizer.")
 
 
-def _local(value: Any) -> Any:
+def as_local(value: Any) -> Any:
+    """Return this rank's part of a tensor that is divided; all else as it is."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def _like(value: Any, shard: Tensor, parameter: Any) -> Any:
-    """Return a local part of a state as the optimizer keeps it: placed as its parameter is."""
-    if not isinstance(value, Tensor) or value.shape != shard.shape or not shard.dim():
+def like_parameter(value: Any, parameter: Any) -> Any:
+    """Return a local part of an optimizer's state as the optimizer keeps it: placed as its parameter is."""
+    shard = as_local(parameter)
+    if shard is parameter or not isinstance(value, Tensor) or value.shape != shard.shape or not shard.dim():
         return value
     made: Any = type(parameter.data)
     return made.from_local(

@@ -71,7 +71,7 @@ class CodedScatter:
     With a residual e, rank i sends C(g_i + e_i) of each other rank's part, and keeps e_i <- g_i + e_i - C(g_i + e_i);
     its own part is not coded. With a full residual, size * (sum of results) + (sum over ranks of residuals) = sum
     of all gradients. A residual in 8 bits is rounded once more (Xie et al., LoCo, arXiv:2407.04480, keep such an
-    average as well). Without one, gradients are rotated, and rounded without bias (Wang et al., SDP4Bit,
+    average as well). Without one, gradients are rotated, and rounded without bias (Jia et al., SDP4Bit,
     arXiv:2410.15526).
 
     Args:

@@ -84,6 +84,18 @@ class ShardedModel:
         return 1 if group is None else group.size()
 
     @property
+    def place(self) -> tuple[int, int, int, int]:
+        """This rank among those that share the model, their number, and likewise among those that hold the same."""
+        group = self.groups[0].replica_group
+        return self.shard_rank, self.num_shards, 0 if group is None else group.rank(), self.num_replicas
+
+    @property
+    def cuts(self) -> dict[str, Tensor]:
+        """Name -> dimension along which a parameter is divided, and its shape as a whole, in one tensor."""
+        found = (zip(self.names_of(group), group.cuts, strict=True) for group in self.groups)
+        return {name: torch.tensor([dim, *shape]) for each in found for name, (dim, shape) in each}
+
+    @property
     def has_replicas(self) -> bool:
         """Whether the mesh has a dimension of replicas, even if it is of one rank."""
         return self.groups[0].replica_group is not None
@@ -116,10 +128,18 @@ class ShardedModel:
         """
         self.shard_comm = _among(self.groups[0].shard_group, comm, whole)
         self.replica_comm = _among(self.groups[0].replica_group, comm, whole)
+        ranks = _ranks(self.groups[0].replica_group) or (dist.get_rank(),)
+        self._replicas = [dist.get_group_rank(whole, rank) for rank in ranks]
         if self.has_replicas:
             mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
             for group in self.groups:
                 group.alone = cast(ProcessGroup, mine)
+
+    def hosts_of_replicas(self, hosts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the ranks of `replica_comm` on each host, given hosts by numbers of all ranks."""
+        place = {rank: k for k, rank in enumerate(self._replicas)}
+        found = [[place[rank] for rank in host if rank in place] for host in hosts]
+        return [ranks for ranks in found if ranks]
 
     def close(self) -> None:
         """Give all places back to torch."""

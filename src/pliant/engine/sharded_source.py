@@ -22,6 +22,7 @@ from pliant.engine.sharded_hooks import GatherHook, ReduceScatterHook, ReplicaHo
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.sources import GradientReceiver, GradientSource
 from pliant.engine.tracer import Tracer
+from pliant.engine.trial import PlanOnTrial
 from pliant.spec import Exchange, Sharded, SyncPlan
 
 __all__ = ["ShardedSource"]
@@ -38,6 +39,7 @@ class ShardedSource(GradientSource):
         tracer: Tracer of the waiting, with the comm.
         begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
         nonfinite: Whether gradients that are not finite raise or propagate.
+        trial: Keeper of the errors of a plan on trial.
 
     """
 
@@ -50,8 +52,10 @@ class ShardedSource(GradientSource):
         tracer: Tracer,
         begins: Callable[[], None],
         nonfinite: NonFinite,
+        trial: PlanOnTrial,
     ) -> None:
         self._model, self._receiver, self._comm_thread, self._tracer = model, receiver, comm_thread, tracer
+        self._trial = trial
         self._begins, self._raises = weakref.WeakMethod(begins), nonfinite == "raise"
         self._comm: Comm = without_counting(tracer.comm)
         self._hooks = [
@@ -80,11 +84,13 @@ class ShardedSource(GradientSource):
     ) -> None:
         """Follow a plan: gathers, reduce-scatters and replicas that it leaves out stay torch's."""
         self._exchanges = exchanges = next(part for part in parts if isinstance(part, ShardExchanges))
+        threads = exchanges.gathering or [self._comm_thread]
+        gathering = Submitter(threads[0], self._receiver, self._begin_exchange)
         relaxes_replicas = any(isinstance(node, Sharded) and node.replicas is not None for node in nodes.values())
         for k, group in enumerate(self._model.groups):
             gather, scatter = exchanges.gathers[k], exchanges.scatters[k]
             group.install(
-                None if gather is None else GatherHook(group, self._submitter, gather, lambda: exchanges.changes),
+                None if gather is None else GatherHook(group, gathering, gather, lambda: exchanges.changes),
                 None if scatter is None else ReduceScatterHook(group, self._submitter, scatter),
                 self._of_replicas[k] if relaxes_replicas and self._model.has_replicas else None,
             )
@@ -137,7 +143,8 @@ class ShardedSource(GradientSource):
         self._receiver.complete()
         self._receiver.broken_off = False
         if refused is not None:
-            raise refused
+            with self._trial.catch_errors():
+                raise refused
 
     def _refusal(self) -> NonFiniteGradientError | None:
         """Gather from all ranks which gradient was not finite. Collective."""

@@ -1,6 +1,7 @@
 """Changes of a run's plan: at the caller's wish, on trial, or after a failure."""
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
 from pliant.engine.plan_resolution import PlanLike, require_plan, resolve_plan
 from pliant.engine.rank_checks import gather_numbers
 from pliant.engine.relaxed_model import RelaxedModel
+from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.engine.skipping import CountsSkips
 from pliant.engine.sources import GradientSource
 from pliant.engine.step_counts import plan_number
@@ -51,11 +53,18 @@ class SwitchesPlans(CountsSkips):
     _gradients: GradientExchange
     _relaxed: RelaxedModel
     _comm_thread: CommThread
+    _debts: Sequence[Sequence[Tensor | None]] = ()
+    """What shards owed when a trial began."""
     _executor: PlanExecutor
     _executor_builder: ExecutorBuilder
     _module: nn.Module
     _plan_number: int
     _source: GradientSource
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks among which parameters are divided; 1 under replicate(), 0 for whole ones."""
+        return 0 if self._relaxed.sharded is None else self._relaxed.sharded.num_shards
 
     def switch(self, what: PlanLike, *, pay: bool = True) -> None:
         """Put another plan in force, on all ranks between the same two steps (Note [what a switch carries over]).
@@ -80,11 +89,14 @@ class SwitchesPlans(CountsSkips):
         )
         if not pay:
             self._gradients.drop_owed()
+            for part in self._executor.parts:
+                part.drop_owed()
 
     def put_on_trial(self, plan: SyncPlan) -> None:
         """Put a plan in force on trial: its errors are kept, not raised, until `trial.end()`. Collective."""
         self._comm_thread.drain()
         self.trial.begin(self._module, self._relaxed.optimizers, self._gradients.owed)
+        self._debts = [part.debts() for part in self._executor.of(ShardExchanges)]
         with self.trial.catch_errors():
             self.switch(plan)
 
@@ -96,11 +108,20 @@ class SwitchesPlans(CountsSkips):
             self._executor.close()
         self._put_in_force(plan, self._executor_builder.make(plan, None, self._dispatcher.step, compares=False))
         self._gradients.owed.update(self.trial.owed)
+        for part, debts in zip(self._executor.of(ShardExchanges), self._debts, strict=True):
+            part.owe(debts)
         self.trial.restore()
 
     def adopt(self, plan: SyncPlan) -> None:
-        """Put a plan in force for good: its errors are kept, not raised, until `trial.end()`. Collective."""
+        """Put a plan in force for good: its errors are kept, not raised, until `trial.end()`. Collective.
+
+        Errors of a sharded model's plan are raised: ranks hold different shards, and cannot make up for each other.
+        """
         self._comm_thread.drain()
+        if self._relaxed.sharded is not None:
+            self.trial.end()
+            self.switch(plan)
+            return
         self.trial.guard(self._module, self._relaxed.optimizers)
         with self.trial.catch_errors():
             self.switch(plan)

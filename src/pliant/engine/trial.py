@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from pliant.comm.base import CommError
 from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.shard_optimizer import as_local
 from pliant.engine.unused_parameters import IncompleteBackwardError
 
 __all__ = ["PlanOnTrial", "Snapshot"]
@@ -56,7 +57,8 @@ class Snapshot:
     @property
     def spoiled(self) -> bool:
         """Whether a weight is NaN or Inf now that was finite then."""
-        return any(not bool(p.isfinite().all()) and bool(before.isfinite().all()) for p, before in self._parameters)
+        pairs = ((as_local(p), as_local(before)) for p, before in self._parameters)
+        return any(not bool(p.isfinite().all()) and bool(before.isfinite().all()) for p, before in pairs)
 
 
 class PlanOnTrial:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from pliant.layouts.payloads import granularity, payload_bytes
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.sharded import ReduceScatter, WeightGather
+from pliant.spec.sharded import ReduceScatter, Residual, WeightGather
 
 __all__ = [
     "CHUNK_BYTES",
@@ -17,6 +17,7 @@ __all__ = [
     "gather_state_bytes",
     "merge_runs",
     "packed_runs",
+    "residual_bytes",
     "scatter_state_bytes",
 ]
 
@@ -74,9 +75,14 @@ def coded_bytes(codec: CodecSpec | None, numel: int, itemsize: int = 4) -> int:
 
 def scatter_state_bytes(node: ReduceScatter | None, numel: int) -> int:
     """Return what a rank keeps for the reduce-scatter of `numel` elements, all shards together."""
-    if node is None or node.residual == "none":
+    return 0 if node is None else residual_bytes(node.residual, numel)
+
+
+def residual_bytes(residual: Residual, numel: int) -> int:
+    """Return the bytes of a residual of `numel` elements."""
+    if residual == "none":
         return 0
-    return 4 * numel if node.residual == "full" else payload_bytes(RESIDUAL_CODEC, numel)
+    return 4 * numel if residual == "full" else payload_bytes(RESIDUAL_CODEC, numel)
 
 
 def gather_state_bytes(node: WeightGather | None, numels: Sequence[int], itemsize: int) -> int:

@@ -61,6 +61,8 @@ class BucketBatch:
     """(num_buckets, num_ranks): elements that each rank owns; needed for owners."""
     num_held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """(num_buckets, num_ranks): tensors that each rank owns."""
+    num_shards: int = 0
+    """Ranks among which tensors are divided; 0 if nobody has said so."""
 
 
 def work(before: dict[str, Floats]) -> Round:

@@ -1,7 +1,7 @@
 """Search for a plan: a space of plans, predicted costs, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
-from pliant.planner.baselines import BASELINES
+from pliant.planner.baselines import BASELINES, SHARDED_BASELINES
 from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
@@ -13,7 +13,7 @@ from pliant.planner.risk import Risk, risk_of
 from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, search_steps
 from pliant.planner.space import Space
 from pliant.planner.trials import Measure, Trial
-from pliant.planner.workloads import WORKLOADS, scaled_down
+from pliant.planner.workloads import WORKLOADS, divided, scaled_down
 
 __all__ = [
     "BASELINES",
@@ -21,6 +21,7 @@ __all__ = [
     "FRONTIER_LIMITS",
     "LOW_RANKS",
     "MENUS",
+    "SHARDED_BASELINES",
     "WORKLOADS",
     "Advice",
     "AppliedAdvice",
@@ -41,6 +42,7 @@ __all__ = [
     "advise",
     "all_of",
     "apply",
+    "divided",
     "error_budget_seeds",
     "frontier",
     "frontier_text",

@@ -2,7 +2,7 @@
 
 from pliant.planner.genome import Gene, Genome
 
-__all__ = ["BASELINES"]
+__all__ = ["BASELINES", "SHARDED_BASELINES"]
 
 _DDP_BYTES = 25 << 20
 _EXACT = Gene("exact", {"bits": 32})
@@ -28,3 +28,17 @@ BASELINES: dict[str, Genome] = {
     "gossip": Genome(Gene("gossip", {"graph": "one_peer", "every": 1}), bucket_bytes=_DDP_BYTES),
 }
 """Name -> genes. Parallax sends an embedding's few touched rows, here its few largest elements, and sums the rest."""
+
+SHARDED_BASELINES: dict[str, Genome] = {
+    "fsdp": Genome(Gene("torch_shards", {})),
+    "fsdp-pairwise": Genome(Gene("exact_shards", {"bits": 32, "regather": "yes"})),
+    "fsdp-once": Genome(Gene("exact_shards", {"bits": 32, "regather": "no"})),
+    "fsdp-bf16": Genome(Gene("exact_shards", {"bits": 16, "regather": "no"})),
+    "zero++": Genome(Gene("unbiased_shards", {"bits": 4, "weights": "int8"})),
+    "sdp4bit": Genome(Gene("unbiased_shards", {"bits": 4, "weights": "differences"})),
+    "loco": Genome(Gene("coded_shards", {"bits": 4, "residual": "int8", "weights": "exact"})),
+    "fsdp-int8": Genome(Gene("unbiased_shards", {"bits": 8, "weights": "exact"})),
+    "fsdp-int4": Genome(Gene("coded_shards", {"bits": 4, "residual": "full", "weights": "exact"})),
+    "fsdp-onebit": Genome(Gene("coded_shards", {"bits": 1, "residual": "full", "weights": "differences"})),
+}
+"""The same for models that are divided among all ranks."""

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
 
 from pliant.algorithms.inputs import node_of
 from pliant.algorithms.registry import ALGORITHMS
+from pliant.algorithms.sharding import sharded
 from pliant.spec import (
     AllGather,
     AllReduce,
@@ -17,7 +20,11 @@ from pliant.spec import (
     LocalSteps,
     LowRank,
     Outer,
+    ReduceScatter,
+    Residual,
     ScatterGather,
+    Sharded,
+    WeightGather,
 )
 
 __all__ = ["FAMILIES", "Family", "Setting", "Settings", "family_name"]
@@ -39,6 +46,10 @@ class Family:
     between_steps: bool = False
     by_hosts: bool = True
     """Whether it may be asked for between hosts only."""
+    sharded: bool = False
+    """Whether it is for models that are divided among ranks only."""
+    spared: tuple[str, Settings] = ("exact", MappingProxyType[str, Setting]({"bits": 32}))
+    """Family and settings of small parameters, where it loses something."""
 
     def __call__(self, settings: Settings) -> Exchange:
         """Return the node. Raises ValueError for a setting that the family does not have."""
@@ -110,6 +121,22 @@ def _diloco(s: Settings) -> Exchange:
     )
 
 
+def _exact_shards(s: Settings) -> Exchange:
+    codec = None if s["bits"] == 32 else _coded("bf16")
+    return Sharded(gradients=ReduceScatter(codec=codec), weights=WeightGather(regather=s["regather"] == "yes"))
+
+
+def _coded_shards(s: Settings) -> Exchange:
+    codec = {8: "bytegrad", 4: "int4", 1: "onebit"}[int(_num(s, "bits"))]
+    residual = cast(Residual, s.get("residual", "none"))
+    weights = {"exact": "allreduce", "int8": "bytegrad", "differences": "differences(int4)"}[str(s["weights"])]
+    return sharded(gradients=codec, residual=residual, weights=weights, regather=False)
+
+
+_SPARED_SHARDS = ("exact_shards", MappingProxyType[str, Setting]({"bits": 32, "regather": "no"}))
+_WEIGHTS = ("exact", "int8", "differences")
+
+
 def family_name(name: str) -> str:
     """Return the name of an algorithm's family: its oldest name, since that is in the genes of data sets."""
     return (*ALGORITHMS[name].aliases, name)[0]
@@ -174,6 +201,40 @@ FAMILIES = {
             between_steps=True,
         ),
         *(_of_row(name) for name, row in ALGORITHMS.items() if row.grid is not None),
+        Family(
+            name="torch_shards",
+            grids={},
+            make=lambda _: Sharded(),
+            exact=True,
+            by_hosts=False,
+            sharded=True,
+            spared=_SPARED_SHARDS,
+        ),
+        Family(
+            name="exact_shards",
+            grids={"bits": (32, 16), "regather": ("yes", "no")},
+            make=_exact_shards,
+            exact=True,
+            by_hosts=False,
+            sharded=True,
+            spared=_SPARED_SHARDS,
+        ),
+        Family(
+            name="coded_shards",
+            grids={"bits": (8, 4, 1), "residual": ("full", "int8"), "weights": _WEIGHTS},
+            make=_coded_shards,
+            by_hosts=False,
+            sharded=True,
+            spared=_SPARED_SHARDS,
+        ),
+        Family(
+            name="unbiased_shards",
+            grids={"bits": (8, 4), "weights": _WEIGHTS},
+            make=_coded_shards,
+            by_hosts=False,
+            sharded=True,
+            spared=_SPARED_SHARDS,
+        ),
     )
 }
 """By name: families of several algorithms, and one for each row of the registry that has a grid, in an order that stays

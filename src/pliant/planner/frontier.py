@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pliant.planner.baselines import BASELINES
 from pliant.planner.families import FAMILIES
 from pliant.planner.genome import Genome, all_of
 from pliant.planner.quality import Quality
@@ -39,7 +38,7 @@ class FrontierPoint:
     steps_ratio: float
     """How many times the steps of exact training the plan is taken to need."""
     ddp_s: float
-    """Predicted time of a step with DDP's own exchange in 32 bits."""
+    """Predicted time of a step with torch's own exchange in 32 bits: DDP's, or FSDP2's."""
     risk: Risk
 
     @property
@@ -117,13 +116,14 @@ def frontier(
         def to_accuracy_s(plans: list[Genome]) -> list[float]:
             return [s * allowed.factor(genes) for s, genes in zip(remember(plans), plans, strict=True)]
 
-        search_predicted(Space(workload, topology, allowed), to_accuracy_s, BASELINES, candidates, seed)
+        space = Space(workload, topology, allowed)
+        search_predicted(space, to_accuracy_s, space.baselines, candidates, seed)
 
     def best(allowed: Quality) -> Genome:
         inside = [genes for genes in known if all(allowed.admits(gene) for gene in genes.genes)]
         return min(inside, key=lambda genes: known[genes] * allowed.factor(genes))
 
-    ddp_s = remember([BASELINES["ddp"]])[0]
+    ddp_s = remember([next(iter(Space(workload, topology, base).baselines.values()))])[0]  # torch's own exchange
     pairs = [
         (replace(base, budget=limit, rejected=base.rejected | losing), replace(base, budget=limit))
         for limit in FRONTIER_LIMITS

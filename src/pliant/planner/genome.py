@@ -66,7 +66,8 @@ class Genome:
     """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
 
     def __post_init__(self) -> None:
-        if FAMILIES[self.base.family].between_steps:  # DDP's buckets and their order do not matter there
+        base = FAMILIES[self.base.family]
+        if base.between_steps or base.sharded:  # DDP's buckets and their order do not matter there
             object.__setattr__(self, "bucket_bytes", 0)
             object.__setattr__(self, "at_end", False)
         if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
@@ -102,7 +103,7 @@ class Genome:
         rules += [Rule(match=Match(layer=layer), exchange=self._finish(gene)) for layer, gene in self.layers]
         rules.append(Rule(exchange=self._finish(self.base)))
         if any(gene.lossy for gene in genes):
-            spared = self._finish(Gene("exact", {"bits": 32}))
+            spared = self._finish(Gene(*FAMILIES[self.base.family].spared))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
         order = "at_end" if self.at_end else "ready"
         return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)

@@ -32,6 +32,12 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
         ("tasc", {"agreement": "leader", "ratio": 1 / 130}, 2.25),
         ("tasc", {"agreement": "global", "ratio": 0.01}, 2.81),
         ("tasc", {"agreement": "global", "ratio": 1 / 130}, 3.01),
+        ("torch_shards", {}, 1.0),
+        ("exact_shards", {"bits": 16, "regather": "no"}, 1.0),
+        # A reduce-scatter is the first half of these exchanges, which code the mean a second time.
+        ("unbiased_shards", {"bits": 8, "weights": "exact"}, 1.04),
+        ("coded_shards", {"bits": 4, "residual": "full", "weights": "exact"}, 1.04),
+        ("coded_shards", {"bits": 1, "residual": "full", "weights": "exact"}, 1.5),
         ("gossip", {"every": 1, "graph": "one_peer"}, 1.04),
         ("choco", {"bits": 8, "graph": "exponential"}, 1.0),
         ("local", {"every": 8}, 1.07),

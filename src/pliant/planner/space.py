@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pliant.planner.baselines import BASELINES
+from pliant.planner.baselines import BASELINES, SHARDED_BASELINES
 from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.families import FAMILIES
 from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, all_of
@@ -46,6 +46,9 @@ class Space:
         self._error_budget, self._errors = error_budget, CodecErrors(workload)
         if error_budget is not None:
             self._errors.require_some()
+        self._is_sharded, self._has_replicas = workload.is_sharded, workload.has_replicas(topology.num_ranks)
+        self.baselines = SHARDED_BASELINES if self._is_sharded and not self._has_replicas else BASELINES
+        """Plans that a person would try first here, by name; not all need be inside."""
         total = workload.numel
         self._buckets, self._chunks = _useful(_BUCKETS, 4 * total), _useful(_CHUNKS, 4 * total)
         numels: dict[str, int] = {}
@@ -55,17 +58,21 @@ class Space:
         ordered = sorted(numels, key=lambda layer: -numels[layer])
         self.layers = tuple(layer for layer in ordered if numels[layer] > 0.01 * total)[:8]
         """Classes of layers that hold more than 1 % of the elements, largest first."""
-        self._with_hosts = len(topology.hosts) > 1 and any(host.num_ranks > 1 for host in topology.hosts)
+        several = any(host.num_ranks > 1 for host in topology.hosts)
+        self._with_hosts = len(topology.hosts) > 1 and several and not self._is_sharded
+        self._families = [name for name in FAMILIES if self._is_possible(name)]
         self._genes = [
             gene
-            for name in FAMILIES
+            for name in self._families
             for gene in all_of(name)
             if quality.admits(gene) and (error_budget is None or self._errors.of(Genome(gene).plan()) is not None)
         ]
 
     def __contains__(self, genes: Genome) -> bool:
         """Say whether a plan is valid, within the budget, and possible on this topology."""
-        if genes.by_hosts and not self._with_hosts:
+        if (genes.by_hosts and not self._with_hosts) or (genes.at_end and self._is_sharded):
+            return False
+        if any(gene.family not in self._families for gene in genes.genes):
             return False
         try:
             plan = genes.plan()
@@ -100,7 +107,7 @@ class Space:
             known.add(key)
             return True
 
-        yield from ((name, genes) for name, genes in BASELINES.items() if genes in self and is_new(genes))
+        yield from ((name, genes) for name, genes in self.baselines.items() if genes in self and is_new(genes))
         in_vain = 0
         while in_vain < tries:
             genes = self.sample(rng)
@@ -147,7 +154,7 @@ class Space:
             layers=tuple((layer, gene()) for layer in self.layers if rng.random() < _APART / len(self.layers)),
             bucket_bytes=rng.choice(self._buckets),
             chunk_bytes=rng.choice(self._chunks),
-            at_end=rng.random() < 0.2,
+            at_end=rng.random() < 0.2 and not self._is_sharded,
             by_hosts=self._with_hosts and rng.random() < 0.5,
         )
 
@@ -181,6 +188,15 @@ class Space:
         """Return one setting's neighbour of the same family, or, half of the time, any gene."""
         alike = [g for g in self._genes if g.family == gene.family and _distance(g, gene) == 1]
         return rng.choice(alike) if alike and rng.random() < 0.5 else rng.choice(self._genes)
+
+    def _is_possible(self, name: str) -> bool:
+        """Say whether a family fits the way in which the model is divided, or whole."""
+        family = FAMILIES[name]
+        if not self._is_sharded or not self._has_replicas:
+            return family.sharded == self._is_sharded
+        if family.sharded:
+            return not family.grids  # all left to torch
+        return name != "tasc" and not all_of(name)[0].exchange.has_owners
 
     def _first_inside(self, draw: Callable[[], Genome], instead: Genome | None = None) -> Genome:
         for _ in range(_TRIES):

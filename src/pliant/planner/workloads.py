@@ -8,7 +8,7 @@ from pliant.spec import TensorSpec, Workload
 from pliant.spec.layers import workload_of_layers
 from pliant.spec.models import LAYERS
 
-__all__ = ["WORKLOADS", "scaled_down"]
+__all__ = ["WORKLOADS", "divided", "scaled_down"]
 
 _GPU, _SMALL, _CPU = 10e12, 1e12, 5e9
 """Operations per second that a model is taken to reach: large matrices on a GPU, small ones there, a CPU core."""
@@ -37,6 +37,28 @@ def scaled_down(workload: Workload, max_bytes: float) -> tuple[Workload, float]:
             "each; allow more bytes."
         )
     return replace(workload, tensors=small, provenance=f"{workload.provenance}; {share:.4g} of its elements"), share
+
+
+def divided(workload: Workload, num_shards: int) -> Workload:
+    """Return the workload of a model under fully_shard, block by block, as the names of its tensors tell blocks apart.
+
+    A block is what has a number in its name, such as 'layers.3' of 'layers.3.attention.weight'; the rest is the root's.
+
+    Args:
+        workload: Of the whole model.
+        num_shards: Ranks among which each copy of it is divided.
+
+    """
+    if num_shards < 1:
+        raise ValueError(f"a model cannot be divided among {num_shards} ranks; give at least 1.")
+    tensors = tuple(replace(tensor, group=_block_of(tensor.name)) for tensor in workload.tensors)
+    return replace(workload, tensors=tensors, num_shards=num_shards)
+
+
+def _block_of(name: str) -> str:
+    parts = name.split(".")
+    numbered = next((k for k, part in enumerate(parts) if part.isdigit()), None)
+    return "the model itself" if numbered is None else ".".join(parts[: numbered + 1])
 
 
 def _scale_shape(shape: tuple[int, ...], factor: float) -> tuple[int, ...]:

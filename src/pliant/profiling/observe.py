@@ -1,8 +1,7 @@
 """Measurement of ordinary training steps, as a workload."""
 
 import statistics
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, cast
@@ -20,8 +19,10 @@ from pliant.comm import Comm, broadcast_text
 from pliant.comm.private_comm import self_comm
 from pliant.comm.transport import comm_by_host
 from pliant.engine.nodes import layer_classes
+from pliant.engine.rank_checks import require_same_names
 from pliant.engine.relaxed_model import innermost, list_tensors, module_of, strip_wrappers
 from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
+from pliant.profiling.sharded_parameters import ShardedParameters
 from pliant.profiling.step_timer import StepTimer
 from pliant.spec import TensorSpec, Workload
 
@@ -48,6 +49,7 @@ class Observation:
         self._module = module_of(model)
         inner = strip_wrappers(model)
         self._group = cast(ProcessGroup, inner.process_group) if isinstance(inner, DistributedDataParallel) else group
+        self._sharded = ShardedParameters(self._module)
         self._parameters = {name: p for name, p in list_tensors(self._module) if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no parameter that requires a gradient, so there is nothing to observe.")
@@ -63,8 +65,10 @@ class Observation:
             model.register_forward_hook(lambda _, __, output: self._after_forward(output)),
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
-            *(p.register_post_accumulate_grad_hook(self._on_ready(n)) for n, p in self._parameters.items()),
         ]
+        self._watches = False  # whether hooks tell when gradients are complete
+        if not self._sharded.groups:
+            self._watch(self._parameters)
 
     @property
     def done(self) -> bool:
@@ -122,8 +126,14 @@ class Observation:
         elif torch.is_grad_enabled():
             self._times.before_forward()
 
+    def _watch(self, parameters: Mapping[str, Tensor]) -> None:
+        self._hooks += [p.register_post_accumulate_grad_hook(self._on_ready(n)) for n, p in parameters.items()]
+        self._watches = True
+
     def _after_forward(self, output: Any) -> None:
         if not self.done and torch.is_grad_enabled():
+            if not self._watches:  # a sharded model's gathered parameters are there only now
+                self._watch(self._sharded.gathered({id(p): name for name, p in self._parameters.items()}))
             self._times.after_forward(output)
 
     def _on_ready(self, name: str) -> Callable[[Tensor], None]:
@@ -157,7 +167,7 @@ class Observation:
 
     def _share(self, comm: Comm, name: str) -> Workload:
         names = list(self._parameters)
-        _check_names(names, comm, self._device)
+        require_same_names(names, comm, self._device)
         mine = [statistics.median(column) for column in zip(*self._times.steps, strict=True)]
         mine += [statistics.median(self._times.ready_s[n]) for n in names]
         table = torch.empty(comm.size * len(mine), dtype=torch.float64, device=self._device)
@@ -167,7 +177,7 @@ class Observation:
         computing_s = [sum(row[:3]) for row in rows]
         seen = self._shadow.share(comm, self._device)
         noise = noise_scale(seen.own, seen.together, comm.size, self._batch_size)
-        layers = layer_classes(self._module)
+        layers, groups = layer_classes(self._module), self._sharded.groups_of(self._parameters)
         tensors = [
             TensorSpec(
                 name=n,
@@ -177,6 +187,7 @@ class Observation:
                 ready_s=at_s,
                 gradient_share=seen.shares.get(n, 0.0),
                 gradient_error=seen.errors.get(n, {}),
+                group=groups.get(n, ""),
             )
             for n, at_s in zip(names, ready_s, strict=True)
         ]
@@ -188,6 +199,7 @@ class Observation:
             step_s=step_s,
             batch_size=self._batch_size,
             noise_scale=noise,
+            num_shards=self._sharded.num_shards,
             rank_factors=tuple(s / statistics.median(computing_s) for s in computing_s),
             provenance=broadcast_text(self._provenance(comm, seen.steps), comm, device=self._device),
         )
@@ -266,14 +278,3 @@ def observe(
         batch_size=batch_size,
         timeout_s=timeout_s,
     )
-
-
-def _check_names(names: Sequence[str], comm: Comm, device: torch.device) -> None:
-    """Raise ValueError on all ranks if they hold different parameters, before a collective of unequal sizes blocks."""
-    table = torch.empty(comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(table, torch.tensor([zlib.crc32("\n".join(names).encode())], device=device)).wait()
-    odd = [rank for rank, value in enumerate(table.tolist()) if value != int(table[0])]
-    if odd:
-        raise ValueError(
-            f"ranks {', '.join(map(str, odd))} observed other parameters than rank 0; build one model on all ranks."
-        )

@@ -67,7 +67,15 @@ def distinct_nodes(nodes: Iterable[Exchange]) -> list[Exchange]:
 
 
 def buckets_of(plan: SyncPlan, workload: Workload, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
-    """Return the places in workload.tensors of each of DDP's buckets: the plan's, or of at most so many bytes."""
+    """Return the places in workload.tensors of each bucket of gradients.
+
+    DDP's, of the plan's size or of at most so many bytes; of a sharded model what a `fully_shard` call holds together.
+    """
+    if workload.is_sharded:
+        groups: dict[str, list[int]] = {}
+        for k, tensor in enumerate(workload.tensors):
+            groups.setdefault(tensor.group, []).append(k)
+        return tuple(map(tuple, sorted(groups.values(), key=lambda held: workload.tensors[held[-1]].ready_s)))
     first_bytes = plan.bucket_bytes or _FIRST_BUCKET_BYTES
     return tuple(map(tuple, _ddp_buckets(workload.tensors, first_bytes, plan.bucket_bytes or bucket_bytes)))
 
@@ -120,7 +128,7 @@ def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequen
     size = np.array([itemsize(tensors[group[0]]) for group in groups], dtype=np.float64)
     shapes = tuple(tuple(tensors[k].shape for k in group) for group in groups)
     if not owners:
-        return BucketBatch(numel=numel, itemsize=size, shapes=shapes)
+        return BucketBatch(numel=numel, itemsize=size, shapes=shapes, num_shards=workload.num_shards)
     held, num_held = np.zeros((len(groups), num_ranks)), np.zeros((len(groups), num_ranks))
     for b, group in enumerate(groups):
         for k in group:

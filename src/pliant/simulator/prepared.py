@@ -22,7 +22,7 @@ from pliant.simulator.layout import (
     weight_parts,
 )
 from pliant.simulator.traffic import inside_hosts, num_turns, traffic_of
-from pliant.spec import Exchange, SyncPlan, Workload
+from pliant.spec import Exchange, Sharded, SyncPlan, Workload
 
 __all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
 
@@ -94,7 +94,7 @@ class PreparedPlan:
 def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> PreparedPlan:
     """Measure every exchange that a plan makes."""
     workload, num_ranks = context.workload, context.num_ranks
-    nodes = _nodes(plan, workload)
+    nodes = _nodes(plan, workload, num_ranks)
     owners = owners_of(nodes, workload, num_ranks) if num_ranks > 1 else ()
     gradients, follow_ups = _gradients(plan, nodes, owners, context, bucket_bytes) if num_ranks > 1 else ((), ())
     weights = _weights(nodes, context)
@@ -120,16 +120,29 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     )
 
 
-def _nodes(plan: SyncPlan, workload: Workload) -> list[Exchange]:
+def _nodes(plan: SyncPlan, workload: Workload, num_ranks: int) -> list[Exchange]:
     """Return each tensor's node; equal nodes are one object."""
     alike: dict[Exchange, Exchange] = {}
-    of_rule = [alike.setdefault(rule.exchange, rule.exchange) for rule in plan.rules]
+    of_rule = [_for_workload(rule.exchange, workload, num_ranks) for rule in plan.rules]
+    of_rule = [alike.setdefault(node, node) for node in of_rule]
     if len(plan.rules) == 1:
         return of_rule * len(workload.tensors)
     return [
         next(c for c, rule in zip(of_rule, plan.rules, strict=True) if rule.match(t.name, t.layer, t.numel))
         for t in workload.tensors
     ]
+
+
+def _for_workload(node: Exchange, workload: Workload, num_ranks: int) -> Exchange:
+    """Return a plain node as a sharded model has it: the exchange among replicas."""
+    if not workload.is_sharded or isinstance(node, Sharded):
+        return node
+    if not workload.has_replicas(num_ranks):
+        raise ValueError(
+            f"the workload {workload.name!r} is divided among all {num_ranks} ranks, and no two hold the same, but the "
+            f"plan has {node}; write it as sharded(gradients=..., weights=...)."
+        )
+    return Sharded(replicas=node)
 
 
 def _gradients(

@@ -8,20 +8,26 @@ import numpy as np
 from pliant.layouts.shards import coded_bytes
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes
 from pliant.simulator.collective_rounds import ring
-from pliant.spec import CodecSpec, ReduceScatter, Sharded, Topology, WeightGather
+from pliant.spec import CodecSpec, Host, ReduceScatter, Sharded, Topology, WeightGather
 
 __all__ = ["among_replicas", "gather_rounds", "reduce_scatter_rounds", "shard_numels", "shards_of"]
 
 
-def shards_of(node: Sharded, topology: Topology) -> tuple[tuple[int, ...], ...]:
+def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[tuple[int, ...], ...]:
     """Return the ranks among which each copy of the model is divided.
 
-    Without replicas all of them; with replicas those of each host, whose links are fast.
+    So many ranks with consecutive numbers, as a mesh of (replicas, shards) has them. If the number is not known:
+    without replicas all ranks, with replicas those of each host, whose links are fast.
 
     Raises:
-        ValueError: Hosts have different numbers of ranks, so that no two ranks hold the same shard.
+        ValueError: The number does not divide that of ranks, or hosts have different numbers of ranks.
 
     """
+    if num_shards:
+        num_ranks = topology.num_ranks
+        if num_ranks % num_shards:
+            raise ValueError(f"{num_ranks} ranks cannot hold copies of a model that {num_shards} ranks share each.")
+        return tuple(tuple(range(k, k + num_shards)) for k in range(0, num_ranks, num_shards))
     hosts = tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts)))
     if node.replicas is None:
         return (tuple(range(topology.num_ranks)),)
@@ -33,11 +39,19 @@ def shards_of(node: Sharded, topology: Topology) -> tuple[tuple[int, ...], ...]:
     return hosts
 
 
-def among_replicas(topology: Topology, num_shards: int) -> tuple[Topology, list[list[int]]]:
-    """Return the topology of ranks that hold the same shard, one on each host, and the ranks of each such set."""
-    flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts), links=topology.links)
-    sets = [[topology.ranks_of(k)[s] for k in range(len(topology.hosts))] for s in range(num_shards)]
-    return flat, sets
+def among_replicas(topology: Topology, shards: tuple[tuple[int, ...], ...]) -> tuple[Topology, list[list[int]]]:
+    """Return a topology of ranks that hold the same shard, and the ranks of each such set.
+
+    Args:
+        topology: All ranks.
+        shards: Ranks of each copy of the model.
+
+    """
+    if shards == tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))):
+        flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts), links=topology.links)
+    else:  # only the number of ranks counts for who sends what
+        flat = Topology(hosts=tuple(Host(name=f"replica {k}") for k in range(len(shards))))
+    return flat, [[ranks[s] for ranks in shards] for s in range(len(shards[0]))]
 
 
 def shard_numels(batch: BucketBatch, num_shards: int, *, padded: bool) -> Floats:

@@ -194,15 +194,17 @@ def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, tur
 
 def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
-    shards, num_ranks = shards_of(node, topology), topology.num_ranks
+    shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
     if node.gradients is None and len(shards) > 1:
         task = inside_hosts(batch.numel * batch.itemsize, topology)  # torch's own, which over Gloo is an all-reduce
+        if node.replicas is None:
+            task += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, turn)
     else:
         task = reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
     rest: list[Round] = []
     if node.replicas is not None and len(shards) > 1:
         num_shards = len(shards[0])
-        flat, sets = among_replicas(topology, num_shards)
+        flat, sets = among_replicas(topology, shards)
         shapes = tuple(tuple((-(-s[0] // num_shards), *s[1:]) if s else s for s in each) for each in batch.shapes)
         mine = replace(batch, numel=np.ceil(batch.numel / num_shards), shapes=shapes)
         between = traffic_of(node.replicas, mine, flat, turn)

@@ -72,7 +72,7 @@ class WeightGather:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(Exchange):
-    """The exchanges of a model under fully_shard, HSDP or replicate(); None leaves one to torch."""
+    """The exchanges of a model under fully_shard, HSDP or replicate(); None leaves one to torch, and so all of them."""
 
     made_by: ClassVar[str] = "executors.sharded:ShardedExecutor"
 
@@ -85,18 +85,18 @@ class Sharded(Exchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            not (self.gradients is None and self.weights is None and self.replicas is None),
-            "Sharded",
-            "at least one of gradients, weights and replicas must be given, got none.",
-        )
         inside = () if self.replicas is None else self.replicas.walk()
         require(
             not any(isinstance(node, Sharded) or node.has_owners for node in inside),
             "Sharded",
-            "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded, got "
-            f"{self.replicas}.",
+            "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded (gradients "
+            f"and weights divide the optimizer's state already), got {self.replicas}.",
         )
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether everything is left to torch."""
+        return self.gradients is None and self.weights is None and self.replicas is None
 
     @property
     def _among_replicas(self) -> Exchange:

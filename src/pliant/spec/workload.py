@@ -21,6 +21,8 @@ class TensorSpec:
     """Class of the layer that owns it, such as 'Linear'."""
     ready_s: float
     """Time at which its gradient is complete, counted from the start of backward."""
+    group: str = ""
+    """Module under fully_shard or replicate() with which it is gathered and reduced; empty in a whole model."""
     gradient_share: float = 0.0
     """Share of the model's squared gradient norm; 0 where that was not measured."""
     gradient_error: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
@@ -69,17 +71,28 @@ class Workload:
     McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv:1812.06162, equation 2.8 (B_simple)."""
     rank_factors: tuple[float, ...] = ()
     """Each rank's time to compute over that of the median rank; nothing where that was not measured."""
+    num_shards: int = 0
+    """Ranks among which parameters are divided: 1 under replicate(), 0 for a model that DDP holds whole."""
     provenance: str = ""
     """Where the figures come from: 'given', or how and when they were measured."""
 
     def __post_init__(self) -> None:
         figures = (self.forward_s, self.backward_s, self.step_s, self.noise_scale or 0.0, *self.rank_factors)
-        if not all(0 <= each < math.inf for each in figures) or self.batch_size < 1:
+        if not all(0 <= each < math.inf for each in figures) or self.batch_size < 1 or self.num_shards < 0:
             raise ValueError(
                 f"the workload {self.name!r} has times {self.forward_s:g}, {self.backward_s:g} and {self.step_s:g} s, "
-                f"a noise scale or rank factors, and {self.batch_size} samples; times and factors must be finite and "
-                "at least 0, samples at least 1."
+                f"a noise scale or rank factors, {self.batch_size} samples and {self.num_shards} shards; times, "
+                "factors and shards must be finite and at least 0, samples at least 1."
             )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is under fully_shard or replicate()."""
+        return self.num_shards > 0
+
+    def has_replicas(self, num_ranks: int) -> bool:
+        """Say whether it is sharded and some of so many ranks hold the same shard."""
+        return 0 < self.num_shards < num_ranks
 
     @property
     def numel(self) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 import pliant
-from pliant.algorithms.shards import for_shards
+from pliant.algorithms.sharding import for_shards
 from pliant.codecs import MinMax8, Qsgd
 from pliant.spec import CodecSpec, ReduceScatter, Rule, Sharded, SyncPlan, WeightGather
 
@@ -67,7 +67,6 @@ def test_a_plain_algorithm_is_what_the_mesh_allows():
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
-        (lambda: pliant.sharded(), "at least one of gradients, weights and replicas"),
         (lambda: pliant.sharded(gradients="topk"), "gradients of a sharded model travel in one codec, but AllGather"),
         (lambda: pliant.sharded(weights="powersgd"), "weights of a sharded model travel in one codec, but LowRank"),
         (

@@ -1,0 +1,74 @@
+"""The order of messages in each group, which is that of the program on all ranks, and how many there are."""
+
+from collections import defaultdict
+
+import pytest
+from gpt import adamw, build, train
+from worlds import run
+
+import pliant
+from pliant.comm import ProcessGroupComm
+
+pytestmark = [pytest.mark.processes]
+
+PLANS = {
+    "exact": pliant.allreduce(),
+    "int4 and int8": pliant.sharded(gradients="int4", weights="bytegrad"),
+    "gathered once": pliant.sharded(gradients="int4", weights="bytegrad", regather=False),
+    "torch's gathers": pliant.sharded(gradients="onebit"),
+}
+QUEUES = {"exact": 2, "int4 and int8": 2, "gathered once": 1, "torch's gathers": 1}
+"""Groups that messages of shards go through: gathers have one of their own where backward gathers again."""
+
+
+def messages(
+    names: tuple[str, ...], steps: int
+) -> dict[str, list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]]:
+    """Return for each group of a run, in the order in which groups were used first: sends and receives, in order."""
+    found = {}
+    exchange = ProcessGroupComm.exchange
+    for name in names:
+        calls = defaultdict(lambda: ([], []))
+
+        def recorded(self, sends, receives, calls=calls, **options):
+            own = calls[id(self)]
+            own[0].extend((peer, tensor.nbytes) for peer, tensor in sends)
+            own[1].extend((peer, tensor.nbytes) for peer, tensor in receives)
+            return exchange(self, sends, receives, **options)
+
+        ProcessGroupComm.exchange = recorded
+        model = build(width=34)
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, PLANS[name], agreement_every=0, timeout_s=60):
+            train(model, optimizer, steps)
+        ProcessGroupComm.exchange = exchange
+        found[name] = [*calls.values()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [(2, (*PLANS,)), *(pytest.param(n, (*PLANS,), marks=pytest.mark.extended) for n in (3, 4))],
+)
+def test_each_message_is_received_in_the_order_in_which_it_was_sent(size, names):
+    results = run(size, messages, names, 3)
+    for name in names:
+        assert {len(found[name]) for found in results} == {QUEUES[name]}, name
+        for group in range(QUEUES[name]):
+            for a in range(size):
+                for b in range(size):
+                    sent = [n for peer, n in results[a][name][group][0] if peer == b]
+                    received = [n for peer, n in results[b][name][group][1] if peer == a]
+                    assert sent == received, (name, group, a, b)
+
+
+def in_one_and_three_steps() -> list[int]:
+    """Return the number of messages that a rank sends in one step, and in three."""
+    return [len(messages(("gathered once",), steps)["gathered once"][0][0]) for steps in (1, 3)]
+
+
+def test_small_parameters_of_a_module_travel_in_one_message():
+    """Norms and biases of a block go with its matrices: a message for each block and collective, not for each of 26."""
+    one, three = run(2, in_one_and_three_steps)[0]
+    num_groups, of_each = 3, 2  # two blocks and the root; a reduce-scatter and a gather
+    assert three - one == 2 * num_groups * of_each
