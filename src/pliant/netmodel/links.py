@@ -40,11 +40,12 @@ class Links:
     """Rates of a topology; turns messages into seconds. It is the one model of the wire for all predictions.
 
     All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack, and
-    links that the topology names; rates count headers, too (`Overheads.wire_factor`). Messages inside a host share
-    its loopback. The round takes as long as its busiest resource, over its rate: so owners that all send to, and one
-    slow host, need no rule of their own. Flows that share a host's interface count as `Overheads.shared_bytes`
-    (docs/schedules.md); flows on uplinks do not. Where ranks share CPUs, messages take `Topology.ranks_per_cpu` times
-    as long. Latency is the largest on any path that is used: the delay of the receiving host, or that of the link.
+    links that the topology names; rates count headers, too (`Overheads.wire_factor`). Messages inside a host share its
+    loopback. The round takes as long as its busiest resource, over its rate: so owners that all send to, and one slow
+    host, need no rule of their own. Flows that share a host's interface, f at once, take `Overheads.sharing_factor`
+    times as long (docs/schedules.md); flows on uplinks do not. Where ranks share CPUs, messages take
+    `Topology.ranks_per_cpu` times as long. Latency is the largest on any path that is used: the delay of the receiving
+    host, or that of the link.
     """
 
     def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
@@ -112,11 +113,11 @@ class Links:
         return self._time(self._of_hosts(num_bytes, flows, 1), 1, np.zeros(len(num_bytes)))
 
     def _time(self, loads: _Loads, repeat: int, handled: Floats) -> RoundTime:
-        shared = self.overheads.shared_bytes
+        shared = self.overheads.sharing_factor
         times = np.concatenate(
             [
-                shared(loads.out, loads.flows_out) * self.out_s,
-                shared(loads.into, loads.flows_into) * self.in_s,
+                loads.out * self.out_s * shared(loads.flows_out),
+                loads.into * self.in_s * shared(loads.flows_into),
                 loads.up * self.up_s,
                 loads.down * self.down_s,
                 loads.links * self.link_s,

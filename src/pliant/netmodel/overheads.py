@@ -42,10 +42,8 @@ class Overheads:
     """Seconds of a rank for each message that it sends or receives."""
     bucket_s: float = 3e-4
     """Seconds of a rank for each exchange: hook, communication thread, checks."""
-    sharing: float = 0.4
-    """Cost of flows that share an interface, see `shared_bytes`; fitted in docs/schedules.md."""
-    unsettled_bytes: float = 3.2e5
-    """First bytes of a flow, which lose by sharing; those after them do not."""
+    sharing: float = 0.17
+    """Cost of flows that share an interface, see `sharing_factor`; fitted in docs/schedules.md."""
     loopback_bytes_per_s: float = 3e9
     """Between ranks of one host."""
     reduce_bytes_per_s: float = 1.2e10
@@ -70,10 +68,10 @@ class Overheads:
         times = [self.message_s, self.bucket_s]
         times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
         rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.wire_factor]
-        if min(*times, self.sharing, self.unsettled_bytes) < 0 or min(rates) <= 0:
+        if min(*times, self.sharing) < 0 or min(rates) <= 0:
             raise ValueError(
-                "an overhead is negative or a rate is not positive; times, sharing and unsettled bytes are at least 0, "
-                "rates and the wire's factor above 0."
+                "an overhead is negative or a rate is not positive; times and sharing are at least 0, rates "
+                "and the wire's factor above 0."
             )
         if min(self.compute_overlap, self.exchange_overlap) < 1:
             raise ValueError(
@@ -84,16 +82,12 @@ class Overheads:
     def __hash__(self) -> int:
         return hash((self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap))
 
-    def shared_bytes(self, num_bytes: Floats, num_flows: Floats) -> Floats:
-        """Return as how many bytes of one flow an interface carries those of f flows that begin at once.
+    def sharing_factor(self, num_flows: Floats) -> Floats:
+        """Return how many times as long an interface takes for f flows at once as for one: 1 + sharing (1 - 1/f).
 
-        bytes + sharing (1 - 2/f) min(bytes, f unsettled_bytes), for more than two flows. The windows of many flows that
-        begin together are more than a queue holds (incast: Phanishayee et al., "Measurement and Analysis of TCP
-        Throughput Collapse", FAST 2008), until each flow has found its share. So the loss does not grow with large
-        messages, and two flows have none.
+        1 - 1/f is how often the next of a queue's bytes is another flow's than the last one.
         """
-        flows = np.maximum(num_flows, 2.0)
-        return num_bytes + self.sharing * (1 - 2 / flows) * np.minimum(num_bytes, flows * self.unsettled_bytes)
+        return 1 + self.sharing * (1 - 1 / np.maximum(num_flows, 1.0))
 
     def coefficients(self) -> Floats:
         """Return seconds per unit of each of `KEYS`, (num_keys,)."""
