@@ -158,11 +158,11 @@ def test_what_cannot_be_is_refused_with_both_sides_named():
         pliant.with_target(pliant.topk())
     with pytest.raises(ValueError, match="given 2 targets"):
         pliant.with_target(pliant.topk(), exposed_s=0.1, bytes_per_s=3)
-    with pytest.raises(ValueError, match="target of -1 for exposed_s"):
+    with pytest.raises(ValueError, match="invalid Target: value must be above 0, got -1"):
         pliant.with_target(pliant.topk(), exposed_s=-1)
     with pytest.raises(ValueError, match=r"floor must be at most the ceiling of 0\.01, got 0\.1"):
         pliant.with_target(pliant.topk(), exposed_s=1, floor=0.1, ceiling=0.01)
-    with pytest.raises(ValueError, match="effort of 2"):
+    with pytest.raises(ValueError, match="effort must be above 0 and at most 1, got 2"):
         pliant.with_target(pliant.topk(), exposed_s=1, effort=2)
     one, other = (pliant.with_target(pliant.topk(), exposed_s=s) for s in (0.1, 0.2))
     with pytest.raises(ValueError, match="two rules have different targets"):
