@@ -119,17 +119,22 @@ def num_turns(node: Exchange, topology: Topology, size: int) -> int:
 
 
 def inside_hosts(num_bytes: Floats, topology: Topology) -> list[Round]:
-    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each host, around a ring of its own."""
-    sizes = [host.num_ranks for host in topology.hosts]
-    if max(sizes) == 1:
+    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each host."""
+    return inside_groups(num_bytes, [tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))])
+
+
+def inside_groups(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Round]:
+    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each group, around a ring of its own."""
+    most = max(map(len, groups))
+    if most == 1:
         return []
-    repeat = 2 * (max(sizes) - 1)
+    repeat = 2 * (most - 1)
     source, target, share = [], [], []
-    for k, size in enumerate(sizes):
-        ranks = np.array(topology.ranks_of(k)) if size > 1 else np.zeros(0, dtype=np.int64)
+    for group in groups:
+        ranks = np.array(group if len(group) > 1 else (), dtype=np.int64)
         source.append(ranks)
         target.append(np.roll(ranks, -1))
-        share.append(np.full(len(ranks), 2 * (size - 1) / size / repeat))
+        share.append(np.full(len(ranks), 2 * (len(group) - 1) / len(group) / repeat))
     pairs = PointToPoint(
         source=np.concatenate(source), target=np.concatenate(target), share=np.concatenate(share), num_bytes=num_bytes
     )
@@ -196,7 +201,7 @@ def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -
     """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
     if node.gradients is None and len(shards) > 1:
-        task = inside_hosts(batch.numel * batch.itemsize, topology)  # torch's own, which over Gloo is an all-reduce
+        task = inside_groups(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
         if node.replicas is None:
             task += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, turn)
     else:
