@@ -60,7 +60,7 @@ def carry_out(trial: Trial, slack: float) -> dict[str, Any]:
         "outcome": outcome,
         "why": why,
         "answer_s": None if struck_s is None else round(answered_s - struck_s, 2),
-        "where": {str(rank): line["where"] for rank, line in failed.items() if line["error"] != "CommError"},
+        "traces": {str(rank): line["where"] for rank, line in failed.items() if line["error"] != "CommError"},
         "sentences": {str(rank): f"{line['error']}: {line['text']}" for rank, line in failed.items()},
         "stacks": stacks,
         "slack": slack,
@@ -73,6 +73,7 @@ def _strike(world: Processes, trial: Trial, slack: float) -> float | None:
     deadline_s = time.monotonic() + LIMIT_S * slack
     kind = "step" if trial.how == "SIGKILL from outside" else "struck"
     while time.monotonic() < deadline_s:
+        over = any(line["kind"] == "failed" for rank in range(RANKS) for line in world.diary(rank))
         lines = [line for line in world.diary(trial.victim) if line["kind"] == kind]
         if kind == "struck" and lines:
             return time.monotonic()
@@ -80,7 +81,7 @@ def _strike(world: Processes, trial: Trial, slack: float) -> float | None:
             time.sleep(trial.late_s * slack)
             world.signal(trial.victim, signal.SIGKILL)
             return time.monotonic()
-        if any(line["kind"] == "failed" for rank in range(RANKS) for line in world.diary(rank)):
+        if over:
             return None
         time.sleep(POLL_S)
     return None

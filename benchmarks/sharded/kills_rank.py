@@ -21,7 +21,7 @@ __all__ = ["LEFT", "Start", "be"]
 LEFT = "left"
 """Folder for temporary files of all ranks."""
 _STEPS = 100_000
-_TOLD_CHARS, _WHERE_CHARS = 600, 30000
+_TOLD_CHARS, _WHERE_CHARS = 600, 3000
 
 
 @dataclass(frozen=True, kw_only=True)
