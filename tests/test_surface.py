@@ -71,7 +71,8 @@ def test_files_and_functions_stay_small(path):
             documented = ast.get_docstring(node, clean=False)
             length = node.end_lineno - node.lineno + 1 - (documented.count("\n") + 1 if documented else 0)
             assert length <= 60, f"{node.name} has {length} lines"
-            assert node.name.startswith("_") or node.args.kwarg is None, f"{node.name} swallows options"
+            if path.parent.name != "integrations":  # whose hooks take what their framework passes
+                assert node.name.startswith("_") or node.args.kwarg is None, f"{node.name} swallows options"
 
 
 @files

@@ -30,7 +30,7 @@ class CsvFile:
         self._file: Any = None
 
     def log(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Append a row."""
+        """Append the row of a step."""
         row = {"step": step, "unix_s": round(time.time(), 3), **values}
         if self._file is None:
             self._file = self._open()
@@ -76,7 +76,7 @@ class JsonLines:
         self._file: Any = None
 
     def log(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Append a row."""
+        """Append the row of a step."""
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")

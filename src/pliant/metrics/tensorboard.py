@@ -1,4 +1,4 @@
-"""Rows in TensorBoard."""
+"""Rows in TensorBoard's event files."""
 
 from collections.abc import Mapping
 from pathlib import Path
