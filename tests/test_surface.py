@@ -83,7 +83,8 @@ def test_files_and_functions_stay_small(path):
             documented = ast.get_docstring(node, clean=False)
             length = node.end_lineno - node.lineno + 1 - (documented.count("\n") + 1 if documented else 0)
             assert length <= 60, f"{node.name} has {length} lines"
-            assert node.name.startswith("_") or node.args.kwarg is None, f"{node.name} swallows options"
+            if path.parent.name != "integrations":  # whose hooks take what their framework passes
+                assert node.name.startswith("_") or node.args.kwarg is None, f"{node.name} swallows options"
 
 
 @files
@@ -113,6 +114,7 @@ WITHOUT_TORCH = [
     "pliant.algorithms",
     "pliant.algorithms.by_name",
     "pliant.layouts",
+    "pliant.metrics",
     "pliant.spec",
     "pliant.cli.main",
     "pliant.cli.embed",
@@ -255,4 +257,7 @@ def test_every_module_imports():
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
         if ".kernels.triton" in name and find_spec("triton") is None:
             continue  # which no environment for the CPU has; codecs/test_triton.py imports them
+        framework = name.partition("pliant.integrations.")[2]
+        if framework and framework != "fabric" and find_spec(framework) is None:
+            continue  # tests/integrations imports it where its framework is
         import_module(name)

@@ -22,6 +22,7 @@ COMMANDS = {
     ),
     "schedule": ("pliant.cli.schedule:schedule", "Find and verify the order in which blocks should move."),
     "simulate": ("pliant.cli.simulate:simulate", "Predict what a training step takes under a plan."),
+    "watch": ("pliant.cli.watch:watch", "Show a run live, from the log that it writes."),
 }
 """Subcommand -> (where it is, what it does); installed distributions add theirs, see `_commands`."""
 

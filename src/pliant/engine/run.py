@@ -1,18 +1,16 @@
 """Run: a training in progress, with one model, its optimizers and one plan in force."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.attachments import AttachedProfile, AttachedTuner, KeepsPlan, RecordsNothing
-from pliant.engine.averaging import average_run, consolidated_state
+from pliant.engine.averaging import average_run
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.curvature_requests import Curvature
@@ -21,14 +19,15 @@ from pliant.engine.front_end import gradient_source
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import steps_taken
 from pliant.engine.joining import JoinState
+from pliant.engine.measuring import MeasuresSteps
 from pliant.engine.parts import Part
 from pliant.engine.relaxed_model import RelaxedModel, release
-from pliant.engine.saving import SavesState
+from pliant.engine.saving_parts import SavesParts
 from pliant.engine.shutdown import warn_destroyed
-from pliant.engine.stats import RunStats
 from pliant.engine.step_counts import LEAVING, StepCounts, hash_of_layout
 from pliant.engine.step_hooks import StepHooks, require_one_optimizer_pass
-from pliant.engine.switching import SwitchesPlans
+from pliant.engine.step_log import StepLog
+from pliant.engine.step_meter import StepPace
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
@@ -36,7 +35,7 @@ from pliant.spec import SyncPlan
 __all__ = ["FixedRun", "Run"]
 
 
-class Run(SavesState, SwitchesPlans, ABC):
+class Run(SavesParts, MeasuresSteps, ABC):
     """A relaxed training, as `relax` returns it. Use it as a context manager, or call close()."""
 
     def __init__(
@@ -59,6 +58,8 @@ class Run(SavesState, SwitchesPlans, ABC):
         """Recording of steps, once `pliant.profile` was called."""
         self.tuner: AttachedTuner = KeepsPlan()
         """Tuner that chooses the plan, with "auto"."""
+        self._logs: list[StepLog] = []
+        self._pace = StepPace()
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
         self._comm_thread = CommThread(self._device, "pliant-lane", self.tracer)
         self._executor_builder = ExecutorBuilder(
@@ -95,6 +96,7 @@ class Run(SavesState, SwitchesPlans, ABC):
         self.catch_up()
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        self.require_own_weights("an optimizer's step")
         self._comm_thread.raise_error()
         self._dispatcher.raise_late_error()
         self._dispatcher.scale.notice(self._gradients.store, self._dispatcher.num_backwards)
@@ -113,6 +115,7 @@ class Run(SavesState, SwitchesPlans, ABC):
             for part in self._parts:
                 part.after_step(self._dispatcher.step)
         self.trial.restore()
+        self._measure_step(self._dispatcher.step)
         self.tuner.after_step(self._dispatcher.step)
 
     def _compare(self) -> None:
@@ -144,6 +147,11 @@ class Run(SavesState, SwitchesPlans, ABC):
         return self._dispatcher.step
 
     @property
+    def is_open(self) -> bool:
+        """Whether the run goes on: it was neither closed nor broken off."""
+        return self._open
+
+    @property
     @abstractmethod
     def members(self) -> tuple[int, ...]:
         """The ranks that train, by their numbers in the world they were started for."""
@@ -152,44 +160,6 @@ class Run(SavesState, SwitchesPlans, ABC):
     def curvature(self) -> Curvature:
         """Samples of the curvature that algorithms have asked for, layer by layer."""
         return self._executor_builder.curvature
-
-    def stats(self) -> RunStats:
-        """Return the cost of the run on this rank so far. No communication."""
-        of_parts: dict[str, float] = {}
-        for part in self._parts:
-            of_parts |= part.stats()
-        busy_s = self._comm_thread.busy_s + of_parts.get("exchange_s", 0.0)
-        return RunStats(
-            steps=self._dispatcher.step,
-            exchanges=self._dispatcher.num_backwards,
-            sent_bytes=self._comm.sent_bytes,
-            received_bytes=self._comm.received_bytes,
-            exposed_s=self.tracer.exposed_s,
-            exchange_s=busy_s,
-            codec_s=max(0.0, busy_s - self._comm.wait_s),
-            consensus_distance=of_parts.get("consensus_distance", 0.0),
-            residual_norm=math.hypot(self._gradients.store.norm("residual"), of_parts.get("residual_norm", 0.0)),
-            last_agreement_step=self._agreement.last_step,
-            curvature_s=self.curvature.seconds,
-            ratio=of_parts.get("ratio", 0.0),
-        )
-
-    def consolidate(self, *, whole: bool = True) -> dict[str, Tensor]:
-        """Return the model to evaluate or export, with the names of the module's state_dict. Collective.
-
-        Parameters and floating-point buffers are means over ranks where they differ, else rank 0's. The run does not
-        change.
-
-        Args:
-            whole: Of a sharded model, whether every rank gets whole tensors; else its part of them, as DTensors.
-
-        """
-        self.catch_up()
-        self._comm_thread.drain()
-        for served in self._executor.served:
-            served.settle(self._dispatcher.step)
-        replicas, differ = self._relaxed.replicas(self._comm), self._executor.ranks_differ
-        return consolidated_state(self._module, self._comm, replicas, differ=differ, whole=whole)
 
     def count(self, work: float) -> None:
         """Add to this rank's work, such as samples, for plans that weight ranks by it."""
@@ -235,6 +205,7 @@ class Run(SavesState, SwitchesPlans, ABC):
         self._executor.close()
         self._comm_thread.close()
         self.tracer.shutdown.close()
+        self._close_logs()
 
     def __enter__(self) -> Self:
         return self

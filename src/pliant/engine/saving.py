@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.checkpoint import write_checkpoint
 from pliant.engine.comm_thread import CommThread
+from pliant.engine.consolidation import Consolidates
 from pliant.engine.executor import PlanExecutor
 from pliant.engine.rank_checks import raise_together
 from pliant.engine.rank_state import Saver
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
 from pliant.engine.sharded_saving import load_part, part_of
-from pliant.engine.skipping import CountsSkips
 from pliant.engine.sources import GradientSource
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
@@ -23,7 +24,7 @@ from pliant.spec import SyncPlan
 __all__ = ["SavesState"]
 
 
-class SavesState(CountsSkips):
+class SavesState(Consolidates):
     """Base of a run that saves and loads its state."""
 
     plan: SyncPlan
@@ -45,6 +46,7 @@ class SavesState(CountsSkips):
         or the part of it that an owner holds. What algorithms keep is live, all else a copy. At a free pace the call
         is collective. `save` and `load_run` do everything in one call each.
         """
+        self.require_own_weights("state_dict()")
         self.catch_up()
         self._comm_thread.drain()
         self._executor.settle(self._dispatcher.step)
@@ -112,7 +114,7 @@ class SavesState(CountsSkips):
             own=own,
             shared=shared,
             comm=self._comm,
-            device=next(iter(self._relaxed.parameters.values())).device,
+            device=self._model_device,
         )
 
     def load_all(self, state: Mapping[str, Any], shared: Mapping[str, Any], scaler: Any) -> None:
@@ -129,7 +131,7 @@ class SavesState(CountsSkips):
                 self._load_whole(shared)
         except (RuntimeError, ValueError, KeyError, TypeError) as found:
             error = ValueError(f"the checkpoint does not fit the model or the optimizer ({found}).")
-        raise_together(error, self._comm, next(iter(self._relaxed.parameters.values())).device, kind=ValueError)
+        raise_together(error, self._comm, self._model_device, kind=ValueError)
         self.load_state_dict(state, scaler=scaler)
 
     def _load_whole(self, shared: Mapping[str, Any]) -> None:
@@ -137,6 +139,10 @@ class SavesState(CountsSkips):
         model: Mapping[str, Any] = shared["model"]
         self._module.load_state_dict({names.get(name, name): value for name, value in model.items()})
         self._relaxed.optimizer.load_state_dict(shared["optimizer"])
+
+    @property
+    def _model_device(self) -> torch.device:
+        return next(iter(self._relaxed.parameters.values())).device
 
     @property
     def _layout(self) -> Mapping[int, Sequence[str]]:

@@ -1,0 +1,71 @@
+"""Files of single ranks, inside the checkpoint of a framework that saves model and optimizer itself."""
+
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pliant.spec import SyncPlan, from_json, to_json
+
+__all__ = ["RankFile", "read_rank_file", "write_rank_file"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFile:
+    """Content of one rank's file."""
+
+    plan: SyncPlan
+    on_trial: bool
+    """Whether the plan was one that "auto" only tried."""
+    state: Mapping[str, Any]
+    """The rank's part of the run, as `Run.state_dict` returns it."""
+
+
+def write_rank_file(folder: Path, rank: int, content: RankFile) -> OSError | None:
+    """Write a rank's file, completely or not at all; return why that failed, in one sentence."""
+    body = {
+        "pliant": "rank",
+        "format": _FORMAT,
+        "plan": to_json(content.plan),
+        "on_trial": content.on_trial,
+        "state": dict(content.state),
+    }
+    file = _file(folder, rank)
+    beside = file.with_suffix(".part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(body, beside)
+        os.replace(beside, file)
+    except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError
+        return OSError(f"{file} could not be written ({str(error).splitlines()[0]}).")
+    return None
+
+
+def read_rank_file(folder: Path, rank: int) -> RankFile:
+    """Read a rank's file to the CPU; nothing in it is run. Raises ValueError, naming the file."""
+    file = _file(folder, rank)
+    if not file.is_file():
+        raise ValueError(
+            f"{file} is not there, so the checkpoint holds nothing of Pliant for rank {rank}: it was saved without "
+            "Pliant, by fewer ranks, or on a disk that this rank does not see; load another one, or start anew."
+        )
+    try:
+        body: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        if body["pliant"] != "rank" or body["format"] != _FORMAT:
+            raise ValueError(f"it is a {body['pliant']} of format {body['format']}")
+        plan = from_json(SyncPlan, body["plan"])
+        return RankFile(plan=plan, on_trial=bool(body["on_trial"]), state=body["state"])
+    except (RuntimeError, ValueError, EOFError, KeyError, TypeError, OSError, pickle.UnpicklingError) as error:
+        told = json.dumps(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        raise ValueError(f"{file} is damaged ({told}); load another checkpoint.") from None
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.pt"
