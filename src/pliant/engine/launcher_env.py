@@ -6,7 +6,7 @@ import torch
 
 from pliant.comm.base import Comm
 
-__all__ = ["hosts_from_torchrun", "run_from_torchrun"]
+__all__ = ["hosts_from_torchrun", "run_from_torchrun", "size_from_torchrun"]
 
 
 def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | None:
@@ -28,3 +28,8 @@ def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | N
 def run_from_torchrun() -> str:
     """Return torchrun's name of a run, the same on all ranks, also those that join later; "" without it."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def size_from_torchrun() -> int:
+    """Return the number of ranks that torchrun, or who sets the same environment, has started; 0 without it."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else 0
