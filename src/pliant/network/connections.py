@@ -71,7 +71,7 @@ def measure_by_connections(
         for pairs in rounds if mine else ():
             me = mine[0].rank
             peer = next((a + b - me for a, b in pairs if me in (a, b)), None)
-            # The first look does not count: behind a shaper, slow start loses packets, and TCP repairs that for a while.
+            # The first does not count: behind a shaper slow start loses packets, and TCP repairs that for a while.
             turns = ((1, num_connections, _WARM_UP_S), (0, 1, duration_s), (1, num_connections, duration_s))
             for k, count, lasts_s in turns:
                 mine[0].barrier()

@@ -11,11 +11,11 @@ from pliant.comm import Comm, Work
 
 __all__ = ["measure_connections", "throughput_together"]
 
-_CHUNKS = 16
+_CHUNKS = 32
 _FIRST_BYTES = 64_000
-_LEAST_BYTES = 1000
 _GROWTH = 4
-_ANSWER_S = 0.25
+_ANSWER_S = 1.0
+"""Long beside the waits of a thread for a core, which would otherwise keep answers small, and so slow."""
 _MOST_BYTES = 64_000_000
 _SETTLING = 0.4
 """Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
@@ -28,8 +28,8 @@ def measure_connections(asks: Sequence[Comm], answers: Sequence[Comm], peer: int
     """Send to a peer and receive from it, over several connections at once; return the bytes per second that came.
 
     Both ranks call it. Each comm has connections of its own, so that each pair of comms is one more: one for questions,
-    one for answers. Over each the receiver asks again and again, for about a quarter of a second's data, until
-    duration_s is over; a slow link's last answer may take longer.
+    one for answers. Over each the receiver asks again and again, for up to a second's data, until duration_s is
+    over; so it takes up to a second longer.
     """
     with ThreadPoolExecutor(2 * len(asks), thread_name_prefix="pliant-doctor") as pool:
         pairs = list(zip(asks, answers, strict=True))
@@ -87,7 +87,7 @@ def _receive(asks: Comm, answers: Comm, peer: int, duration_s: float) -> Arrival
             arrivals.append((now_s, arrivals[-1][1] + size))
             if k == _CHUNKS // 2 and now_s < start_s + duration_s:
                 fitting = int(k * size / max(now_s - began_s, 1e-6) * _ANSWER_S) // _CHUNKS
-                next_size = max(_LEAST_BYTES, min(_GROWTH * size, fitting, _MOST_BYTES // _CHUNKS))
+                next_size = max(size, min(_GROWTH * size, fitting, _MOST_BYTES // _CHUNKS))
                 following = _ask(asks, answers, peer, next_size)
         began_s, size, current = arrivals[-1][0], next_size, following
     asks.exchange([(peer, torch.zeros(1, dtype=torch.int64))], []).wait()
