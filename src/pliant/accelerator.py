@@ -8,6 +8,7 @@ from torch import Tensor
 
 __all__ = [
     "current_stream",
+    "device_names",
     "finish_copies",
     "generator_state",
     "is_accelerator",
@@ -25,6 +26,16 @@ _HIGH = -1
 def is_accelerator(device: torch.device) -> bool:
     """Whether a device has memory and streams of its own."""
     return device.type not in ("cpu", "meta")
+
+
+def device_names() -> list[str]:
+    """Return the name of each accelerator that this process sees, in the order of their numbers."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return []
+    module: Any = torch.get_device_module(device)
+    name_of: Any = getattr(module, "get_device_name", lambda _: device.type)
+    return [str(name_of(k)) for k in range(torch.accelerator.device_count())]
 
 
 def new_stream(device: torch.device) -> torch.Stream | None:

@@ -37,7 +37,7 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("benchmark",), "there is no command 'benchmark'; there are embed"),
+        (("benchmark",), "there is no command 'benchmark'; there are doctor"),
         (("emulate", "--rate", "fast", "--", "true"), "'fast' is not a rate"),
         (("emulate", "--rank", "2", "--", "true"), "No such option: --rank"),
         (("emulate", "--", "--ranks", "2", "true"), "begins with '--ranks', which is an option; put it before the --"),

@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import pliant
+from pliant.accelerator import synchronize
 from pliant.algorithms.by_name import plan_of_text
 from pliant.engine.plan_resolution import resolve_plan
+from pliant.profiling import OwnTraining
 from pliant.spec import AllGather, BlockSparse, DecoupledMomentum, Exchange
 from pliant_bench.harness.exchange_period import period_of
 from pliant_bench.harness.names import AUTO, TORCH_ARMS, bare_name, settings_of, text_of, warmup_steps_of
@@ -43,6 +45,8 @@ class Arm:
     optimizer: Optimizer
     run: "pliant.Run | None"
     steps_made: int = 0
+    own: OwnTraining | None = None
+    """Training that a user brought, of which this is the model and the optimizer."""
 
     def sent_bytes(self) -> float | None:
         """Return bytes that this rank's run has sent, if Pliant counts them."""
@@ -93,6 +97,10 @@ class Arm:
         together = copy.deepcopy(self.module)
         together.load_state_dict(_mean_state(self.module) if self.run is None else self.run.consolidate())
         return together
+
+    def synchronize(self) -> None:
+        """Wait until its device has done all that was launched."""
+        synchronize(next(self.module.parameters()).device)
 
     def settle(self) -> None:
         """Wait until nothing of this arm is on its way, so that the next has the network for itself. Collective."""
@@ -147,9 +155,10 @@ def prepare(
     adam: bool = False,
     timeout_s: float = 300.0,
     elastic: "pliant.Elastic | None" = None,
+    optimizer: Optimizer | None = None,
 ) -> Arm:
-    """Wrap a module for one arm, with SGD or AdamW. Collective: every rank makes the same arms in the same order."""
-    optimizer = _optimizer(name, module, lr, total_steps, adam=adam)
+    """Wrap a module for one arm, with SGD or AdamW, or the one given. Collective: all ranks make the same arms."""
+    optimizer = _optimizer(name, module, lr, total_steps, adam=adam) if optimizer is None else optimizer
     if name == "compute":
         return Arm(name=name, model=module, optimizer=optimizer, run=None)
     if name.startswith("ddp"):

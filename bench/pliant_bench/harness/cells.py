@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from pliant_bench.harness.arms import Arm, prepare
+from pliant_bench.harness.arms import Arm
 from pliant_bench.harness.emit import emit
 from pliant_bench.harness.exchange_period import steps_of_a_turn, uncounted_steps
+from pliant_bench.harness.learners import Learner, timed_learner
 from pliant_bench.harness.rank_speed import RankSpeed, speed_of
 from pliant_bench.harness.setup import OPEN, Cell, Setup
 from pliant_bench.harness.stages import await_network
 from pliant_bench.harness.wire import busiest, formula_bytes
-from pliant_bench.models import TASKS, TimingTask
 
 __all__ = ["measure_cells"]
 
@@ -29,28 +27,26 @@ def measure_cells(setup: Setup, folder: Path) -> None:
     """Measure all cells, and say after each what came out. Collective."""
     stage = 0
     for model_name, cells in groupby(setup.cells, key=lambda cell: cell.model):
-        task = TASKS[model_name]
-        batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
+        learner = timed_learner(model_name, setup)
         await_network(folder, stage, OPEN)
-        arms, alone_s = _ready(model_name, task, batch, setup)
+        arms, alone_s = _ready(model_name, learner, setup)
         stage += 1
         for cell in cells:
             await_network(folder, stage, setup.cells.index(cell))
-            _measure(cell, arms, task, batch, setup, speed_of(cell.slow_share, alone_s))
+            _measure(cell, arms, learner, setup, speed_of(cell.slow_share, alone_s))
             stage += 1
         for arm in arms:
             arm.close()
 
 
-def _ready(model_name: str, task: TimingTask, batch: tuple[Tensor, Tensor], setup: Setup) -> tuple[list[Arm], float]:
+def _ready(model_name: str, learner: Learner, setup: Setup) -> tuple[list[Arm], float]:
     """Make and warm up all arms, while nothing limits the network; time a step of computing alone."""
     arms: list[Arm] = []
     for name in setup.arms:
-        torch.manual_seed(0)
         # Algorithms warm up for a fifth of the training that they are told of.
-        arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
+        arms.append(learner.arm(name, 0, 5 * _WARM_UP_STEPS))
         for _ in range(_WARM_UP_STEPS + 1):
-            _step(arms[-1], task, batch, RankSpeed())
+            _step(arms[-1], learner, RankSpeed())
         arms[-1].settle()
         emit("note", {"text": f"{model_name}: {name} is ready"})
     alone = next(arm for arm in arms if arm.name == "compute")
@@ -58,15 +54,13 @@ def _ready(model_name: str, task: TimingTask, batch: tuple[Tensor, Tensor], setu
     took_s: list[float] = []
     for _ in range(_ALONE_STEPS):
         start_s = time.perf_counter()
-        _step(alone, task, batch, RankSpeed())
+        _step(alone, learner, RankSpeed())
         took_s.append(time.perf_counter() - start_s)
     return arms, busiest([statistics.median(took_s)])[0]
 
 
-def _measure(
-    cell: Cell, arms: Sequence[Arm], task: TimingTask, batch: tuple[Tensor, Tensor], setup: Setup, speed: RankSpeed
-) -> None:
-    turns = [_Turns(arm, task, batch, speed) for arm in arms]
+def _measure(cell: Cell, arms: Sequence[Arm], learner: Learner, setup: Setup, speed: RankSpeed) -> None:
+    turns = [_Turns(arm, learner, speed) for arm in arms]
     start_s, elapsed_s = time.perf_counter(), 0.0
     for turn in range(setup.rounds):
         for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
@@ -88,9 +82,9 @@ class _Turns:
     barrier in between. So as much is in flight at the start as at the end, and idle connections have started again.
     """
 
-    def __init__(self, arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor], speed: RankSpeed) -> None:
+    def __init__(self, arm: Arm, learner: Learner, speed: RankSpeed) -> None:
         self.arm = arm
-        self._task, self._batch, self._speed = task, batch, speed
+        self._learner, self._speed = learner, speed
         self._num_steps = self._own_steps = 0
         self._step_s: list[float] = []
         self._sent_bytes: list[float] = []
@@ -133,12 +127,12 @@ class _Turns:
         }
 
     def _step(self) -> None:
-        _step(self.arm, self._task, self._batch, self._speed)
+        _step(self.arm, self._learner, self._speed)
 
 
-def _step(arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor], speed: RankSpeed) -> None:
+def _step(arm: Arm, learner: Learner, speed: RankSpeed) -> None:
     arm.optimizer.zero_grad()
-    loss = task.loss(arm.model, batch)
+    loss = learner.loss(arm, 0, arm.steps_made)
     speed.pause()
     loss.backward()
     arm.optimizer.step()

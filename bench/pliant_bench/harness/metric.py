@@ -55,5 +55,6 @@ class Metric:
 METRICS = {
     "images": Metric(name="accuracy", higher=True, tolerance=0.5, axis="test accuracy, %"),
     "lm": Metric(name="perplexity", higher=False, tolerance=1.0, axis="held-out perplexity per character"),
+    "own": Metric(name="loss", higher=False, tolerance=1.0, axis="loss"),
 }
 """Of each task of `pliant bench --train`."""

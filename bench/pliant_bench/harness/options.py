@@ -28,6 +28,7 @@ __all__ = [
     "MaxEpochs",
     "MaxSeconds",
     "MdFile",
+    "Model",
     "Models",
     "Rate",
     "Rates",
@@ -35,6 +36,7 @@ __all__ = [
     "SlowHost",
     "Steps",
     "TargetAccuracy",
+    "TargetLoss",
     "TargetPerplexity",
     "Task",
     "Train",
@@ -43,6 +45,13 @@ __all__ = [
 _PANEL = "Grid"
 
 Models = Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}; cnn, or what the task trains, by default.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Your own instead: module:function, which returns model, optimizer, batches and, if the model does not "
+        "return its loss, loss_fn(output, target); then, for --train, metric(model), of which less is better."
+    ),
+]
 Algorithms = Annotated[
     str,
     typer.Option(
@@ -59,6 +68,9 @@ Task = Annotated[str, typer.Option(help="What to learn with --train: images, or 
 TargetAccuracy = Annotated[float | None, typer.Option(help="Test accuracy to reach, 0.85 by default; implies --train.")]
 TargetPerplexity = Annotated[
     float | None, typer.Option(help="Held-out perplexity to reach with --task lm, 6 by default; implies --train.")
+]
+TargetLoss = Annotated[
+    float | None, typer.Option(help="Metric of --model to reach, or without one its loss; implies --train.")
 ]
 Seeds = Annotated[int, typer.Option(help="Seeds per algorithm, with --train.")]
 Steps = Annotated[

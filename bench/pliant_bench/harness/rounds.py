@@ -5,15 +5,13 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from pliant_bench.harness.arms import Arm, prepare
+from pliant_bench.harness.arms import Arm
 from pliant_bench.harness.emit import emit
+from pliant_bench.harness.learners import Learner, timed_learner
 from pliant_bench.harness.setup import Setup
 from pliant_bench.harness.wire import busiest, formula_bytes, interface_bytes
-from pliant_bench.models import TASKS, TimingTask
 
 __all__ = ["measure"]
 
@@ -33,21 +31,19 @@ class _Measured:
 
 def measure(model_name: str, setup: Setup) -> None:
     """Measure all arms on one model, and say what came out. Collective."""
-    task = TASKS[model_name]
-    batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
+    learner = timed_learner(model_name, setup)
     arms: list[Arm] = []
     for name in setup.arms:
-        torch.manual_seed(0)
         # Algorithms warm up for a fifth of the training that they are told of.
-        arms.append(prepare(name, task.model(), 1e-3, 5 * _WARM_UP_STEPS, setup.bucket_mb))
+        arms.append(learner.arm(name, 0, 5 * _WARM_UP_STEPS))
         for _ in range(_WARM_UP_STEPS):
-            _step(arms[-1], task, batch)
+            _step(arms[-1], learner)
         emit("note", {"text": f"{model_name}: {name} is ready"})
     measured = {arm.name: _Measured() for arm in arms}
     for turn in range(setup.rounds):
         for arm in arms if turn % 2 == 0 else reversed(arms):  # A B B A: nobody profits from its place
             num_steps = math.ceil(setup.steps_per_round / arm.period) * arm.period
-            _turn(arm, task, batch, num_steps, measured[arm.name])
+            _turn(arm, learner, num_steps, measured[arm.name])
             took_s = measured[arm.name].step_s[-1]
             emit("note", {"text": f"{model_name}: round {turn + 1}/{setup.rounds}, {arm.name} {took_s:.3f} s a step"})
     for arm in arms:
@@ -55,24 +51,27 @@ def measure(model_name: str, setup: Setup) -> None:
         arm.close()
 
 
-def _step(arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor]) -> None:
+def _step(arm: Arm, learner: Learner) -> None:
     arm.optimizer.zero_grad()
-    task.loss(arm.model, batch).backward()
+    learner.loss(arm, 0, arm.steps_made).backward()
     arm.optimizer.step()
+    arm.steps_made += 1
 
 
-def _turn(arm: Arm, task: TimingTask, batch: tuple[Tensor, Tensor], num_steps: int, into: _Measured) -> None:
+def _turn(arm: Arm, learner: Learner, num_steps: int, into: _Measured) -> None:
     """Take some steps, from the moment when all ranks are ready to the moment when all are done.
 
     One step before them is not counted: in training no connection idles for as long as the other arms' turns take,
     and TCP starts anew, slowly, after a pause. What it has left on its way is there at the start, as it is at the end.
     """
-    _step(arm, task, batch)
+    _step(arm, learner)
     sent_before, exposed_before = arm.sent_bytes(), arm.exposed_s()
+    arm.synchronize()
     dist.barrier()
     wire_before, start_s = interface_bytes(), time.perf_counter()
     for _ in range(num_steps):
-        _step(arm, task, batch)
+        _step(arm, learner)
+    arm.synchronize()
     dist.barrier()
     into.step_s.append((time.perf_counter() - start_s) / num_steps)
     into.wire_bytes.append((interface_bytes() - wire_before) / num_steps)

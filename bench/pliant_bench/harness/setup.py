@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 from pliant.spec.units import parse_time
-from pliant_bench.harness.metric import METRICS
 from pliant_bench.harness.names import AUTO, BASELINE_ARMS, TORCH_ARMS, bare_name
 
 __all__ = [
@@ -64,7 +63,7 @@ class Setup:
     """Ends an arm at the next evaluation after so much training time; 0: never."""
     evaluate_every: int = 25
     seeds: tuple[int, ...] = (0,)
-    task: Literal["images", "lm"] = "images"
+    task: Literal["images", "lm", "own"] = "images"
     """What is learned, in train mode."""
     target: float = 0.85
     """Accuracy, or perplexity, to reach in train mode."""
@@ -82,6 +81,10 @@ class Setup:
     data: str = ""
     """Folder of images or text, in train mode."""
     rate_bytes_per_s: float = 0.0
+    own: str = ""
+    """Function of the user's that makes model, optimizer and batches, as in my:make: then `models` has its name."""
+    by_torchrun: bool = False
+    """Whether torchrun has started the ranks, on machines of its own."""
     emulated: bool = False
     """Whether each rank has an interface of its own, so that the interface's bytes mean something."""
     provenance: dict[str, str] = field(default_factory=dict[str, str])
@@ -94,7 +97,9 @@ def stage_file(folder: Path, stage: int) -> Path:
 
 def check(setup: Setup) -> None:
     """Refuse settings that nothing could be measured with. Raises ValueError."""
-    if setup.mode == "train" and setup.models != (TRAINED[setup.task],):
+    if setup.own:
+        _check_own(setup)
+    elif setup.mode == "train" and setup.models != (TRAINED[setup.task],):
         raise ValueError(
             f"--task {setup.task} trains the model {TRAINED[setup.task]}, but --models is {','.join(setup.models)}; "
             "leave --models out, or leave out --train and the target to time steps of the others."
@@ -111,6 +116,15 @@ def check(setup: Setup) -> None:
         if bare_name(arm) == AUTO and setup.mode != "train":
             raise ValueError(f"{arm} takes its time to choose, which only a whole training shows; add --train.")
     _check_numbers(setup)
+
+
+def _check_own(setup: Setup) -> None:
+    if setup.mode == "kill":
+        raise ValueError(f"--kill trains a model of the laboratory, but --model is {setup.own}; leave one out.")
+    if setup.max_epochs:
+        raise ValueError("--max-epochs asks how long an epoch is, which --model does not tell; give --steps instead.")
+    if "ddp-adam" in setup.arms:
+        raise ValueError(f"ddp-adam brings Adam, but {setup.own} has an optimizer of its own, which all arms use.")
 
 
 def _check_cells(setup: Setup) -> None:
@@ -141,9 +155,9 @@ def _check_kill(setup: Setup) -> None:
 
 
 def _check_numbers(setup: Setup) -> None:
-    if METRICS[setup.task].higher and not 0 < setup.target <= 1:
+    if setup.task == "images" and not 0 < setup.target <= 1:
         raise ValueError(f"--target-accuracy is {setup.target}, but it is a share: more than 0, at most 1.")
-    if not METRICS[setup.task].higher and setup.target <= 1:
+    if setup.task == "lm" and setup.target <= 1:
         raise ValueError(f"--target-perplexity is {setup.target}, but even who knows every character has 1.")
     for share in (setup.slow_share, *(cell.slow_share for cell in setup.cells)):
         if not 0 <= share < 1:

@@ -4,15 +4,14 @@ import math
 import statistics
 import time
 
-import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
 
-from pliant_bench.harness.arms import Arm, prepare, warmup_steps_of
+from pliant_bench.harness.arms import Arm
 from pliant_bench.harness.emit import emit
+from pliant_bench.harness.learners import TrainedLearner
+from pliant_bench.harness.names import warmup_steps_of
 from pliant_bench.harness.rank_speed import RankSpeed, speed_of
 from pliant_bench.harness.setup import Setup
-from pliant_bench.harness.tasks import TrainingTask, evaluate
 from pliant_bench.harness.wire import busiest, formula_bytes, interface_bytes
 
 __all__ = ["compute_alone", "num_steps", "set_learning_rate", "train"]
@@ -20,27 +19,27 @@ __all__ = ["compute_alone", "num_steps", "set_learning_rate", "train"]
 _COMPUTE_STEPS = 12
 
 
-def compute_alone(task: TrainingTask, setup: Setup) -> float:
+def compute_alone(learner: TrainedLearner) -> float:
     """Time steps without communication, for what the others expose, and for how slow a slow host is. Collective."""
-    arm = _arm("compute", 0, task, setup, _COMPUTE_STEPS)
+    arm = learner.arm("compute", 0, _COMPUTE_STEPS)
     dist.barrier()
-    steps_s = [_step(arm, task, setup, RankSpeed(), 0, step)[0] for step in range(_COMPUTE_STEPS)]
+    steps_s = [_step(arm, learner, RankSpeed(), 0, step)[0] for step in range(_COMPUTE_STEPS)]
     dist.barrier()
     alone_s = statistics.mean(steps_s[2:])
     emit("alone", {"step_s": alone_s})
     return alone_s
 
 
-def train(name: str, seed: int, task: TrainingTask, setup: Setup, alone_s: float) -> None:
+def train(name: str, seed: int, learner: TrainedLearner, setup: Setup, alone_s: float) -> None:
     """Train one arm from one seed, and say how it went. Collective."""
-    total = num_steps(task, setup)
-    arm = _arm(name, seed, task, setup, total)
+    total = num_steps(learner, setup)
+    arm = learner.arm(name, seed, total)
     speed = speed_of(setup.slow_share, alone_s)
     own_total = speed.own_steps(total, free=arm.free)
     curve: list[dict[str, float]] = []
     steps_s: list[float] = []
     losses: list[float] = []
-    metric = task.metric
+    metric = learner.metric
     evaluation_sent = _bytes_of_evaluation(arm)
     evaluation_wire, num_evaluations = 0, 1  # the first to learn what one sends
     start_bytes = interface_bytes()
@@ -48,34 +47,34 @@ def train(name: str, seed: int, task: TrainingTask, setup: Setup, alone_s: float
     dist.barrier()
     for until in _ends(total, setup.evaluate_every):
         while len(steps_s) < round(until * own_total / total):
-            set_learning_rate(arm, len(steps_s), own_total)
-            took_s, loss = _step(arm, task, setup, speed, seed, len(steps_s))
+            if learner.decays:
+                set_learning_rate(arm, len(steps_s), own_total)
+            took_s, loss = _step(arm, learner, speed, seed, len(steps_s))
             steps_s.append(took_s)
             losses.append(loss)
         now_bytes = interface_bytes()
         train_s, wire_bytes = busiest([sum(steps_s), now_bytes - start_bytes - evaluation_wire])
         capped = bool(setup.max_seconds) and train_s >= setup.max_seconds and until < total
         last = capped or until == total
-        value = evaluate(task, arm.evaluated(), task.num_held_out if last else min(task.probe, task.num_held_out))
+        value = learner.judge(arm, statistics.mean(losses), last=last)
         num_evaluations += 1
         evaluation_wire += interface_bytes() - now_bytes
         point = {"time_s": train_s, metric.name: value, "loss": statistics.mean(losses), "wire_bytes": wire_bytes}
         curve.append({"step": until, **point})
         losses.clear()
-        emit("progress", {"arm": name, "seed": seed, "total": total, "score": _score(task, value), **curve[-1]})
+        emit(
+            "progress",
+            {"arm": name, "seed": seed, "total": total, "score": f"{metric.name} {metric.text(value)}", **curve[-1]},
+        )
         if capped:
             break
-    _say_trained(arm, seed, curve, setup, task, evaluation_sent * num_evaluations, capped=capped)
+    _say_trained(arm, seed, curve, setup, learner, evaluation_sent * num_evaluations, capped=capped)
     arm.close()
 
 
 def _ends(total: int, every: int) -> list[int]:
     """Return the steps after which the model is judged."""
     return [*range(every, total, every), total]
-
-
-def _score(task: TrainingTask, value: float) -> str:
-    return f"{task.metric.name} {task.metric.text(value)}"
 
 
 def _bytes_of_evaluation(arm: Arm) -> float:
@@ -86,29 +85,22 @@ def _bytes_of_evaluation(arm: Arm) -> float:
     return 0.0 if before is None or after is None else after - before
 
 
-def num_steps(task: TrainingTask, setup: Setup) -> int:
+def num_steps(learner: TrainedLearner, setup: Setup) -> int:
     """Return the length of the schedule: the steps asked for, or what the epochs asked for come to, if fewer."""
     if not setup.max_epochs:
         return setup.train_steps
-    per_epoch = task.steps_per_epoch(dist.get_world_size(), setup.batch)
-    return min(setup.train_steps, max(1, math.ceil(setup.max_epochs * per_epoch)))
+    return min(setup.train_steps, max(1, math.ceil(setup.max_epochs * learner.steps_per_epoch)))
 
 
-def _arm(name: str, seed: int, task: TrainingTask, setup: Setup, total: int) -> Arm:
-    """Make an arm; the same seed gives the same weights to all arms and ranks."""
-    torch.manual_seed(seed)
-    return prepare(name, task.model(), task.lr, total, setup.bucket_mb, adam=task.adam)
-
-
-def _step(arm: Arm, task: TrainingTask, setup: Setup, speed: RankSpeed, seed: int, step: int) -> tuple[float, float]:
+def _step(arm: Arm, learner: TrainedLearner, speed: RankSpeed, seed: int, step: int) -> tuple[float, float]:
     """Take one step; return its time and its loss."""
     start_s = time.perf_counter()
-    x, y = task.batch(step, dist.get_rank(), dist.get_world_size(), setup.batch, seed)
     arm.optimizer.zero_grad()
-    loss = cross_entropy(arm.model(x).flatten(0, -2), y.flatten())
+    loss = learner.loss(arm, seed, step)
     speed.pause()
     loss.backward()
     arm.optimizer.step()
+    arm.synchronize()
     return time.perf_counter() - start_s, float(loss.detach())
 
 
@@ -125,15 +117,15 @@ def _say_trained(
     seed: int,
     curve: list[dict[str, float]],
     setup: Setup,
-    task: TrainingTask,
+    learner: TrainedLearner,
     evaluation_sent: float,
     *,
     capped: bool,
 ) -> None:
     sent, exposed_s = arm.sent_bytes(), arm.exposed_s()
-    num, metric = curve[-1]["step"], task.metric
+    num, metric = curve[-1]["step"], learner.metric
     reached = (p["time_s"] for p in curve if metric.is_reached(p[metric.name], setup.target))
-    warm = min(1.0, warmup_steps_of(num_steps(task, setup)) / num)
+    warm = min(1.0, warmup_steps_of(num_steps(learner, setup)) / num)
     own = [formula_bytes(arm, warm) if sent is None else (sent - evaluation_sent) / num]
     emit(
         "train",

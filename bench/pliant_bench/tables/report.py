@@ -41,7 +41,7 @@ def _parts(result: dict[str, Any]) -> list[str]:
     if timed:
         parts += ["<h2>Step times</h2>", _table(*time_table(timed)), *map(plot, step_figures(timed))]
         parts.append(
-            '<p class="note">Made-up data: nothing is learned here. All arms take turns in each round; a ratio is the '
+            f'<p class="note">{_learned(setup)} All arms take turns in each round; a ratio is the '
             "median of the rounds' ratios, with quartiles. Of bound: the time that the busiest host's bytes need at "
             "the link's rate, over step time.</p>"
         )
@@ -54,6 +54,10 @@ def _next(trained: Sequence[TrainRow], metric: Metric) -> str:
         for words, line in next_steps(trained, metric)
     )
     return f"<dl>{steps}</dl>"
+
+
+def _learned(setup: dict[str, Any]) -> str:
+    return "Your data." if setup.get("own") else "Made-up data: nothing is learned here."
 
 
 def _grid_parts(result: dict[str, Any]) -> list[str]:

@@ -33,9 +33,13 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]
     network, metric = setup["provenance"]["network"], METRICS[setup["task"]]
     both = [
         (f"training: {network}", *train_table(train_rows(records, metric), setup["target"], metric)),
-        (f"step times, made-up data: {network}", *time_table(time_rows(records, setup["rate_bytes_per_s"]))),
+        (f"step times, {_data(setup)}: {network}", *time_table(time_rows(records, setup["rate_bytes_per_s"]))),
     ]
     return [table for table in both if table[2]]
+
+
+def _data(setup: dict[str, Any]) -> str:
+    return "your data" if setup.get("own") else "made-up data"
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
+    "doctor": ("pliant.cli.doctor.command:doctor", "Look at machines and links, and say what would help."),
     "embed": ("pliant.cli.embed:embed", "Place embedding tables on ranks."),
     "emulate": ("pliant.cli.emulate:emulate", "Run a command on emulated hosts with slow links."),
     "plan": ("pliant.cli.plan:plan", "Find the plan that is predicted to pay on a network."),

@@ -46,7 +46,10 @@ _SHOWN = 12
 
 
 def plan(
-    workload: inputs.WorkloadOption,
+    workload: inputs.WorkloadOption = "",
+    model: Annotated[
+        str, typer.Option(help="Your own training instead, as module:function: it is profiled here.")
+    ] = "",
     topology: inputs.TopologyOption = None,
     hosts: inputs.HostsOption = 0,
     ranks: inputs.RanksOption = None,
@@ -60,7 +63,7 @@ def plan(
     ] = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
-    optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW.")] = "SGD",
+    optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW; that of --model.")] = "",
     unmeasured: _UnmeasuredOption = False,
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
@@ -81,7 +84,8 @@ def plan(
     Three lines come first, whatever --quality is: the best plan that is exact, that needs up to 1.1 and up to 1.5 times
     the steps, each with its risk with this optimizer.
     """
-    training = inputs.read_workload(workload, compute)
+    training, own_optimizer = _training(workload, model, compute, errors=error_budget is not None)
+    optimizer = optimizer or own_optimizer
     if sharded:
         training = divided(training, sharded)
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
@@ -121,6 +125,19 @@ def plan(
         rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
         body = {"frontier": [point.as_row() for point in points], "plans": rows}
         write_atomically(json_file, json.dumps(body, indent=1) + "\n")
+
+
+def _training(workload: str, model: str, compute: str, *, errors: bool) -> tuple[Workload, str]:
+    """Return a workload that was named, or that of a user's function, and the class of its optimizer."""
+    if bool(workload) == bool(model):
+        raise ValueError("say what is trained, once: by --workload, or by --model module:function.")
+    if not model:
+        return inputs.read_workload(workload, compute), "SGD"
+    if compute:
+        raise ValueError(f"--compute is for a named workload, but --model {model} is timed here; leave it out.")
+    from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
+
+    return profile_own_training(model, errors=errors)
 
 
 def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:

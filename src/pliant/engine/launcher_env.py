@@ -10,7 +10,7 @@ import torch
 
 from pliant.comm.base import Comm
 
-__all__ = ["are_on_one_host", "hosts_from_torchrun", "run_from_torchrun"]
+__all__ = ["are_on_one_host", "hosts_from_torchrun", "run_from_torchrun", "size_from_torchrun"]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,3 +49,8 @@ def are_on_one_host(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> bool:
 def run_from_torchrun() -> str:
     """Return torchrun's name of a run, the same on all ranks, also those that join later; "" without it."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def size_from_torchrun() -> int:
+    """Return the number of ranks that torchrun, or who sets the same environment, has started; 0 without it."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else 0

@@ -1,0 +1,3 @@
+"""`pliant doctor`: a look at machines and links, and which relaxations would help there."""
+
+__all__ = []

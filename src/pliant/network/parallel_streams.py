@@ -1,0 +1,102 @@
+"""Measurement of a link over several connections at once: all of them carry data until the time is over."""
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from pliant.comm import Comm, Work
+
+__all__ = ["measure_connections", "throughput_together"]
+
+_CHUNKS = 32
+_FIRST_BYTES = 64_000
+_GROWTH = 4
+_ANSWER_S = 1.0
+"""Long beside the waits of a thread for a core, which would otherwise keep answers small, and so slow."""
+_MOST_BYTES = 64_000_000
+_SETTLING = 0.4
+"""Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
+
+Arrivals = Sequence[tuple[float, int]]
+"""Times at which data was complete, in s, and bytes received by then, from (start, 0) on."""
+
+
+def measure_connections(asks: Sequence[Comm], answers: Sequence[Comm], peer: int, duration_s: float) -> float:
+    """Send to a peer and receive from it, over several connections at once; return the bytes per second that came.
+
+    Both ranks call it. Each comm has connections of its own, so that each pair of comms is one more: one for questions,
+    one for answers. Over each the receiver asks again and again, for up to a second's data, until duration_s is
+    over; so it takes up to a second longer.
+    """
+    with ThreadPoolExecutor(2 * len(asks), thread_name_prefix="pliant-doctor") as pool:
+        pairs = list(zip(asks, answers, strict=True))
+        sending = [pool.submit(_serve, *pair, peer) for pair in pairs]
+        receiving = [pool.submit(_receive, *pair, peer, duration_s) for pair in pairs]
+        streams = [stream.result() for stream in receiving]
+        for sent in sending:
+            sent.result()
+    return throughput_together(streams)
+
+
+def throughput_together(streams: Sequence[Arrivals]) -> float:
+    """Return the bytes per second of streams side by side, in the last six tenths of the time in which all of them ran.
+
+    Between two arrivals a stream's bytes are taken to have come evenly.
+    """
+    first_s, last_s = max(s[0][0] for s in streams), min(s[-1][0] for s in streams)
+    from_s = first_s + _SETTLING * (last_s - first_s)
+    if last_s - from_s < 1e-6:  # one had ended before another began
+        return sum(s[-1][1] / max(s[-1][0] - s[0][0], 1e-6) for s in streams)
+    return sum(_bytes_by(s, last_s) - _bytes_by(s, from_s) for s in streams) / (last_s - from_s)
+
+
+def _bytes_by(stream: Arrivals, at_s: float) -> float:
+    k = bisect_right([time_s for time_s, _ in stream], at_s)
+    if k == len(stream):
+        return float(stream[-1][1])
+    (before_s, before), (after_s, after) = stream[k - 1], stream[k]
+    return before + (after - before) * (at_s - before_s) / max(after_s - before_s, 1e-9)
+
+
+def _serve(asks: Comm, answers: Comm, peer: int) -> None:
+    """Send what the peer asks for, until it asks for nothing."""
+    question = torch.zeros(1, dtype=torch.int64)  # bytes in a chunk
+    while True:
+        asks.exchange([], [(peer, question)]).wait()
+        if not int(question):
+            return
+        chunk = torch.zeros(int(question), dtype=torch.uint8)
+        answers.exchange([(peer, chunk)] * _CHUNKS, []).wait()
+
+
+def _receive(asks: Comm, answers: Comm, peer: int, duration_s: float) -> Arrivals:
+    """Ask the peer again and again, each time before the answer before has come whole, and note what has come."""
+    start_s = began_s = time.perf_counter()
+    arrivals = [(start_s, 0)]
+    size = _FIRST_BYTES // _CHUNKS
+    current = _ask(asks, answers, peer, size)
+    while current:
+        following: list[Work] = []
+        next_size = size
+        for k, work in enumerate(current, 1):
+            work.wait()
+            now_s = time.perf_counter()
+            arrivals.append((now_s, arrivals[-1][1] + size))
+            if k == _CHUNKS // 2 and now_s < start_s + duration_s:
+                fitting = int(k * size / max(now_s - began_s, 1e-6) * _ANSWER_S) // _CHUNKS
+                next_size = max(size, min(_GROWTH * size, fitting, _MOST_BYTES // _CHUNKS))
+                following = _ask(asks, answers, peer, next_size)
+        began_s, size, current = arrivals[-1][0], next_size, following
+    asks.exchange([(peer, torch.zeros(1, dtype=torch.int64))], []).wait()
+    return arrivals
+
+
+def _ask(asks: Comm, answers: Comm, peer: int, size: int) -> list[Work]:
+    """Ask for chunks of so many bytes; return what completes as each of them comes."""
+    buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
+    posted = [answers.exchange([], [(peer, buffer)]) for _ in range(_CHUNKS)]
+    asks.exchange([(peer, torch.tensor([size]))], []).wait()
+    return posted
