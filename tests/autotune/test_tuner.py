@@ -88,3 +88,44 @@ def test_what_auto_may_do_is_checked():
             pliant.relax(model, optimizer, "auto", group=place.process_group, elastic=pliant.Elastic())
 
     pliant.run_world(1, body)
+
+
+def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
+    tried = []
+    monkeypatch.setattr(trials.TrialRunner, "time_plan", lambda *_: tried.append(1))
+    auto = pliant.Auto(watch=False, least_gain=1e6, **QUICK)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, [step % 2 for step in range(12)])
+            return run.plan.hash, run.tuner.choice, run.tuner.explanation
+
+    (plan, choice, text), *others = pliant.run_world(2, body)
+    assert tried == []
+    assert plan == tuner._EXACT.plan("auto").hash
+    assert (choice.adopted, choice.gains, choice.steps_ratio) == (False, (), 1.0)
+    assert "none of the others is predicted to pay, so that none was tried" in text
+    assert text.count("risk: ") >= 3  # the frontier, whatever the quality
+    assert all(text == other for *_, other in others)
+
+
+def test_plans_that_leave_ranks_apart_are_not_tried_where_weights_must_be_equal():
+    auto = pliant.Auto(quality=1.5, watch=False, equal_weights=True, least_gain=1e6, **QUICK)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, [0])
+            return {gene.family for gene in run.tuner._rejected.genes}
+
+    found = pliant.run_world(2, body)[0]
+    assert found >= {"local", "gossip", "choco", "diloco", "owner"}
+    assert not found & {"exact", "quantized", "fed_back", "low_rank", "sparse"}
+
+
+def test_a_gain_below_one_is_refused():
+    with pytest.raises(ValueError, match="a speed-up below 1 is a loss"):
+        pliant.Auto(least_gain=0.9)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from pliant.attachment.choices import Choice, begin_choice
 from pliant.attachment.paste import line_for
-from pliant.attachment.verdict import RunOptions, Verdict
+from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, Verdict
 from pliant.attachment.wrapped import parameters_of
 from pliant.comm.ballot import collect_votes
 from pliant.engine.joint_optimizer import optimizer_name
@@ -65,6 +65,8 @@ class Course:
         """Cost of the run when the plan came into force."""
         group = self._group()
         self._rank = 0 if group is None else group.rank()
+        if self._rank:
+            (folder / OTHER_RANK_FILE).touch()
 
     def steps(self) -> Generator[None]:
         """Go through the course; each `yield` is the end of a step."""

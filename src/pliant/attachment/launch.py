@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from pliant.attachment import startup
-from pliant.attachment.verdict import RunOptions, Verdict
+from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, Verdict
 
 __all__ = ["environment_of", "launch_folder", "read_verdict", "run_command"]
 
@@ -78,8 +78,11 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def read_verdict(folder: Path, *, status: int) -> Verdict:
+def read_verdict(folder: Path, *, status: int) -> Verdict | None:
     """Return what the script's processes have written, or a verdict that says why there is nothing.
+
+    None where another command has the first rank, which speaks for all: under torchrun and Slurm each rank may have a
+    command of its own.
 
     Args:
         folder: Folder of the run.
@@ -87,6 +90,8 @@ def read_verdict(folder: Path, *, status: int) -> Verdict:
 
     """
     verdict = Verdict.load(folder)
+    if verdict is None and ((folder / OTHER_RANK_FILE).exists() or os.environ.get("RANK", "0") != "0"):
+        return None
     without = folder / "without_pliant"
     if verdict is None and without.exists():
         python = without.read_text(encoding="utf-8")

@@ -25,6 +25,8 @@ __all__ = ["Candidate", "ShardedTrials", "sharded_candidates"]
 
 _UNCOUNTED, _COUNTED = 2, 3
 """Steps of a trial: those after the switch are not timed."""
+_SLOW = 1.5
+"""Times of plain training above which a trial ends after its first timed step."""
 _CODED_RATIO = 1.04
 """Ratio of steps of 8 and 4 bits in gradients, measured with SGD on whole models (`planner.quality`)."""
 
@@ -78,7 +80,7 @@ def sharded_candidates(held: RelaxedModel, quality: float, *, unmeasured: bool) 
 class ShardedTrials(AttachedTuner):
     """Puts settings in force in turn, times each over a few steps, and keeps the best.
 
-    The slowest rank's time counts, so that all ranks choose alike. Bytes, beside the plans': 8 for each setting.
+    The slowest rank's time counts, so that all ranks choose alike. Bytes, beside the plans': 8 for each timed step.
 
     Args:
         run: The run.
@@ -147,18 +149,18 @@ class ShardedTrials(AttachedTuner):
             for _ in range(_UNCOUNTED):
                 yield
             steps_s: list[float] = []
-            for _ in range(_COUNTED):
+            while len(steps_s) < _COUNTED and (not steps_s or min(steps_s) <= _SLOW * self._base_s):
                 start_s = time.perf_counter()
                 yield
-                steps_s.append(time.perf_counter() - start_s)
-            worst = torch.tensor([statistics.median(steps_s)], dtype=torch.float64)
-            self._comm.all_reduce(worst, "max").wait()
-            self._tried[k] = replace(candidate, step_s=float(worst))
+                worst = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
+                self._comm.all_reduce(worst, "max").wait()
+                steps_s.append(float(worst))
+            self._tried[k] = replace(candidate, step_s=statistics.median(steps_s))
         best = _fastest(self._tried)
         self._run.switch(best.plan)
         self.best = best
         tried = ", ".join(f"{c.name} {format_time(c.step_s)}" for c in self._tried)
-        self.explanation = f"Step times of the settings, each over {_COUNTED} steps of the training: {tried}."
+        self.explanation = f"Step times of the settings, each over up to {_COUNTED} steps of the training: {tried}."
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Candidate:

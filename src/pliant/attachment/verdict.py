@@ -10,12 +10,12 @@ from typing import Any, Self
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["OPTIONS_FILE", "QUALITIES", "VERDICT_FILE", "RunOptions", "Verdict"]
+__all__ = ["OPTIONS_FILE", "OTHER_RANK_FILE", "QUALITIES", "VERDICT_FILE", "RunOptions", "Verdict"]
 
 QUALITIES = MappingProxyType({"exact": 1.0, "1%": 1.1, "fast": 1.5})
 """Quality in words -> how many times the steps to DDP's loss a plan may need; 1 admits exact plans alone."""
 
-OPTIONS_FILE, VERDICT_FILE = "options.json", "verdict.json"
+OPTIONS_FILE, VERDICT_FILE, OTHER_RANK_FILE = "options.json", "verdict.json", "other_rank"
 
 
 @dataclass(frozen=True, kw_only=True)
