@@ -28,9 +28,14 @@ _QualityOption = Annotated[
         "with --error-budget, any."
     ),
 ]
+_ErrorBudgetOption = Annotated[
+    float | None,
+    typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+]
 _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
 ]
+_ModelOption = Annotated[str, typer.Option(help="Your own training, as module:function, which is profiled here.")]
 _ROUNDS, _ELITE = 4, 16
 _SHOWN = 12
 
@@ -47,10 +52,7 @@ def plan(
     delay: inputs.DelayOption = "",
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
-    error_budget: Annotated[
-        float | None,
-        typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
-    ] = None,
+    error_budget: _ErrorBudgetOption = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW; that of --model.")] = "",
@@ -67,8 +69,7 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
-    training, own_optimizer = _training(workload, model, compute, errors=error_budget is not None)
-    optimizer = optimizer or own_optimizer
+    training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
     known = inputs.read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
@@ -101,17 +102,18 @@ def plan(
         write_atomically(json_file, json.dumps(rows, indent=1) + "\n")
 
 
-def _training(workload: str, model: str, compute: str, *, errors: bool) -> tuple[Workload, str]:
-    """Return a workload that was named, or that of a user's function, and the class of its optimizer."""
+def _training(workload: str, model: str, compute: str, optimizer: str, *, errors: bool) -> tuple[Workload, str]:
+    """Return a workload that was named, or that of a user's function, and its optimizer's class if none was given."""
     if bool(workload) == bool(model):
         raise ValueError("say what is trained, once: by --workload, or by --model module:function.")
     if not model:
-        return inputs.read_workload(workload, compute), "SGD"
+        return inputs.read_workload(workload, compute), optimizer or "SGD"
     if compute:
         raise ValueError(f"--compute is for a named workload, but --model {model} is timed here; leave it out.")
     from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
 
-    return profile_own_training(model, errors=errors)
+    found, own_optimizer = profile_own_training(model, errors=errors)
+    return found, optimizer or own_optimizer
 
 
 def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:
