@@ -112,11 +112,9 @@ def faults(value, schema, required, path=""):
     if isinstance(value, dict):
         prefix = f"{path}." if path else ""
         for name, child in value.items():
-            known = f"{prefix}{name}"
-            if known not in schema:
-                known = f"{prefix}x-*" if name.startswith("x-") and not path else f"{prefix}*"
-            if known == "x-*" and known in schema:
+            if name.startswith("x-") and "x-*" in schema and not path:
                 continue  # extensions hold anything
+            known = next((k for k in (f"{prefix}{name}", f"{prefix}*") if k in schema), f"{prefix}{name}")
             children[known] = [*children.get(known, []), child]
     elif isinstance(value, list):
         children[f"{path}[]"] = value

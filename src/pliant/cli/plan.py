@@ -39,9 +39,14 @@ _QualityOption = Annotated[
         "with --error-budget, any."
     ),
 ]
+_ErrorBudgetOption = Annotated[
+    float | None,
+    typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+]
 _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
 ]
+_ModelOption = Annotated[str, typer.Option(help="Your own training, as module:function, which is profiled here.")]
 _SHOWN = 12
 
 
@@ -57,10 +62,7 @@ def plan(
     delay: inputs.DelayOption = "",
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
-    error_budget: Annotated[
-        float | None,
-        typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
-    ] = None,
+    error_budget: _ErrorBudgetOption = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW; that of --model.")] = "",
@@ -84,8 +86,7 @@ def plan(
     Three lines come first, whatever --quality is: the best plan that is exact, that needs up to 1.1 and up to 1.5 times
     the steps, each with its risk with this optimizer.
     """
-    training, own_optimizer = _training(workload, model, compute, errors=error_budget is not None)
-    optimizer = optimizer or own_optimizer
+    training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
     if sharded:
         training = divided(training, sharded)
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
@@ -127,17 +128,18 @@ def plan(
         write_atomically(json_file, json.dumps(body, indent=1) + "\n")
 
 
-def _training(workload: str, model: str, compute: str, *, errors: bool) -> tuple[Workload, str]:
-    """Return a workload that was named, or that of a user's function, and the class of its optimizer."""
+def _training(workload: str, model: str, compute: str, optimizer: str, *, errors: bool) -> tuple[Workload, str]:
+    """Return a workload that was named, or that of a user's function, and its optimizer's class if none was given."""
     if bool(workload) == bool(model):
         raise ValueError("say what is trained, once: by --workload, or by --model module:function.")
     if not model:
-        return inputs.read_workload(workload, compute), "SGD"
+        return inputs.read_workload(workload, compute), optimizer or "SGD"
     if compute:
         raise ValueError(f"--compute is for a named workload, but --model {model} is timed here; leave it out.")
     from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
 
-    return profile_own_training(model, errors=errors)
+    found, own_optimizer = profile_own_training(model, errors=errors)
+    return found, optimizer or own_optimizer
 
 
 def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:
