@@ -35,14 +35,15 @@ class Watches(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(name, plan, checkpoint, dies=False):
+def train(name, plan, checkpoint, dies=False, **more):
     model, train_data, eval_data = Net(), data(64), data(16, seed=8)
     folder = f"{FOLDER}/{name}" + ("-killed" if dies else "")
     args = TrainingArguments(
-        folder, use_cpu=True, ddp_backend="gloo", max_steps=STEPS, save_steps=SAVE_AT, eval_strategy="steps",
-        eval_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=0.5,
-        learning_rate=0.01, logging_steps=2, report_to=[], label_names=["y"], disable_tqdm=True, seed=3, bf16=<bf16>,
-        torch_compile=<compiled>, torch_compile_backend="eager" if <compiled> else None, dataloader_pin_memory=False,
+        **{"eval_steps": 3, **more}, output_dir=folder, use_cpu=True, ddp_backend="gloo", max_steps=STEPS,
+        save_steps=SAVE_AT, eval_strategy="steps", per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        max_grad_norm=0.5, learning_rate=0.01, logging_steps=2, report_to=[], label_names=["y"], disable_tqdm=True,
+        seed=3, bf16=<bf16>, torch_compile=<compiled>, torch_compile_backend="eager" if <compiled> else None,
+        dataloader_pin_memory=False,
     )
     watches = Watches(dies)
     given = {**globals(), **locals()}
@@ -55,6 +56,9 @@ def train(name, plan, checkpoint, dies=False):
     rows = [row for row in trainer.state.log_history if "pliant/step_s" in row]
     assert len(rows) == STEPS // 2, trainer.state.log_history
     assert all(row["pliant/sent_bytes"] >= 0 and row["pliant/exposed_s"] >= 0 for row in rows)
+    if trainer.state.best_model_checkpoint is not None:
+        best = load_file(trainer.state.best_model_checkpoint + "/model.safetensors")
+        assert all(torch.equal(best[name], value) for name, value in model.named_parameters()), "not the best model"
     last = trainer.evaluate()["eval_loss"]
     return torch.cat([flat(model, buffers=True), torch.tensor([last]).double()])
 
@@ -69,6 +73,8 @@ if PHASE == "first":
     train(name, plan, None, dies=True)
 else:
     same(name, train(name + "-killed", plan, True))
+    from safetensors.torch import load_file
+    train("diloco-best", plans["diloco"], None, load_best_model_at_end=True, eval_steps=SAVE_AT)
 dist.destroy_process_group()
 '''
 

@@ -48,7 +48,6 @@ class PliantStrategy(DDPStrategy):
         self.run: Run | None = None
         """The run, while the Trainer trains."""
         self._trainer: Any = None
-        self._loaded: Path | None = None
         self._mean = ExitStack()
         """Holds the block in which the model is the mean over ranks."""
 
@@ -68,9 +67,8 @@ class PliantStrategy(DDPStrategy):
             timeout_s=self._timeout_s,
             nonfinite="raise" if scaler is None else "propagate",
         )
-        if self._loaded is not None:
-            self.run.load_part(_beside(self._loaded), scaler=scaler)
-            self._loaded = None
+        if (path := self._trainer.ckpt_path) is not None:  # which may be a link, such as last.ckpt
+            self.run.load_part(_beside(Path(path).resolve()), scaler=scaler)
         if self._trainer.loggers:
             self.run.log_to(_Loggers(self._trainer), every=max(1, self._trainer.log_every_n_steps))
 
@@ -106,11 +104,6 @@ class PliantStrategy(DDPStrategy):
             if "optimizer_states" in checkpoint:  # not weights only
                 self.run.save_part(_beside(filepath))
         super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: str | Path, *options: Any, **named: Any) -> dict[str, Any]:
-        """Load as Lightning does, and remember from where."""
-        self._loaded = Path(checkpoint_path).resolve()  # last.ckpt may be a link
-        return super().load_checkpoint(checkpoint_path, *options, **named)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint and the folder beside it."""
