@@ -94,18 +94,19 @@ def rows(lines: Lines, mesh: str, model: str) -> list[str]:
             own = record["sent_bytes"]
             cells += [f"{own / 1e6:.4f}", f"{predicted_bytes(record) / own:.6f}", f"{wire / own:.3f}"]
         bases = ("plain HSDP",) if each > 1 else (TWICE, ONCE, "torch's bf16")
-        cells += [_times_fewer(mine, name, base, each) for base in (*bases, "", "")[:3]]
+        cells += [_times_fewer(mine, name, base) for base in (*bases, "", "")[:3]]
         found.append("| " + " | ".join(cells) + " |")
     return found
 
 
-def _sent(record: Mapping[str, Any], each: int) -> float:
-    """Return what a rank sends: as the run counts it, or, where there is none, by the interface."""
-    return record["wire_bytes"] / each if record["plan"] is None else record["sent_bytes"]
+def _ratio(one: Mapping[str, Any], base: Mapping[str, Any]) -> float:
+    """Return how many times more a baseline sends: by own counts if both have some, else by interfaces."""
+    what = "wire_bytes" if None in (one["sent_bytes"], base["sent_bytes"]) else "sent_bytes"
+    return base[what] / one[what]
 
 
-def _times_fewer(mine: Mapping[str, Any], name: str, base: str, each: int) -> str:
-    return f"{_sent(mine[base], each) / _sent(mine[name], each):.2f}" if base in mine else ""
+def _times_fewer(mine: Mapping[str, Any], name: str, base: str) -> str:
+    return f"{_ratio(mine[name], mine[base]):.2f}" if base in mine else ""
 
 
 def verdicts(lines: Lines, model: str) -> list[str]:
@@ -115,11 +116,11 @@ def verdicts(lines: Lines, model: str) -> list[str]:
     for name, wanted in WANTED.items():
         for base, least in zip((TWICE, ONCE), wanted, strict=True):
             if {("4 hosts", name), ("4 hosts", base)} <= found.keys():
-                ratio = _sent(found["4 hosts", base], 1) / _sent(found["4 hosts", name], 1)
+                ratio = _ratio(found["4 hosts", name], found["4 hosts", base])
                 told.append(_verdict(f"{model}: {name} against {base}", ratio, least))
     for name, least in OF_REPLICAS.items():
         if {("2 x 2", name), ("2 x 2", "plain HSDP")} <= found.keys():
-            ratio = _sent(found["2 x 2", "plain HSDP"], 2) / _sent(found["2 x 2", name], 2)
+            ratio = _ratio(found["2 x 2", name], found["2 x 2", "plain HSDP"])
             told.append(_verdict(f"{model}: {name} between replicas, against torch's all-reduce", ratio, least))
     return told
 
@@ -141,7 +142,7 @@ def table(lines: Lines, command: str) -> str:
         "",
         "MB that a rank sends in a step, the busiest one: by its host's interface, with all headers, and as the run "
         "counts them. On 2 x 2 both are those between hosts. Ratios say how many times fewer bytes than a baseline: "
-        "own counts where there are some, else by the interface. The weights of the root module, which torch does not "
+        "by own counts if both have some, else by interfaces. The weights of the root module, which torch does not "
         "give up after forward, are gathered once in all rows.",
         "",
         "| mesh, model, gradients / weights | interface | own count | predicted over own | interface over own | fewer "

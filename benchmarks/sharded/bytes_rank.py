@@ -30,7 +30,7 @@ def main() -> None:
     for setting in HSDP if int(hosts) else BYTES:
         if setting.name not in names:
             continue
-        subject = subject_of(model_name, setting.what, hosts=int(hosts))
+        subject = subject_of(MODELS[model_name], setting.what, hosts=int(hosts))
         uncounted, counted = steps_of(setting.what)
         for _ in range(uncounted):
             subject.step()

@@ -32,7 +32,7 @@ from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.spec.files import write_atomically
 
 HOSTS, ROUNDS = 4, 3
-KEY = ("kind", "rate", "model", "round", "setting", "session")
+KEY = ("kind", "rate", "model", "batch", "round", "setting", "session")
 WANTED = {("exact", "100mbit"): 0.8, ("exact", "1gbit"): 1.0}
 BEST_OVER_ALONE, WITHIN = 1.25, 0.15
 
@@ -58,8 +58,8 @@ def measure(lines: Lines, given: argparse.Namespace) -> None:
         with emulate_cluster(topology_from_flags(HOSTS, rate, "0ms", [], 1, 0.0)) as cluster:
             probed = probe(cluster, given.probe)
             for model, rounds in left.items():
-                named = {"rate": rate, "model": model, "session": f"{time.time():.3f}"}
-                argv = [model, ",".join(map(str, rounds)), str(given.turn), *given.settings]
+                named = {"rate": rate, "model": model, "batch": given.batch, "session": f"{time.time():.3f}"}
+                argv = [model, str(given.batch), ",".join(map(str, rounds)), str(given.turn), *given.settings]
                 run_ranks(cluster, "steps_rank.py", argv, partial(keep, lines, named, probed))
 
 
@@ -75,24 +75,23 @@ def keep(lines: Lines, named: dict[str, Any], probed: dict[str, Any], said: dict
 
 def rounds_left(lines: Lines, rate: str, model: str, given: argparse.Namespace) -> list[int]:
     """Return the rounds in which a setting has no turn yet; they are made anew, all settings beside each other."""
-    done = {(r["round"], r["setting"]) for r in turns(lines) if (r["rate"], r["model"]) == (rate, model)}
+    made = [r for r in turns(lines, given.batch) if (r["rate"], r["model"]) == (rate, model)]
+    done = {(r["round"], r["setting"]) for r in made}
     return [k for k in range(given.rounds) if any((k, setting) not in done for setting in given.settings)]
 
 
-def turns(lines: Lines) -> list[dict[str, Any]]:
-    """Return all turns; of a round that was made anew, the last."""
-    found = {
-        (r["rate"], r["model"], r["round"], r["setting"]): r for r in lines.records.values() if r["kind"] == "turn"
-    }
-    return list(found.values())
+def turns(lines: Lines, batch: int) -> list[dict[str, Any]]:
+    """Return all turns with so many sequences a rank; of a round that was made anew, the last."""
+    made = [r for r in lines.records.values() if (r["kind"], r["batch"]) == ("turn", batch)]
+    return list({(r["rate"], r["model"], r["round"], r["setting"]): r for r in made}.values())
 
 
 class Cell:
     """One model at one rate: its turns, by setting and round, and what its session has measured."""
 
-    def __init__(self, lines: Lines, rate: str, model: str) -> None:
+    def __init__(self, lines: Lines, rate: str, model: str, batch: int) -> None:
         self.rate, self.model = rate, model
-        mine = [r for r in turns(lines) if (r["rate"], r["model"]) == (rate, model)]
+        mine = [r for r in turns(lines, batch) if (r["rate"], r["model"]) == (rate, model)]
         self.turns = {(r["setting"], r["round"]): r for r in mine}
         self.rounds = sorted({r["round"] for r in mine})
         sessions = {r["session"]: r for r in lines.records.values() if r["kind"] == "session"}
@@ -149,9 +148,9 @@ def _verdict(what: str, ratios: Sequence[float], wanted: float) -> str:
     return f"- {what}: {middle:.2f} (rounds {rounds}), wanted at most {wanted}: {'yes' if middle <= wanted else 'NO'}"
 
 
-def table(lines: Lines, command: str) -> str:
+def table(lines: Lines, batch: int, command: str) -> str:
     """Return the results as Markdown."""
-    cells = [Cell(lines, rate, model) for model in MODELS for rate in RATES]
+    cells = [Cell(lines, rate, model, batch) for model in MODELS for rate in RATES]
     cells = [cell for cell in cells if cell.turns]
     told = [f"{c.session['commit']}, load {c.session['load']}, {c.session['at']}" for c in cells]
     head = [
@@ -160,7 +159,7 @@ def table(lines: Lines, command: str) -> str:
         f"`{command}`",
         "",
         f"{cells[0].session['cpu']}; {cells[0].session['software']}; one thread a rank, four ranks; a GPT whose blocks "
-        "are sharded one by one, AdamW, 2 sequences of 64 bytes a rank. Sessions: " + "; ".join(told) + ".",
+        f"are sharded one by one, AdamW, {batch} sequences of 64 bytes a rank. Sessions: " + "; ".join(told) + ".",
         "",
         "Times are ms of the slowest rank: the median of the rounds' means (fastest to slowest step). Bytes are MB of "
         "a step out of the busiest host: by its interface, with all headers, and as the run counts them. Ratios are "
@@ -185,13 +184,14 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=[setting.name for setting in STEPS])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--turn", type=float, default=3.0, help="seconds of a turn, from which its steps follow")
+    parser.add_argument("--batch", type=int, default=2, help="sequences of a rank in a step; a table is of one")
     parser.add_argument("--probe", default="5s")
     parser.add_argument("--table", action="store_true", help="write the table alone")
     given = parser.parse_args()
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given)
-    text = table(lines, shlex.join(["python", *sys.argv]))
+    text = table(lines, given.batch, shlex.join(["python", *sys.argv]))
     print(text)
     if given.md is not None:
         write_atomically(given.md, text)

@@ -1,4 +1,4 @@
-"""One rank of `steps.py`: ``python steps_rank.py MODEL ROUNDS TURN_S SETTING...``, with torchrun's environment.
+"""One rank of `steps.py`: ``python steps_rank.py MODEL BATCH ROUNDS TURN_S SETTING...``, with torchrun's environment.
 
 Each setting has a model of its own for as long as the process lives, so that a round is steps and nothing else.
 """
@@ -7,10 +7,11 @@ import itertools
 import json
 import sys
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from settings import MODELS, STEPS
+from settings import MODELS, STEPS, Shape
 from subjects import Alone, Subject, subject_of
 
 import pliant
@@ -21,14 +22,14 @@ from pliant_bench.harness.wire import busiest, interface_bytes
 _MOST_STEPS = 12
 
 
-def observed(model_name: str) -> str:
+def observed(name: str, shape: Shape) -> str:
     """Return the computing alone of all ranks at once as a workload, in JSON. Collective."""
-    subject = Alone(MODELS[model_name])
+    subject = Alone(shape)
     dist.barrier()
     with pliant.observe(subject.model, subject.optimizer, steps=8, warmup_steps=3, gradient_steps=0) as seen:
         while not seen.done:
             subject.step()
-    return to_json(seen.workload(model_name))
+    return to_json(seen.workload(name))
 
 
 def turn(subject: Subject, num_steps: int) -> dict[str, object]:
@@ -50,17 +51,18 @@ def turn(subject: Subject, num_steps: int) -> dict[str, object]:
 
 def main() -> None:
     """Observe, build all settings, and let them take turns."""
-    model_name, rounds, turn_s, *names = sys.argv[1:]
+    model_name, batch, rounds, turn_s, *names = sys.argv[1:]
+    shape = replace(MODELS[model_name], batch=int(batch))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    workload = json.loads(observed(model_name))
+    workload = json.loads(observed(model_name, shape))
     subjects: dict[str, Subject] = {}
     num_steps: dict[str, int] = {}
     plans: dict[str, object] = {}
     for setting in STEPS:
         if setting.name not in names:
             continue
-        subject = subjects[setting.name] = subject_of(model_name, setting.what)
+        subject = subjects[setting.name] = subject_of(shape, setting.what)
         turn(subject, 1)  # allocates, and gathers what differences are taken to
         warm_s = float(turn(subject, 1)["step_s"])
         num_steps[setting.name] = max(1, min(_MOST_STEPS, round(float(turn_s) / warm_s)))

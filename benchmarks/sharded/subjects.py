@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from settings import MODELS, Shape
+from settings import Shape
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -84,9 +84,8 @@ class Alone(Subject):
         self._whole.zero_grad()
 
 
-def subject_of(model_name: str, what: str, *, hosts: int = 0) -> Subject:
+def subject_of(shape: Shape, what: str, *, hosts: int = 0) -> Subject:
     """Return a model under a setting; with `hosts` on a mesh of two dimensions, replicas between so many."""
-    shape = MODELS[model_name]
     if what == "computing alone":
         return Alone(shape)
     size = dist.get_world_size()
