@@ -22,7 +22,7 @@ def run(folder, parts):
 
 @pytest.mark.extended
 def test_all_parts_but_the_network_hold_on_the_cpu(tmp_path):
-    ended, parts = run(tmp_path, "versions,kernels,low rank,algorithms,two ranks,host syncs,streams")
+    ended, parts = run(tmp_path, "versions,kernels,low rank,algorithms,two ranks,host syncs,streams,fsdp2,memory")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert all(part["ended"] == "ended" and part["checks"] for part in parts.values())
     table = (tmp_path / "gpu.md").read_text()

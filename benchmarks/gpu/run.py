@@ -36,6 +36,8 @@ PARTS = {
     "two ranks": Part(module="two_ranks", limit_s=90),
     "host syncs": Part(module="host_syncs", limit_s=90),
     "streams": Part(module="streams", limit_s=60, environment={"TORCH_CUDA_SANITIZER": "1"}),
+    "fsdp2": Part(module="fsdp2", limit_s=75),
+    "memory": Part(module="memory", limit_s=30),
     "four hosts": Part(module="four_hosts", limit_s=180),
 }
 

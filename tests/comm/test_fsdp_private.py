@@ -58,6 +58,11 @@ def test_groups_have_what_is_read_and_written(world):
             with pytest.raises(ValueError, match="Pliant needs that place; leave it out"):
                 param_groups(model)[0 if group.name != "0" else 1].refuse_foreign()
             group.restore()
+            symmetric = _fsdp_collectives.SymmMemAllGather
+            group.install(symmetric.__new__(symmetric), None, None)
+            with pytest.raises(ValueError, match=r"has SymmMemAllGather .*set_symm_mem.* leave it out"):
+                param_groups(model)[0 if group.name != "0" else 1].refuse_foreign()
+            group.restore()
             assert (raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info) == before
 
 

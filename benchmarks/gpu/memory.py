@@ -1,0 +1,65 @@
+"""Memory that a run needs beside what DDP needs, beside what its algorithm says that it keeps.
+
+On the CPU, where torch does not count, only the second is said.
+"""
+
+import gc
+
+import torch
+from checks import Check
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pliant
+
+__all__ = ["run"]
+
+_NAMES = "allreduce", "bytegrad", "onebit", "topk", "powersgd", "streaming_diloco"
+_PAYLOADS = 4.0
+"""Bytes for each parameter that payloads, buffers of pieces and flags may take."""
+
+
+def run(device: str) -> None:
+    width = 2048 if device == "cuda" else 256
+    for name in _NAMES:
+        plain, _ = pliant.run_world(2, lambda place: _peak(place, device, width, None), timeout_s=60)[0]
+        peak, kept = pliant.run_world(2, lambda place, n=name: _peak(place, device, width, n), timeout_s=60)[0]
+        if device != "cuda":
+            Check(name=name, figure=f"keeps {kept:.2f} bytes a parameter").say()
+            continue
+        held = peak - plain <= kept + _PAYLOADS
+        figure = f"{peak - plain:.2f} bytes a parameter more than DDP"
+        Check(name=name, figure=figure, bound=f"{kept + _PAYLOADS:.2f}", passed=held, note=f"keeps {kept:.2f}").say()
+
+
+def _peak(place, device: str, width: int, name: str | None) -> tuple[float, float]:
+    """Return the peak of a few steps, and what the algorithm keeps: bytes for each parameter of a rank.
+
+    Both ranks are threads of one process, so that the device counts them together.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device)
+    numel = sum(p.numel() for p in model.parameters())
+    ddp = DistributedDataParallel(model, process_group=place.process_group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kept, x = 0.0, torch.randn(8, width, device=device)
+    if place.rank == 0 and device == "cuda":
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+    if name is None:
+        _train(ddp, optimizer, x)
+    else:
+        with pliant.relax(ddp, optimizer, name, timeout_s=40) as run_:
+            _train(run_.model, optimizer, x)
+            kept = sum(t.nbytes for slots in run_._gradients.store.tensors.values() for t in slots.values()) / numel
+    place.comm.barrier()
+    peak = torch.cuda.max_memory_allocated() / (2 * numel) if device == "cuda" else 0.0
+    place.comm.barrier()
+    return peak, kept
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
