@@ -31,6 +31,13 @@ _QualityOption = Annotated[
 _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
 ]
+_ErrorsOption = Annotated[
+    float | None,
+    typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+]
+_ShardedOption = Annotated[
+    int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
+]
 _ROUNDS, _ELITE = 4, 16
 _SHOWN = 12
 
@@ -44,10 +51,7 @@ def plan(
     delay: inputs.DelayOption = "",
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
-    error_budget: Annotated[
-        float | None,
-        typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
-    ] = None,
+    error_budget: _ErrorsOption = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW.")] = "SGD",
@@ -55,9 +59,7 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
-    sharded: Annotated[
-        int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
-    ] = 0,
+    sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
@@ -68,8 +70,7 @@ def plan(
 ) -> None:
     """Simulate many plans on a network, and write the one that gets to the same accuracy first."""
     training = inputs.read_workload(workload, compute)
-    if sharded:
-        training = divided(training, sharded)
+    training = divided(training, sharded) if sharded else training
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
     known = inputs.read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
@@ -85,8 +86,8 @@ def plan(
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s, plans, strict=True)]
 
     seeds = dict(space.baselines)
-    if not training.is_sharded:  # menus are of whole models
-        seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
+    menus = not training.is_sharded  # menus are of whole models
+    seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget) if menus else {}
     found = _search(space, to_accuracy_s, seeds, candidates, seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
