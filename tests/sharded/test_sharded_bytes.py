@@ -1,6 +1,7 @@
 """Bytes of sharded models: those that the simulator predicts are those that the engine sends, and memory is as said."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -96,7 +97,9 @@ def memory() -> tuple[str, int, int]:
         train(model, optimizer, 1)
         own = run_.state_dict()
         kept = next(iter(own.values()))["shards"]
-        residuals = sum(v.nbytes for group in kept.values() for key, v in group.items() if "residual" in key)
+        residuals = sum(
+            v["residual"].nbytes for group in kept["groups"].values() for v in group.values() if "residual" in v
+        )
         return run_.explain(), residuals, sum(p.numel() for p in model.parameters())
 
 
@@ -104,3 +107,4 @@ def test_memory_is_what_explain_says():
     for told, residuals, numel in run(2, memory):
         assert residuals == 4 * numel
         assert f"keeps {residuals / 1e6:.3g} MB of residuals" in told
+        assert re.search(rf"residual=full {residuals / 1e6:.3g}, int8 0\.0\d+, none 0\)", told), told

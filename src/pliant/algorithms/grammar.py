@@ -4,9 +4,8 @@ import ast
 from collections.abc import Callable
 from typing import Any, cast, get_args, get_type_hints
 
-from pliant.algorithms.inputs import AlgorithmLike, node_of
+from pliant.algorithms.inputs import AlgorithmLike, as_codec_spec, node_of
 from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of
-from pliant.algorithms.sharding import differences
 from pliant.spec import (
     CODECS,
     NODES,
@@ -35,7 +34,9 @@ _VALUES = {
         *(ReduceScatter, WeightGather),
     )
 }
-_WORDS: dict[str, Callable[..., Any]] = {"differences": differences}
+_WORDS: dict[str, Callable[..., Any]] = {
+    "differences": lambda codec: WeightGather.of_differences(as_codec_spec(codec)),
+}
 """Words for values that are no algorithms."""
 _GRAPHS = tuple(kind for kind in get_args(get_type_hints(Graph)["kind"]) if kind != "matrix")
 _LONGEST = 1 << 16

@@ -74,7 +74,7 @@ def differences(codec: str | CodecLike) -> WeightGather:
     Sharded(weights=WeightGather(codec=int4, differences=True, regather=False))
 
     """
-    return WeightGather(codec=as_codec_spec(_read(codec)), differences=True, regather=False)
+    return WeightGather.of_differences(as_codec_spec(_read(codec)))
 
 
 def for_shards(plan: SyncPlan, *, has_replicas: bool) -> SyncPlan:

@@ -47,6 +47,9 @@ _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
 ]
 _ModelOption = Annotated[str, typer.Option(help="Your own training, as module:function, which is profiled here.")]
+_ShardedOption = Annotated[
+    int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
+]
 _SHOWN = 12
 
 
@@ -70,9 +73,7 @@ def plan(
     tuned_for: Annotated[
         int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
     ] = 0,
-    sharded: Annotated[
-        int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
-    ] = 0,
+    sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
@@ -87,8 +88,7 @@ def plan(
     the steps, each with its risk with this optimizer.
     """
     training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
-    if sharded:
-        training = divided(training, sharded)
+    training = divided(training, sharded) if sharded else training
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
     known = inputs.read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
@@ -106,8 +106,8 @@ def plan(
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
 
     seeds = dict(space.baselines)
-    if not training.is_sharded:  # menus are of whole models
-        seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
+    menus = not training.is_sharded  # menus are of whole models
+    seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget) if menus else {}
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed)
     points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
     best = found[0][0].plan("planned")

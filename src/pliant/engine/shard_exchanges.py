@@ -61,7 +61,7 @@ class ShardExchanges(Part):
         self.scatters = [self._scatter(group, checks=checks) for group in model.groups]
         """For each parameter group; None leaves the reduce-scatter to torch."""
         self._waiting: list[Tensor | None] = [None] * len(self.scatters)
-        """What an earlier plan owes where reduce-scatters are now torch's own."""
+        """Debts of an earlier plan where reduce-scatters are now torch's own."""
         self.gathers = [self._gather(group) for group in model.groups]
         """For each parameter group; None leaves the gather to torch."""
 
@@ -185,7 +185,7 @@ class ShardExchanges(Part):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is kept, by group; the mesh; and the dimension and shape of each parameter, to be cut otherwise."""
+        """Tensors that are kept, by group; the mesh; the dimension and shape of each parameter, to be cut otherwise."""
         model, groups = self._model, dict[str, dict[str, Any]]()
         for k, (group, scatter, gather) in enumerate(zip(model.groups, self.scatters, self.gathers, strict=True)):
             owed = self._waiting[k] if scatter is None else scatter.owed

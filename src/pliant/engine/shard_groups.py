@@ -102,7 +102,7 @@ class GroupScatter:
         return {f"gradients {k}": {**part.state, "of": names} for k, (part, names) in enumerate(parts) if part.state}
 
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put residuals back."""
+        """Put saved residuals back."""
         for key, part in self.state.items():
             for kind in part.keys() - {"of"}:
                 part[kind].copy_(saved[key][kind])

@@ -36,7 +36,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks in all."""
         return self.num_shards * self.num_replicas
 
 

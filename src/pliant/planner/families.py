@@ -127,9 +127,13 @@ def _exact_shards(s: Settings) -> Exchange:
 
 
 def _coded_shards(s: Settings) -> Exchange:
-    codec = {8: "bytegrad", 4: "int4", 1: "onebit"}[int(_num(s, "bits"))]
+    codec = _coded({8: "minmax8", 4: "int4", 1: "sign"}[int(_num(s, "bits"))])
     residual = cast(Residual, s.get("residual", "none"))
-    weights = {"exact": "allreduce", "int8": "bytegrad", "differences": "differences(int4)"}[str(s["weights"])]
+    weights = {
+        "exact": WeightGather(),
+        "int8": WeightGather(codec=_coded("minmax8")),
+        "differences": WeightGather.of_differences(_coded("int4")),
+    }[str(s["weights"])]
     return sharded(gradients=codec, residual=residual, weights=weights, regather=False)
 
 

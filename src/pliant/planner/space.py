@@ -10,7 +10,7 @@ from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.families import FAMILIES
 from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, all_of
 from pliant.planner.quality import Quality
-from pliant.spec import Topology, Workload
+from pliant.spec import BlockSparse, Topology, Workload
 
 __all__ = ["Space"]
 
@@ -196,7 +196,8 @@ class Space:
             return family.sharded == self._is_sharded
         if family.sharded:
             return not family.grids  # all left to torch
-        return name != "tasc" and not all_of(name)[0].exchange.has_owners
+        node = all_of(name)[0].exchange
+        return not node.has_owners and not isinstance(node.core, BlockSparse)  # which looks at whole gradients
 
     def _first_inside(self, draw: Callable[[], Genome], instead: Genome | None = None) -> Genome:
         for _ in range(_TRIES):

@@ -10,7 +10,7 @@ __all__ = ["ShardedParameters"]
 
 
 class ShardedParameters:
-    """How a module is divided, if it is under fully_shard or replicate()."""
+    """Division of a module among ranks, if it is under fully_shard or replicate()."""
 
     def __init__(self, module: nn.Module) -> None:
         divided = is_sharded(module)

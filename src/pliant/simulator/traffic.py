@@ -120,10 +120,10 @@ def num_turns(node: Exchange, topology: Topology, size: int) -> int:
 
 def inside_hosts(num_bytes: Floats, topology: Topology) -> list[Round]:
     """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each host."""
-    return inside_groups(num_bytes, [tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))])
+    return _inside_groups(num_bytes, [tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))])
 
 
-def inside_groups(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Round]:
+def _inside_groups(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Round]:
     """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each group, around a ring of its own."""
     most = max(map(len, groups))
     if most == 1:
@@ -201,7 +201,7 @@ def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -
     """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
     if node.gradients is None and len(shards) > 1:
-        task = inside_groups(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
+        task = _inside_groups(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
         if node.replicas is None:
             task += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, turn)
     else:

@@ -1,7 +1,7 @@
 """Node for models that are divided among ranks: the reduce-scatter of gradients and the all-gather of weights."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
@@ -68,6 +68,11 @@ class WeightGather:
             "regather must be False with differences, since a second, finer difference would give backward other "
             "weights than forward, got True.",
         )
+
+    @classmethod
+    def of_differences(cls, codec: CodecSpec | None) -> Self:
+        """Return the setting in which coded changes since the last gather travel."""
+        return cls(codec=codec, differences=True, regather=False)
 
 
 @dataclass(frozen=True, kw_only=True)
