@@ -15,6 +15,7 @@ from pliant.cli import inputs
 from pliant.planner import (
     Advice,
     CodecErrors,
+    FrontierPoint,
     Genome,
     Quality,
     Space,
@@ -55,9 +56,7 @@ _SHOWN = 12
 
 def plan(
     workload: inputs.WorkloadOption = "",
-    model: Annotated[
-        str, typer.Option(help="Your own training instead, as module:function: it is profiled here.")
-    ] = "",
+    model: _ModelOption = "",
     topology: inputs.TopologyOption = None,
     hosts: inputs.HostsOption = 0,
     ranks: inputs.RanksOption = None,
@@ -117,15 +116,19 @@ def plan(
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, inputs.describe_overheads(overheads, machine))
+    budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
     if out is not None:
-        budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
-        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
-        body = {"frontier": [point.as_row() for point in points], "plans": rows}
-        write_atomically(json_file, json.dumps(body, indent=1) + "\n")
+        _write(json_file, points, found)
+
+
+def _write(path: Path, points: Sequence[FrontierPoint], found: Sequence[tuple[Genome, float]]) -> None:
+    rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
+    body = {"frontier": [point.as_row() for point in points], "plans": rows}
+    write_atomically(path, json.dumps(body, indent=1) + "\n")
 
 
 def _training(workload: str, model: str, compute: str, optimizer: str, *, errors: bool) -> tuple[Workload, str]:
