@@ -43,7 +43,7 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "inside_hosts", "num_turns", "traffic_of"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_hosts", "num_turns", "traffic_of"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
