@@ -3,6 +3,7 @@
 The first by itself is a reduce-scatter, the second an all-gather; `CompressedAverage` is both, piece by piece.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -14,7 +15,7 @@ from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
 from pliant.comm.base import Comm, Work
 
-__all__ = ["CodedPiece", "FromOwners", "Parts", "ToOwners", "cut_evenly", "pieces_of"]
+__all__ = ["CodedPiece", "FromOwners", "OwnerGather", "OwnerReduction", "Parts", "ToOwners", "cut_evenly", "pieces_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +43,8 @@ Parts = Sequence[Sequence[CodedPiece]]
 """Pieces of each rank's part of a vector, in the order of ranks; parts need not be equal, and may be empty."""
 
 
-class ToOwners:
-    """First half: every rank sends the pieces of each part, coded, to its owner, who adds them up.
-
-    An owner's own pieces are not coded: they have no error and need no bytes. In a round each rank sends a piece to one
-    owner and receives one from another rank. No two ranks send to the same owner, since flows that meet at a host's
-    link overflow its queue, and TCP loses 5 to 15 % by that. All messages are pairwise: Gloo's all-to-all takes up to
-    twice its bound. Bytes: the payloads of all other parts out, (size-1) payloads of the own one in.
-
-    Note [sends and receives of a round are one operation]: on an in-order queue, as NCCL has, a receive that is posted
-    before the send of the same round waits for a peer that waits too. So every receive is in the same `exchange` as the
-    send of its round, or in a later one, on every rank.
+class OwnerReduction(ABC):
+    """Base of first halves: ranks send the pieces of each part, coded, to its owner, who adds them up.
 
     Args:
         codec: Any codec; biased ones should be used with a residual.
@@ -74,35 +66,22 @@ class ToOwners:
         self.scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
         """Room for the largest piece, (numel,), used within one call."""
 
+    @abstractmethod
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
-        """Encode and send the others' parts of x, float32 (numel,); return the exchanges of each place of a piece.
+        """Encode and send the others' parts of x, float32 (numel,); return what is under way, to be given back.
 
-        Each exchange is posted as soon as there is something to send, so that later pieces are encoded while earlier
-        ones are on the wire. With residual, (numel,), errors are fed back. The seed is this rank's own.
+        With residual, (numel,), errors are fed back. The seed is this rank's own.
         """
-        posted: list[list[Work]] = [[] for _ in range(_num_rounds(self._parts))]
-        for owner, worker in zip(self._peers, reversed(self._peers), strict=True):
-            for k, works in enumerate(posted):
-                sends: list[tuple[int, Tensor]] = []
-                if k < len(self._parts[owner]):
-                    self._encode(self._parts[owner][k], x, residual, self._out[owner][k], seed)
-                    sends = [(owner, self._out[owner][k])]
-                receives = [(worker, self._in[worker][k])] if k < len(self._mine) else []
-                if sends or receives:
-                    works.append(self._comm.exchange(sends, receives))
-        return posted
+
+    @abstractmethod
+    def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
+        """Wait for the pieces k of all others; return their payloads, uint8 (size - 1, row), in the order of ranks."""
 
     def add(self, k: int, posted: list[list[Work]], total: Tensor) -> None:
         """Add to total, this owner's piece k, the pieces of all others, in the order of ranks."""
         self.receive(k, posted)
         for peer in sorted(self._peers):
             self._codec.decode_add(self._in[peer][k], total)
-
-    def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
-        """Wait for the pieces k of all others; return their payloads, uint8 (size - 1, row), in the order of ranks."""
-        for work in posted[k]:
-            work.wait()
-        return self._rows[k]
 
     def wait(self, posted: list[list[Work]]) -> None:
         """Wait for all exchanges, after which payloads may be overwritten."""
@@ -117,12 +96,41 @@ class ToOwners:
             encode_feedback(self._codec, piece.of(x), piece.of(residual), payload, seed, scratch)
 
 
-class FromOwners:
-    """Second half: every owner sends the same coded pieces to all others, who keep them until the next exchange.
+class ToOwners(OwnerReduction):
+    """First half: every rank sends the pieces of each part, coded, to its owner, who adds them up.
 
-    A round has one piece of each owner, sent and received in one `exchange`
-    (Note [sends and receives of a round are one operation]).
-    Bytes: (size-1) payloads of the own part out, the payloads of all other parts in.
+    An owner's own pieces are not coded: they have no error and need no bytes. In a round each rank sends a piece to one
+    owner and receives one from another rank. No two ranks send to the same owner, since flows that meet at a host's
+    link overflow its queue, and TCP loses 5 to 15 % by that. All messages are pairwise: Gloo's all-to-all takes up to
+    twice its bound. An exchange is posted as soon as there is something to send, so that later pieces are encoded while
+    earlier ones are on the wire. Bytes: the payloads of all other parts out, (size-1) payloads of the own one in.
+
+    Note [sends and receives of a round are one operation]: on an in-order queue, as NCCL has, a receive that is posted
+    before the send of the same round waits for a peer that waits too. So every receive is in the same `exchange` as the
+    send of its round, or in a later one, on every rank.
+    """
+
+    def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
+        posted: list[list[Work]] = [[] for _ in range(_num_rounds(self._parts))]
+        for owner, worker in zip(self._peers, reversed(self._peers), strict=True):
+            for k, works in enumerate(posted):
+                sends: list[tuple[int, Tensor]] = []
+                if k < len(self._parts[owner]):
+                    self._encode(self._parts[owner][k], x, residual, self._out[owner][k], seed)
+                    sends = [(owner, self._out[owner][k])]
+                receives = [(worker, self._in[worker][k])] if k < len(self._mine) else []
+                if sends or receives:
+                    works.append(self._comm.exchange(sends, receives))
+        return posted
+
+    def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
+        for work in posted[k]:
+            work.wait()
+        return self._rows[k]
+
+
+class OwnerGather(ABC):
+    """Base of second halves: every owner sends the same coded pieces to all others, who keep them for a while.
 
     Args:
         codec: Any codec.
@@ -140,12 +148,9 @@ class FromOwners:
         self.payloads = [_payloads(codec, part, device) for part in parts]
         """Payloads of each rank's pieces, in the order of ranks; this rank writes its own before it sends them."""
 
+    @abstractmethod
     def send(self, k: int) -> Work:
-        """Send this owner's payload k, if it has one, to all, and receive payload k of all others."""
-        own = self.payloads[self._comm.rank]
-        sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
-        receives = [(peer, self.payloads[peer][k]) for peer in self._peers if k < len(self.payloads[peer])]
-        return self._comm.exchange(sends, receives)
+        """Send this owner's payload k, if it has one, to all, and receive payload k of all others, or later at once."""
 
     def swap(self, x: Tensor, seed: int) -> None:
         """Encode this owner's pieces of x, float32 (numel,), and receive the payloads of all others.
@@ -172,6 +177,21 @@ class FromOwners:
         """Decode one rank's payload k into its place in x, or add it there."""
         decode = self._codec.decode_add if add else self._codec.decode
         decode(self.payloads[rank][k], self._parts[rank][k].of(x))
+
+
+class FromOwners(OwnerGather):
+    """Second half: every owner sends the same coded pieces to all others, who keep them until the next exchange.
+
+    A round has one piece of each owner, sent and received in one `exchange`
+    (Note [sends and receives of a round are one operation]).
+    Bytes: (size-1) payloads of the own part out, the payloads of all other parts in.
+    """
+
+    def send(self, k: int) -> Work:
+        own = self.payloads[self._comm.rank]
+        sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
+        receives = [(peer, self.payloads[peer][k]) for peer in self._peers if k < len(self.payloads[peer])]
+        return self._comm.exchange(sends, receives)
 
 
 def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:

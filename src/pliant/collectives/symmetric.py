@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
-from pliant.collectives.halves import CodedPiece, FromOwners, Parts, ToOwners
+from pliant.collectives.halves import CodedPiece, OwnerGather, OwnerReduction, Parts
 from pliant.comm.base import Comm, Work
 
 __all__ = ["GatherFromOwners", "SwapToOwners"]
@@ -16,13 +16,13 @@ _ALIGNMENT_BYTES = 16
 
 
 class _Begun:
-    """What is sent with the last piece."""
+    """Work of a piece that is sent with the last one."""
 
     def wait(self) -> None:
         pass
 
 
-class SwapToOwners(ToOwners):
+class SwapToOwners(OwnerReduction):
     """First half, as `ToOwners` to the bit: all payloads of all parts in one all-to-all.
 
     A rank's payloads for an owner lie one after another in a slot, and all slots are as long as the longest. Bytes:
@@ -58,7 +58,7 @@ class SwapToOwners(ToOwners):
         return self._rows[k]
 
 
-class GatherFromOwners(FromOwners):
+class GatherFromOwners(OwnerGather):
     """Second half, as `FromOwners` to the bit: all payloads of all owners in one all-gather, behind the last piece.
 
     Bytes: (size-1) slots out and in, as in `SwapToOwners`.

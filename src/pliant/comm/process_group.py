@@ -3,7 +3,6 @@
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from pliant.accelerator import is_accelerator, synchronize
 from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
 from pliant.comm.batched import batched
 from pliant.comm.liveness import HeartbeatMonitor
+from pliant.comm.pending import PendingWorks
 from pliant.comm.progress import Progress
 from pliant.comm.torch_private import GroupMaker, backend_of, destroy, hang_up, is_destroyed
 
@@ -27,42 +27,6 @@ _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(di
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
 _BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
 """Dtypes that Gloo does not know; where bytes only move they are sent as uint8."""
-
-
-class _Pending:
-    """Works in flight that are one communication to the caller."""
-
-    def __init__(
-        self,
-        comm: "ProcessGroupComm",
-        op: str,
-        works: Sequence[dist.Work],
-        num_bytes: int,
-        patience_s: float | None = None,
-        *,
-        on_host: bool = True,
-    ) -> None:
-        self._on_host = on_host
-        self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
-        self._limit_s = comm.timeout_s if patience_s is None else patience_s
-        self._idle = patience_s is not None
-        self._start_s = time.monotonic()
-
-    def wait(self) -> None:
-        waits = self._comm.progress.waits
-        if not self._idle:
-            waits.add(id(self))
-        try:
-            for work in self._works:
-                # With a limit NCCL would hold up the host; there the group's own timeout ends what hangs.
-                work.wait(timedelta(seconds=self._limit_s)) if self._on_host else work.wait()
-        except RuntimeError as error:
-            self._works = ()  # they hold connections, and whoever keeps the error would keep them
-            waited_s = time.monotonic() - self._start_s
-            raise self._comm.given_up(self._op, error, f" of {self._num_bytes} bytes", waited_s) from error
-        finally:  # only now: who is asked meanwhile has waited, and is not to blame
-            waits.discard(id(self))
-        self._works = ()  # Gloo would wait for ever for what it has already handed over
 
 
 class ProcessGroupComm:
@@ -161,7 +125,7 @@ class ProcessGroupComm:
                 works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
         except RuntimeError as error:
             raise self.given_up("exchange", error, size, 0.0) from error
-        return _Pending(self, "exchange", works, num_bytes, patience_s, on_host=beside is None)
+        return PendingWorks(self, "exchange", works, num_bytes, patience_s, on_host=beside is None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
@@ -291,7 +255,9 @@ class ProcessGroupComm:
             if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
                 raise  # not one of a group that was destroyed, or closed by another thread
             raise self.given_up(op, error, f" of {x.nbytes} bytes", 0.0) from error
-        return _Pending(self, op, [work] if work is not None else [], x.nbytes, on_host=not is_accelerator(x.device))
+        return PendingWorks(
+            self, op, [work] if work is not None else [], x.nbytes, on_host=not is_accelerator(x.device)
+        )
 
 
 def _movable(x: Tensor) -> Tensor:

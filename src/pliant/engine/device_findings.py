@@ -18,7 +18,7 @@ _Row = tuple[BucketLayout, bool]
 
 
 class DeviceFindings(Findings):
-    """What is not finite in the gradients of a model on an accelerator.
+    """Findings in gradients on an accelerator: flags that stay there, until the host reads those of a pass.
 
     Note [nobody waits for flags]: a question whose answer the host needs in the middle of a step would hold up
     everything that it launches. So what depends on a flag is chosen on the device; places and flags of a backward pass
@@ -82,5 +82,5 @@ class DeviceFindings(Findings):
             places, flags = copy.tolist()
             for (bucket, stays), place, flag in zip(rows, places, flags, strict=True):
                 if flag:
-                    super().keep(bucket, place) if stays else self.blame(bucket, place)
+                    self.record(bucket, place) if stays else self.blame(bucket, place)
         return self.pop_error()

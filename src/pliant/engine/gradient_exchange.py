@@ -13,7 +13,7 @@ from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.bucket_layout import BucketLayout, BucketPart, split_bucket
 from pliant.engine.comms import Comms
 from pliant.engine.device_findings import DeviceFindings
-from pliant.engine.nonfinite import Findings, NonFinite, NonFiniteGradientError, Place
+from pliant.engine.nonfinite import Findings, HostFindings, NonFinite, NonFiniteGradientError, Place
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.sparse_gradients import average_rows, has_finite_rows
 from pliant.spec import DecoupledMomentum
@@ -64,8 +64,8 @@ class GradientExchange:
         """Ratio setting of the ratio controller, where a node has a target."""
         raises, device = nonfinite == "raise", self._device
         on_device = is_accelerator(device)
-        self.findings = (
-            DeviceFindings(comms.all, device, raises=raises) if on_device else Findings(comms.all, raises=raises)
+        self.findings: Findings = (
+            DeviceFindings(comms.all, device, raises=raises) if on_device else HostFindings(comms.all, raises=raises)
         )
         """What is not finite, and who has it."""
         self._bad_before: dict[str, Place] = {}

@@ -1,5 +1,6 @@
 """NaN and Inf in gradients: which parameter of which rank holds one, and the error that says so."""
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -9,7 +10,7 @@ from pliant.codecs import all_finite, first_nonfinite, scale_and_check
 from pliant.comm.base import Comm
 from pliant.engine.bucket_layout import BucketLayout
 
-__all__ = ["Findings", "NonFinite", "NonFiniteGradientError", "Place"]
+__all__ = ["Findings", "HostFindings", "NonFinite", "NonFiniteGradientError", "Place"]
 
 NonFinite = Literal["raise", "propagate"]
 
@@ -27,8 +28,8 @@ class NonFiniteGradientError(FloatingPointError):
     """Whether all ranks' gradients were finite, and only the result of the plan is not."""
 
 
-class Findings:
-    """What is not finite in the gradients of a model on the CPU: each finding is known at once.
+class Findings(ABC):
+    """Base of the findings of NaN and Inf in a run's gradients.
 
     Args:
         comm: Comm of all ranks, which carries tensors of the host.
@@ -40,26 +41,23 @@ class Findings:
         self._comm, self._raises = comm, raises
         self._refused: NonFiniteGradientError | None = None
 
+    @abstractmethod
     def look(self, x: Tensor, factor: float | None) -> Place:
         """Multiply x, (numel,), by a factor, if there is one, and return the place of the first NaN or Inf."""
-        if factor is not None and scale_and_check(x, factor):
-            return -1
-        return first_nonfinite(x) if self._raises else -1
 
+    @abstractmethod
     def poison(self, x: Tensor, place: Place) -> None:
         """Fill x with NaN if something was found in it, so that all ranks see it, whatever codecs keep."""
-        if int(place) >= 0:
-            x.fill_(torch.nan)
 
+    @abstractmethod
     def either(self, first: Place, second: Place) -> Place:
         """Return the place that says most of two that belong to one exchange."""
-        return max(int(first), int(second))
 
+    @abstractmethod
     def keep(self, bucket: BucketLayout, place: Place) -> None:
         """Keep the error of a gradient that stays on this rank."""
-        if int(place) >= 0 and self._raises:
-            self._record(f"rank {self._comm.rank}: {bucket.name}, parameter {bucket.name_at(int(place))}")
 
+    @abstractmethod
     def judge(self, bucket: BucketLayout, result: Tensor, place: Place) -> None:
         """Look at a result, which is finite on all ranks or on none; if it is not, find out whose gradients were not.
 
@@ -69,20 +67,24 @@ class Findings:
             place: Place of what this rank has found in its own gradients.
 
         """
-        if self._raises and not all_finite(result):
-            self.blame(bucket, int(place))
 
+    @abstractmethod
     def end_pass(self) -> None:
         """Note that a backward pass has handed over all of its buckets. Runs in the communication thread."""
+
+    @abstractmethod
+    def pop_late_error(self) -> NonFiniteGradientError | None:
+        """Return, once, an error of the passes before that has become known since; collective if there is one."""
 
     def pop_error(self) -> NonFiniteGradientError | None:
         """Return, once, the first error that is known; with nothing in flight."""
         refused, self._refused = self._refused, None
         return refused
 
-    def pop_late_error(self) -> NonFiniteGradientError | None:
-        """Return, once, an error of the passes before that has become known since; collective if there is one."""
-        return None
+    def record(self, bucket: BucketLayout, place: int) -> None:
+        """Keep the error of a gradient that stays on this rank, if there is one."""
+        if place >= 0 and self._raises:
+            self._record(f"rank {self._comm.rank}: {bucket.name}, parameter {bucket.name_at(place)}")
 
     def blame(self, bucket: BucketLayout, bad: int) -> None:
         """Find the ranks whose gradients were not finite, by an all-gather of 8 bytes, and keep the error."""
@@ -103,3 +105,32 @@ class Findings:
                 'with a GradScaler, which expects this, pass nonfinite="propagate".'
             )
             self._refused.of_plan = of_plan
+
+
+class HostFindings(Findings):
+    """Findings in gradients on the CPU: each is known at once."""
+
+    def look(self, x: Tensor, factor: float | None) -> Place:
+        if factor is not None and scale_and_check(x, factor):
+            return -1
+        return first_nonfinite(x) if self._raises else -1
+
+    def poison(self, x: Tensor, place: Place) -> None:
+        if int(place) >= 0:
+            x.fill_(torch.nan)
+
+    def either(self, first: Place, second: Place) -> Place:
+        return max(int(first), int(second))
+
+    def keep(self, bucket: BucketLayout, place: Place) -> None:
+        self.record(bucket, int(place))
+
+    def judge(self, bucket: BucketLayout, result: Tensor, place: Place) -> None:
+        if self._raises and not all_finite(result):
+            self.blame(bucket, int(place))
+
+    def end_pass(self) -> None:
+        pass
+
+    def pop_late_error(self) -> NonFiniteGradientError | None:
+        return None

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
+from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.transport import Transport, comm_for, require_transport
 from pliant.engine.ddp_hook import error_reporter, install_hook
@@ -72,16 +74,8 @@ def start_run(
     try:
         if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        own_comm, host = comm_for(
-            relaxed.group,
-            timeout_s,
-            start_timeout_s,
-            device=device,
-            transport=transport,
-            on_one_host=lambda ranks: are_on_one_host(ranks, hosts),
-        )
+        own_comm, host = _connect(relaxed.group, device, transport, hosts, (timeout_s, start_timeout_s))
         comm = RecordedComm(own_comm)
-        require_same(host, "the kind of device", device.type, cure="train on CPUs alone, or on one kind of accelerator")
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
             relaxed.sharded.connect(comm, relaxed.group)
@@ -104,3 +98,25 @@ def start_run(
             abort_start(comm)
         raise
     return run
+
+
+def _connect(
+    group: ProcessGroup,
+    device: torch.device,
+    transport: Transport,
+    hosts: Sequence[Sequence[int]] | None,
+    timeouts_s: tuple[float, float],
+) -> tuple[Comm, ProcessGroupComm]:
+    """Return a comm for a model on a device, and that of its host tensors. Collective."""
+
+    def on_one_host(comm: Comm) -> bool:
+        return are_on_one_host(comm, hosts)
+
+    comm, host = comm_for(group, *timeouts_s, device=device, transport=transport, on_one_host=on_one_host)
+    cure = "train on CPUs alone, or on one kind of accelerator"
+    try:
+        require_same(host, "the kind of device", device.type, cure=cure)
+    except BaseException:
+        comm.close()
+        raise
+    return comm, host

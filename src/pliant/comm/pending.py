@@ -1,0 +1,64 @@
+"""Works of torch in flight, which are one communication to the caller."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch.distributed as dist
+
+from pliant.comm.base import CommError
+from pliant.comm.progress import Progress
+
+__all__ = ["PendingWorks", "ReportsFailures"]
+
+
+class ReportsFailures(Protocol):
+    """A comm over a process group, as far as its works in flight know it."""
+
+    progress: Progress
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest wait for one communication."""
+        ...
+
+    def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
+        """Make the report of a failed communication, and close the connections."""
+        ...
+
+
+class PendingWorks:
+    """Works in flight that are one communication to the caller."""
+
+    def __init__(
+        self,
+        comm: ReportsFailures,
+        op: str,
+        works: Sequence[dist.Work],
+        num_bytes: int,
+        patience_s: float | None = None,
+        *,
+        on_host: bool = True,
+    ) -> None:
+        self._on_host = on_host
+        self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
+        self._limit_s = comm.timeout_s if patience_s is None else patience_s
+        self._idle = patience_s is not None
+        self._start_s = time.monotonic()
+
+    def wait(self) -> None:
+        waits = self._comm.progress.waits
+        if not self._idle:
+            waits.add(id(self))
+        try:
+            for work in self._works:
+                # With a limit NCCL would hold up the host; there the group's own timeout ends what hangs.
+                work.wait(timedelta(seconds=self._limit_s)) if self._on_host else work.wait()
+        except RuntimeError as error:
+            self._works = ()  # they hold connections, and whoever keeps the error would keep them
+            waited_s = time.monotonic() - self._start_s
+            raise self._comm.given_up(self._op, error, f" of {self._num_bytes} bytes", waited_s) from error
+        finally:  # only now: who is asked meanwhile has waited, and is not to blame
+            waits.discard(id(self))
+        self._works = ()  # Gloo would wait for ever for what it has already handed over
