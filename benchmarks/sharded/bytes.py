@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from journal import Lines, place, run_ranks
+from journal import Lines, place, run_ranks, show
 from predicted import predict
 from settings import BYTES, HSDP, MODELS
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import emulate_cluster
 from pliant.spec import Match, Rule, Sharded, SyncPlan, TensorSpec, Topology, Workload, from_json
-from pliant.spec.files import write_atomically
 
 KEY = ("mesh", "model", "setting")
 MESHES = {"4 hosts": (4, 1), "2 x 2": (2, 2)}
@@ -163,10 +162,7 @@ def main() -> None:
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given.models)
-    text = table(lines, shlex.join(["python", *sys.argv]))
-    print(text)
-    if given.md is not None:
-        write_atomically(given.md, text)
+    show(table(lines, shlex.join(["python", *sys.argv])), given.md)
 
 
 if __name__ == "__main__":

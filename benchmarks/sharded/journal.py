@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.network import EmulatedCluster
+from pliant.spec.files import write_atomically
 from pliant_bench.harness.local import LocalHosts
 from pliant_bench.harness.setup import MARK
 
@@ -16,7 +17,7 @@ from chaos.judge import named_in
 from house.versions import commit_of, machine
 from tasc.accuracy_book import Book
 
-__all__ = ["Lines", "named_in", "place", "run_ranks"]
+__all__ = ["Lines", "named_in", "place", "run_ranks", "show"]
 
 _LAST_WORDS = 40
 
@@ -68,3 +69,10 @@ def run_ranks(
     if any(result.exit_code for result in results):
         codes = [result.exit_code for result in results]
         raise RuntimeError("\n".join([f"{script} failed on ranks with {codes}:", *words[-_LAST_WORDS:]]))
+
+
+def show(text: str, path: Path | None) -> None:
+    """Print a table, and write it to a file if there is one."""
+    print(text)
+    if path is not None:
+        write_atomically(path, text)

@@ -22,12 +22,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from journal import Lines, named_in, place
+from journal import Lines, named_in, place, show
 from kills_drawn import Trial, draw, read_trials, write_trials
 from kills_rank import LEFT, Start, be
 
 from pliant.network.store_host import reserve_port
-from pliant.spec.files import write_atomically
 from pliant_bench.faults.processes import Processes
 
 RANKS, NUM, TIMEOUT_S, LIMIT_S, POLL_S = 4, 100, 20.0, 90.0, 0.002
@@ -184,10 +183,7 @@ def main() -> None:
             record = lines.add({**carry_out(trial, given.slack), **place()})
             told = f"{trial.number}, {trial.mesh}, {trial.what}, {trial.how}: {record['outcome']} {record['why']}"
             print(f"{told} after {record['trial_s']:.0f} s", flush=True)
-    text = table(list(lines.records.values()), shlex.join(["python", *sys.argv]))
-    print(text)
-    if given.md is not None:
-        write_atomically(given.md, text)
+    show(table(list(lines.records.values()), shlex.join(["python", *sys.argv])), given.md)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from journal import Lines, place, run_ranks
+from journal import Lines, place, run_ranks, show
 from settings import LOSS, LOSS_SHAPE
 
-from pliant.spec.files import write_atomically
 from pliant_bench.data.fetch import find_text
 from pliant_bench.harness.local import LocalHosts
 
@@ -139,10 +138,7 @@ def main() -> None:
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given)
-    text = table(lines, given.steps, shlex.join(["python", *sys.argv]))
-    print(text)
-    if given.md is not None:
-        write_atomically(given.md, text)
+    show(table(lines, given.steps, shlex.join(["python", *sys.argv])), given.md)
 
 
 if __name__ == "__main__":

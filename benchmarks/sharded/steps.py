@@ -23,13 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from journal import Lines, place, run_ranks
+from journal import Lines, place, run_ranks, show
 from predicted import predicted
 from settings import MODELS, RATES, STEPS
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import EmulatedCluster, emulate_cluster
-from pliant.spec.files import write_atomically
 
 HOSTS, ROUNDS = 4, 3
 KEY = ("kind", "rate", "model", "batch", "round", "setting", "session")
@@ -191,10 +190,7 @@ def main() -> None:
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given)
-    text = table(lines, given.batch, shlex.join(["python", *sys.argv]))
-    print(text)
-    if given.md is not None:
-        write_atomically(given.md, text)
+    show(table(lines, given.batch, shlex.join(["python", *sys.argv])), given.md)
 
 
 if __name__ == "__main__":

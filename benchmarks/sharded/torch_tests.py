@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from journal import Lines, place
-
-from pliant.spec.files import write_atomically
+from journal import Lines, place, show
 
 ARMS = {"plain": "torch_on_cpu", "exact": "torch_relaxed"}
 KEY = ("file", "test", "arm")
@@ -132,10 +130,7 @@ def main() -> None:
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given)
-    text = table(list(lines.records.values()), shlex.join(["python", *sys.argv]))
-    print(text)
-    if given.md is not None:
-        write_atomically(given.md, text)
+    show(table(list(lines.records.values()), shlex.join(["python", *sys.argv])), given.md)
 
 
 if __name__ == "__main__":

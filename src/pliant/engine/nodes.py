@@ -34,7 +34,9 @@ def nodes_for(
         ValueError: A gradient is sparse, but the plan exchanges momenta, which never are.
 
     """
-    exact, numels = AllReduce(), relaxed.numels
+    exact = AllReduce()
+    # Of a sharded model whole parameters count: shards differ from rank to rank, and the plan must not.
+    numels = {name: p.numel() for name, p in parameters.items()} if relaxed.sharded is None else relaxed.sharded.numels
     nodes: dict[str, Exchange] = {
         name: plan.exchange_for(name, layers[name], numels[name]) if id(p) in stepped else exact
         for name, p in parameters.items()

@@ -79,13 +79,6 @@ class RelaxedModel:
             return self.sharded.shards
         return {name: p for name, p in list_tensors(self.module) if p.requires_grad}
 
-    @property
-    def numels(self) -> dict[str, int]:
-        """Name -> elements of the whole parameter, of those that are trained: equal on all ranks, as shards are not."""
-        if self.sharded is not None:
-            return self.sharded.numels
-        return {name: p.numel() for name, p in self.parameters.items()}
-
     def require_whole(self, what: str, cure: str) -> None:
         """Raise ValueError for a model that is divided among ranks, if something needs whole parameters."""
         if self.sharded is not None:
