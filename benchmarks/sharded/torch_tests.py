@@ -82,7 +82,7 @@ def measure(lines: Lines, given: argparse.Namespace) -> None:
                 time.sleep(2)
             for test, (what, why) in (run_class(file, ARMS[arm], name, left, given.limit) if left else {}).items():
                 found = {"file": file.name, "test": f"{name}::{test}", "arm": arm, "outcome": what, "why": why}
-                lines.add({**found, "source": given.source, **place()})
+                lines.add({**found, **place()})
                 print(f"{file.name}, {name}::{test}, {arm}: {what} {why[:150]!r}", flush=True)
 
 
@@ -91,7 +91,7 @@ def passed(lines: Lines, file: str, test: str) -> bool:
     return lines.records.get((file, test, "plain"), {}).get("outcome") == "passed"
 
 
-def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
+def table(records: Sequence[Mapping[str, Any]], source: str, command: str) -> str:
     """Return the results as Markdown."""
     last, commits = records[-1], ", ".join(sorted({r["commit"] for r in records}))
     head = [
@@ -99,7 +99,7 @@ def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
         "",
         f"`{command}`",
         "",
-        f"{last['source']}. {last['software']}; {last['cpu']}; commits {commits}.",
+        f"{source} {last['software']}; {last['cpu']}; commits {commits}.",
         "",
         "| file | arm | tests | passed | skipped | failed | hangs |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -111,7 +111,8 @@ def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
             cells = [counts.total(), *(counts[what] for what in ("passed", "skipped", "failed", "hangs"))]
             body.append(f"| {file} | {arm} | {' | '.join(map(str, cells))} |")
     reasons = Counter((r["arm"], r["why"]) for r in records if r["outcome"] == "skipped")
-    body += ["", "Skipped:", "", *(f"- {arm}: {num} because {why!r}" for (arm, why), num in reasons.items())]
+    if reasons:
+        body += ["", "Skipped:", "", *(f"- {arm}: {num} because {why!r}" for (arm, why), num in reasons.items())]
     wrong = [r for r in records if r["outcome"] in ("failed", "hangs")]
     told = [f"- {r['arm']}: {r['test']}: {r['outcome']}: {' '.join(r['why'].split())[:400]}" for r in wrong]
     return "\n".join([*head, *body, *(["", "Not passed:", "", *told] if told else []), ""])
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--tests", type=Path, required=True)
     parser.add_argument("--jsonl", type=Path, required=True)
     parser.add_argument("--md", type=Path)
-    parser.add_argument("--source", default="", help="where the files are from, for the table")
+    parser.add_argument("--source", default="", help="a sentence for the table: where the files are from")
     parser.add_argument("--limit", type=float, default=3000.0, help="seconds that a class may take")
     parser.add_argument("--pause-while", default="", help="no test begins while this file exists")
     parser.add_argument("--table", action="store_true", help="write the table alone")
@@ -130,7 +131,7 @@ def main() -> None:
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given)
-    show(table(list(lines.records.values()), shlex.join(["python", *sys.argv])), given.md)
+    show(table(list(lines.records.values()), given.source, shlex.join(["python", *sys.argv])), given.md)
 
 
 if __name__ == "__main__":
