@@ -16,6 +16,7 @@ from pliant.planner import (
     BASELINES,
     Advice,
     CodecErrors,
+    FrontierPoint,
     Genome,
     Quality,
     Space,
@@ -111,9 +112,13 @@ def plan(
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
-        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
-        body = {"frontier": [point.as_row() for point in points], "plans": rows}
-        write_atomically(json_file, json.dumps(body, indent=1) + "\n")
+        _write(json_file, points, found)
+
+
+def _write(path: Path, points: Sequence[FrontierPoint], found: list[tuple[Genome, float]]) -> None:
+    rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
+    body = {"frontier": [point.as_row() for point in points], "plans": rows}
+    write_atomically(path, json.dumps(body, indent=1) + "\n")
 
 
 def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:
