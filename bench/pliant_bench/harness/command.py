@@ -20,7 +20,7 @@ from pliant_bench.harness.torchrun import size_of_torchrun
 __all__ = ["bench"]
 
 _TARGETS = {"images": 0.85, "lm": 6.0}
-_TARGETS_OF = ("images", "lm", "own")
+_TARGETS_OF: tuple[str, ...] = ("images", "lm", "own")
 """Tasks of --target-accuracy, --target-perplexity and --target-loss."""
 _STEPS = {"images": 350, "lm": 500, "own": 350, "kill": 60}
 _BATCHES = {"images": 64, "lm": 16, "own": 1, "kill": 16}
@@ -169,7 +169,7 @@ def _models(models: str, own: str, task: str, mode: str) -> tuple[str, ...]:
 def _target(task: str, own: str, asked: Sequence[float | None], *, train: bool) -> float:
     """Return the target of what is learned, and refuse that of something else."""
     learned = "own" if own else task
-    given = dict(zip(_TARGETS_OF, asked, strict=True))
+    given: dict[str, float | None] = dict(zip(_TARGETS_OF, asked, strict=True))
     if any(value is not None for kind, value in given.items() if kind != learned):
         raise ValueError(
             f"{f'--model {own}' if own else f'--task {task}'} has another target; --target-accuracy is for images, "
