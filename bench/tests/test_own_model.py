@@ -116,7 +116,7 @@ def test_under_torchrun_it_trains_and_a_function_that_fails_is_named(here):
         (["--batch", "5"], "--batch is given, but --model my:make brings"),
         (["--demo"], "--demo is given, but --model my:make brings"),
         (["--train"], "--train --model my:make has no target; say which loss"),
-        (["--target-accuracy", "0.5"], "--target-accuracy is for images, but what is learned is my:make"),
+        (["--target-accuracy", "0.5"], "--model my:make has another target; --target-accuracy is for images"),
         (["--target-loss", "0.5", "--max-epochs", "2"], "--max-epochs asks how long an epoch is"),
         (["--algorithms", "ddp-adam"], "ddp-adam brings Adam, but my:make has an optimizer of its own"),
         (["--kill", "2", "--local"], "--kill trains a model of the laboratory"),
@@ -133,7 +133,7 @@ def test_what_an_own_model_does_not_go_with_is_refused(arguments, sentence):
         (["--rate", "1gbit"], "--rate is given, but torchrun"),
         (["--local"], "--local is given, but torchrun"),
         (["--grid"], "--grid changes links or loses ranks, but those here are torchrun's"),
-        (["--target-loss", "1"], "--target-loss is for own, but what is learned is --task images"),
+        (["--target-loss", "1"], "--task images has another target; --target-accuracy is for images"),
     ],
 )
 def test_what_torchrun_does_not_go_with_is_refused(arguments, sentence, monkeypatch):

@@ -21,7 +21,8 @@ from pliant_bench.harness.torchrun import size_of_torchrun
 __all__ = ["bench"]
 
 _TARGETS = {"images": 0.85, "lm": 6.0}
-_TARGET_FLAGS = {"images": "--target-accuracy", "lm": "--target-perplexity", "own": "--target-loss"}
+_TARGETS_OF: tuple[str, ...] = ("images", "lm", "own")
+"""Tasks of --target-accuracy, --target-perplexity and --target-loss."""
 _STEPS = {"images": 350, "lm": 500, "own": 350, "kill": 60}
 _BATCHES = {"images": 64, "lm": 16, "own": 1, "kill": 16}
 _ROUNDS = {"train": 7, "time": 7, "grid": 3, "kill": 7}
@@ -173,13 +174,13 @@ def _models(models: str, own: str, task: str, mode: str) -> tuple[str, ...]:
 def _target(task: str, own: str, asked: Sequence[float | None], *, train: bool) -> float:
     """Return the target of what is learned, and refuse that of something else."""
     learned = "own" if own else task
-    for (kind, flag), value in zip(_TARGET_FLAGS.items(), asked, strict=True):
-        if value is not None and kind != learned:
-            raise ValueError(
-                f"{flag} is for {kind}, but what is learned is {own or f'--task {task}'}: its target is "
-                f"{_TARGET_FLAGS.get(learned, 'another')}."
-            )
-    value = dict(zip(_TARGET_FLAGS, asked, strict=True)).get(learned)
+    given: dict[str, float | None] = dict(zip(_TARGETS_OF, asked, strict=True))
+    if any(value is not None for kind, value in given.items() if kind != learned):
+        raise ValueError(
+            f"{f'--model {own}' if own else f'--task {task}'} has another target; --target-accuracy is for images, "
+            "--target-perplexity for lm, --target-loss for --model."
+        )
+    value = given.get(learned)
     if value is None and own and train:
         raise ValueError(f"--train --model {own} has no target; say which loss is to be reached: --target-loss 0.5.")
     return _TARGETS.get(learned, 0.0) if value is None else value
