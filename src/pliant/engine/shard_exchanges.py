@@ -161,7 +161,7 @@ class ShardExchanges(Part):
         self.owe(old.debts())
 
     def debts(self) -> list[Tensor | None]:
-        """Return what this rank owes, (size, row_numel) for each group; copies."""
+        """Return this rank's residual, (size, row_numel) for each group; copies."""
         pairs = zip(self.scatters, self._waiting, strict=True)
         return [waiting if scatter is None else scatter.take_debts() for scatter, waiting in pairs]
 

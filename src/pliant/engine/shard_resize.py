@@ -49,8 +49,8 @@ def cut_of(extent: int, size: int, rank: int) -> slice:
 class ShardResize:
     """Conversion of the states of one mesh's ranks to those of another mesh.
 
-    Every new rank gets the mean over old ranks of what they owe for a whole parameter: a residual counts 1/n among n
-    ranks, so the sum of what is sent and owed is conserved, to the rounding of the residual's own format. Copies and
+    Every new rank gets the mean over old ranks of their residuals of a whole parameter. A residual counts 1/n among n
+    ranks, so the sum of what is sent and kept is conserved, to the rounding of the residual's own format. Copies and
     shards are put together and cut anew.
 
     Args:
@@ -153,7 +153,7 @@ class ShardResize:
         return {"of": kept["of"], "begun": kept["begun"], "replica": torch.cat(parts)}
 
     def _mean_of(self, group: str, key: str, kind: str, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the mean over old ranks of what they owe for whole parameters."""
+        """Return the mean over old ranks of their residuals of whole parameters."""
         at = group, key, kind
         if at not in self._means:
             held = [own["shards"]["groups"][group][key][kind] for own in self.states]

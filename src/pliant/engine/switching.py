@@ -54,7 +54,7 @@ class SwitchesPlans(CountsSkips):
     _relaxed: RelaxedModel
     _comm_thread: CommThread
     _debts: Sequence[Sequence[Tensor | None]] = ()
-    """What shards owed when a trial began."""
+    """Residuals of shards when a trial began."""
     _executor: PlanExecutor
     _executor_builder: ExecutorBuilder
     _module: nn.Module
