@@ -40,6 +40,10 @@ _QualityOption = Annotated[
         "with --error-budget, any."
     ),
 ]
+_ErrorBudgetOption = Annotated[
+    float | None,
+    typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+]
 _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
 ]
@@ -55,10 +59,7 @@ def plan(
     delay: inputs.DelayOption = "",
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
-    error_budget: Annotated[
-        float | None,
-        typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
-    ] = None,
+    error_budget: _ErrorBudgetOption = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW.")] = "SGD",
