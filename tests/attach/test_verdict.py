@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pliant.attachment.verdict import QUALITIES, RunOptions, Verdict
+from pliant.attachment.verdict import QUALITIES, RunOptions, RunVerdict
 
 HELPED = {
     "how": "DDP",
@@ -30,7 +30,7 @@ HELPED = {
 
 
 def test_the_speed_up_is_the_ratio_of_steps_times_over_that_of_steps():
-    verdict = Verdict(**HELPED)
+    verdict = RunVerdict(**HELPED)
     assert verdict.steps_speedup == pytest.approx(6)
     assert verdict.speedup == pytest.approx(6 / 1.06)
     body = json.loads(verdict.as_json())
@@ -40,7 +40,7 @@ def test_the_speed_up_is_the_ratio_of_steps_times_over_that_of_steps():
 
 
 def test_in_plain_words_it_says_what_a_step_took_waited_and_sent_and_what_to_paste():
-    text = Verdict(**HELPED).text()
+    text = RunVerdict(**HELPED).text()
     for part in (
         "Verdict: 5.66x sooner to DDP's loss: a step takes 200ms instead of 1.2s (6.00x), ",
         "counting 1.06 times the steps.",
@@ -57,7 +57,7 @@ def test_in_plain_words_it_says_what_a_step_took_waited_and_sent_and_what_to_pas
 
 
 def test_without_a_plan_it_says_why_and_offers_no_line():
-    verdict = Verdict(
+    verdict = RunVerdict(
         **{**HELPED, "plan": None, "line": "", "reason": "Pliant does not help here: it is 1.01.", "step_s": 1.21}
     )
     assert verdict.sentence == "Pliant does not help here: it is 1.01."
@@ -66,17 +66,17 @@ def test_without_a_plan_it_says_why_and_offers_no_line():
 
 
 def test_a_script_that_ends_before_the_decision_is_told_so():
-    verdict = Verdict(how="DDP", num_ranks=2, baseline_step_s=0.1)
+    verdict = RunVerdict(how="DDP", num_ranks=2, baseline_step_s=0.1)
     assert "ended before a plan was chosen" in verdict.sentence
     assert verdict.speedup is None
 
 
 def test_records_survive_their_files(tmp_path):
-    assert Verdict.load(tmp_path) is None
-    verdict, options = Verdict(**HELPED), RunOptions(quality="fast", unmeasured=True, plan_file="plan.json")
+    assert RunVerdict.load(tmp_path) is None
+    verdict, options = RunVerdict(**HELPED), RunOptions(quality="fast", unmeasured=True, plan_file="plan.json")
     verdict.save(tmp_path)
     options.save(tmp_path)
-    assert Verdict.load(tmp_path) == verdict
+    assert RunVerdict.load(tmp_path) == verdict
     assert RunOptions.load(tmp_path) == options
 
 

@@ -1,4 +1,4 @@
-"""Choice of a plan for a script's model: by "auto", or by short trials where the model is sharded."""
+"""PlanChoice of a plan for a script's model: by "auto", or by short trials where the model is sharded."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from pliant.engine.run_start import start_run
 from pliant.profiling.observe import Observation
 from pliant.spec import SyncPlan
 
-__all__ = ["Choice", "Chosen", "begin_choice"]
+__all__ = ["Chosen", "PlanChoice", "begin_choice"]
 
 _LEAST_GAIN = 1.05
 """Predicted or measured speed-up below which plain DDP or FSDP2 is kept."""
@@ -38,7 +38,7 @@ class Chosen:
     frontier_text: str = ""
 
 
-class Choice(Protocol):
+class PlanChoice(Protocol):
     """A choice that is under way while the script trains."""
 
     run: Run
@@ -59,7 +59,7 @@ class Choice(Protocol):
 
 def begin_choice(
     held: RelaxedModel, observation: Observation | None, quality: float, base_s: float, *, unmeasured: bool
-) -> Choice:
+) -> PlanChoice:
     """Begin to choose a plan, between two steps. Collective.
 
     Args:
@@ -79,7 +79,7 @@ def begin_choice(
 
 
 class _AutoChoice:
-    """Choice by "auto", for models that are whole on every rank."""
+    """PlanChoice by "auto", for models that are whole on every rank."""
 
     def __init__(
         self, held: RelaxedModel, observation: Observation, quality: float, base_s: float, *, unmeasured: bool
@@ -128,7 +128,7 @@ class _AutoChoice:
 
 
 class _ShardedChoice:
-    """Choice by short trials of a few settings, for models that are divided among ranks."""
+    """PlanChoice by short trials of a few settings, for models that are divided among ranks."""
 
     def __init__(self, held: RelaxedModel, quality: float, base_s: float, *, unmeasured: bool) -> None:
         self._base_s = base_s

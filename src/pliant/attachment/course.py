@@ -17,9 +17,9 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.attachment.choices import Choice, begin_choice
+from pliant.attachment.choices import PlanChoice, begin_choice
 from pliant.attachment.paste import line_for
-from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, Verdict
+from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, RunVerdict
 from pliant.attachment.wrapped import parameters_of
 from pliant.comm.ballot import collect_votes
 from pliant.engine.joint_optimizer import optimizer_name
@@ -54,12 +54,14 @@ class Course:
         self._models, self._options, self._folder = models, options, folder
         self.optimizers = [each for each in optimizers if self._holds(each)]
         """Those that hold parameters of the wrapped models."""
-        self._verdict = Verdict(quality=options.quality, optimizer=" and ".join(type(o).__name__ for o in optimizers))
+        self._verdict = RunVerdict(
+            quality=options.quality, optimizer=" and ".join(type(o).__name__ for o in optimizers)
+        )
         self._ends_s: list[float] = []
         """When each step of the present phase has ended."""
         self._saved_s = 0.0
         self._pid = os.getpid()
-        self._choice: Choice | None = None
+        self._choice: PlanChoice | None = None
         self._plan: SyncPlan | None = None
         self._before: RunStats | None = None
         """Cost of the run when the plan came into force."""
@@ -174,14 +176,14 @@ class Course:
             self._adopt(choice, chosen.plan, chosen.steps_ratio)
             yield from self._go_on(choice)
 
-    def _adopt(self, choice: Choice, plan: SyncPlan, steps_ratio: float) -> None:
+    def _adopt(self, choice: PlanChoice, plan: SyncPlan, steps_ratio: float) -> None:
         """Note that a plan is in force, and begin to measure it."""
         verdict = self._verdict
         verdict.plan, verdict.plan_text, verdict.steps_ratio = json.loads(to_json(plan)), str(plan), steps_ratio
         verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
         self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
 
-    def _look_at(self, choice: Choice) -> None:
+    def _look_at(self, choice: PlanChoice) -> None:
         """Note that another plan is in force than the last time: after another search, or given up."""
         verdict, now = self._verdict, choice.run.plan
         verdict.explanation = choice.explanation
@@ -195,7 +197,7 @@ class Course:
 
     # - Steps after the decision
 
-    def _go_on(self, choice: Choice | None = None) -> Generator[None]:
+    def _go_on(self, choice: PlanChoice | None = None) -> Generator[None]:
         self._choice, self._ends_s = choice, [time.perf_counter()]
         self._save()
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from pliant.attachment import startup
-from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, Verdict
+from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, RunVerdict
 
 __all__ = ["environment_of", "launch_folder", "read_verdict", "run_command"]
 
@@ -78,7 +78,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def read_verdict(folder: Path, *, status: int) -> Verdict | None:
+def read_verdict(folder: Path, *, status: int) -> RunVerdict | None:
     """Return what the script's processes have written, or a verdict that says why there is nothing.
 
     None where another command has the first rank, which speaks for all: under torchrun and Slurm each rank may have a
@@ -89,18 +89,18 @@ def read_verdict(folder: Path, *, status: int) -> Verdict | None:
         status: Exit status of the command.
 
     """
-    verdict = Verdict.load(folder)
+    verdict = RunVerdict.load(folder)
     if verdict is None and ((folder / OTHER_RANK_FILE).exists() or os.environ.get("RANK", "0") != "0"):
         return None
     without = folder / "without_pliant"
     if verdict is None and without.exists():
         python = without.read_text(encoding="utf-8")
-        verdict = Verdict(
+        verdict = RunVerdict(
             reason=f"The Python that ran the script, {python}, has no Pliant; install it there: {python} -m pip "
             "install pliant."
         )
     if verdict is None:
-        verdict = Verdict(
+        verdict = RunVerdict(
             reason="No optimizer has stepped a model in DistributedDataParallel, fully_shard or replicate twice, so "
             "that there was nothing to attach Pliant to; wrap the model, and run Python without -I, -E or -S."
         )

@@ -21,7 +21,7 @@ from pliant.planner.quality import MEASURED_WITH
 from pliant.spec import Exchange, SyncPlan
 from pliant.spec.units import format_time
 
-__all__ = ["Candidate", "ShardedTrials", "sharded_candidates"]
+__all__ = ["ShardedSetting", "ShardedTrials", "sharded_candidates"]
 
 _UNCOUNTED, _COUNTED = 2, 3
 """Steps of a trial: those after the switch are not timed."""
@@ -32,7 +32,7 @@ _CODED_RATIO = 1.04
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class ShardedSetting:
     """Setting to try, and what came of it."""
 
     name: str
@@ -42,7 +42,7 @@ class Candidate:
     step_s: float = math.nan
 
 
-def sharded_candidates(held: RelaxedModel, quality: float, *, unmeasured: bool) -> list[Candidate]:
+def sharded_candidates(held: RelaxedModel, quality: float, *, unmeasured: bool) -> list[ShardedSetting]:
     """Return the settings to try on a model, the mildest first.
 
     Args:
@@ -72,7 +72,7 @@ def sharded_candidates(held: RelaxedModel, quality: float, *, unmeasured: bool) 
             if ratio == 1 or (quality > 1 and (unmeasured or optimizer == MEASURED_WITH))
         ]
     return [
-        Candidate(name=name, plan=held.resolve(resolve_plan(node, held.optimizer)), steps_ratio=ratio, risk=risk)
+        ShardedSetting(name=name, plan=held.resolve(resolve_plan(node, held.optimizer)), steps_ratio=ratio, risk=risk)
         for name, node, ratio, risk in rows
     ]
 
@@ -92,10 +92,10 @@ class ShardedTrials(AttachedTuner):
 
     keeps_from_joining = "trials measure all ranks in every step"
 
-    def __init__(self, run: Run, comm: Comm, candidates: Sequence[Candidate], base_s: float) -> None:
+    def __init__(self, run: Run, comm: Comm, candidates: Sequence[ShardedSetting], base_s: float) -> None:
         self._run, self._comm, self._base_s = run, comm, base_s
         self._tried = list(candidates)
-        self.best: Candidate | None = None
+        self.best: ShardedSetting | None = None
         """The fastest to the same accuracy; None as long as trials go on."""
         self.explanation = "Settings of the sharded model are still being tried."
         self._work = self._try_all()
@@ -106,7 +106,7 @@ class ShardedTrials(AttachedTuner):
         next(self._work, None)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop, whatever is being tried."""
         self._work.close()
         self._comm.close()
 
@@ -139,7 +139,7 @@ class ShardedTrials(AttachedTuner):
             )
         return "\n".join(lines)
 
-    def _points(self) -> list[tuple[float, Candidate]]:
+    def _points(self) -> list[tuple[float, ShardedSetting]]:
         return [(limit, _fastest([c for c in self._tried if c.steps_ratio <= limit])) for limit in FRONTIER_LIMITS]
 
     def _try_all(self) -> Generator[None]:
@@ -163,5 +163,5 @@ class ShardedTrials(AttachedTuner):
         self.explanation = f"Step times of the settings, each over up to {_COUNTED} steps of the training: {tried}."
 
 
-def _fastest(candidates: Sequence[Candidate]) -> Candidate:
+def _fastest(candidates: Sequence[ShardedSetting]) -> ShardedSetting:
     return min(candidates, key=lambda each: each.step_s * each.steps_ratio)

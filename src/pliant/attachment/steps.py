@@ -34,7 +34,7 @@ class StepEnds:
         ]
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from torch."""
         for handle in self._handles:
             handle.remove()
 

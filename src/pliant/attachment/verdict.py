@@ -10,7 +10,7 @@ from typing import Any, Self
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["OPTIONS_FILE", "OTHER_RANK_FILE", "QUALITIES", "VERDICT_FILE", "RunOptions", "Verdict"]
+__all__ = ["OPTIONS_FILE", "OTHER_RANK_FILE", "QUALITIES", "VERDICT_FILE", "RunOptions", "RunVerdict"]
 
 QUALITIES = MappingProxyType({"exact": 1.0, "1%": 1.1, "fast": 1.5})
 """Quality in words -> how many times the steps to DDP's loss a plan may need; 1 admits exact plans alone."""
@@ -35,7 +35,7 @@ class RunOptions:
 
     @property
     def budget(self) -> float:
-        """How many times the steps to DDP's loss a plan may need."""
+        """Most times the steps of DDP that a plan may need to DDP's loss."""
         return QUALITIES[self.quality]
 
     def save(self, folder: Path) -> None:
@@ -44,12 +44,12 @@ class RunOptions:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read them again."""
+        """Read the options of a run again."""
         return cls(**json.loads((folder / OPTIONS_FILE).read_text(encoding="utf-8")))
 
 
 @dataclass(kw_only=True)
-class Verdict:
+class RunVerdict:
     """State of a run, as its first rank knows it; written again and again until the script ends."""
 
     reason: str = ""
@@ -66,7 +66,7 @@ class Verdict:
     step_s: float | None = None
     """Median step after the decision."""
     steps_ratio: float = 1.0
-    """How many times the steps of exact training the plan is taken to need."""
+    """Times the steps of exact training that the plan is taken to need."""
     waited_s: float | None = None
     """Seconds of a step that the first rank waited for exchanges."""
     sent_bytes: float | None = None
@@ -89,14 +89,14 @@ class Verdict:
 
     @property
     def steps_speedup(self) -> float | None:
-        """How many times faster a step is than without Pliant."""
+        """Ratio of the step time without Pliant over that with it."""
         if self.baseline_step_s is None or not self.step_s:
             return None
         return self.baseline_step_s / self.step_s
 
     @property
     def speedup(self) -> float | None:
-        """How many times sooner the loss of plain DDP is reached: the ratio of step times over that of steps."""
+        """Ratio of the times to the loss of plain DDP: that of step times over that of steps."""
         return None if self.steps_speedup is None else self.steps_speedup / self.steps_ratio
 
     @property
@@ -116,7 +116,7 @@ class Verdict:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Read it again; None if no process has written one."""
+        """Read it again from there; None if no process has written one."""
         path = folder / VERDICT_FILE
         if not path.exists():
             return None

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pliant.attachment.launch import environment_of, launch_folder, read_verdict, run_command
-from pliant.attachment.verdict import QUALITIES, RunOptions, Verdict
+from pliant.attachment.verdict import QUALITIES, RunOptions, RunVerdict
 from pliant.cli.emulate import require_command, run_on, show_failures, topology_from_flags
 from pliant.spec import SyncPlan, Topology, from_json, save
 from pliant.spec.files import write_atomically
@@ -92,7 +92,7 @@ def _on_hosts(topology: Topology, timeout_s: float, command: list[str], environm
     return status if status >= 0 else 128 - status
 
 
-def _tell(verdict: Verdict, out: Path | None, json_file: Path | None) -> None:
+def _tell(verdict: RunVerdict, out: Path | None, json_file: Path | None) -> None:
     Console(stderr=True).print("\n" + verdict.text(), markup=False, highlight=False, soft_wrap=True)
     if out is not None and verdict.plan is not None:
         save(from_json(SyncPlan, json.dumps(verdict.plan)), out)

@@ -43,7 +43,7 @@ class FrontierPoint:
 
     @property
     def speedup(self) -> float:
-        """How many times sooner than DDP it gets to DDP's loss: the ratio of step times over that of steps."""
+        """Ratio of the times to DDP's loss: that of step times over that of steps."""
         return self.ddp_s / (self.step_s * self.steps_ratio)
 
     def as_row(self) -> dict[str, Any]:
