@@ -28,7 +28,7 @@ def samples(batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     """Train, and say the loss now and then."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
     given = parser.parse_args()

@@ -93,6 +93,7 @@ class _AutoChoice:
             probe_s=min(2.5, max(0.3, 4 * base_s)),
             least_gain=_LEAST_GAIN,
             equal_weights=True,
+            watch=False,  # the verdict is of one plan; its quality is monitored all the same
         )
 
         def attach(run: Run, comm: Comm) -> None:

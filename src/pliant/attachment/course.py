@@ -183,15 +183,11 @@ class Course:
         verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
         self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
 
-    def _look_at(self, choice: PlanChoice) -> None:
-        """Note that another plan is in force than the last time: after another search, or given up."""
-        verdict, now = self._verdict, choice.run.plan
+    def _note_given_up(self, choice: PlanChoice) -> None:
+        """Note that the plan was given up for torch's own exchange, and begin to measure that."""
+        verdict = self._verdict
+        self._adopt(choice, choice.run.plan, 1.0)
         verdict.explanation = choice.explanation
-        later = choice.chosen()
-        if later is not None and later.plan is not None and later.plan.hash == now.hash:
-            self._adopt(choice, now, later.steps_ratio)
-            return
-        self._adopt(choice, now, 1.0)
         why = verdict.explanation.splitlines()[0]
         verdict.plan, verdict.line, verdict.reason = None, "", f"{verdict.how}'s own exchange is in force again. {why}"
 
@@ -204,7 +200,7 @@ class Course:
             yield
             self._mark()
             if choice is not None and choice.run.plan is not self._plan:
-                self._look_at(choice)
+                self._note_given_up(choice)
             if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
                 self._note_after()
                 self._save()
