@@ -13,7 +13,7 @@ _FOLDER = Path(__file__).parents[2] / "benchmarks" / "auto_models"
 def test_auto_ends_no_training(monkeypatch, name):
     monkeypatch.syspath_prepend(str(_FOLDER))
     job, models = importlib.import_module("job"), importlib.import_module("small_models")
-    monkeypatch.setattr(importlib.import_module("pliant.engine.run_start"), "new_comm", job.slow_group)
+    monkeypatch.setattr(importlib.import_module("pliant.comm.transport"), "new_comm", job.slow_group)
     (case,) = (case for case in models.CASES if case.name == name)
     line = job.line_of(case, "SGD", "auto 1.5", 0, num_steps=40)
     assert "error" not in line, line

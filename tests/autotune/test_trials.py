@@ -21,7 +21,7 @@ from pliant.planner import Gene, Genome, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
-BASE = tuner._EXACT.plan("auto")
+BASE = tuner._EXACT[False].plan("auto")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from models import new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.codecs.minmax8 import MinMax8
 from pliant.comm import run_world
-from pliant.comm.process_group import _Pending
+from pliant.comm.pending import PendingWorks
 from pliant.engine.attachments import AttachedTuner
 from pliant.engine.comm_thread import TaskHandle
 from pliant.spec import load
@@ -102,7 +102,7 @@ def work_alone_takes_time(monkeypatch):
 
         return call
 
-    for owner, name, took_s in ((_Pending, "wait", 4.0), (TaskHandle, "wait", 32.0), (MinMax8, "encode", 0.5)):
+    for owner, name, took_s in ((PendingWorks, "wait", 4.0), (TaskHandle, "wait", 32.0), (MinMax8, "encode", 0.5)):
         monkeypatch.setattr(owner, name, slowed(getattr(owner, name), took_s))
 
 

@@ -11,7 +11,7 @@ from pliant.cli.racks import RacksOption, UplinkOption, split_into_racks
 from pliant.spec import Topology
 from pliant.spec.units import parse_rate
 from pliant_bench.harness import options
-from pliant_bench.harness.demo import DEMO
+from pliant_bench.harness.demo import DEMO, filled
 from pliant_bench.harness.grid import cells_of
 from pliant_bench.harness.names import GRID_ARMS, PLIANT_ARMS, split, split_arms
 from pliant_bench.harness.session import Files, carry_out
@@ -68,10 +68,7 @@ def bench(
 ) -> None:
     """Compare algorithms in one run: step times, training (--train, --demo), networks (--grid), losses (--kill)."""
     files = Files(json=json_file, md=md_file, html=html_file)
-    if demo:
-        rate, steps, batch = rate or DEMO.rate, steps or DEMO.steps, batch or DEMO.batch
-        max_seconds = max_seconds or DEMO.max_seconds
-    rate = rate or "100mbit"
+    rate, steps, batch, max_seconds = filled(rate, steps, batch, max_seconds, demo=demo)
     asked = (target_accuracy, target_perplexity, target_loss)
     mode = _mode(training=train or demo or any(each is not None for each in asked), grid=grid, kill=kill)
     place = _place(context, mode, hosts, rate, delay, racks, uplink, local=local)
@@ -91,8 +88,7 @@ def bench(
         cells=cells_of(names, _list(rates), _list(delays), slow_host) if grid else (),
         num_points=kill,
         batch=_BATCHES["kill" if kill else learned] if batch is None else batch,
-        **place.facts(),
-        **kept,
+        **place.facts() | kept,
     )
     carry_out(setup, files.of_demo() if demo else files, accuracy or [], place.topology, place.words)
 

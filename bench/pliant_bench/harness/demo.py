@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["DEMO", "Demo"]
+__all__ = ["DEMO", "Demo", "filled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +39,12 @@ DEMO = Demo(
     max_seconds=75.0,
 )
 """Torch's DDP in 16 and 32 bits, its hook for low rank, and six of Pliant's that a user would choose among."""
+
+
+def filled(
+    rate: str, steps: int, batch: int | None, max_seconds: float, *, demo: bool
+) -> tuple[str, int, int | None, float]:
+    """Return rate, steps, batch and limit of time, with the demo's, or a plain rate, where none is given."""
+    if not demo:
+        return rate or "100mbit", steps, batch, max_seconds
+    return rate or DEMO.rate, steps or DEMO.steps, batch or DEMO.batch, max_seconds or DEMO.max_seconds

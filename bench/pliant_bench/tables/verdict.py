@@ -1,4 +1,4 @@
-"""What a training says in one sentence: who was soonest at the target, against 16-bit DDP. Pure."""
+"""Verdict of a training in one sentence: who was soonest at the target, against 16-bit DDP. Pure."""
 
 from collections.abc import Sequence
 from typing import Any

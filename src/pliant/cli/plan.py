@@ -81,11 +81,7 @@ def plan(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
-    """Simulate many plans on a network, and write the one that gets to the same accuracy first.
-
-    Three lines come first, whatever --quality is: the best plan that is exact, that needs up to 1.1 and up to 1.5 times
-    the steps, each with its risk with this optimizer.
-    """
+    """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
     training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
     training = divided(training, sharded) if sharded else training
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)

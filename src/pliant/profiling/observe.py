@@ -225,13 +225,12 @@ def observe(
 ) -> Observation:
     """Measure the next steps of an ordinary training: a context manager around them, with a `workload()`.
 
-    The steps are real ones and do not change: hooks take times and read gradients, on copies, without drawing from
-    torch's generators and without communication. So nothing has to be restored afterwards. After warmup_steps, `steps`
-    are timed; in gradient_steps more, gradients are measured, which takes time of its own. Then the hooks are removed.
+    The steps are real ones and do not change: hooks take times and read gradients, on copies, without communication or
+    torch's generators. After warmup_steps, `steps` are timed; in gradient_steps more, gradients are measured. Then the
+    hooks are removed.
 
     Times are those of this training, with everything that runs beside backward; under DDP's ``no_sync()``, or on a
-    plain module, they are those of computing alone. Call observe() before relax(), so that its work is not in the
-    optimizer's time.
+    plain module, of computing alone. Call observe() before relax(), whose work would be in the optimizer's time.
 
     Args:
         model: A DistributedDataParallel model or a plain module, the one that is called.

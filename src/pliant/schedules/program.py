@@ -45,8 +45,7 @@ def solve_rounds(
     partial when the round begins); f (r has the sum and keeps it). A partial is handed over at most once by a rank, and
     not after it has become the sum; the only rank with a partial has the sum; all needers have it in the end. So no
     sets of contributors are needed. Times of a round are those of `predict_cost`, without sharing; so the bound holds,
-    and a result counts only if it is faster with sharing, too. The result depends on how fast the solver is: let one
-    rank solve, and broadcast its result.
+    and a result counts only if it is faster with sharing, too. The solver's speed decides: let one rank solve.
 
     Args:
         schedule: A valid one, from which the solver starts.

@@ -52,7 +52,7 @@ class SimulationContext:
 
     @cached_property
     def work_factors(self) -> Floats:
-        """How many times as long each of `KEYS` takes the slowest rank, on its share of a core, (num_keys,)."""
+        """Factor by which each of `KEYS` takes the slowest rank longer, on its share of a core, (num_keys,)."""
         factors = np.ones(len(KEYS))
         factors[_CPU_KEYS] = self.slowest * self.topology.ranks_per_cpu
         factors[_LOOPBACK] = self.slowest  # a rate of all ranks of a host together

@@ -125,7 +125,7 @@ class Topology:
 
     @property
     def ranks_per_cpu(self) -> float:
-        """How many ranks share a CPU, at least 1: so much longer takes what all of them compute at once.
+        """Number of ranks that share a CPU, at least 1: so much longer takes what all of them compute at once.
 
         Work of exchanges is meant. Computing was observed with all ranks running.
         """

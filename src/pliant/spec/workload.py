@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from pliant.spec.plain import LATER
+
 __all__ = ["TensorSpec", "Workload"]
 
 _MOST_NUMEL = 10**15
@@ -21,7 +23,7 @@ class TensorSpec:
     """Class of the layer that owns it, such as 'Linear'."""
     ready_s: float
     """Time at which its gradient is complete, counted from the start of backward."""
-    group: str = ""
+    group: str = field(default="", metadata=LATER)
     """Module under fully_shard or replicate() with which it is gathered and reduced; empty in a whole model."""
     gradient_share: float = 0.0
     """Share of the model's squared gradient norm; 0 where that was not measured."""
@@ -71,7 +73,7 @@ class Workload:
     McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv:1812.06162, equation 2.8 (B_simple)."""
     rank_factors: tuple[float, ...] = ()
     """Each rank's time to compute over that of the median rank; nothing where that was not measured."""
-    num_shards: int = 0
+    num_shards: int = field(default=0, metadata=LATER)
     """Ranks among which parameters are divided: 1 under replicate(), 0 for a model that DDP holds whole."""
     provenance: str = ""
     """Where the figures come from: 'given', or how and when they were measured."""
