@@ -63,9 +63,9 @@ class SlowComm(ProcessGroupComm):
         return super()._start(op, x, call)
 
 
-def slow_group(group: Any, timeout_s: float, start_timeout_s: float | None = None, *, device: torch.device) -> SlowComm:
+def slow_group(group: Any, timeout_s: float, start_timeout_s: float | None = None, **kinds: Any) -> SlowComm:
     """Return what `new_comm` does, on a slow link."""
-    made = new_comm(group, timeout_s, start_timeout_s, device=device)
+    made = new_comm(group, timeout_s, start_timeout_s, **kinds)
     made.__class__ = SlowComm
     return cast(SlowComm, made)
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    importlib.import_module("pliant.engine.run_start").new_comm = slow_group
+    importlib.import_module("pliant.comm.transport").new_comm = slow_group
     lines = [json.loads(text) for text in given.out.read_text().splitlines()] if given.out.exists() else []
     done = {(x["model"], x["optimizer"], x["arm"], x["seed"]) for x in lines}
     for case, optimizer, arm, seed in trials() if not given.table else ():

@@ -48,6 +48,9 @@ EXCEPTIONS = {
     "engine": {"allreduce"},  # a plan's name
     "entry": {"allreduce"},  # the same
     "autotune": {"tasc"},  # a family
+    "cli": {  # plans that `doctor` predicts
+        *("bytegrad", "onebit", "powersgd", "topk", "local_sgd", "gossip", "diloco", "streaming_diloco", "every"),
+    },
     "attachment": {"allreduce", "bf16", "bytegrad", "int4"},  # settings of shards that a script is tried with
     "planner": {  # families of several rows, whose genes data sets hold; the plans that a person would try first
         *("bf16", "int4", "minmax8", "qsgd", "sign", "ternary", "topk", "blocktopk", "randomk"),

@@ -146,7 +146,13 @@ def by_size() -> list[str]:
             optimizer.step()
             optimizer.zero_grad()
         kept = next(iter(run_.state_dict().values()))["shards"]
-    return [f"{key}: {value.numel()}" for group in kept["groups"].values() for key, value in group.items()]
+    return [
+        f"{key} {kind}: {value.numel()}"
+        for group in kept["groups"].values()
+        for key, values in group.items()
+        for kind, value in values.items()
+        if kind != "of"
+    ]
 
 
 def test_rules_by_size_go_by_whole_parameters_so_that_uneven_shards_have_one_plan():

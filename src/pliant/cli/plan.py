@@ -51,6 +51,10 @@ _ModelOption = Annotated[str, typer.Option(help="Your own training, as module:fu
 _ShardedOption = Annotated[
     int, typer.Option(help="Ranks among which fully_shard divides each copy of the model; 0: as the workload says.")
 ]
+_TunedForOption = Annotated[
+    int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
+]
+_TraceOption = Annotated[Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")]
 _SHOWN = 12
 
 
@@ -69,16 +73,12 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW; that of --model.")] = "",
     unmeasured: _UnmeasuredOption = False,
-    tuned_for: Annotated[
-        int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
-    ] = 0,
+    tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")
-    ] = None,
+    trace: _TraceOption = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
