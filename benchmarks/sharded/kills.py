@@ -33,6 +33,8 @@ RANKS, NUM, TIMEOUT_S, LIMIT_S, POLL_S = 4, 100, 20.0, 90.0, 0.002
 OUTCOMES = ("ended right", "hang", "wrong name", "no name", "error", "left behind", "not struck")
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # a store that is gone is not to fill the screen
+_ROOT = f"{Path(__file__).parents[2]}/"
+"""Left out of tracebacks: lines are kept where nobody has this folder."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "pliant.engine.run", "subjects"])
 
@@ -60,7 +62,7 @@ def carry_out(trial: Trial, slack: float) -> dict[str, Any]:
         "why": why,
         "answer_s": None if struck_s is None else round(answered_s - struck_s, 2),
         "traces": {str(rank): line["where"] for rank, line in failed.items() if line["error"] != "CommError"},
-        "sentences": {str(rank): f"{line['error']}: {line['text']}" for rank, line in failed.items()},
+        "sentences": {str(k): f"{line['error']}: {line['text']}".replace(_ROOT, "") for k, line in failed.items()},
         "stacks": stacks,
         "slack": slack,
         "trial_s": round(time.monotonic() - start_s, 1),
