@@ -72,6 +72,7 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.0, max_trials=2, max_s
 """
 
 
+@pytest.mark.extended
 def test_a_rate_that_falls_is_measured_and_answered(tmp_path, monkeypatch):
     fast, slow = (
         Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=r, receive_bytes_per_s=r) for k in range(2)))

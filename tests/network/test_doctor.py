@@ -151,7 +151,7 @@ NARROW = "ip route replace 10.77.0.0/24 dev eth0 proto kernel scope link cwnd lo
 @pytest.mark.netns
 @pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_on_emulated_hosts_it_finds_their_rate_and_what_several_connections_bring(narrow, tmp_path):
     emulate = [*PLIANT, "emulate", "--hosts", "2", "--rate", "40mbit", "--delay", "20ms" if narrow else "0ms"]
     doctor = " ".join([*PLIANT, "doctor", "--budget", "20s", "--json", str(tmp_path / "doctor.json")])

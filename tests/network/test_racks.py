@@ -104,6 +104,7 @@ def test_what_leaves_a_rack_shares_its_uplink():
     assert inside_s < out_s
 
 
+@pytest.mark.extended
 @pytest.mark.netns
 @pytest.mark.idle
 @pytest.mark.usefixtures("emulating")
