@@ -27,3 +27,26 @@ def pytest_sessionfinish():
 
         if (counted := Coverage.current()) is not None:
             counted.save()
+
+
+MANY, ONE_IN = 8, 3
+SAMPLED = (
+    *("autotune", "collectives", "comm", "curvature", "engine", "processes", "profiling", "recsys", "sharded"),
+    "simulator",
+)
+"""Rooms whose cases are worlds of ranks, of which a law with many takes much of the first tier's time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep every third case of a law with many in the first tier; the others are `extended`."""
+    laws = {}
+    for item in items:
+        room = item.path.relative_to(item.config.rootpath).parts[1:2]
+        if room and room[0] in SAMPLED and item.get_closest_marker("extended") is None:
+            laws.setdefault((item.path, item.originalname), []).append(item)
+    for cases in laws.values():
+        if len(cases) > MANY:
+            for k, item in enumerate(cases):
+                if k % ONE_IN:
+                    item.add_marker(pytest.mark.extended)

@@ -304,6 +304,7 @@ def test_what_raises_is_a_result_and_what_hangs_is_ended(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
+@pytest.mark.extended
 def test_a_collection_goes_on_after_an_interruption_and_becomes_a_data_set(tmp_path):
     out, data = tmp_path / "out", tmp_path / "data"
     command = [sys.executable, "-m", "pliant.cli.main", "collect", "--out", str(out), "--local", "--hosts", "2"]

@@ -89,6 +89,7 @@ def test_one_agent_ends_the_siblings_of_a_lost_rank(tmp_path):
         agents.end()
 
 
+@pytest.mark.extended
 def test_with_an_agent_per_host_the_others_go_on_and_the_lost_host_comes_back(tmp_path):
     held = reserve_port()
     where = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={held.getsockname()[1]}"]
