@@ -9,7 +9,7 @@ __all__ = ["DEMO", "Demo", "filled"]
 class Demo:
     """Settings of ``pliant bench --demo`` that no flag has set.
 
-    They are chosen so that communication is most of DDP's step, and all arms end within five minutes on two cores.
+    They are chosen so that communication is most of DDP's step, and all arms end within six minutes on two cores.
     """
 
     arms: tuple[str, ...]
