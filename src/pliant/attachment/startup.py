@@ -4,8 +4,10 @@ It lies in a folder of its own, which `pliant run` puts first in PYTHONPATH; the
 there is one, runs as always. Nothing is imported before the script imports torch.
 """
 
+import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -30,8 +32,13 @@ def begin(folder: Path) -> None:
         return
 
     def attach() -> None:
+        import multiprocessing  # torch has it already
+
         from pliant.attachment.attachment import Attachment
 
+        if "RANK" in os.environ and multiprocessing.parent_process() is None:
+            # A rank: what it will need is imported before its first step, whose time is the script's.
+            importlib.import_module("pliant.attachment.course")
         Attachment(folder).begin()
 
     after_import("torch", attach)
