@@ -258,7 +258,7 @@ def _sharded_modules(module: nn.Module) -> list[tuple[str, Any]]:
 def _watched(raw: Any, name: str, what: str, explain: Explain) -> Callable[..., Any]:
     plain, own = getattr(type(raw), name), weakref.ref(raw)  # no cycle: connections close with the last reference
 
-    def run(*given: Any, **named: Any) -> Any:
+    def _run(*given: Any, **named: Any) -> Any:
         start_s = time.monotonic()
         try:
             return plain(own(), *given, **named)
@@ -268,4 +268,4 @@ def _watched(raw: Any, name: str, what: str, explain: Explain) -> Callable[..., 
                 raise
             raise explained from error
 
-    return run
+    return _run

@@ -73,7 +73,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
         self._dispatcher.step = steps_taken(relaxed.optimizer)
         joining = JoinState(comm, self._comm_thread, relaxed.optimizers, self._dispatcher, self._keeps_from_joining)
         self._source = self._dispatcher.source = gradient_source(
-            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite, self.trial
+            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, self.trial
         )
         self._put_in_force(plan, executor)
         self._step_hooks = StepHooks(
