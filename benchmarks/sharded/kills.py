@@ -62,12 +62,16 @@ def carry_out(trial: Trial, slack: float) -> dict[str, Any]:
         "outcome": outcome,
         "why": why,
         "answer_s": None if struck_s is None else round(answered_s - struck_s, 2),
-        "traces": {str(rank): line["where"] for rank, line in failed.items() if line["error"] != "CommError"},
-        "sentences": {str(k): f"{line['error']}: {line['text']}".replace(_ROOT, "") for k, line in failed.items()},
+        "traces": {str(k): _short(line["where"]) for k, line in failed.items() if line["error"] != "CommError"},
+        "sentences": {str(k): _short(f"{line['error']}: {line['text']}") for k, line in failed.items()},
         "stacks": stacks,
         "slack": slack,
         "trial_s": round(time.monotonic() - start_s, 1),
     }
+
+
+def _short(text: str) -> str:
+    return text.replace(_ROOT, "")
 
 
 def _strike(world: Processes, trial: Trial, slack: float) -> float | None:
