@@ -35,7 +35,7 @@ PARTS = {
     "algorithms": Part(module="algorithms", limit_s=120),
     "host syncs": Part(module="host_syncs", limit_s=90),
     "four hosts": Part(module="four_hosts", limit_s=180),
-    "fsdp2": Part(module="fsdp2", limit_s=75),
+    "fsdp2": Part(module="fsdp2", limit_s=120),
     "low rank": Part(module="low_rank", limit_s=45),
     "two ranks": Part(module="two_ranks", limit_s=90),
     "streams": Part(module="streams", limit_s=60, environment={"TORCH_CUDA_SANITIZER": "1"}),

@@ -48,7 +48,7 @@ class ShardFindings(ABC):
     """Whether findings become known only after the pass, before the optimizer's step."""
 
     def __init__(self, groups: Groups, comm: Comm, *, raises: bool) -> None:
-        self._groups, self._comm, self._raises = groups, comm, raises
+        self.groups, self._comm, self._raises = groups, comm, raises
 
     @property
     def gathers(self) -> bool:
@@ -93,8 +93,8 @@ class ShardFindings(ABC):
             return None
         culprits = [(rank, group, at) for rank, (kind, group, at) in enumerate(rows) if kind == worst]
         if worst == FindingKind.WEIGHTS:
-            return _changed("; ".join(f"{self._groups[group][0]} (rank {rank})" for rank, group, _ in culprits))
-        told = "; ".join(f"rank {rank}: {_named(*self._groups[group], at)}" for rank, group, at in culprits)
+            return _changed("; ".join(f"{self.groups[group][0]} (rank {rank})" for rank, group, _ in culprits))
+        told = "; ".join(f"rank {rank}: {_named(*self.groups[group], at)}" for rank, group, at in culprits)
         if worst == FindingKind.SUM:
             told = f"in the sum of several ranks' gradients, that {told.replace('; ', ', ')} owns"
         return NonFiniteGradientError(
@@ -120,10 +120,10 @@ class HostShardFindings(ShardFindings):
 
     def compare_weights(self, group: int, before: int | Tensor, now: int | Tensor) -> None:
         if before != now:
-            raise _changed(self._groups[group][0])
+            raise _changed(self.groups[group][0])
 
     def take(self) -> list[list[int]]:
-        found, self._found = self._found, [[0, 0] for _ in self._groups]
+        found, self._found = self._found, [[0, 0] for _ in self.groups]
         return found
 
     def _note(self, group: int, kind: int, at: int) -> None:
@@ -181,7 +181,7 @@ class DeviceShardFindings(ShardFindings):
         nothing = torch.zeros(2, dtype=torch.int64, device=self._device)
         found, changed = self._found, self._are_changed
         self._found, self._are_changed = {}, {}
-        rows = [found.get(k, nothing) for k in range(len(self._groups))]
+        rows = [found.get(k, nothing) for k in range(len(self.groups))]
         for k, flag in changed.items():
             rows[k] = torch.where(flag, torch.full_like(nothing, FindingKind.WEIGHTS), rows[k])
         copy = pinned((len(rows), 2), torch.int64, self._device)
