@@ -39,25 +39,49 @@ def test_four_processes_train_on_the_cpu(tmp_path):
     assert {"onebit at 1gbit", "onebit at 10gbit"} <= set(names)
 
 
-@pytest.mark.parametrize("code", ["raise OSError('no such thing')", "import time; time.sleep(60)"])
-def test_a_part_that_fails_or_hangs_says_so_and_the_others_go_on(tmp_path, monkeypatch, code):
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Return a function that runs a bad part and a good one, and returns what the JSON file and the table say."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
     for name in ("run.py", "checks.py"):
         (tmp_path / name).write_text((ROOT / "benchmarks" / "gpu" / name).read_text())
     good = "from checks import Check\n\ndef run(device):\n    Check(name='one', figure='1', passed=True).say()\n"
     (tmp_path / "good.py").write_text(good)
-    (tmp_path / "bad.py").write_text(good + f"    {code}\n")
-    module = runpy.run_path(str(tmp_path / "run.py"))
-    part = module["Part"]
-    module["main"].__globals__["PARTS"] = {
-        "bad": part(module="bad", limit_s=6),
-        "good": part(module="good", limit_s=20),
-    }
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--parts", "bad,good"])
-    with pytest.raises(SystemExit, match="1"):
-        module["main"]()
-    parts = json.loads((tmp_path / "out" / "gpu.json").read_text())["parts"]
+
+    def run_both(code, *options, limit_s=6):
+        (tmp_path / "bad.py").write_text(good + f"    {code}\n")
+        module = runpy.run_path(str(tmp_path / "run.py"))
+        part = module["Part"]
+        parts = {"bad": part(module="bad", limit_s=limit_s), "good": part(module="good", limit_s=20)}
+        module["main"].__globals__["PARTS"] = parts
+        monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--parts", "bad,good", *options])
+        with pytest.raises(SystemExit, match="1"):
+            module["main"]()
+        return json.loads((tmp_path / "out" / "gpu.json").read_text()), (tmp_path / "out" / "gpu.md").read_text()
+
+    return run_both
+
+
+HANG = "import time; time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"), [("raise OSError('no such thing')", "failed"), (HANG, "stopped at its own")]
+)
+def test_a_part_that_fails_or_hangs_says_so_and_the_others_go_on(results, code, ended):
+    told, table = results(code)
+    parts = told["parts"]
     assert [check["name"] for check in parts["bad"]["checks"]] == ["one"]
-    assert parts["bad"]["ended"].startswith(("failed", "stopped"))
+    assert parts["bad"]["ended"].startswith(ended)
     assert parts["good"]["ended"] == "ended"
+    assert told["did_not_fit"] == []
+    assert "what did not fit: nothing." in table
+
+
+def test_all_parts_have_one_deadline_and_what_does_not_fit_is_named(results):
+    told, table = results(HANG, "--minutes", "9", "--spent-s", str(9 * 60 - 8), limit_s=100)
+    assert told["parts"]["bad"]["ended"].startswith("stopped at the deadline of all")
+    assert told["parts"]["good"]["ended"] == "not begun: no time was left"
+    assert told["did_not_fit"] == ["bad", "good"]
+    assert "9 minutes for all parts; what did not fit: bad, good." in table

@@ -27,11 +27,22 @@ def read_checks(output: str) -> list[Check]:
     return [Check(**json.loads(line[6:])) for line in output.splitlines() if line.startswith("CHECK ")]
 
 
-def write_results(folder: Path, device: str, parts: dict[str, dict]) -> None:
-    """Write gpu.json and gpu.md; parts: name -> seconds, how it ended, and its checks."""
+def write_results(folder: Path, device: str, parts: dict[str, dict], minutes: float) -> None:
+    """Write gpu.json and gpu.md.
+
+    Args:
+        folder: Folder of both.
+        device: Device that was asked for.
+        parts: Name -> seconds, how it ended, whether it fits into the time of all, and its checks.
+        minutes: Time of all.
+
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu.json").write_text(json.dumps({"device": device, "parts": parts}, indent=1) + "\n")
-    lines = ["| part | check | figure | bound | held | note |", "|---|---|---|---|---|---|"]
+    not_fit = [name for name, part in parts.items() if not part["fits"]]
+    told = {"device": device, "minutes": minutes, "did_not_fit": not_fit, "parts": parts}
+    (folder / "gpu.json").write_text(json.dumps(told, indent=1) + "\n")
+    head = f"{minutes:g} minutes for all parts; what did not fit: {', '.join(not_fit) or 'nothing'}."
+    lines = [head, "", "| part | check | figure | bound | held | note |", "|---|---|---|---|---|---|"]
     for name, part in parts.items():
         lines.append(f"| **{name}** | {part['ended']} | {part['seconds']:.0f} s | | | {part['error']} |")
         for check in part["checks"]:

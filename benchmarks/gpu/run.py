@@ -1,7 +1,8 @@
 """All that is to be proven on a machine with one GPU, part by part, each in a process of its own with a limit.
 
-scripts/gpu starts it. A part that fails, hangs or finds no time says so, and the others go on; results are written
-after each. A new part is a file with `run(device)`, which says its checks, and a row of PARTS.
+scripts/gpu starts it. All parts have one deadline, and what matters most runs first. A part that fails, hangs or finds
+no time says so, and the others go on; results are written after each, with the names of what did not fit. A new part is
+a file with `run(device)`, which says its checks, and a row of PARTS.
 """
 
 import argparse
@@ -21,7 +22,7 @@ __all__ = ["PARTS", "Part"]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A module beside this one, the most seconds that it may take, and its environment."""
+    """A module beside this one, the seconds after which it hangs, and its environment."""
 
     module: str
     limit_s: float
@@ -31,18 +32,25 @@ class Part:
 PARTS = {
     "versions": Part(module="versions", limit_s=45),
     "kernels": Part(module="kernels", limit_s=120),
-    "low rank": Part(module="low_rank", limit_s=45),
     "algorithms": Part(module="algorithms", limit_s=120),
-    "two ranks": Part(module="two_ranks", limit_s=90),
     "host syncs": Part(module="host_syncs", limit_s=90),
-    "streams": Part(module="streams", limit_s=60, environment={"TORCH_CUDA_SANITIZER": "1"}),
-    "fsdp2": Part(module="fsdp2", limit_s=75),
-    "memory": Part(module="memory", limit_s=30),
     "four hosts": Part(module="four_hosts", limit_s=180),
+    "fsdp2": Part(module="fsdp2", limit_s=120),
+    "low rank": Part(module="low_rank", limit_s=45),
+    "two ranks": Part(module="two_ranks", limit_s=90),
+    "streams": Part(module="streams", limit_s=60, environment={"TORCH_CUDA_SANITIZER": "1"}),
+    "memory": Part(module="memory", limit_s=30),
 }
+"""All parts, the most important first. Their limits come to more than the deadline: they are for parts that hang."""
+_LEAST_S = 5.0
+"""A part that has less than this is not begun."""
 
 
-def _run_part(part: Part, device: str, limit_s: float) -> dict:
+def _run_part(part: Part, device: str, left_s: float) -> dict:
+    """Run a part for no longer than what is left to all; return its seconds, how it ended, and its checks."""
+    if left_s < _LEAST_S:
+        return {"seconds": 0.0, "ended": "not begun: no time was left", "error": "", "checks": [], "fits": False}
+    limit_s, fits = min(part.limit_s, left_s), True
     command = [sys.executable, __file__, "--device", device, "--alone", part.module]
     start_s = time.monotonic()
     process = subprocess.Popen(
@@ -59,10 +67,12 @@ def _run_part(part: Part, device: str, limit_s: float) -> dict:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         said, complaint = process.communicate()
-        ended = f"stopped at its limit of {limit_s:.0f} s"
+        fits = limit_s == part.limit_s
+        ended = f"stopped at {'its own limit' if fits else 'the deadline of all'}, after {limit_s:.0f} s"
     last = complaint.strip().splitlines()[-1:] if process.returncode else []
     checks = [asdict(check) for check in read_checks(said)]
-    return {"seconds": time.monotonic() - start_s, "ended": ended, "error": "".join(last)[-300:], "checks": checks}
+    seconds = time.monotonic() - start_s
+    return {"seconds": seconds, "ended": ended, "error": "".join(last)[-300:], "checks": checks, "fits": fits}
 
 
 def _all_held(parts: dict[str, dict]) -> bool:
@@ -72,8 +82,9 @@ def _all_held(parts: dict[str, dict]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for small sizes")
-    parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--parts", default=",".join(PARTS), help="names, with commas between them")
+    parser.add_argument("--minutes", type=float, default=9.0, help="the deadline of all parts")
+    parser.add_argument("--spent-s", type=float, default=0.0, help="seconds of it that are gone")
+    parser.add_argument("--parts", default=",".join(PARTS), help="names in the order of running, with commas")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.alone:
@@ -81,16 +92,13 @@ def main() -> None:
         return
     if unknown := [name for name in given.parts.split(",") if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
-    folder, end_s = Path(os.environ.get("OUT") or "results/gpu"), time.monotonic() + 60 * given.minutes
+    folder = Path(os.environ.get("OUT") or "results/gpu")
+    end_s = time.monotonic() + 60 * given.minutes - given.spent_s
     results: dict[str, dict] = {}
     for name in given.parts.split(","):
-        limit_s = min(PARTS[name].limit_s, end_s - time.monotonic())
-        if limit_s < 5:
-            results[name] = {"seconds": 0.0, "ended": "skipped: no time was left", "error": "", "checks": []}
-        else:
-            results[name] = _run_part(PARTS[name], given.device, limit_s)
+        results[name] = _run_part(PARTS[name], given.device, end_s - time.monotonic())
         print(f"{name}: {results[name]['ended']} {results[name]['error']}", flush=True)
-        write_results(folder, given.device, results)
+        write_results(folder, given.device, results, given.minutes)
     print((folder / "gpu.md").read_text())
     sys.exit(0 if _all_held(results) else 1)
 

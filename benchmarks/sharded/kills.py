@@ -4,8 +4,9 @@
     python benchmarks/sharded/kills.py run --trials benchmarks/sharded/kills_seed1.jsonl --jsonl out.jsonl --md out.md
     python benchmarks/sharded/kills.py table --jsonl out.jsonl --md out.md
 
-One line a trial; what has one is not run again. Ranks are processes on loopback. A trial is right if all survivors end,
-in time, with an error that names the victim and nobody else, and neither a thread, a process nor a file is left.
+One line a trial; what has one is not run again. A line with "mended_in" was found before the commit that mends it: it
+is kept, and its trial is run again. Ranks are processes on loopback. A trial is right if all survivors end, in time,
+with an error that names the victim and nobody else, and neither a thread, a process nor a file is left.
 """
 
 import argparse
@@ -61,12 +62,16 @@ def carry_out(trial: Trial, slack: float) -> dict[str, Any]:
         "outcome": outcome,
         "why": why,
         "answer_s": None if struck_s is None else round(answered_s - struck_s, 2),
-        "traces": {str(rank): line["where"] for rank, line in failed.items() if line["error"] != "CommError"},
-        "sentences": {str(k): f"{line['error']}: {line['text']}".replace(_ROOT, "") for k, line in failed.items()},
+        "traces": {str(k): _short(line["where"]) for k, line in failed.items() if line["error"] != "CommError"},
+        "sentences": {str(k): _short(f"{line['error']}: {line['text']}") for k, line in failed.items()},
         "stacks": stacks,
         "slack": slack,
         "trial_s": round(time.monotonic() - start_s, 1),
     }
+
+
+def _short(text: str) -> str:
+    return text.replace(_ROOT, "")
 
 
 def _strike(world: Processes, trial: Trial, slack: float) -> float | None:
@@ -122,6 +127,7 @@ def _left(folder: Path, said: Mapping[int, Any]) -> list[str]:
 
 def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
     """Return the results as Markdown."""
+    mended, records = [r for r in records if "mended_in" in r], [r for r in records if "mended_in" not in r]
     last = records[-1]
     head = [
         "# Random strikes at sharded trainings",
@@ -141,8 +147,10 @@ def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
         right = sum(r["how"] == how and r["outcome"] == "ended right" for r in records)
         body.append(f"| {how} | {num} | {right} |")
     wrong = [r for r in records if r["outcome"] != "ended right"]
-    told = [_wrong(r) for r in wrong]
-    return "\n".join([*head, *body, *(["", "Not as it should be:", "", *told] if told else []), ""])
+    told = ["", "Not as it should be:", "", *map(_wrong, wrong)] if wrong else []
+    before = [f"{_wrong(r)}; mended in {r['mended_in']}" for r in mended]
+    told += ["", "Found before it was mended, and run again:", "", *before] if before else []
+    return "\n".join([*head, *body, *told, ""])
 
 
 def _wrong(r: Mapping[str, Any]) -> str:
@@ -176,9 +184,9 @@ def main() -> None:
         return
     if given.jsonl is None:
         parser.error("--jsonl says where the results are")
-    lines = Lines(given.jsonl, ("seed", "number"))
+    lines = Lines(given.jsonl, ("seed", "number", "mended_in"))
     if given.act == "run":
-        left = [trial for trial in read_trials(given.trials) if not lines.has(trial.seed, trial.number)]
+        left = [trial for trial in read_trials(given.trials) if not lines.has(trial.seed, trial.number, None)]
         for trial in left[: given.limit or None]:
             while given.pause_while and Path(given.pause_while).exists():
                 time.sleep(2)

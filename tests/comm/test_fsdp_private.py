@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
 
-from pliant.comm.fsdp_private import after_backward, is_sharded, param_groups, settle_sharding
+from pliant.comm.fsdp_private import _COMMUNICATES, after_backward, is_sharded, param_groups, settle_sharding
 
 
 @pytest.fixture
@@ -76,3 +76,33 @@ def test_places_are_called_as_they_are_filled():
     assert {"mesh", "shard_mesh_dim", "replicate_mesh_dim"} <= fields
     assert "self.mesh_info != self.post_forward_mesh_info" in inspect.getsource(_fsdp_param_group.FSDPParamGroup)
     assert callable(after_backward)
+
+
+@pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_errors_of_what_a_group_communicates_are_explained_until_it_is_restored(world, monkeypatch):
+    model = nn.Linear(4, 6)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    settle_sharding(model)
+    (group,) = param_groups(model)
+    kind, asked = type(group.raw), []
+
+    def fail(*_):
+        raise RuntimeError("a message of torch")
+
+    def explain(error, what, waited_s):
+        asked.append((str(error), what, waited_s >= 0))
+        return ValueError("explained") if what == "reduction of the gradients" else None
+
+    for name, what in _COMMUNICATES.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, name, fail)
+            group.watch(explain)
+            expected = "explained" if "reduction" in what else "a message of torch"
+            with pytest.raises((RuntimeError, ValueError), match=expected):
+                getattr(group.raw, name)()
+            assert asked.pop() == ("a message of torch", what, True)
+            group.restore()
+            with pytest.raises(RuntimeError, match="a message of torch"):
+                getattr(group.raw, name)()
+            assert not asked
+    assert not set(_COMMUNICATES) & set(vars(group.raw))

@@ -7,7 +7,7 @@ import torch
 from device import DEVICE, Stream, device_at_hand, to_device, to_host
 from pliant import accelerator
 from pliant.comm import RecordedComm, StagedComm, hierarchical_comm, staged
-from pliant.engine import comm_thread, device_findings, weight_exchange
+from pliant.engine import comm_thread, device_findings, sharded_findings, weight_exchange
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
@@ -45,9 +45,9 @@ def use_device(monkeypatch):
     def host_buffer(shape, dtype, beside):
         return torch.empty(shape, dtype=dtype)
 
-    for module in (staged, device_findings, weight_exchange, accelerator):
+    for module in (staged, device_findings, sharded_findings, weight_exchange, accelerator):
         monkeypatch.setattr(module, "pinned", host_buffer)
-    for module in (staged, device_findings, comm_thread, accelerator):
+    for module in (staged, device_findings, sharded_findings, comm_thread, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
     monkeypatch.setattr(comm_thread, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
     run = CommThread._run

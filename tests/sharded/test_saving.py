@@ -85,10 +85,10 @@ def owed_of(run_, model) -> torch.Tensor:
     """Return the mean over ranks of what each owes, parameter by parameter as a whole, (numel,). Collective."""
     (shards,) = (part for part in run_._executor.parts if part.key == "shards")
     total = []
-    for scatter, columns in zip(shards.scatters, run_._source._columns, strict=True):
+    for scatter, (_, columns) in zip(shards.scatters, shards.findings.groups, strict=True):
         rows = scatter.take_debts()
         dist.all_reduce(rows)
-        for column in columns[1]:
+        for column in columns:
             parts = [rows[r, column.offset : column.offset + n] for r, n in enumerate(column.valid)]
             total.append(torch.cat(parts).double() / dist.get_world_size())
     return torch.cat(total)

@@ -7,6 +7,7 @@ from pliant.codecs.dct import Dct
 from pliant.codecs.feedback import encode_feedback
 from pliant.codecs.finite import (
     all_finite,
+    content_hash,
     finite_flag,
     first_nonfinite,
     keep_unless,
@@ -46,6 +47,7 @@ __all__ = [
     "all_finite",
     "codec_class",
     "codec_from",
+    "content_hash",
     "encode_feedback",
     "finite_flag",
     "first_nonfinite",

@@ -5,9 +5,11 @@ from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 from pliant.codecs.kernels import kernels_for
+from pliant.codecs.kernels.reference_scan import hash_there
 
 __all__ = [
     "all_finite",
+    "content_hash",
     "finite_flag",
     "first_nonfinite",
     "keep_unless",
@@ -69,3 +71,8 @@ def tensor_hash(x: Tensor) -> int:
     """Return a 64-bit hash of the elements' bytes, in the order of the logical index. Not cryptographic."""
     x = x.detach().contiguous()
     return kernels_for(x).hash_bytes(x)
+
+
+def content_hash(x: Tensor) -> int | Tensor:
+    """Return `tensor_hash`; on an accelerator its bits as int64 () that stays there, so that nobody waits for it."""
+    return hash_there(x.detach()) if is_accelerator(x.device) else tensor_hash(x)

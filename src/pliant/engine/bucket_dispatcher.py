@@ -127,7 +127,7 @@ class BucketDispatcher:
         if self._pass_handle is not None:
             self._pass_handle.wait()
             self._pass_handle = None
-            if (refused := self._gradients.findings.pop_late_error()) is not None:
+            if (refused := self.source.pop_late_error(self._gradients.findings)) is not None:
                 with self._trial.catch_errors():
                     raise refused
 

@@ -16,11 +16,11 @@ from pliant.accelerator import is_accelerator
 from pliant.buckets import real_shape
 from pliant.comm.base import CommError
 from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets, unused_parameters
-from pliant.comm.process_group import ProcessGroupComm
+from pliant.comm.torch_errors import Report, report_nothing
 from pliant.engine.joining import JoinState
 from pliant.engine.relaxed_model import list_tensors
 
-__all__ = ["DDPHook", "ReadyBucket", "complete_buckets", "error_reporter", "install_hook"]
+__all__ = ["DDPHook", "ReadyBucket", "complete_buckets", "install_hook"]
 
 
 @dataclass(kw_only=True)
@@ -60,7 +60,7 @@ class DDPHook:
         """Whether a pass has come to its end since buckets were last looked at."""
         self._receive: weakref.WeakMethod[Callable[[ReadyBucket], None]] | None = None
         self._joining: weakref.ref[JoinState] | None = None
-        self.report: Callable[[RuntimeError], CommError | None] | None = None
+        self.report: Report = report_nothing
         """Function that names the lost rank when DDP's own messages before a forward pass fail."""
 
     @property
@@ -166,22 +166,10 @@ class DDPHook:
 
     def explain(self, error: RuntimeError) -> CommError | None:
         """Return the report of a lost rank; None if all are alive and the error has another cause."""
-        report = self.report(error) if self.receive is not None and self.report is not None else None
-        return report if report is not None and report.lost else None
+        return None if self.receive is None else self.report(error, "DDP's broadcast before a forward pass", None)
 
 
 _hooks: "weakref.WeakKeyDictionary[nn.Module, DDPHook]" = weakref.WeakKeyDictionary()
-
-
-def error_reporter(comm: ProcessGroupComm) -> Callable[[RuntimeError], CommError | None]:
-    """Return a function that explains errors of DDP's own messages by the lost rank; it does not hold the comm."""
-    failure = weakref.WeakMethod(comm.failure)
-
-    def report(error: RuntimeError) -> CommError | None:
-        explain = failure()
-        return None if explain is None else explain("DDP's broadcast before a forward pass", error)
-
-    return report
 
 
 def _hook(state: DDPHook, bucket: GradBucket) -> Future[torch.Tensor]:

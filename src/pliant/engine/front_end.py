@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
-from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.joining import JoinState
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.sources import DDPSource, GradientSource, NoGradients
@@ -22,7 +21,6 @@ def gradient_source(
     joining: JoinState,
     comm_thread: CommThread,
     tracer: Tracer,
-    nonfinite: NonFinite,
     trial: PlanOnTrial,
 ) -> GradientSource:
     """Return the source of a model's gradients.
@@ -34,14 +32,13 @@ def gradient_source(
         joining: State of ranks of which some have no batches left.
         comm_thread: Communication thread of the gradients.
         tracer: Tracer that measures waiting.
-        nonfinite: Whether gradients that are not finite raise or propagate.
         trial: Keeper of the errors of a plan on trial.
 
     """
     if relaxed.sharded is not None:
         from pliant.engine.sharded_source import ShardedSource  # only here: FSDP2 takes long to import
 
-        return ShardedSource(relaxed.sharded, relaxed.module, receiver, comm_thread, tracer, begins, nonfinite, trial)
+        return ShardedSource(relaxed.sharded, relaxed.module, receiver, comm_thread, tracer, begins, trial)
     if relaxed.ddp is None:
         return NoGradients()
     watch = UnusedParameterCheck(relaxed.ddp, relaxed.parameters, begins, wrapped_here=relaxed.wrapped_here)

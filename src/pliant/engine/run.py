@@ -8,6 +8,7 @@ from typing import Self
 from torch.optim import Optimizer
 
 from pliant.comm.recorded import RecordedComm
+from pliant.comm.torch_errors import Report, report_nothing
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.attachments import AttachedProfile, AttachedTuner, KeepsPlan, RecordsNothing
 from pliant.engine.averaging import average_run
@@ -58,6 +59,8 @@ class Run(SavesParts, MeasuresSteps, ABC):
         """Recording of steps, once `pliant.profile` was called."""
         self.tuner: AttachedTuner = KeepsPlan()
         """Tuner that chooses the plan, with "auto"."""
+        self.report_lost: Report = report_nothing
+        """Names the lost rank when communication fails that torch does itself, in the block of a `with`."""
         self._logs: list[StepLog] = []
         self._pace = StepPace()
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
@@ -70,7 +73,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
         self._dispatcher.step = steps_taken(relaxed.optimizer)
         joining = JoinState(comm, self._comm_thread, relaxed.optimizers, self._dispatcher, self._keeps_from_joining)
         self._source = self._dispatcher.source = gradient_source(
-            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, nonfinite, self.trial
+            relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, self.trial
         )
         self._put_in_force(plan, executor)
         self._step_hooks = StepHooks(
@@ -211,7 +214,13 @@ class Run(SavesParts, MeasuresSteps, ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close() if error is None else self._release(broken=True)
+        if error is None:
+            self.close()
+            return
+        lost = self.report_lost(error, "a communication of torch's own", None) if self._open else None
+        self._release(broken=True)
+        if lost is not None:
+            raise lost from error
 
 
 class FixedRun(Run):

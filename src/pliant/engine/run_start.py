@@ -11,8 +11,9 @@ from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
+from pliant.comm.torch_errors import error_reporter
 from pliant.comm.transport import Transport, comm_for, require_transport
-from pliant.engine.ddp_hook import error_reporter, install_hook
+from pliant.engine.ddp_hook import install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
@@ -75,17 +76,18 @@ def start_run(
         if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
         own_comm, host = _connect(relaxed.group, device, transport, hosts, (timeout_s, start_timeout_s))
-        comm = RecordedComm(own_comm)
+        comm, report = RecordedComm(own_comm), error_reporter(host)
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
-            relaxed.sharded.connect(comm, relaxed.group)
+            relaxed.sharded.connect(comm, relaxed.group, report)
             broadcast_tensors(relaxed.sharded.equal_tensors(relaxed.optimizer), relaxed.sharded.replica_comm)
         elif comm.size > 1:
             broadcast_tensors([*relaxed.module.parameters(), *relaxed.module.buffers()], comm)
             broadcast_optimizer(relaxed.optimizer, comm, device)
         if relaxed.ddp is not None:
-            install_hook(relaxed.ddp).report = error_reporter(host)
+            install_hook(relaxed.ddp).report = report
         run = FixedRun(relaxed, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
+        run.report_lost = report
         if attach_to is not None:
             attach_to(run, own_comm)
         host.with_timeout(timeout_s)

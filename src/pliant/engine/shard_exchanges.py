@@ -9,12 +9,13 @@ from torch.optim import Optimizer
 
 from pliant.collectives.scratch import Scratch
 from pliant.comm.base import duplicate
-from pliant.comm.fsdp_private import ParamGroup
+from pliant.comm.recorded import without_counting
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.parts import Part
 from pliant.engine.same_structure import require_same_structure
 from pliant.engine.shard_groups import GroupGather, GroupScatter
 from pliant.engine.shard_layout import columns_of
+from pliant.engine.sharded_findings import shard_findings
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.tracer import Tracer
 from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_state_bytes
@@ -58,28 +59,34 @@ class ShardExchanges(Part):
         if regathers and model.shard_comm.size > 1:
             self._gather_comm, self._gather_scratch = duplicate(model.shard_comm), Scratch(self._device)
             self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
-        self.scatters = [self._scatter(group, checks=checks) for group in model.groups]
+        columns = [columns_of(group, model.names_of(group), model.num_shards, model.shards) for group in model.groups]
+        groups = [(group.name, own) for group, own in zip(model.groups, columns, strict=True)]
+        self.findings = shard_findings(groups, without_counting(tracer.comm), self._device, raises=checks)
+        """What is wrong in a pass."""
+        self.scatters = [self._scatter(k) for k in range(len(groups))]
         """For each parameter group; None leaves the reduce-scatter to torch."""
         self._waiting: list[Tensor | None] = [None] * len(self.scatters)
         """Debts of an earlier plan where reduce-scatters are now torch's own."""
-        self.gathers = [self._gather(group) for group in model.groups]
+        self.gathers = [self._gather(k) for k in range(len(groups))]
         """For each parameter group; None leaves the gather to torch."""
 
-    def _scatter(self, group: ParamGroup, *, checks: bool) -> GroupScatter | None:
-        names, comm = self._model.names_of(group), self._model.shard_comm
+    def _scatter(self, index: int) -> GroupScatter | None:
+        group, comm = self._model.groups[index], self._model.shard_comm
+        names = self._model.names_of(group)
         found = {name: self._nodes[name].gradients for name in names if name in self._nodes}
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
         columns = columns_of(group, names, comm.size, found)
-        return GroupScatter(group.name, columns, found, comm, self._scratch, self._device, checks=checks)
+        return GroupScatter(group.name, index, columns, found, comm, self._scratch, self._device, self.findings)
 
-    def _gather(self, group: ParamGroup) -> GroupGather | None:
-        names, comm = self._model.names_of(group), self._gather_comm
+    def _gather(self, index: int) -> GroupGather | None:
+        group, comm = self._model.groups[index], self._gather_comm
+        names = self._model.names_of(group)
         found = {name: self._nodes[name].weights for name in names if name in self._nodes}
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
         columns = columns_of(group, names, comm.size, names)
-        return GroupGather(group.name, columns, found, comm, self._gather_scratch, self._device)
+        return GroupGather(group.name, index, columns, found, comm, self._gather_scratch, self._device, self.findings)
 
     # - Memory
 

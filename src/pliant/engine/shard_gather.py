@@ -13,7 +13,7 @@ from pliant.comm.base import Comm
 from pliant.engine.shard_layout import PackedShards
 from pliant.spec import WeightGather
 
-__all__ = ["CodedGather", "DifferenceGather", "ExactGather", "ShardGather", "shard_gather"]
+__all__ = ["CodedGather", "CodedShards", "DifferenceGather", "ExactGather", "ShardGather", "shard_gather"]
 
 
 class ShardGather(ABC):
@@ -81,7 +81,7 @@ class ExactGather(ShardGather):
         self._shards.unpack(self._held, rows)
 
 
-class _CodedShards:
+class CodedShards:
     """Coded parts of all ranks, as the last exchange has brought them.
 
     Args:
@@ -111,17 +111,16 @@ class CodedGather(ShardGather):
     """Coded weights; every rank decodes the same payloads, its own too, so that all compute with the same weights.
 
     Args:
-        codec: Any codec.
         shards: Places of the weights.
         comm: Ranks that gather.
         scratch: Memory of the communication thread.
-        device: Device of the buffers.
+        coded: Coded weights of all ranks.
 
     """
 
-    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device) -> None:
+    def __init__(self, shards: PackedShards, comm: Comm, scratch: Scratch, coded: CodedShards) -> None:
         super().__init__(shards, comm, scratch)
-        self._coded = _CodedShards(codec, shards, comm, device)
+        self._coded = coded
 
     def gather(self, rows: Tensor, seed: int) -> None:
         vector, _ = self._own_weights(rows)
@@ -141,17 +140,19 @@ class DifferenceGather(ShardGather):
     so a coding error is part of the next difference. Jia et al., SDP4Bit (arXiv:2410.15526).
 
     Args:
-        codec: Any codec.
         shards: Places of the weights.
         comm: Ranks that gather.
         scratch: Memory of the communication thread.
-        device: Device of the buffers.
+        coded: Coded changes of all ranks.
+        device: Device of the copy.
 
     """
 
-    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, scratch: Scratch, device: torch.device) -> None:
+    def __init__(
+        self, shards: PackedShards, comm: Comm, scratch: Scratch, coded: CodedShards, device: torch.device
+    ) -> None:
         super().__init__(shards, comm, scratch)
-        self._coded = _CodedShards(codec, shards, comm, device)
+        self._coded = coded
         self._replica = torch.zeros(shards.numel, device=device)
         self._own = self._replica[shards.parts[comm.rank]]
         self._begun, self._is_whole = False, False
@@ -189,5 +190,7 @@ def shard_gather(
     """Return what carries out a node."""
     if node is None or node.codec is None:
         return ExactGather(shards, comm, scratch, keeps=node is not None and not node.regather)
-    kind = DifferenceGather if node.differences else CodedGather
-    return kind(codec_from(node.codec), shards, comm, scratch, device)
+    coded = CodedShards(codec_from(node.codec), shards, comm, device)
+    if node.differences:
+        return DifferenceGather(shards, comm, scratch, coded, device)
+    return CodedGather(shards, comm, scratch, coded)

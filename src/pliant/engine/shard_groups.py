@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pliant.codecs import all_finite, first_nonfinite, tensor_hash
+from pliant.codecs import all_finite, content_hash
 from pliant.collectives.pairwise import mean_of_parts
 from pliant.collectives.scratch import Scratch
 from pliant.comm.base import Comm
 from pliant.engine.shard_gather import shard_gather
 from pliant.engine.shard_layout import PackedShards, exact_columns
 from pliant.engine.shard_scatter import shard_scatter
-from pliant.engine.sharded_findings import FINITE, Finding, NonFiniteKind
+from pliant.engine.sharded_findings import ShardFindings
 from pliant.layouts.shards import Column
 from pliant.spec import ReduceScatter, WeightGather
 
@@ -28,27 +28,29 @@ class GroupScatter:
 
     Args:
         name: Name of the group.
+        index: Number of the group in the model.
         columns: Places of its parameters that get gradients.
         nodes: Parameter -> its setting in the plan; None is exact.
         comm: Ranks among which it is divided.
         scratch: Memory of the communication thread.
         device: Device of the buffers.
-        checks: Whether gradients are checked for NaN and Inf.
+        findings: What is not finite.
 
     """
 
     def __init__(
         self,
         name: str,
+        index: int,
         columns: Sequence[Column],
         nodes: Mapping[str, ReduceScatter | None],
         comm: Comm,
         scratch: Scratch,
         device: torch.device,
-        *,
-        checks: bool,
+        findings: ShardFindings,
     ) -> None:
-        self.name, self._comm, self._scratch, self._checks, self._device = name, comm, scratch, checks, device
+        self.name, self._index, self._findings = name, index, findings
+        self._comm, self._scratch, self._device = comm, scratch, device
         self._row_numel = sum(column.padded for column in columns)
         divided = _divided(columns, nodes, ReduceScatter())
         self.wide = any(node.codec is not None for node, _ in divided)
@@ -58,8 +60,6 @@ class GroupScatter:
         self._names = [_order_of(held) for _, held in divided]
         self.owed: Tensor | None = None
         """Residuals of an earlier plan, (size, row_numel), added to the next exchange."""
-        self.finding = FINITE
-        """Kind and place of a value of this pass that is not finite."""
 
     def __call__(self, output: Tensor, rows: Tensor, seed: int) -> None:
         """Fill output, (row_numel,), with this rank's part of the mean of rows, (size, row_numel)."""
@@ -69,16 +69,13 @@ class GroupScatter:
         if self.owed is not None:
             rows.add_(self.owed)
             self.owed = None
-        if self._checks and (bad := first_nonfinite(rows.view(-1))) >= 0:
-            self._note("gradient", bad % self._row_numel)
-            rows.fill_(torch.nan)  # so that codecs keep nothing of it
+        self._findings.look_at_gradients(self._index, rows)
         seed |= zlib.crc32(self.name.encode())
         if self._row_numel and self.wide:
             output.zero_()  # what fills rows up
         for part in self._parts:
             part(rows, output, seed)
-        if self._checks and (bad := first_nonfinite(output)) >= 0:
-            self._note("sum", bad)
+        self._findings.look_at_sum(self._index, output)
 
     def _without_some(self, output: Tensor, rows: Tensor) -> None:
         """Take the mean of what torch hands over where some parameters got no gradient: it does not say which."""
@@ -87,13 +84,8 @@ class GroupScatter:
                 f"a backward pass gave gradients to a part of {self.name} only, so that error feedback would mix up "
                 "parameters; call set_reduce_scatter_unused_params(True) on the model, or leave gradients exact."
             )
-        if self._checks and not all_finite(rows):
-            self._note("gradient", 0)
+        self._findings.look_at_gradients(self._index, rows, at=0)
         mean_of_parts(list(rows), output, self._comm, self._scratch)
-
-    def _note(self, kind: NonFiniteKind, at: int) -> None:
-        if self.finding.kind in ("", "sum"):  # a gradient of this rank says more than a sum
-            self.finding = Finding(kind=kind, at=at)
 
     @property
     def state(self) -> dict[str, dict[str, Any]]:
@@ -127,24 +119,28 @@ class GroupGather:
 
     Args:
         name: Name of the group.
+        index: Number of the group in the model.
         columns: Places of all its parameters.
         nodes: Parameter -> its setting in the plan; None is exact.
         comm: Ranks among which it is divided.
         scratch: Memory of the communication thread.
         device: Device of the buffers.
+        findings: Weights that have changed since they were gathered.
 
     """
 
     def __init__(
         self,
         name: str,
+        index: int,
         columns: Sequence[Column],
         nodes: Mapping[str, WeightGather | None],
         comm: Comm,
         scratch: Scratch,
         device: torch.device,
+        findings: ShardFindings,
     ) -> None:
-        self.name, self._rank = name, comm.rank
+        self.name, self._index, self._rank, self._findings = name, index, comm.rank, findings
         row_numel = sum(column.padded for column in columns)
         divided = _divided(columns, nodes, WeightGather())
         exact = all(node.codec is None for node, _ in divided)
@@ -153,7 +149,7 @@ class GroupGather:
         self._names = [_order_of(held) for _, held in divided]
         self._of = -1
         """Count of changes when weights were last gathered; -1 before."""
-        self._hash = 0
+        self._hash: int | Tensor = 0
 
     def __call__(self, rows: Tensor, changes: int, seed: int) -> None:
         """Fill rows, (size, row_numel), of which this rank's own is there.
@@ -166,13 +162,9 @@ class GroupGather:
         """
         fresh = self._of != changes
         if not all(regathers for regathers, _ in self._parts):
-            own = tensor_hash(rows[self._rank])
-            if not fresh and own != self._hash:
-                raise RuntimeError(
-                    f"weights of {self.name} were changed since they were gathered, but not by a step of the run's "
-                    "optimizers or by a load; call run.weights_changed() after writing them, or let them be gathered "
-                    "again (regather=True)."
-                )
+            own = content_hash(rows[self._rank])
+            if not fresh:
+                self._findings.compare_weights(self._index, self._hash, own)
             self._hash = own
         seed |= zlib.crc32(self.name.encode())
         for regathers, part in self._parts:

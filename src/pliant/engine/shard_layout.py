@@ -99,7 +99,7 @@ class PackedShards:
     def _unpack_row(self, rank: int, part: Tensor, row: Tensor) -> None:
         at = 0
         for start, stop in self._runs[rank]:
-            piece = part[at : at + stop - start]
-            if row.data_ptr() + start * row.itemsize != piece.data_ptr():
-                row[start:stop].copy_(piece)
+            into, piece = row[start:stop], part[at : at + stop - start]
+            if not into.is_set_to(piece):
+                into.copy_(piece)
             at += stop - start

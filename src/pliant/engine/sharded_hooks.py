@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pliant.codecs import first_nonfinite
 from pliant.comm.fsdp_private import ParamGroup
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.shard_groups import GroupGather, GroupScatter
-from pliant.engine.sharded_findings import FINITE, Finding
+from pliant.engine.sharded_findings import ShardFindings
 from pliant.engine.sources import GradientReceiver
 
 __all__ = ["GatherHook", "GatherWork", "ReduceScatterHook", "ReplicaHook", "Submitter"]
@@ -164,7 +163,7 @@ class ReplicaHook:
         spans: Range of each in the reduced shard.
         index: Index of the group.
         receive: Receiver of the bucket.
-        checks: Whether reduced gradients are checked for NaN and Inf.
+        findings: What is not finite in reduced gradients.
 
     """
 
@@ -177,13 +176,12 @@ class ReplicaHook:
         spans: tuple[tuple[int, int], ...],
         index: int,
         receive: Callable[[ReadyBucket], None],
-        *,
-        checks: bool,
+        findings: ShardFindings,
     ) -> None:
         self._group, self._submitter, self._receive, self._index = group, submitter, receive, index
         self._names, self._shapes, self._spans = names, shapes, spans
         self._numel = sum(stop - start for start, stop in spans)
-        self._checks, self.finding = checks, FINITE
+        self._findings = findings
 
     def __call__(self, shard: Tensor) -> None:
         """Queue the exchange behind the reduce-scatter, and wait for it only where torch reads the result at once."""
@@ -192,8 +190,7 @@ class ReplicaHook:
         buffer = shard if is_packed else torch.empty(self._numel, dtype=shard.dtype, device=shard.device)
 
         def fill() -> None:
-            if self._checks and (bad := first_nonfinite(shard)) >= 0:
-                self.finding = Finding(kind="sum", at=bad)
+            self._findings.look_at_sum(self._index, shard)
             for source, target in self._pairs(shard, buffer):
                 if not is_packed:
                     target.copy_(source)

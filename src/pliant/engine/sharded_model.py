@@ -1,6 +1,7 @@
 """A model under fully_shard, HSDP or replicate(), as a run sees it: parameter groups, and local shards by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.optim import Optimizer
 
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, CommError
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
 from pliant.comm.private_comm import self_comm
+from pliant.comm.torch_errors import Report
 from pliant.engine.shard_optimizer import ShardOptimizer
 
 __all__ = ["ShardedModel", "sharded_model"]
@@ -118,12 +120,15 @@ class ShardedModel:
         gathered = [value for state in states for _, value in sorted(state.items()) if isinstance(value, Tensor)]
         return [*self.shards.values(), *gathered]
 
-    def connect(self, comm: Comm, whole: ProcessGroup) -> None:
+    def connect(self, comm: Comm, whole: ProcessGroup, report: Report) -> None:
         """Make groups of our own, in which nobody else's communication comes between. Collective over `comm`.
+
+        What stays torch's is watched from here on, so that its errors name the lost rank.
 
         Args:
             comm: All ranks that train the model.
             whole: The process group that it was made from.
+            report: Names the lost rank when torch's own communication fails.
 
         """
         self.shard_comm = _among(self.groups[0].shard_group, comm, whole)
@@ -134,6 +139,8 @@ class ShardedModel:
             mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
             for group in self.groups:
                 group.alone = cast(ProcessGroup, mine)
+        for group in self.groups:
+            group.watch(partial(_explained, report, group.name))
 
     def hosts_of_replicas(self, hosts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the ranks of `replica_comm` on each host, given hosts by numbers of all ranks."""
@@ -215,3 +222,7 @@ def _refuse_arithmetic(group: ParamGroup) -> None:
 
 def _ranks(group: ProcessGroup | None) -> tuple[int, ...]:
     return () if group is None else tuple(dist.get_process_group_ranks(group))
+
+
+def _explained(report: Report, group: str, error: RuntimeError, what: str, waited_s: float) -> CommError | None:
+    return report(error, f"torch's {what} of {group}", waited_s)

@@ -2,22 +2,18 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from pliant.comm.base import Comm
 from pliant.comm.fsdp_private import ParamGroup, after_backward
-from pliant.comm.recorded import without_counting
-from pliant.engine.comm_thread import CommThread
-from pliant.engine.gradient_exchange import NonFinite, NonFiniteGradientError
+from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.hooks import Hook
+from pliant.engine.nonfinite import Findings
 from pliant.engine.parts import Part
 from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.engine.shard_layout import columns_of
-from pliant.engine.sharded_findings import FINITE, Finding, gather_findings
 from pliant.engine.sharded_hooks import GatherHook, ReduceScatterHook, ReplicaHook, Submitter
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.sources import GradientReceiver, GradientSource
@@ -38,7 +34,6 @@ class ShardedSource(GradientSource):
         comm_thread: Communication thread of all exchanges.
         tracer: Tracer of the waiting, with the comm.
         begins: A method, held weakly, that is called before each forward pass that is followed by a backward pass.
-        nonfinite: Whether gradients that are not finite raise or propagate.
         trial: Keeper of the errors of a plan on trial.
 
     """
@@ -51,13 +46,10 @@ class ShardedSource(GradientSource):
         comm_thread: CommThread,
         tracer: Tracer,
         begins: Callable[[], None],
-        nonfinite: NonFinite,
         trial: PlanOnTrial,
     ) -> None:
         self._model, self._receiver, self._comm_thread, self._tracer = model, receiver, comm_thread, tracer
-        self._trial = trial
-        self._begins, self._raises = weakref.WeakMethod(begins), nonfinite == "raise"
-        self._comm: Comm = without_counting(tracer.comm)
+        self._begins, self._trial = weakref.WeakMethod(begins), trial
         self._hooks = [
             module.register_forward_pre_hook(Hook(self._begin)),
             module.register_load_state_dict_post_hook(Hook(self.weights_changed)),
@@ -66,17 +58,14 @@ class ShardedSource(GradientSource):
         """Whether the end of the backward pass that is under way will call us."""
         self._submitter = Submitter(comm_thread, receiver, self._begin_exchange)
         self._exchanges: ShardExchanges | None = None
-        self._of_replicas = [self._bucket(k, group) for k, group in enumerate(model.groups)]
-        self._columns = [
-            (group.name, columns_of(group, model.names_of(group), model.num_shards, model.shards))
-            for group in model.groups
-        ]
+        self._gathered: list[tuple[TaskHandle, list[Exception | None]]] = []
+        """Findings of passes that all ranks tell each other."""
 
     def begin_pass(self, drain: Callable[[], None]) -> None:
         """Forget a pass that was broken off."""
         if self._receiver.broken_off:
             drain()
-            self._awaited = False
+            self._awaited, self._gathered = False, []
             self._receiver.forget()
 
     def put_in_force(
@@ -92,7 +81,7 @@ class ShardedSource(GradientSource):
             group.install(
                 None if gather is None else GatherHook(group, gathering, gather, lambda: exchanges.changes),
                 None if scatter is None else ReduceScatterHook(group, self._submitter, scatter),
-                self._of_replicas[k] if relaxes_replicas and self._model.has_replicas else None,
+                self._bucket(k, group, exchanges) if relaxes_replicas and self._model.has_replicas else None,
             )
         for k, (group, following) in enumerate(pairwise(self._model.groups), 1):
             # On CPU nothing is prefetched in forward unless somebody says so, and torch's own gathers block.
@@ -109,7 +98,7 @@ class ShardedSource(GradientSource):
             hook.remove()
         self._model.close()
 
-    def _bucket(self, index: int, group: ParamGroup) -> ReplicaHook:
+    def _bucket(self, index: int, group: ParamGroup, exchanges: ShardExchanges) -> ReplicaHook:
         """Return what hands the reduced shards of a group over to replicas."""
         names, rank = self._model.names_of(group), self._model.shard_rank
         columns = [c for c in columns_of(group, names, self._model.num_shards, self._model.shards) if c.valid[rank]]
@@ -121,7 +110,7 @@ class ShardedSource(GradientSource):
             tuple((column.offset, column.offset + column.valid[rank]) for column in columns),
             index,
             self._receiver.receive,
-            checks=self._raises,
+            exchanges.findings,
         )
 
     def _begin(self, *_: object) -> None:
@@ -139,27 +128,26 @@ class ShardedSource(GradientSource):
         self._awaited = False
         with self._tracer.record_wait():
             self._comm_thread.drain()
-        refused = self._refusal() if self._raises else None
+        self._receiver.pop_error()  # of some replicas only: what they have found is in what all gather here
+        findings = None if self._exchanges is None else self._exchanges.findings
+        if findings is not None and findings.gathers:
+            found: list[Exception | None] = []
+            gather = findings.gather
+            self._gathered.append((self._comm_thread.submit(lambda: found.append(gather())), found))
         self._receiver.complete()
         self._receiver.broken_off = False
-        if refused is not None:
+        if findings is not None and not findings.is_late and (refused := self._pop_gathered()) is not None:
             with self._trial.catch_errors():
                 raise refused
 
-    def _refusal(self) -> NonFiniteGradientError | None:
-        """Gather from all ranks which gradient was not finite. Collective."""
-        self._receiver.pop_error()  # of some replicas only: what they have found is in what all gather here
-        findings = list[Finding]()
-        scatters = [None] * len(self._of_replicas) if self._exchanges is None else self._exchanges.scatters
-        for hook, scatter in zip(self._of_replicas, scatters, strict=True):
-            found = hook.finding if scatter is None or scatter.finding == FINITE else scatter.finding
-            findings.append(found)
-            hook.finding = FINITE
-            if scatter is not None:
-                scatter.finding = FINITE
-        if self._comm.size == 1 and all(found == FINITE for found in findings):
-            return None
-        result: list[NonFiniteGradientError | None] = []
-        gather = partial(gather_findings, findings, self._columns, self._comm, self._tracer.device)
-        self._comm_thread.submit(lambda: result.append(gather())).wait()
-        return result[0]
+    def pop_late_error(self, findings: Findings) -> Exception | None:
+        """Return what all ranks have told each other since; some replicas' own findings are in it."""
+        refused = self._pop_gathered()
+        findings.pop_late_error()
+        return refused
+
+    def _pop_gathered(self) -> Exception | None:
+        gathered, self._gathered = self._gathered, []
+        for handle, _ in gathered:
+            handle.wait()
+        return next((error for _, found in gathered for error in found if error is not None), None)

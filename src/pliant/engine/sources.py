@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from pliant.comm.ddp_private import is_in_backward
 from pliant.engine.ddp_hook import DDPHook, ReadyBucket, install_hook
 from pliant.engine.joining import JoinState
+from pliant.engine.nonfinite import Findings
 from pliant.engine.parts import Part
 from pliant.engine.unused_parameters import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
@@ -105,6 +106,13 @@ class GradientSource(Part):
     def unused_parameters(self) -> Mapping[str, Tensor]:
         """Return the parameters that no rank has used in the last pass, by name."""
         return {}
+
+    def pop_late_error(self, findings: Findings) -> Exception | None:
+        """Return, once, an error of passes before that has become known since, in findings or elsewhere.
+
+        Collective if there is one.
+        """
+        return findings.pop_late_error()
 
 
 class NoGradients(GradientSource):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["all_finite", "hash_bytes", "scale"]
+__all__ = ["all_finite", "hash_bytes", "hash_there", "scale"]
 
 
 def all_finite(x: Tensor) -> bool:
@@ -16,13 +16,17 @@ def scale(x: Tensor, factor: float) -> bool:
 
 
 def hash_bytes(x: Tensor) -> int:
+    return int(hash_there(x)) % (1 << 64)
+
+
+def hash_there(x: Tensor) -> Tensor:
+    """Return the bits of `hash_bytes` as int64 () that stays where x is."""
     data = x.contiguous().view(-1).view(torch.uint8)
     num_words = data.numel() // 8
     last = pad(data[8 * num_words :], (0, 8 - data.numel() % 8)).view(torch.int64)
     place = torch.arange(1, num_words + 1, device=x.device) * _to_signed(0x9E3779B97F4A7C15)
     length = (data.numel() + 1) * torch.full_like(last, _to_signed(0xD1B54A32D192ED03))
-    mixed = _mix(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum() + _mix(last ^ length)[0]
-    return int(mixed) % (1 << 64)
+    return _mix(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum() + _mix(last ^ length)[0]
 
 
 def _mix(h: Tensor) -> Tensor:
