@@ -9,6 +9,7 @@ crosses 85 % between two of them, a straight line is drawn. One line a trial.
 
 import argparse
 import contextlib
+import itertools
 import json
 import shlex
 import statistics
@@ -54,7 +55,7 @@ def trained(task: Images, what: str, seed: int) -> dict[str, Any]:
             optimizer.zero_grad()
             if (step + 1) % EVERY == 0:
                 curve.append((step + 1, evaluate(task, model, task.probe)))
-    pairs = zip(curve, curve[1:], strict=False)
+    pairs = itertools.pairwise(curve)
     crossed = (a + (TARGET - low) / (high - low) * (b - a) for (a, low), (b, high) in pairs if low < TARGET <= high)
     return {"steps_to_target": next(crossed, None), "accuracy": evaluate(task, model, task.num_held_out)}
 

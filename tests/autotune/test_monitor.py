@@ -100,7 +100,7 @@ class Sky:
         return simulated(plan, self.network_at(self.steps))
 
     def fly(self, auto, comm, num_steps):
-        observed = SimpleNamespace(done=True, blind=False, workload=lambda: WORKLOAD, close=lambda: None)
+        observed = SimpleNamespace(done=True, blind=False, step_s=0.1, workload=lambda: WORKLOAD, close=lambda: None)
         flight = AutoTuner(self, auto, observed, comm)
         for _ in range(num_steps):
             self.clock.mine.now_s += self.step_s(self.plan)

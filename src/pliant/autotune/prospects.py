@@ -30,7 +30,7 @@ class Prospects:
     text: str
     """The same in words, with the risk of each point."""
     gain: float
-    """How many times sooner than DDP's own exchange the best plan that may be tried gets to the same accuracy."""
+    """How many times sooner than torch's own exchange the best plan that may be tried gets to the same accuracy."""
 
 
 def look_ahead(
@@ -60,4 +60,5 @@ def look_ahead(
     seeds = {**space.baselines, "exact": exact}
     found = search_predicted(space, to_accuracy_s, seeds, _CANDIDATES, seed)
     gain = step_s([exact])[0] / found[0][1]
-    return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)
+    text = frontier_text(points, optimizer, workload.wrapper)
+    return Prospects(points=tuple(points), text=text, gain=gain)

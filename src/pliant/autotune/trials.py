@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pliant.autotune.coordination import slowest_s
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.curvature_requests import Curvature
@@ -218,11 +219,9 @@ class TrialRunner:
             yield from run_steps(period)
             now_s = time.perf_counter()
             mine_s = math.inf if self._run.trial.why else (now_s - last_s) / period
-            shared = torch.tensor([mine_s], dtype=torch.float64)
-            self._comm.all_reduce(shared, "max").wait()
-            if math.isinf(float(shared)) and self._has_failed():
+            blocks_s.append(slowest_s(self._comm, mine_s))
+            if math.isinf(blocks_s[-1]) and self._has_failed():
                 return []
-            blocks_s.append(float(shared))
             last_s = now_s
             if min(blocks_s) <= limit_s:  # codecs and connections warm up, and ranks wait for cores
                 wanted = self._enough_s / (min(blocks_s) * period)

@@ -137,7 +137,7 @@ class ShardedSource(GradientSource):
     def _end_backward(self) -> None:
         """Wait until all gradients of this pass are there, and raise what has gone wrong, on all ranks alike."""
         self._awaited = False
-        with self._tracer.record_wait():
+        with self._trial.catch_errors(), self._tracer.record_wait():
             self._comm_thread.drain()
         refused = self._refusal() if self._raises else None
         self._receiver.complete()
