@@ -169,12 +169,12 @@ class Course:
             verdict.reason = f"Pliant does not help here: {chosen.why}; {verdict.how} goes on alone."
             yield from self._go_on()
         else:
-            self._adopt(choice, chosen.plan, chosen.steps_ratio)
+            self._adopt(choice, chosen.steps_ratio)
             yield from self._go_on(choice)
 
-    def _adopt(self, choice: PlanChoice, plan: SyncPlan, steps_ratio: float) -> None:
-        """Note that a plan is in force, and begin to measure it."""
-        verdict = self._verdict
+    def _adopt(self, choice: PlanChoice, steps_ratio: float) -> None:
+        """Note the plan that is in force, and begin to measure it."""
+        verdict, plan = self._verdict, choice.run.plan
         verdict.plan, verdict.plan_text, verdict.steps_ratio = json.loads(to_json(plan)), str(plan), steps_ratio
         verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
         self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
@@ -182,7 +182,7 @@ class Course:
     def _note_given_up(self, choice: PlanChoice) -> None:
         """Note that the plan was given up for torch's own exchange, and begin to measure that."""
         verdict = self._verdict
-        self._adopt(choice, choice.run.plan, 1.0)
+        self._adopt(choice, 1.0)
         verdict.explanation = choice.explanation
         why = verdict.explanation.splitlines()[0]
         verdict.plan, verdict.line, verdict.reason = None, "", f"{verdict.how}'s own exchange is in force again. {why}"

@@ -38,6 +38,8 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
         ("unbiased_shards", {"bits": 8, "weights": "exact"}, 1.04),
         ("coded_shards", {"bits": 4, "residual": "full", "weights": "exact"}, 1.04),
         ("coded_shards", {"bits": 1, "residual": "full", "weights": "exact"}, 1.5),
+        ("unbiased_shards", {"bits": 8, "weights": "int8"}, 1.02),
+        ("coded_shards", {"bits": 4, "residual": "full", "weights": "differences"}, 1.02),
         ("gossip", {"every": 1, "graph": "one_peer"}, 1.04),
         ("choco", {"bits": 8, "graph": "exponential"}, 1.0),
         ("local", {"every": 8}, 1.07),
