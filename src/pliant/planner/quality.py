@@ -50,7 +50,7 @@ MEASURED_STEPS_RATIO: dict[Gene, float] = {
     )
 } | {all_of(family_name(name))[-1]: row.steps_ratio for name, row in ALGORITHMS.items() if row.steps_ratio is not None}
 """Steps to 85 % over those of bfloat16 DDP, mean of three seeds (benchmarks/results, accuracy_* and sharded_ratios_*):
-one small model, and its first 350 steps, where relaxations weigh most, with SGD. A user's own ratios take their place."""
+one small model, its first 350 steps, where relaxations weigh most, with SGD. A user's own ratios take their place."""
 
 MEASURED_WITH = "SGD"
 """The optimizer of all these trainings."""
