@@ -60,5 +60,4 @@ def look_ahead(
     seeds = {**space.baselines, "exact": exact}
     found = search_predicted(space, to_accuracy_s, seeds, _CANDIDATES, seed)
     gain = step_s([exact])[0] / found[0][1]
-    text = frontier_text(points, optimizer, workload.wrapper)
-    return Prospects(points=tuple(points), text=text, gain=gain)
+    return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)

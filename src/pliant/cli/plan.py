@@ -107,9 +107,7 @@ def plan(
     points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
-    Console().print(
-        frontier_text(points, optimizer, training.wrapper) + "\n", markup=False, highlight=False, soft_wrap=True
-    )
+    Console().print(frontier_text(points, optimizer) + "\n", markup=False, highlight=False, soft_wrap=True)
     _show(found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)

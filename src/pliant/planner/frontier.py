@@ -39,6 +39,8 @@ class FrontierPoint:
     """How many times the steps of exact training the plan is taken to need."""
     ddp_s: float
     """Predicted time of a step with torch's own exchange in 32 bits: DDP's, or FSDP2's."""
+    wrapper: str
+    """Name of what torch trains the model with, 'DDP' or 'FSDP2'."""
     risk: Risk
 
     @property
@@ -143,6 +145,7 @@ def frontier(
                 step_s=known[genes],
                 steps_ratio=base.factor(genes),
                 ddp_s=ddp_s,
+                wrapper=workload.wrapper,
                 risk=risk_of(genes, optimizer),
             )
             for genes in found
@@ -150,15 +153,9 @@ def frontier(
     return points
 
 
-def frontier_text(points: Sequence[FrontierPoint], optimizer: str, wrapper: str = "DDP") -> str:
-    """Return the lines of a frontier, as plan, auto and run print them: predicted, with the risk of each.
-
-    Args:
-        points: The frontier.
-        optimizer: Name of the optimizer's class.
-        wrapper: Name of what torch trains the model with (`Workload.wrapper`).
-
-    """
+def frontier_text(points: Sequence[FrontierPoint], optimizer: str) -> str:
+    """Return the lines of a frontier, as plan, auto and run print them: predicted, with the risk of each."""
+    wrapper = points[0].wrapper
     lines = [f"Frontier, predicted, with {optimizer} ({wrapper} in 32 bits: a step of {format_time(points[0].ddp_s)}):"]
     for point in points:
         limit = "exact" if point.limit == 1 else f"up to {point.limit:g}x the steps"
