@@ -163,6 +163,16 @@ def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
     assert first.step_s(new) < 1.1 * best_s
 
 
+def test_a_change_near_the_end_of_a_training_of_known_length_is_not_answered(clock):
+    def body(place):
+        sky = Sky(clock, lambda step: FAST if step < 302 else SLOW)
+        return sky.fly(pliant.Auto(max_trials=8, num_steps=320), place.comm, 500)
+
+    first, _ = run_world(2, body)
+    assert len(clock.probes) == 1
+    assert all(step < 302 for step, _ in first.log)
+
+
 @pytest.mark.parametrize(
     "change_at", [9, 33, *(pytest.param(step, marks=pytest.mark.extended) for step in (3, 17, 26, 40))]
 )

@@ -139,6 +139,14 @@ def test_a_search_takes_at_most_a_tenth_of_a_training_whose_length_is_known(num_
     assert limited.probe_s + limited.max_seconds <= max(least_s, 0.1 * num_steps * step_s)
 
 
+def test_a_change_near_the_end_of_a_training_is_not_answered():
+    auto = pliant.Auto(num_steps=250)
+    assert auto.may_search(0.4, 100)
+    assert not auto.may_search(0.4, 200)
+    assert not auto.may_search(0.4, 300)
+    assert pliant.Auto().may_search(1e-9, 10**9)
+
+
 def test_a_gain_below_one_is_refused():
     with pytest.raises(ValueError, match="a speed-up below 1 is a loss"):
         pliant.Auto(least_gain=0.9)

@@ -4,6 +4,7 @@ import logging
 import math
 import statistics
 from collections.abc import Generator
+from dataclasses import replace
 
 from pliant.autotune.bounds import BoundViolation
 from pliant.autotune.coordination import advance_search, holds_on_all, share_finalists, share_request, slowest_s
@@ -140,9 +141,13 @@ class AutoTuner(AttachedTuner):
             result = yield from self._monitor(hold_steps, expected_s)
             if result.at_once:
                 self._searches.forget_last()
-            while result.violation is not None:
-                self._give_up(result.violation, workload)
+            while result.violation is not None or not self._auto.may_search(result.step_s, self._run.steps):
+                if result.violation is not None:
+                    self._give_up(result.violation, workload)
+                else:
+                    self._auto = replace(self._auto, watch=False)  # the rest is too short for another search
                 result = yield from self._monitor(hold_steps)
+            self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
                 took = f"{1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
@@ -196,8 +201,7 @@ class AutoTuner(AttachedTuner):
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
         why = broadcast_text("\n".join(lines), self._comm)
-        ratio = best.ratio if adopted else 1.0
-        self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=gains, adopted=adopted)
+        self.choice = Choice(plan=chosen, steps_ratio=best.ratio if adopted else 1.0, gains=gains, adopted=adopted)
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return expected_s
 
