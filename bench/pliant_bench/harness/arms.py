@@ -114,8 +114,9 @@ class Arm:
 
 
 def _auto(name: str, total_steps: int) -> pliant.Auto:
+    settings: dict[str, Any] = {"num_steps": total_steps, **settings_of(name)}
     try:
-        return pliant.Auto(**{"num_steps": total_steps, **settings_of(name)})
+        return pliant.Auto(**settings)
     except TypeError as error:
         raise ValueError(f"auto does not take the settings of {name!r}: {error}") from error
 

@@ -34,7 +34,7 @@ def _log_of(accelerator: Accelerator) -> FrameworkLog:
 
     def write(values: Mapping[str, Any], step: int) -> None:
         if accelerator.trackers:  # which write on the first process only
-            accelerator.log(values, step=step)
+            accelerator.log(dict(values), step=step)
 
     return FrameworkLog(write=write, writes_texts=True)
 

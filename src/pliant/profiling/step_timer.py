@@ -94,13 +94,13 @@ class StepTimer:
     def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that calls another, whose time counts as waiting."""
 
-        def waits(*given: Any, **named: Any) -> Any:
+        def _waits(*given: Any, **named: Any) -> Any:
             start = self._clock.now()
             result = call(*given, **named)
             self._now.waits.append((start, self._clock.now()))
             return result
 
-        return waits
+        return _waits
 
     def _note(self, now: _Step, before: Any, end: Any) -> None:
         if now.backward_from is None or any(start is None for start, _ in now.earlier):
