@@ -157,8 +157,9 @@ def test_the_verdict_is_of_the_arm_that_keeps_the_accuracy_and_is_soonest(rows, 
 
 
 def test_what_next_names_the_arm_that_won():
-    (_, line), *_ = next_steps([BF16, _row("onebit", 4.0)], METRICS["images"])
-    assert line == 'run = pliant.relax(model, optimizer, "onebit")'
+    for arm, what in (("onebit", '"onebit"'), ("auto", '"auto"'), ("auto(quality=1.1)", "pliant.Auto(quality=1.1)")):
+        (_, line), *_ = next_steps([BF16, _row(arm, 4.0)], METRICS["images"])
+        assert line == f"run = pliant.relax(model, optimizer, {what})"
 
 
 def test_without_an_interface_per_host_there_is_no_plot_over_bytes():

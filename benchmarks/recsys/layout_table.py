@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def seen(line: Record, cache: dict[str, Any]) -> Seen:
     return Seen(
         line=line,
         plan=plan,
-        topology=topology_of(line),
+        topology=replace(topology_of(line), num_cpus=_num_cores(line)),
         traffic=count_traffic(plan, steps, hot_of(plan, clicks.frequencies())),
     )
 
@@ -93,9 +93,9 @@ def predicted(all_seen: Sequence[Seen], start: Rates) -> list[float]:
     return [each.cost(rates[1 - k % 2])[0] for k, each in enumerate(all_seen)]
 
 
-def _machine(line: Record) -> Rates:
-    """Return rates of a machine with as many cores as the emulated hosts have shared: '2 cores, ...'."""
-    return Rates(shared_cores=int(line["machine"].split()[0]))
+def _num_cores(line: Record) -> int:
+    """Return how many cores the emulated hosts have shared: '2 cores, ...'."""
+    return int(line["machine"].split()[0])
 
 
 def _fit(half: Sequence[Seen], start: Rates) -> Rates:
@@ -109,7 +109,7 @@ def _fit(half: Sequence[Seen], start: Rates) -> Rates:
 def fitted_to(lines: Sequence[Record]) -> Rates:
     """Return rates of the machine that explain all lines best."""
     cache: dict[str, Any] = {}
-    return _fit([seen(line, cache) for line in lines], _machine(lines[0]))
+    return _fit([seen(line, cache) for line in lines], Rates())
 
 
 def markdown(lines: Sequence[Record]) -> str:
@@ -123,7 +123,7 @@ def markdown(lines: Sequence[Record]) -> str:
         groups.setdefault(f"{line['data']}, {where}{racks}", []).append(line)
     for data, its in groups.items():
         all_seen = [seen(line, cache) for line in its]
-        text += _group(data, all_seen, predicted(all_seen, _machine(its[0])))
+        text += _group(data, all_seen, predicted(all_seen, Rates()))
     if lines:
         last = lines[-1]
         text += [f"`{last['command']}`, {last['machine']}, load before {last['load_before']:.1f}, {last['time']}", ""]

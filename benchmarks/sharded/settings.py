@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["BASELINES", "BYTES", "HSDP", "LOSS", "LOSS_SHAPE", "MODELS", "RATES", "STEPS", "Setting", "Shape"]
+__all__ = ["BASELINES", "BYTES", "HSDP", "LOSS", "LOSS_SHAPE", "MODELS", "RATES", "RATIOS", "STEPS", "Setting", "Shape"]
 
 RATES = ("100mbit", "1gbit")
 
@@ -76,3 +76,6 @@ LOSS = (
     ONEBIT,
 )
 """Of `loss.py`: all values of docs/sharded.md by name, and both ways together."""
+
+RATIOS = (PLAIN, EXACT, BF16_ONCE, INT8, INT4)
+"""Of `ratios.py`, with SGD: 8 and 4 bits for gradients and weights alike."""

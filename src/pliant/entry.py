@@ -12,11 +12,10 @@ from pliant.comm.base import Comm
 from pliant.comm.transport import Transport
 from pliant.engine.elastic import Elastic
 from pliant.engine.gradient_exchange import NonFinite
-from pliant.engine.plan_resolution import PlanLike, resolve_plan
+from pliant.engine.plan_resolution import PlanLike, resolve_plan, torchs_own
 from pliant.engine.relaxed_model import unwrap
 from pliant.engine.run import Run
 from pliant.engine.run_start import start_run
-from pliant.spec import Sharded
 
 __all__ = ["relax"]
 
@@ -86,9 +85,7 @@ def relax(
     """
     held = unwrap(model, optimizer)
     auto = Auto() if what == "auto" else what if isinstance(what, Auto) else None
-    if isinstance(what, Auto) or auto is not None:
-        what = "allreduce" if held.sharded is None else Sharded()  # what torch itself does
-    plan = resolve_plan(what, held.optimizer)
+    plan = torchs_own(held) if isinstance(what, Auto) or auto is not None else resolve_plan(what, held.optimizer)
     if elastic is not None and auto is not None:
         raise ValueError(
             "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "

@@ -100,7 +100,7 @@ class Sky:
         return simulated(plan, self.network_at(self.steps))
 
     def fly(self, auto, comm, num_steps):
-        observed = SimpleNamespace(done=True, blind=False, workload=lambda: WORKLOAD, close=lambda: None)
+        observed = SimpleNamespace(done=True, blind=False, step_s=0.1, workload=lambda: WORKLOAD, close=lambda: None)
         flight = AutoTuner(self, auto, observed, comm)
         for _ in range(num_steps):
             self.clock.mine.now_s += self.step_s(self.plan)
@@ -161,6 +161,16 @@ def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
     assert first.step_s(new) < 0.9 * first.step_s(old)
     best_s = min(first.step_s(genes.plan()) for name, genes in BASELINES.items() if name in EXACT_ONES)
     assert first.step_s(new) < 1.1 * best_s
+
+
+def test_a_change_near_the_end_of_a_training_of_known_length_is_not_answered(clock):
+    def body(place):
+        sky = Sky(clock, lambda step: FAST if step < 302 else SLOW)
+        return sky.fly(pliant.Auto(max_trials=8, num_steps=320), place.comm, 500)
+
+    first, _ = run_world(2, body)
+    assert len(clock.probes) == 1
+    assert all(step < 302 for step, _ in first.log)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_it_tries_again_when_steps_have_become_longer(monkeypatch):
 def test_what_auto_may_do_is_checked():
     with pytest.raises(ValueError, match="at least one plan"):
         pliant.Auto(max_trials=0)
+    with pytest.raises(ValueError, match="cannot have -1 steps"):
+        pliant.Auto(num_steps=-1)
     with pytest.raises(ValueError, match="tuned for -1 ranks"):
         pliant.Auto(tuned_for_ranks=-1)
     with pytest.raises(ValueError, match="fewer steps than exact"):
@@ -124,6 +126,25 @@ def test_plans_that_leave_ranks_apart_are_not_tried_where_weights_must_be_equal(
     found = pliant.run_world(2, body)[0]
     assert found >= {"local", "gossip", "choco", "diloco", "owner"}
     assert not found & {"exact", "quantized", "fed_back", "low_rank", "sparse"}
+
+
+@pytest.mark.parametrize("step_s", [1e-4, 0.1, 0.4, 60.0])
+@pytest.mark.parametrize("num_steps", [10, 250, 100_000])
+def test_a_search_takes_at_most_a_tenth_of_a_training_whose_length_is_known(num_steps, step_s):
+    given, limited = pliant.Auto(), pliant.Auto(num_steps=num_steps).limited(step_s)
+    assert pliant.Auto().limited(step_s) == given
+    assert limited.max_seconds <= given.max_seconds
+    assert limited.probe_s <= given.probe_s
+    least_s = 0.3 + 2.0  # of what a search needs to say anything
+    assert limited.probe_s + limited.max_seconds <= max(least_s, 0.1 * num_steps * step_s)
+
+
+def test_a_change_near_the_end_of_a_training_is_not_answered():
+    auto = pliant.Auto(num_steps=250)
+    assert auto.may_search(0.4, 100)
+    assert not auto.may_search(0.4, 200)
+    assert not auto.may_search(0.4, 300)
+    assert pliant.Auto().may_search(1e-9, 10**9)
 
 
 def test_a_gain_below_one_is_refused():

@@ -66,6 +66,35 @@ def test_groups_have_what_is_read_and_written(world):
             assert (raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info) == before
 
 
+@pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_whoever_wraps_waits_hears_gathers_and_reductions(world):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    for module in (*model, model):
+        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    settle_sharding(model)
+    heard = []
+
+    def wrap(call):
+        def noting(*given, **named):
+            heard.append(call.__name__)
+            return call(*given, **named)
+
+        return noting
+
+    groups = param_groups(model)
+    for group in groups:
+        group.wrap_waits(wrap)
+    model(torch.ones(2, 4)).sum().backward()
+    assert {*heard} == {"unshard", "wait_for_unshard", "post_backward"}
+    assert heard.count("post_backward") >= len(groups)
+    for group in groups:
+        group.unwrap_waits()
+        group.unwrap_waits()
+    heard.clear()
+    model(torch.ones(2, 4)).sum().backward()
+    assert not heard
+
+
 def test_places_are_called_as_they_are_filled():
     source = inspect.getsource(_fsdp_collectives.foreach_reduce)
     assert source.count("reduce_scatter_comm.allocate(") == 2  # the input, then the output

@@ -64,6 +64,38 @@ def keep(name, value):
 def same(name, value):
     assert torch.equal(torch.load(f"{{FOLDER}}/{{name}}.{{RANK}}"), value), f"{{name}} went on otherwise"
 
+
+def batches_of(resumes, dies, per_step=1):
+    """This rank's batches, from where it resumes on; when one is taken that the process is not to live for, it ends."""
+    given = data(2 * per_step * STEPS, seed=RANK)
+    for k in range(per_step * SAVE_AT if resumes else 0, per_step * STEPS):
+        if dies and k > per_step * (SAVE_AT + 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield {{key: torch.stack([given[2 * k][key], given[2 * k + 1][key]]) for key in "xy"}}
+
+
+def run_block(given, options=""):
+    """Run the framework's block with a plan and what else it is given; return what it leaves."""
+    block = BLOCK.replace('"onebit"', "plan").replace("plan)", f"plan{{options}})")
+    exec(block, given)
+    assert torch.equal(*of_all(flat(given["module"]))), "ranks differ at the end"
+    return given
+
+
+def train_all(train, checkpoint="{{folder}}"):
+    """Train under each plan, or go on from its checkpoint, and at last be killed, or go on from before that."""
+    plans = {{name: eval(plan, {{"pliant": __import__("pliant")}}) for name, plan in PLANS.items()}}
+    at = lambda name: checkpoint.format(folder=f"{{FOLDER}}/{{name}}")
+    for name, plan in plans.items():
+        if PHASE == "first":
+            keep(name, train(name, plan, None))
+        else:
+            same(name, train(name, plan, at(name)))
+    if PHASE == "first":
+        train(name, plan, None, dies=True)
+    else:
+        same(name, train(name, plan, at(f"{{name}}-killed")))
+
 '''
 
 

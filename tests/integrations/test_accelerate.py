@@ -61,10 +61,7 @@ def train(name, plan, checkpoint, dies=False):
     folder, save_at, module, net_scheduler = f"{FOLDER}/{name}", 2 * SAVE_AT, model, scheduler
     if dies:
         folder += "-killed"
-    given = {**globals(), **locals()}
-    exec(BLOCK.replace('"onebit"', "plan").replace("plan)", "plan, log_every=2)"), given)
-    assert torch.equal(*of_all(flat(module))), "ranks differ at the end"
-    run = given["run"]
+    run = run_block({**globals(), **locals()}, ", log_every=2")["run"]
     assert run.steps == STEPS and not run.is_open, run.steps
     if RANK == 0:
         assert len(kept.rows) == (STEPS - (SAVE_AT if checkpoint else 0)) // 2, kept.rows
@@ -75,17 +72,9 @@ def train(name, plan, checkpoint, dies=False):
 
 end = dist.destroy_process_group
 dist.destroy_process_group = lambda group=None: group and end(group)  # end_training() ends the world: here more follow
-plans = {name: eval(plan) for name, plan in PLANS.items()}
-for name, plan in plans.items():
-    if PHASE == "first":
-        keep(name, train(name, plan, None))
-    else:
-        same(name, train(name, plan, f"{FOLDER}/{name}"))
-if PHASE == "first":
-    train(name, plan, None, dies=True)
-else:
-    same(name, train(name, plan, f"{FOLDER}/{name}-killed"))
-    for name in plans:  # the model that Accelerate has saved is the mean of what the ranks have saved
+train_all(train)
+if PHASE != "first":
+    for name in PLANS:  # the model that Accelerate has saved is the mean of what the ranks have saved
         from safetensors.torch import load_file
         saved = load_file(f"{FOLDER}/{name}/model.safetensors")
         parts = [torch.load(f"{FOLDER}/{name}/pliant/rank{r}.pt")["state"][f"rank{r}"]["model"] for r in range(2)]

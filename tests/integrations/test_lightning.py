@@ -76,17 +76,9 @@ def train(name, plan, checkpoint, dies=False):
     return flat(module, buffers=True)
 
 
-plans = {name: eval(plan) for name, plan in PLANS.items()}
-for name, plan in plans.items():
-    if PHASE == "first":
-        keep(name, train(name, plan, None))
-    else:
-        same(name, train(name, plan, f"{FOLDER}/{name}/step={SAVE_AT}.ckpt"))
-if PHASE == "first":
-    train(name, plan, None, dies=True)
-else:
-    same(name, train(name, plan, f"{FOLDER}/{name}-killed/step={SAVE_AT}.ckpt"))
-    for name in plans:
+train_all(train, f"{{folder}}/step={SAVE_AT}.ckpt")
+if PHASE != "first":
+    for name in PLANS:
         saved = torch.load(f"{FOLDER}/{name}/step={SAVE_AT}.ckpt", weights_only=False)["state_dict"]
         parts = [torch.load(f"{FOLDER}/{name}/step={SAVE_AT}.ckpt.pliant/rank{r}.pt")["state"] for r in range(2)]
         parts = [part[f"rank{r}"]["model"] for r, part in enumerate(parts)]
@@ -120,34 +112,15 @@ def train(name, plan, checkpoint, dies=False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     save_at, folder = SAVE_AT, f"{FOLDER}/{name}" + ("-killed" if dies else "")
     os.makedirs(folder, exist_ok=True)
-
-    def batches_of():
-        given = data(4 * STEPS, seed=RANK)
-        for k in range(2 * SAVE_AT if checkpoint else 0, 2 * STEPS):
-            if dies and k > 2 * SAVE_AT + 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield {key: torch.stack([given[2 * k][key], given[2 * k + 1][key]]) for key in "xy"}
-
-    batches = batches_of()
-    given = {**globals(), **locals()}
-    exec(BLOCK.replace('"onebit"', "plan").replace("plan)", "plan, log_every=2)"), given)
-    assert torch.equal(*of_all(flat(module))), "ranks differ at the end"
+    batches = batches_of(checkpoint, dies, per_step=2)
+    given = run_block({**globals(), **locals()}, ", log_every=2")
     assert given["state"]["steps"] == given["run"].steps == STEPS
     if RANK == 0:
         assert [step for step, _ in Kept.rows] == list(range(SAVE_AT + 2 if checkpoint else 2, STEPS + 1, 2)), Kept.rows
     return flat(module, buffers=True)
 
 
-plans = {name: eval(plan) for name, plan in PLANS.items()}
-for name, plan in plans.items():
-    if PHASE == "first":
-        keep(name, train(name, plan, None))
-    else:
-        same(name, train(name, plan, f"{FOLDER}/{name}/training.ckpt"))
-if PHASE == "first":
-    train(name, plan, None, dies=True)
-else:
-    same(name, train(name, plan, f"{FOLDER}/{name}-killed/training.ckpt"))
+train_all(train, "{folder}/training.ckpt")
 dist.destroy_process_group()
 """
 

@@ -34,8 +34,16 @@ def test_without_replicas_only_settings_of_shards_are_searched(budget):
         for rule in genes.plan().rules:
             node = rule.exchange
             assert isinstance(node, Sharded)
-            assert node.weights is None or node.weights.codec is None, "weights in few bits were not measured"
+            assert budget > 1 or node.weights is None or node.weights.codec is None
             assert budget > 1 or node.gradients is None or node.gradients.residual == "none"
+
+
+@pytest.mark.parametrize("weights", ["int8", "differences"])
+def test_weights_in_few_bits_are_admitted_where_they_were_measured(weights):
+    four, one = (Gene("coded_shards", {"bits": bits, "residual": "full", "weights": weights}) for bits in (4, 1))
+    assert Quality(budget=1.1).admits(four)
+    assert not Quality(budget=1.1, optimizer="AdamW").admits(four)
+    assert not Quality(budget=9.0).admits(one)
 
 
 def test_a_ratio_of_ones_own_admits_what_was_measured_and_what_is_milder():

@@ -113,9 +113,10 @@ class Arm:
             self.run.close()
 
 
-def _auto(name: str) -> pliant.Auto:
+def _auto(name: str, total_steps: int) -> pliant.Auto:
+    settings: dict[str, Any] = {"num_steps": total_steps, **settings_of(name)}
     try:
-        return pliant.Auto(**settings_of(name))
+        return pliant.Auto(**settings)
     except TypeError as error:
         raise ValueError(f"auto does not take the settings of {name!r}: {error}") from error
 
@@ -173,7 +174,7 @@ def prepare(
     model = module
     if elastic is None:
         model = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
-    what = _auto(name) if bare_name(name) == AUTO else plan_of_arm(name, total_steps, optimizer)
+    what = _auto(name, total_steps) if bare_name(name) == AUTO else plan_of_arm(name, total_steps, optimizer)
     run = pliant.relax(model, optimizer, what, timeout_s=timeout_s, elastic=elastic)
     return Arm(name=name, model=model, optimizer=optimizer, run=run)
 

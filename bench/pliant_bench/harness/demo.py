@@ -31,7 +31,7 @@ DEMO = Demo(
         "powersgd",
         "local_sgd(period=4, averaging=int4)",
         "streaming_diloco",
-        "auto",
+        "auto(quality=1.1)",
     ),
     rate="50mbit",
     steps=250,

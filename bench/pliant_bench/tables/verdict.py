@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pliant_bench.harness.metric import METRICS, Metric
+from pliant_bench.harness.names import AUTO, bare_name
 from pliant_bench.tables.results import TrainRow, train_rows
 from pliant_bench.tables.winners import EXACT_PEERS, is_ours
 
@@ -52,9 +53,11 @@ def verdict_of(result: dict[str, Any]) -> str:
 def next_steps(rows: Sequence[TrainRow], metric: Metric) -> list[tuple[str, str]]:
     """Return what a reader does next: words, and the line to paste."""
     best = best_arm(rows, metric)
-    name = "auto" if best is None else best.arm
+    arm = AUTO if best is None else best.arm
+    settings = arm.removeprefix(AUTO) if bare_name(arm) == AUTO else ""
+    what = f"pliant.Auto{settings}" if settings else f'"{arm}"'
     return [
-        ("in your own script, after DDP(...) and the optimizer", f'run = pliant.relax(model, optimizer, "{name}")'),
+        ("in your own script, after DDP(...) and the optimizer", f"run = pliant.relax(model, optimizer, {what})"),
         ("the rates of your own network", "torchrun ... -m pliant probe --out topology.json"),
         ("what pays on it", "pliant plan --topology topology.json --workload gpt2"),
     ]

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import json
-import math
 import os
 import statistics
 import time
@@ -17,7 +16,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.attachment.choices import PlanChoice, begin_choice
+from pliant.attachment.choices import PlanChoice
 from pliant.attachment.paste import line_for
 from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, RunVerdict
 from pliant.attachment.wrapped import parameters_of
@@ -77,19 +76,18 @@ class Course:
         observation = None
         if held is not None:
             self._describe(held)
-            if held.sharded is None:
-                last = self.optimizers[-1]
-                observation = observe(held.called, last, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0)
+            last = self.optimizers[-1]
+            observation = observe(held.called, last, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0)
             yield from self._measure(observation)
             reason = self._blind(observation)
         reason = self._agree(reason)
-        if held is None or reason:
-            if observation is not None:
-                observation.close()
-            self._verdict.reason = reason
-            yield from self._go_on()
-        else:
+        if held is not None and observation is not None and not reason:
             yield from self._choose(held, observation)
+            return
+        if observation is not None:
+            observation.close()
+        self._verdict.reason = reason
+        yield from self._go_on()
 
     # - Plain steps
 
@@ -110,15 +108,15 @@ class Course:
             return None, "The model is trained by one rank, so nothing is exchanged; start more ranks."
         return held, ""
 
-    def _measure(self, observation: Observation | None) -> Generator[None]:
+    def _measure(self, observation: Observation) -> Generator[None]:
         self._mark()
-        while len(self._ends_s) <= _WARM_UP + _TIMED or (observation is not None and not observation.done):
+        while len(self._ends_s) <= _WARM_UP + _TIMED or not observation.done:
             yield
             self._mark()
         self._verdict.baseline_step_s = self._median_s(_WARM_UP)
 
-    def _blind(self, observation: Observation | None) -> str:
-        if observation is not None and observation.blind:
+    def _blind(self, observation: Observation) -> str:
+        if observation.blind:
             return (
                 "Pliant could not see when backward begins, since the model's output has no tensor that it finds (in "
                 "lists, dicts and dataclasses); call pliant.relax() in the script."
@@ -147,14 +145,12 @@ class Course:
 
     # - The search
 
-    def _choose(self, held: RelaxedModel, observation: Observation | None) -> Generator[None]:
+    def _choose(self, held: RelaxedModel, observation: Observation) -> Generator[None]:
         verdict, start_s, first = self._verdict, time.perf_counter(), self._verdict.num_steps
-        options, base_s = self._options, self._verdict.baseline_step_s or math.nan
         try:
-            choice = begin_choice(held, observation, options.budget, base_s, unmeasured=options.unmeasured)
+            choice = PlanChoice(held, observation, self._options.budget, unmeasured=self._options.unmeasured)
         except ValueError as error:  # on all ranks alike: the backend, or a model that no plan fits
-            if observation is not None:
-                observation.close()
+            observation.close()
             verdict.reason = f"Pliant cannot relax this training: {error}"
             yield from self._go_on()
             return
@@ -173,12 +169,12 @@ class Course:
             verdict.reason = f"Pliant does not help here: {chosen.why}; {verdict.how} goes on alone."
             yield from self._go_on()
         else:
-            self._adopt(choice, chosen.plan, chosen.steps_ratio)
+            self._adopt(choice, chosen.steps_ratio)
             yield from self._go_on(choice)
 
-    def _adopt(self, choice: PlanChoice, plan: SyncPlan, steps_ratio: float) -> None:
-        """Note that a plan is in force, and begin to measure it."""
-        verdict = self._verdict
+    def _adopt(self, choice: PlanChoice, steps_ratio: float) -> None:
+        """Note the plan that is in force, and begin to measure it."""
+        verdict, plan = self._verdict, choice.run.plan
         verdict.plan, verdict.plan_text, verdict.steps_ratio = json.loads(to_json(plan)), str(plan), steps_ratio
         verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
         self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
@@ -186,7 +182,7 @@ class Course:
     def _note_given_up(self, choice: PlanChoice) -> None:
         """Note that the plan was given up for torch's own exchange, and begin to measure that."""
         verdict = self._verdict
-        self._adopt(choice, choice.run.plan, 1.0)
+        self._adopt(choice, 1.0)
         verdict.explanation = choice.explanation
         why = verdict.explanation.splitlines()[0]
         verdict.plan, verdict.line, verdict.reason = None, "", f"{verdict.how}'s own exchange is in force again. {why}"

@@ -12,7 +12,7 @@ from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import FAMILIES, Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 
-__all__ = ["advance_search", "holds_on_all", "share_finalists", "share_request"]
+__all__ = ["advance_search", "holds_on_all", "share_finalists", "share_request", "slowest_s"]
 
 _log = logging.getLogger("pliant")
 
@@ -22,6 +22,13 @@ def holds_on_all(comm: Comm, mine: bool) -> bool:
     held = torch.tensor([int(mine)])
     comm.all_reduce(held, "min").wait()
     return bool(held)
+
+
+def slowest_s(comm: Comm, mine_s: float) -> float:
+    """Return the longest of all ranks' times. Collective."""
+    longest = torch.tensor([mine_s], dtype=torch.float64)
+    comm.all_reduce(longest, "max").wait()
+    return float(longest)
 
 
 def share_request(comm: Comm, asked: tuple[Genome, float] | None) -> tuple[SyncPlan, float] | None:
@@ -62,5 +69,5 @@ def advance_search(
     except StopIteration as end:
         return None, end.value
     except Exception as error:  # noqa: BLE001  none could be in force, or it failed: training goes on without it
-        _log.warning("auto keeps DDP's own exchange: %s: %s.", type(error).__name__, error)
+        _log.warning("auto keeps torch's own exchange: %s: %s.", type(error).__name__, error)
         return None, None

@@ -1,11 +1,19 @@
 """Options of the automatic choice of a plan, "auto"."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from pliant.autotune.bounds import QualityBounds
 from pliant.planner.quality import Quality
 
 __all__ = ["Auto"]
+
+_SHARE, _OF_PROBE, _OF_TRIALS = 0.1, 0.2, 0.6
+"""Share of a training that a search may take, and shares of that for the probe and for trials; turns take the rest."""
+_LEAST_PROBE_S, _LEAST_TRIALS_S = 0.3, 2.0
+_LEAST_LEFT = 100
+"""Steps that must be left for another search, which takes some 30 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,10 @@ class Auto:
     """Seconds after the first trial within which a further one may begin."""
     probe_s: float = 2.5
     """Seconds for the measurement of the links."""
+    num_steps: int = 0
+    """Optimizer steps that the training makes, if you know. Probe, trials and turns then take about a tenth of the time
+    of those that are left, if that is less than the two limits above, and a change is not answered where too few are
+    left. 0 for no such limit."""
     least_gain: float = 1.0
     """Predicted speed-up, to the same accuracy, from which on plans are tried: below it no step of the training is
     spent on trials. At 1, plans are always tried."""
@@ -52,8 +64,33 @@ class Auto:
                 f"auto may try {self.max_trials} plans within {self.max_seconds:g} s, after a probe of "
                 f"{self.probe_s:g} s; give it at least one plan, and times above 0."
             )
+        if self.num_steps < 0:
+            raise ValueError(f"a training cannot have {self.num_steps} steps; give what it makes, or 0 if unknown.")
         if self.least_gain < 1:
             raise ValueError(f"least_gain is {self.least_gain:g}, but a speed-up below 1 is a loss; give it 1 or more.")
         if self.tuned_for_ranks < 0:
             raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")
         Quality(budget=self.quality)  # which refuses what is no budget
+
+    def limited(self, step_s: float, done: int = 0) -> Self:
+        """Return these options with limits that follow the length of the training, if that was given.
+
+        Args:
+            step_s: Time of a step as it is now.
+            done: Steps that were made.
+
+        """
+        search_s = self._search_s(step_s, done)
+        return replace(
+            self,
+            probe_s=min(self.probe_s, max(_LEAST_PROBE_S, _OF_PROBE * search_s)),
+            max_seconds=min(self.max_seconds, max(_LEAST_TRIALS_S, _OF_TRIALS * search_s)),
+        )
+
+    def may_search(self, step_s: float, done: int) -> bool:
+        """Say whether so much of the training is left that a search can pay; arguments as of `limited`."""
+        enough = self._search_s(step_s, done) >= _LEAST_PROBE_S + _LEAST_TRIALS_S
+        return enough and (not self.num_steps or self.num_steps - done >= _LEAST_LEFT)
+
+    def _search_s(self, step_s: float, done: int) -> float:
+        return _SHARE * max(0, self.num_steps - done) * step_s if self.num_steps else math.inf

@@ -18,7 +18,7 @@ class PlanGuard:
     Args:
         run: The run.
         comm: Over a group that nothing else uses.
-        base: The exact plan, DDP's own exchange.
+        base: The exact plan, torch's own exchange.
 
     """
 

@@ -30,7 +30,7 @@ class Prospects:
     text: str
     """The same in words, with the risk of each point."""
     gain: float
-    """How many times sooner than DDP's own exchange the best plan that may be tried gets to the same accuracy."""
+    """How many times sooner than torch's own exchange the best plan that may be tried gets to the same accuracy."""
 
 
 def look_ahead(

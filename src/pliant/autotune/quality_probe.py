@@ -12,6 +12,8 @@ from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
 from pliant.engine.nodes import layer_classes
 from pliant.engine.relaxed_model import list_tensors, module_of
+from pliant.engine.shard_optimizer import as_local
+from pliant.profiling.sharded_parameters import ShardedParameters
 from pliant.spec import Exchange
 
 __all__ = ["QualityMetrics", "QualityProbe"]
@@ -48,6 +50,7 @@ class QualityProbe:
     def __init__(self, run: TunableRun) -> None:
         self._run = run
         module = module_of(run.model)
+        self._sharded = ShardedParameters(module)  # first: it gives the parameters their names back
         self._parameters = {name: p for name, p in list_tensors(module) if p.requires_grad}
         layers = layer_classes(module)
         self._codecs: dict[str, Codec] = {}
@@ -61,8 +64,11 @@ class QualityProbe:
         """Squared norm of the gradient, and of the sample and of the error on it, step by step."""
 
     def begin(self) -> None:
-        """Look at the next step's gradients."""
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(n)) for n, p in self._parameters.items()]
+        """Look at the next step's gradients: whole ones of this rank, also where parameters are divided."""
+        own = self._parameters
+        if self._sharded.groups:
+            own = self._sharded.gathered({id(p): name for name, p in own.items()})
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(name)) for name, p in own.items()]
 
     def end(self) -> None:
         """Count what was seen since `begin`; a step without gradients counts for nothing."""
@@ -95,7 +101,8 @@ class QualityProbe:
             hook.remove()
 
     def _weight_norm(self) -> float:
-        return float(torch.stack([_square(as_real(p.detach())) for p in self._parameters.values()]).sum().sqrt())
+        own = [as_real(as_local(p.detach())) for p in self._parameters.values()]
+        return float(torch.stack([_square(each) for each in own]).sum().sqrt())
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         codec = self._codecs.get(name)
@@ -118,7 +125,7 @@ class QualityProbe:
 
 def _loses(node: Exchange) -> bool:
     """Say whether what a codec does not carry of a gradient is gone; with feedback it is in the residual."""
-    return node.kind == "gradients" and node.error_feedback == "none"
+    return node.kind == "gradients" and node.error_feedback == "none" and not node.keeps_gradients
 
 
 def _error(codec: Codec, x: Tensor) -> Tensor:

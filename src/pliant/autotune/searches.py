@@ -22,12 +22,13 @@ class Searches:
     """Searches for a plan, one after another.
 
     Args:
-        auto: How long they may take, and what they are drawn from.
+        auto: How long the first may take, and what all are drawn from.
 
     """
 
     def __init__(self, auto: Auto) -> None:
-        self._auto = auto
+        self.limits = auto
+        """Limits of the next one."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
 
@@ -55,16 +56,16 @@ class Searches:
         """
         limits = SearchLimits(
             max_trials=num_trials,
-            max_seconds=self._auto.max_seconds,
+            max_seconds=self.limits.max_seconds,
             batch=_BATCH,
             num_candidates=_SAMPLES,
             seeds={**seeds, **space.baselines},
             num_drawn=_SAMPLES,
             num_seeds=min(_BATCH, num_trials),
             known=[in_force] if in_force is not None else [],
-            seed=self._auto.seed,
+            seed=self.limits.seed,
         )
-        found = yield from search_steps(space, Predictor(features, self._auto.seed, self._learned()), limits)
+        found = yield from search_steps(space, Predictor(features, self.limits.seed, self._learned()), limits)
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
 

@@ -19,9 +19,9 @@ class Choice:
     steps_ratio: float
     """How many times the steps of exact training it is taken to need."""
     gains: tuple[float, ...] = ()
-    """How many times faster than DDP's own exchange the best of the others was, in turns; empty if none was tried."""
+    """How many times faster than torch's own exchange the best of the others was, in turns; empty if none was tried."""
     adopted: bool = False
-    """Whether it is another than DDP's own exchange."""
+    """Whether it is another than torch's own exchange."""
 
 
 def explain(
@@ -41,7 +41,7 @@ def explain(
         workload: What a step computes and exchanges.
         topology: As it was measured.
         plan: The best of those that were tried.
-        exact: DDP's own exchange.
+        exact: Torch's own exchange.
         ratio: How many times the steps of exact training the plan is taken to need.
         gains: How many times faster it was to the same accuracy, turn by turn; empty if none was tried.
         adopted: Whether it was kept.
@@ -54,10 +54,9 @@ def explain(
     tried = found.trials if found is not None else ()
     compute_s = workload.forward_s + workload.backward_s + workload.step_s
     chosen = plan if adopted else exact
-    whose = "FSDP2's" if workload.is_sharded else "DDP's"
     verdict = (
-        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {whose} own exchange in "
-        f"{len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
+        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {workload.wrapper}'s own exchange "
+        f"in {len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
         if adopted
         else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"
         if gains

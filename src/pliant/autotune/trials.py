@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pliant.autotune.coordination import slowest_s
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.curvature_requests import Curvature
@@ -37,8 +38,8 @@ UNCOUNTED = 2
 """Steps after a switch that are not timed: buckets are provisional in the first, and connections wake up."""
 _LEAST_BLOCKS, _MOST_BLOCKS, _SLOW_BLOCKS = 3, 16, 3
 _MOST, _PAYS_ABOVE = 0.75, 1.01
-_LEAST_TURNS, _SURELY = 2, 1.1
-"""Turns before a plan may drop out, and the factor by which its best turn must then be slower than another's worst."""
+_SURELY_AT_ONCE, _SURELY = 1.5, 1.1
+"""Factors by which a plan's best turn must be slower than another's worst so that it drops out: first turn, later."""
 
 
 class TunableRun(Protocol):
@@ -162,8 +163,9 @@ class TrialRunner:
     def compare(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Comparison]:
         """Time plans and the base plan in turns.
 
-        A plan that is surely slower drops out after the second turn, and one that fails at once. There are up to twice
-        as many turns, while they disagree on whether the best is faster than the base plan.
+        What is surely slower drops out, the base plan too: after the first turn by a half, later by a tenth. A plan
+        that fails drops out at once. There are up to twice as many turns, while they disagree on whether the best is
+        faster than the base plan.
 
         Args:
             plans: At least one; none of them is the base plan.
@@ -194,9 +196,8 @@ class TrialRunner:
                 break
             best = min(rivals, key=lambda k: statistics.median(costs_s[k]))
             gains = [e / b for e, b in zip(costs_s[0], costs_s[best], strict=False)]
-            if turn >= _LEAST_TURNS:
-                least_s = min(max(costs_s[k]) for k in left)
-                left = [k for k in left if min(costs_s[k]) <= _SURELY * least_s]
+            least_s = min(max(costs_s[k]) for k in left)
+            left = [k for k in left if min(costs_s[k]) <= (_SURELY_AT_ONCE if turn == 1 else _SURELY) * least_s]
             if len(left) == 1 or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):
                 break
         exact_s, *plans_s = (statistics.median(each) if each else math.nan for each in steps_s)
@@ -218,11 +219,9 @@ class TrialRunner:
             yield from run_steps(period)
             now_s = time.perf_counter()
             mine_s = math.inf if self._run.trial.why else (now_s - last_s) / period
-            shared = torch.tensor([mine_s], dtype=torch.float64)
-            self._comm.all_reduce(shared, "max").wait()
-            if math.isinf(float(shared)) and self._has_failed():
+            blocks_s.append(slowest_s(self._comm, mine_s))
+            if math.isinf(blocks_s[-1]) and self._has_failed():
                 return []
-            blocks_s.append(float(shared))
             last_s = now_s
             if min(blocks_s) <= limit_s:  # codecs and connections warm up, and ranks wait for cores
                 wanted = self._enough_s / (min(blocks_s) * period)

@@ -4,9 +4,10 @@ import logging
 import math
 import statistics
 from collections.abc import Generator
+from dataclasses import replace
 
 from pliant.autotune.bounds import BoundViolation
-from pliant.autotune.coordination import advance_search, holds_on_all, share_finalists, share_request
+from pliant.autotune.coordination import advance_search, holds_on_all, share_finalists, share_request, slowest_s
 from pliant.autotune.finalists import Finalist, select_finalists
 from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
@@ -36,6 +37,7 @@ _log = logging.getLogger("pliant")
 
 _EXACT = {False: Genome(Gene("exact", {"bits": 32})), True: Genome(Gene("torch_shards", {}))}
 """Whether a model is sharded -> torch's own exchange: DDP's, in its own buckets, or FSDP2's."""
+_NAMES = {False: "DDP's own exchange", True: "FSDP2's own exchange"}
 _ENOUGH_S, _TURNS = 0.6, 3
 _AGAIN_TRIALS, _AGAIN_S, _AGAIN_TURNS = 2, 0.06, 2
 """Limits of a search after a change, which is short: together with the windows that detect it, about 50 steps."""
@@ -62,6 +64,7 @@ class AutoTuner(AttachedTuner):
 
     def __init__(self, run: TunableRun, auto: Auto, observation: Observation, comm: Comm) -> None:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
+        self._exact_name = _NAMES[run.num_shards > 0]
         self.explanation = "auto is still watching the first steps."
         """Paragraph on the plan that was chosen, or rejected, and why; the same on all ranks."""
         self.advice = None
@@ -81,7 +84,6 @@ class AutoTuner(AttachedTuner):
         self._chosen_why = ""
         """The explanation of what the last search has chosen."""
         self._overheads: Overheads | None = None  # until the machine was measured
-        self._searches = Searches(auto)
         self._tuning = self._tune()
         next(self._tuning)
 
@@ -117,11 +119,13 @@ class AutoTuner(AttachedTuner):
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
         while not holds_on_all(self._comm, not self._observation.blind):
             self.explanation = (
-                "auto keeps DDP's own exchange: it could not see when backward begins, since the model's output has no "
-                "tensor that it finds (in lists, dicts and dataclasses)."
+                f"auto keeps {self._exact_name}: it could not see when backward begins, since the model's output has "
+                "no tensor that it finds (in lists, dicts and dataclasses)."
             )
             yield
         workload = self._observation.workload()
+        self._auto = self._auto.limited(slowest_s(self._comm, self._observation.step_s))
+        self._searches = Searches(self._auto)
         hold_steps, result = _HOLD_STEPS, None
         while True:
             before = self._run.plan.hash
@@ -137,16 +141,19 @@ class AutoTuner(AttachedTuner):
             result = yield from self._monitor(hold_steps, expected_s)
             if result.at_once:
                 self._searches.forget_last()
-            while result.violation is not None:
-                self._give_up(result.violation, workload)
+            while result.violation is not None or not self._auto.may_search(result.step_s, self._run.steps):
+                if result.violation is not None:
+                    self._give_up(result.violation, workload)
+                else:
+                    self._auto = replace(self._auto, watch=False)  # the rest is too short for another search
                 result = yield from self._monitor(hold_steps)
+            self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
                 took = f"{1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
     def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
-        # Metrics of quality are taken from whole gradients, which a rank of a sharded model does not have.
-        bounds = None if self._is_exact or self._run.num_shards else self._auto.bounds
+        bounds = None if self._is_exact else self._auto.bounds
         monitor = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
         return (yield from monitor.watch(hold_steps, expected_s))
 
@@ -176,7 +183,7 @@ class AutoTuner(AttachedTuner):
         best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (), False
         expected_s = best.tried_s
         if rivals:
-            self._say(f"auto is still searching: the best {len(rivals)} take turns with DDP's own exchange.")
+            self._say(f"auto is still searching: the best {len(rivals)} take turns with {self._exact_name}.")
             turns = _TURNS if anew else _AGAIN_TURNS
             compared = yield from tryout.compare([r.plan for r in rivals], [r.ratio for r in rivals], turns)
             for k, why in compared.failed.items():
@@ -194,8 +201,7 @@ class AutoTuner(AttachedTuner):
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
         why = broadcast_text("\n".join(lines), self._comm)
-        ratio = best.ratio if adopted else 1.0
-        self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=gains, adopted=adopted)
+        self.choice = Choice(plan=chosen, steps_ratio=best.ratio if adopted else 1.0, gains=gains, adopted=adopted)
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return expected_s
 
@@ -252,7 +258,7 @@ class AutoTuner(AttachedTuner):
             return
         self._rejected.add(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
         why = (
-            f"After step {self._run.steps} a plan was given up for DDP's own exchange: {verdict.why}. What it relaxed "
+            f"After step {self._run.steps} a plan was given up for {self._exact_name}: {verdict.why}. What it relaxed "
             f"is not tried again in this run. It was {self._run.plan}"
         )
         # A residual beyond its bound would come down on the weights in one step; smaller ones are paid.
@@ -267,7 +273,7 @@ class AutoTuner(AttachedTuner):
         """Say that an adopted plan was undone, and refuse what is in it from now on; nothing if it has not failed."""
         if not why:
             return
-        what = f"By step {self._run.steps} a plan in force had failed, which has made place for DDP's own exchange"
+        what = f"By step {self._run.steps} a plan in force had failed, which has made place for {self._exact_name}"
         text = self._rejected.note_failure(what, why, plan, [self._genes])
         self._genes, self._is_exact = self._exact, True
         self.explanation = f"{text}\nBefore: {self.explanation}"

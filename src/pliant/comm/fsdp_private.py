@@ -33,6 +33,11 @@ _COMMUNICATES = {
 }
 """Methods of a parameter group in which torch communicates, or waits for it, and what it is about then."""
 
+Call = Callable[..., Any]
+
+_WAITING = ("unshard", "wait_for_unshard", "post_backward")
+"""Methods of a group in which a rank communicates, and computes next to nothing."""
+
 
 def is_sharded(module: nn.Module) -> bool:
     """Say whether a module, or one inside it, is under `fully_shard` or `replicate`; imports nothing for it."""
@@ -229,6 +234,16 @@ class ParamGroup:
         if self.raw.post_forward_mesh_info is self.raw.mesh_info:  # what they are compared by
             self.raw.post_forward_mesh_info = info
         self.raw.mesh_info = info
+
+    def wrap_waits(self, wrap: Callable[[Call], Call]) -> None:
+        """Wrap whatever waits for other ranks: gathers, reduce-scatters and the exchange of replicas."""
+        for name in _WAITING:
+            setattr(self.raw, name, wrap(getattr(self.raw, name)))
+
+    def unwrap_waits(self) -> None:
+        """Take off what `wrap_waits` has put around them; a second call does nothing."""
+        for name in _WAITING:
+            vars(self.raw).pop(name, None)
 
     def prefetch(self, following: "ParamGroup | None") -> None:
         """Let the module gather that of another before its own forward pass, unless the user has said which."""

@@ -12,9 +12,10 @@ from pliant.algorithms.plans import plan_of
 from pliant.algorithms.registry import algorithm_named, custom_names
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
-from pliant.spec import SyncPlan, load
+from pliant.engine.relaxed_model import RelaxedModel
+from pliant.spec import Sharded, SyncPlan, load
 
-__all__ = ["PlanLike", "require_plan", "resolve_plan"]
+__all__ = ["PlanLike", "require_plan", "resolve_plan", "torchs_own"]
 
 PlanLike = str | Path | SyncPlan | AlgorithmLike
 
@@ -28,6 +29,11 @@ def resolve_plan(what: PlanLike, optimizer: Optimizer) -> SyncPlan:
     if isinstance(what, str):
         return plan_for_name(algorithm_named(what, optimizer) if what.isidentifier() else parse(what), what)
     return plan_of(what)
+
+
+def torchs_own(relaxed: RelaxedModel) -> SyncPlan:
+    """Return the plan that leaves a model to torch: DDP's all-reduce, or FSDP2's own collectives."""
+    return resolve_plan("allreduce" if relaxed.sharded is None else Sharded(), relaxed.optimizer)
 
 
 def require_plan(plan: SyncPlan, comm: Comm, device: torch.device) -> None:

@@ -126,7 +126,7 @@ class ShardedSource(GradientSource):
     def _end_backward(self) -> None:
         """Wait until all gradients of this pass are there, and raise what has gone wrong, on all ranks alike."""
         self._awaited = False
-        with self._tracer.record_wait():
+        with self._trial.catch_errors(), self._tracer.record_wait():
             self._comm_thread.drain()
         self._receiver.pop_error()  # of some replicas only: what they have found is in what all gather here
         findings = None if self._exchanges is None else self._exchanges.findings

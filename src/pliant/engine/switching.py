@@ -115,13 +115,9 @@ class SwitchesPlans(CountsSkips):
     def adopt(self, plan: SyncPlan) -> None:
         """Put a plan in force for good: its errors are kept, not raised, until `trial.end()`. Collective.
 
-        Errors of a sharded model's plan are raised: ranks hold different shards, and cannot make up for each other.
+        Those of a sharded model's gathers are raised, since the pass that waits for them cannot go on without.
         """
         self._comm_thread.drain()
-        if self._relaxed.sharded is not None:
-            self.trial.end()
-            self.switch(plan)
-            return
         self.trial.guard(self._module, self._relaxed.optimizers)
         with self.trial.catch_errors():
             self.switch(plan)
@@ -130,13 +126,15 @@ class SwitchesPlans(CountsSkips):
         """Put a plan in force in place of one that was adopted and has failed. Collective, on all ranks.
 
         Weights and optimizer states become those of the first rank among those with most steps in them; where ranks had
-        weights of their own, their mean. Residuals of the failed plan are dropped, since they may be invalid.
+        weights of their own, their mean. Of a sharded model these are the ranks that hold the same shard; a shard that
+        no other rank holds lacks the steps that were undone on it. Residuals are dropped, since they may be invalid.
         """
         nodes, relaxed = self._gradients.store.nodes, self._relaxed
+        replicas = relaxed.replicas(self._comm)
         with self.trial.catch_errors():
             self._comm_thread.drain()
         self.trial.restore()
-        rows = gather_numbers([self.trial.undone, self._plan_number], self._comm, self._device)
+        rows = gather_numbers([self.trial.undone, self._plan_number], replicas, self._device)
         undone, plans = zip(*rows, strict=True)
         root, apart = undone.index(min(undone)), list[Tensor]()
         if len(set(plans)) == 1:  # else some ranks have left it already, and have what others owned
@@ -147,11 +145,14 @@ class SwitchesPlans(CountsSkips):
             self._executor.close()
         self._put_in_force(plan, self._executor_builder.make(plan, None, self._dispatcher.step))
         if apart:
-            average_run(apart, relaxed.optimizer, self._comm)
+            average_run(apart, relaxed.local_optimizer, replicas)
+        elif relaxed.sharded is not None:
+            broadcast_tensors(relaxed.sharded.equal_tensors(relaxed.optimizer), replicas, root)
+            self._source.weights_changed()
         else:
-            broadcast_tensors([*self._module.parameters(), *self._module.buffers()], self._comm, root)
+            broadcast_tensors([*self._module.parameters(), *self._module.buffers()], replicas, root)
             with contextlib.suppress(TypeError):  # a state that cannot be sent stays
-                broadcast_optimizer(relaxed.optimizer, self._comm, self._device, root=root)
+                broadcast_optimizer(relaxed.optimizer, replicas, self._device, root=root)
 
     def _put_in_force(self, plan: SyncPlan, executor: PlanExecutor) -> None:
         self._executor = executor

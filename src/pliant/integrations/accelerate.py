@@ -1,64 +1,42 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
-"""Pliant with an Accelerator of Hugging Face's accelerate."""
+"""Pliant with an Accelerator of Hugging Face's accelerate: ``run = relax(accelerator, model, optimizer, "onebit")``.
 
-from collections.abc import Mapping, Sequence
+``accelerator.save_state(folder)`` then writes each rank's part to ``folder/pliant``, and ``load_state`` goes on to the
+bit. Where ranks differ, the model in the checkpoint is their mean; evaluate it within ``with run.consolidated():``.
+What steps cost goes to the Accelerator's trackers, if it has some. ``accelerator.end_training()`` closes the run.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from pliant.autotune.options import Auto
-from pliant.engine.plan_resolution import PlanLike
 from pliant.engine.relaxed_model import module_of, name_without_wrappers, strip_wrappers
 from pliant.engine.run import Run
-from pliant.entry import relax as relax_model
+from pliant.integrations.loop import FrameworkLog, RelaxesLoop
 
 __all__ = ["relax"]
 
 
-def relax(
-    accelerator: Accelerator,
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    what: PlanLike | Auto,
-    *,
-    hosts: Sequence[Sequence[int]] | None = None,
-    timeout_s: float = 300.0,
-    log_every: int = 10,
-) -> Run:
-    """Relax what ``accelerator.prepare`` has returned. Collective.
-
-    ``accelerator.save_state(folder)`` then writes each rank's part to ``folder/pliant``, and ``load_state`` goes on to
-    the bit. Where ranks differ, the model in the checkpoint is their mean; evaluate it within
-    ``with run.consolidated():``. What steps cost goes to the Accelerator's trackers, if it has some.
-    ``accelerator.end_training()`` closes the run.
-
-    Args:
-        accelerator: The Accelerator.
-        model: The prepared model.
-        optimizer: The prepared optimizer, or several.
-        what: As for `pliant.relax`.
-        hosts: As for `pliant.relax`.
-        timeout_s: As for `pliant.relax`.
-        log_every: Steps of one row in the trackers; 0 for none.
-
-    Raises:
-        ValueError: What `pliant.relax` raises.
-
-    """
-    nonfinite = "raise" if accelerator.scaler is None else "propagate"
-    run = relax_model(model, optimizer, what, hosts=hosts, timeout_s=timeout_s, nonfinite=nonfinite)
+def _follow(accelerator: Accelerator, run: Run, model: nn.Module) -> None:
     state = _RunState(accelerator, run, model)
     accelerator.register_save_state_pre_hook(state.on_save)
     accelerator.register_load_state_pre_hook(state.on_load)
     accelerator.register_for_checkpointing(state)
-    if log_every > 0:
-        run.log_to(_Trackers(accelerator), every=log_every)
     _close_at_end(accelerator, run)
-    return run
+
+
+def _log_of(accelerator: Accelerator) -> FrameworkLog:
+    """Return a log that asks for the trackers when a row is due: scripts may begin them later."""
+
+    def write(values: Mapping[str, Any], step: int) -> None:
+        if accelerator.trackers:  # which write on the first process only
+            accelerator.log(dict(values), step=step)
+
+    return FrameworkLog(write=write, writes_texts=True)
 
 
 class _RunState:
@@ -89,20 +67,6 @@ class _RunState:
         self._run.load_part(self._folder / "pliant", scaler=self._accelerator.scaler)
 
 
-class _Trackers:
-    """Writes rows to the trackers of an Accelerator, which write on the first process only."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-
-    def log(self, step: int, values: Mapping[str, float | str]) -> None:
-        if self._accelerator.trackers:
-            self._accelerator.log({f"pliant/{name}": value for name, value in values.items()}, step=step)
-
-    def close(self) -> None:
-        """Leave the trackers to the Accelerator."""
-
-
 def _bare(name: str, model: nn.Module) -> str:
     """Return the name that an entry of a wrapped model's state has in the module itself."""
     bare = name_without_wrappers(name)
@@ -118,3 +82,7 @@ def _close_at_end(accelerator: Accelerator, run: Run) -> None:
         end()
 
     accelerator.end_training = end_training
+
+
+relax = RelaxesLoop(scaler_of=lambda accelerator: accelerator.scaler, log_of=_log_of, follow=_follow)
+"""Relaxes what ``accelerator.prepare`` has returned."""

@@ -14,6 +14,7 @@ from pliant.autotune.options import Auto
 from pliant.engine.plan_resolution import PlanLike
 from pliant.engine.run import Run
 from pliant.entry import relax
+from pliant.integrations.loop import FrameworkLog
 
 __all__ = ["PliantStrategy"]
 
@@ -70,7 +71,11 @@ class PliantStrategy(DDPStrategy):
         if (path := self._trainer.ckpt_path) is not None:  # which may be a link, such as last.ckpt
             self.run.load_part(_beside(Path(path).resolve()), scaler=scaler)
         if self._trainer.loggers:
-            self.run.log_to(_Loggers(self._trainer), every=max(1, self._trainer.log_every_n_steps))
+            self.run.log_to(FrameworkLog(write=self._write), every=max(1, self._trainer.log_every_n_steps))
+
+    def _write(self, values: Mapping[str, Any], step: int) -> None:
+        for logger in self._trainer.loggers:
+            logger.log_metrics(values, step=step)
 
     def on_validation_start(self) -> None:
         """Show the mean over ranks."""
@@ -110,23 +115,6 @@ class PliantStrategy(DDPStrategy):
         super().remove_checkpoint(filepath)
         if self.is_global_zero:
             shutil.rmtree(_beside(filepath), ignore_errors=True)
-
-
-class _Loggers:
-    """Writes rows to the loggers of a Trainer."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def log(self, step: int, values: Mapping[str, float | str]) -> None:
-        numbers: dict[str, Any] = {
-            f"pliant/{name}": value for name, value in values.items() if not isinstance(value, str)
-        }
-        for logger in self._trainer.loggers:
-            logger.log_metrics(numbers, step=step)
-
-    def close(self) -> None:
-        """Leave the loggers to the Trainer."""
 
 
 def _beside(checkpoint: str | Path) -> Path:

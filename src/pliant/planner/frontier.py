@@ -39,11 +39,13 @@ class FrontierPoint:
     """How many times the steps of exact training the plan is taken to need."""
     ddp_s: float
     """Predicted time of a step with torch's own exchange in 32 bits: DDP's, or FSDP2's."""
+    wrapper: str
+    """Name of what torch trains the model with, 'DDP' or 'FSDP2'."""
     risk: Risk
 
     @property
     def speedup(self) -> float:
-        """Ratio of the times to DDP's loss: that of step times over that of steps."""
+        """Ratio of the times to the loss of torch's own exchange: that of step times over that of steps."""
         return self.ddp_s / (self.step_s * self.steps_ratio)
 
     def as_row(self) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def frontier(
                 step_s=known[genes],
                 steps_ratio=base.factor(genes),
                 ddp_s=ddp_s,
+                wrapper=workload.wrapper,
                 risk=risk_of(genes, optimizer),
             )
             for genes in found
@@ -152,13 +155,14 @@ def frontier(
 
 def frontier_text(points: Sequence[FrontierPoint], optimizer: str) -> str:
     """Return the lines of a frontier, as plan, auto and run print them: predicted, with the risk of each."""
-    lines = [f"Frontier, predicted, with {optimizer} (DDP in 32 bits: a step of {format_time(points[0].ddp_s)}):"]
+    wrapper = points[0].wrapper
+    lines = [f"Frontier, predicted, with {optimizer} ({wrapper} in 32 bits: a step of {format_time(points[0].ddp_s)}):"]
     for point in points:
         limit = "exact" if point.limit == 1 else f"up to {point.limit:g}x the steps"
         if point.risk.loses:
             limit = "  faster, but loses"
         lines.append(
             f"  {limit:<21} step {format_time(point.step_s)}, {point.steps_ratio:.2f}x the steps, "
-            f"{point.speedup:.3g}x sooner than DDP: {point.genes.summary}; risk: {point.risk.sentence}"
+            f"{point.speedup:.3g}x sooner than {wrapper}: {point.genes.summary}; risk: {point.risk.sentence}"
         )
     return "\n".join(lines)

@@ -48,7 +48,7 @@ def risk_of(genes: Genome, optimizer: str) -> Risk:
     """
     if all(FAMILIES[gene.family].exact for gene in genes.genes):
         rounded = any(gene.settings.get("bits") == 16 for gene in genes.genes)
-        return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: DDP's own gradients")
+        return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: exact")
     lost = [sentence for gene in genes.genes if (sentence := _known_loss(gene, optimizer))]
     if lost:
         return Risk(loses=True, sentence=lost[0])

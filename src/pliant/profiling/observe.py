@@ -58,15 +58,15 @@ class Observation:
         self._gradient_steps, self._batch_size, self._timeout_s = gradient_steps, batch_size, timeout_s
         sizes = {name: as_real(p).numel() for name, p in self._parameters.items()}
         self._shadow = GradientStatistics(sizes, codecs, ranks)
-        self._taken = 0
+        self._taken, self._watches = 0, False  # steps; whether hooks tell when gradients are complete
         self._times = StepTimer(self._parameters, self._device)
         self._hooks = [
             model.register_forward_pre_hook(lambda *_: self._before_forward()),
             model.register_forward_hook(lambda _, __, output: self._after_forward(output)),
-            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_pre_hook(lambda *_: self._times.before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
-        self._watches = False  # whether hooks tell when gradients are complete
+        self._sharded.wrap_waits(self._times.waiting)
         if not self._sharded.groups:
             self._watch(self._parameters)
 
@@ -80,8 +80,14 @@ class Observation:
         """Whether this rank could not see when a backward began."""
         return self._times.blind
 
+    @property
+    def step_s(self) -> float:
+        """Median time on this rank from the end of a step to that of the next, with all that it waits for."""
+        return statistics.median(self._times.whole_s)
+
     def close(self) -> None:
         """Remove every hook; a second call does nothing."""
+        self._sharded.unwrap_waits()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -98,15 +104,14 @@ class Observation:
 
         """
         if not self.done:
-            raise ValueError(
-                f"the observation needs {self._timed_until + self._gradient_steps} steps, but saw {self._taken}; go on "
-                "until done is True, or ask observe() for fewer."
-            )
+            wanted = self._timed_until + self._gradient_steps
+            told = "go on until done is True, or ask observe() for fewer"
+            raise ValueError(f"the observation needs {wanted} steps, but saw {self._taken}; {told}.")
         if self._times.blind:
             raise RuntimeError(
                 "gradients came, but the model's output held no tensor that requires a gradient, so the start of "
-                "backward was not seen; let the forward of the module that is observed return its tensors by "
-                "themselves, or in lists, dicts or dataclasses, and call that module, not a part of it."
+                "backward was not seen; let the module that is observed return its tensors by themselves, or in lists, "
+                "dicts or dataclasses, and call it, not a part of it."
             )
         comm = self._open_comm()
         try:
@@ -146,9 +151,6 @@ class Observation:
 
         return hook
 
-    def _before_step(self) -> None:
-        self._times.before_step()
-
     def _after_step(self) -> None:
         if self.done or not self._times.after_step(keep=self._warmup_steps <= self._taken < self._timed_until):
             return
@@ -156,14 +158,11 @@ class Observation:
             self._shadow.end_step()
         self._taken += 1
 
-    # - The result
-
     def _open_comm(self) -> Comm:
-        if self._group is not None:
-            return comm_by_host(self._group, self._timeout_s, self._device)
-        if dist.is_available() and dist.is_initialized():
-            return comm_by_host(cast(ProcessGroup, dist.group.WORLD), self._timeout_s, self._device)
-        return self_comm()
+        group = self._group
+        if group is None and dist.is_available() and dist.is_initialized():
+            group = cast(ProcessGroup, dist.group.WORLD)
+        return self_comm() if group is None else comm_by_host(group, self._timeout_s, self._device)
 
     def _share(self, comm: Comm, name: str) -> Workload:
         names = list(self._parameters)
@@ -230,7 +229,8 @@ def observe(
     hooks are removed.
 
     Times are those of this training, with everything that runs beside backward; under DDP's ``no_sync()``, or on a
-    plain module, of computing alone. Call observe() before relax(), whose work would be in the optimizer's time.
+    plain module, of computing alone. Of a sharded model they are without the waits for gathers and reduce-scatters.
+    Call observe() before relax(), whose work would be in the optimizer's time.
 
     Args:
         model: A DistributedDataParallel model or a plain module, the one that is called.

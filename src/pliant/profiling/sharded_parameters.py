@@ -1,12 +1,15 @@
 """Parameters of a model under fully_shard or replicate(), as an observation sees them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
 from pliant.comm.fsdp_private import is_sharded, param_groups, settle_sharding
 
 __all__ = ["ShardedParameters"]
+
+Call = Callable[..., Any]
 
 
 class ShardedParameters:
@@ -30,6 +33,16 @@ class ShardedParameters:
         """Return the group of each parameter that is divided."""
         names = {id(p): name for name, p in parameters.items()}
         return {names[id(p)]: group.name for group in self.groups for p in group.parameters if id(p) in names}
+
+    def wrap_waits(self, wrap: Callable[[Call], Call]) -> None:
+        """Wrap whatever waits for other ranks within forward and backward."""
+        for group in self.groups:
+            group.wrap_waits(wrap)
+
+    def unwrap_waits(self) -> None:
+        """Take off what `wrap_waits` has put around them."""
+        for group in self.groups:
+            group.unwrap_waits()
 
     def gathered(self, names: Mapping[int, str]) -> dict[str, Tensor]:
         """Return the whole parameters in which autograd leaves gradients, given names by sharded parameters' ids."""

@@ -1,6 +1,6 @@
 """Times of the parts of a training step, from marks that hooks take."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ class _Step:
     """Backward passes before the last, as in gradient accumulation."""
     backward_from: Any = None
     ready: dict[str, Any] = field(default_factory=dict[str, Any])
+    waits: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    """Waits for other ranks, which are no computing."""
     optimizer_from: Any = None
 
 
@@ -39,9 +41,13 @@ class StepTimer:
         self._clock = DeviceTimer(device)
         self._now = _Step()
         self.steps: list[tuple[float, float, float]] = []
-        """Seconds of forward (with earlier backward passes of the step), last backward, and optimizer."""
+        """Seconds of computing in forward (with earlier backward passes of the step), last backward, and optimizer."""
         self.ready_s: dict[str, list[float]] = {name: [] for name in names}
         """When each gradient was complete, from the start of the last backward; its end where there was none."""
+        self.whole_s: list[float] = []
+        """Seconds of each step from the end of the one before, with everything that is in it."""
+        self._ended: Any = None
+        """End of the last step."""
         self.blind = False
         """Whether the start of a backward was not seen."""
 
@@ -80,21 +86,58 @@ class StepTimer:
     def after_step(self, *, keep: bool) -> bool:
         """Mark the end of the step, and work its times out if they are to be kept; say if there was a backward."""
         now, end, self._now = self._now, self._clock.now(), _Step()
+        before, self._ended = self._ended, end
         if now.ready and keep:
-            self._note(now, end)
+            self._note(now, before, end)
         return bool(now.ready)
 
-    def _note(self, now: _Step, end: Any) -> None:
+    def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls another, whose time counts as waiting."""
+
+        def _waits(*given: Any, **named: Any) -> Any:
+            start = self._clock.now()
+            result = call(*given, **named)
+            self._now.waits.append((start, self._clock.now()))
+            return result
+
+        return _waits
+
+    def _note(self, now: _Step, before: Any, end: Any) -> None:
         if now.backward_from is None or any(start is None for start, _ in now.earlier):
             self.blind = True
             return
         self._clock.settle()
-        ready_s = {name: max(0.0, self._clock.seconds(now.backward_from, mark)) for name, mark in now.ready.items()}
-        before_s = sum(self._clock.seconds(*marks) for marks in (*now.forwards, *now.earlier))
+        computing_s = _Computing(self._clock, now.backward_from, now.waits)
+        ready_s = {name: computing_s(now.backward_from, mark) for name, mark in now.ready.items()}
+        before_s = sum(computing_s(*marks) for marks in (*now.forwards, *now.earlier))
         backward_s = max(ready_s.values())
         self.steps.append((before_s, backward_s, self._clock.seconds(now.optimizer_from, end)))
+        self.whole_s.append(self._clock.seconds(now.forwards[0][0] if before is None else before, end))
         for name, times_s in self.ready_s.items():
             times_s.append(ready_s.get(name, backward_s))
+
+
+class _Computing:
+    """Seconds between two marks without the waits between them.
+
+    Args:
+        clock: Of the marks.
+        origin: Any mark.
+        waits: Starts and ends of waits, none of which overlap.
+
+    """
+
+    def __init__(self, clock: DeviceTimer, origin: Any, waits: Sequence[tuple[Any, Any]]) -> None:
+        self._clock, self._origin = clock, origin
+        self._waits_s = [(self._at_s(start), self._at_s(end)) for start, end in waits]
+
+    def __call__(self, start: Any, end: Any) -> float:
+        start_s, end_s = self._at_s(start), self._at_s(end)
+        waited_s = sum(max(0.0, min(end_s, b) - max(start_s, a)) for a, b in self._waits_s)
+        return max(0.0, end_s - start_s - waited_s)
+
+    def _at_s(self, mark: Any) -> float:
+        return self._clock.seconds(self._origin, mark)
 
 
 def tensors_in(output: Any) -> list[Tensor]:

@@ -92,6 +92,11 @@ class Workload:
         """Whether it is under fully_shard or replicate()."""
         return self.num_shards > 0
 
+    @property
+    def wrapper(self) -> str:
+        """Name of what torch trains it with: 'DDP' or 'FSDP2'."""
+        return "FSDP2" if self.is_sharded else "DDP"
+
     def has_replicas(self, num_ranks: int) -> bool:
         """Say whether it is sharded and some of so many ranks hold the same shard."""
         return 0 < self.num_shards < num_ranks

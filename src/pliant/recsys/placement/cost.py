@@ -98,7 +98,7 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
 
     A phase takes as long as the busiest link, the longest delay in use and the messages of the busiest rank; a stage as
     long as the rank with the most work; they follow one another, because each needs what the one before brought.
-    Ranks that share cores take at least as long as all their work does on these.
+    Ranks that share CPUs (`Topology.num_cpus`) take at least as long as all their work does on these.
 
     Args:
         traffic: What the step moves and does, counted or expected.
@@ -113,8 +113,8 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
     """
     if links.num_ranks != traffic.num_ranks:
         raise ValueError(f"the plan is for {traffic.num_ranks} ranks, but the topology has {links.num_ranks}.")
-    cores = rates.shared_cores or links.num_ranks
-    shared = _with_shares(traffic.work, cores)  # (stages, counts, ranks + 1)
+    crowd = links.topology.ranks_per_cpu
+    shared = _with_shares(traffic.work, crowd)  # (stages, counts, ranks + 1)
     busiest = (shared * rates.counts_s[:, None]).sum(axis=1)  # (stages, ranks + 1)
     at = busiest.argmax(axis=1)
     stages = dict(zip(STAGES, busiest.max(axis=1).tolist(), strict=True))
@@ -122,9 +122,8 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
     took = links.load(RankMatrix(num_bytes=traffic.num_bytes, num_messages=traffic.num_messages))
     wires = took.busy_s + took.latency_s  # (phases,)
     messages = traffic.num_messages.sum(axis=-1) + traffic.num_messages.sum(axis=-2)  # (phases, ranks)
-    handled = _with_shares(messages, cores).max(axis=-1)  # (phases,)
+    handled = _with_shares(messages, crowd).max(axis=-1)  # (phases,)
     phases = dict(zip(PHASES, (wires + handled * links.overheads.message_s).tolist(), strict=True))
-    crowd = rates.crowd(links.num_ranks)
     lookups = crowd * traffic.num_lookups
     sync_wire_s = sync_messages = 0.0
     for sync in traffic.syncs:
@@ -156,6 +155,6 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
     )
 
 
-def _with_shares(work: Floats, cores: int) -> Floats:
-    """Return work (..., ranks) with one more column: a core's share of that of all ranks."""
-    return np.concatenate([work, work.sum(axis=-1, keepdims=True) / cores], axis=-1)
+def _with_shares(work: Floats, ranks_per_cpu: float) -> Floats:
+    """Return work (..., ranks) with one more column: a CPU's share of that of all ranks."""
+    return np.concatenate([work, work.mean(axis=-1, keepdims=True) * ranks_per_cpu], axis=-1)

@@ -35,17 +35,11 @@ class Rates:
     """Of a step with embeddings, whatever is in it."""
     overheads: Overheads = field(default_factory=Overheads)
     """What messages cost beside the links; a wire factor below 1 where bursts pass, or exchanges overlap."""
-    shared_cores: int = 0
-    """All ranks work on so many cores, as on emulated hosts; 0: each has its own."""
 
     def __post_init__(self) -> None:
         times = [getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")]
-        if min(*times, self.shared_cores) < 0:
-            raise ValueError(f"{self} cannot be: times and cores are at least 0.")
-
-    def crowd(self, num_ranks: int) -> float:
-        """Return how many of so many ranks share a core; at least 1."""
-        return max(1.0, num_ranks / (self.shared_cores or num_ranks))
+        if min(times) < 0:
+            raise ValueError(f"{self} cannot be: times are at least 0.")
 
     @property
     def counts_s(self) -> Floats:

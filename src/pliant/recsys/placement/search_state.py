@@ -47,7 +47,7 @@ class PlacementModel:
         """Of a byte all-reduced"""
         self.sync_fixed_s = 2 * (fixed_s + messages * links.overheads.message_s) / frame.every
         """Of rows of one dim on all ranks, however few"""
-        self.lookup_s = self.rates.lookup_s * self.rates.crowd(links.num_ranks)
+        self.lookup_s = self.rates.lookup_s * links.topology.ranks_per_cpu
 
     def shared_s(self, shared: Iterable[Shared]) -> float:
         """Return seconds of what tables share, however little is asked of it."""
