@@ -12,6 +12,7 @@ from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[repor
 
 from pliant.comm.base import CommError, Limit
 from pliant.comm.epoch_messages import EpochMessages
+from pliant.comm.gloo_private import gloo_group
 from pliant.comm.heartbeat_thread import BEAT_S, HeartbeatThread
 from pliant.comm.membership import MembershipError, MembershipProtocol
 from pliant.comm.process_group import ProcessGroupComm
@@ -21,7 +22,6 @@ from pliant.comm.sealed_store import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed_records import Records, Seal
 from pliant.comm.store_timeout import answers_within
-from pliant.comm.torch_private import gloo_group
 
 __all__ = ["ElasticGroup", "NotSignedError"]
 
@@ -146,20 +146,26 @@ class ElasticGroup:
         here = members.index(self.rank)
         self._sealed.clear()
 
-        def make(ranks: Sequence[int] | None) -> ProcessGroup:
+        def make(ranks: Sequence[int] | None, connections: int) -> ProcessGroup:
             chosen = tuple(range(len(members))) if ranks is None else tuple(ranks)
             name = f"{_PREFIX}-{epoch.number}-{epoch.id}-{'.'.join(map(str, chosen))}-{next(numbers[chosen])}"
             store = SealedStore(self._store, self._seal, name, self._timeout_s)
             self._sealed.append(store)
             try:
                 return gloo_group(
-                    store, chosen.index(here), len(chosen), name, self._timeout_s, loopback=self._loopback
+                    store,
+                    chosen.index(here),
+                    len(chosen),
+                    name,
+                    self._timeout_s,
+                    loopback=self._loopback,
+                    connections=connections,
                 )
             except RuntimeError as error:
                 text = f"rank {self.rank}: no connection among ranks {members}: {str(error).splitlines()[0]}"
                 raise CommError(text, rank=here, op="connect") from None
 
-        return ProcessGroupComm(make(None), limit=limit, make_group=make, owns_group=True)
+        return ProcessGroupComm(make(None, 1), limit=limit, make_group=make, owns_group=True)
 
     def vouch(self, part: str, digest: str) -> None:
         """Sign, as the epoch's first member, the digest of what it hands to those that come."""

@@ -6,9 +6,10 @@ import torch
 from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit
+from pliant.comm.gloo_private import gloo_group
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.torch_private import backend_of, gloo_group, group_factory, liveness_store
+from pliant.comm.torch_private import backend_of, group_factory, liveness_store
 from pliant.comm.verdict import Verdict
 
 __all__ = ["comm_beside", "new_comm", "self_comm"]
@@ -48,7 +49,7 @@ def new_comm(
 
     make_group = group_factory(group, limit, meet, timeout_s, backend)
     try:
-        new = make_group(None)
+        new = make_group(None, 1)
     except RuntimeError as error:
         if liveness is None:
             raise
@@ -105,7 +106,7 @@ def _start_failed(group: ProcessGroup, why: str, error: RuntimeError) -> CommErr
 def self_comm() -> ProcessGroupComm:
     """Return a comm of one rank, which sends nothing."""
 
-    def make_group(_: Sequence[int] | None) -> ProcessGroup:
-        return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True)
+    def make_group(_: Sequence[int] | None, connections: int) -> ProcessGroup:
+        return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True, connections=connections)
 
-    return ProcessGroupComm(make_group(None), limit=Limit(timeout_s=60.0), make_group=make_group, owns_group=True)
+    return ProcessGroupComm(make_group(None, 1), limit=Limit(timeout_s=60.0), make_group=make_group, owns_group=True)

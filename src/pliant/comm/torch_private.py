@@ -1,7 +1,5 @@
-"""Every private call into torch that Pliant needs, in one file."""
+"""Private calls into torch about process groups, their worlds and their ends."""
 
-import ctypes
-import os
 import sys
 import threading
 import weakref
@@ -17,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store, distributed_c10d as c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import Limit
+from pliant.comm.gloo_private import gloo_group, note_group
 
 __all__ = [
     "GroupMaker",
@@ -24,7 +23,6 @@ __all__ = [
     "ThreadWorld",
     "backend_of",
     "destroy",
-    "gloo_group",
     "group_factory",
     "hang_up",
     "is_destroyed",
@@ -34,8 +32,9 @@ __all__ = [
     "thread_world",
 ]
 
-GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
-"""Makes a new group over some ranks of a world (None: all of them); every member calls it."""
+GroupMaker = Callable[[Sequence[int] | None, int], ProcessGroup]
+"""Makes a new group over some ranks of a world (None: all of them), with so many connections between each two of them;
+every member calls it."""
 
 Meet = Callable[[str, Sequence[int]], None]
 """Waits until all these ranks have come to a place of this name; raises RuntimeError if one of them is lost."""
@@ -45,12 +44,9 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 )
 
 
-_ours: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-"""All groups that Pliant has made and that are still referred to."""
 _registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-_NEVER_SENT = 1
-"""Tag of a message that no rank sends; others have tag 0."""
-_watches_forks = False
+_beside: "weakref.WeakKeyDictionary[ProcessGroup, weakref.ref[ProcessGroup]]" = weakref.WeakKeyDictionary()
+"""Group of a default world that torch does not know of -> that world."""
 _made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
 """Default world -> how many groups of the same ranks this process has made there: all members count alike."""
 
@@ -66,13 +62,14 @@ class ThreadWorld:
         # Per rank and members: all members make their common groups in the same order.
         self._numbers: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(size)]
 
-    def new_group(self, rank: int, ranks: Sequence[int] | None = None) -> ProcessGroup:
+    def new_group(self, rank: int, ranks: Sequence[int] | None = None, connections: int = 1) -> ProcessGroup:
         """Return a new group over these ranks of the world; each of its threads calls this in the same order."""
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
         name = f"threads-{'.'.join(map(str, members))}-{self._numbers[rank][members]}"
         self._numbers[rank][members] += 1
         here = members.index(rank)
-        group = gloo_group(PrefixStore(name, self.store), here, len(members), name, self.timeout_s, loopback=True)
+        store = PrefixStore(name, self.store)
+        group = gloo_group(store, here, len(members), name, self.timeout_s, loopback=True, connections=connections)
         with self._lock:
             _thread_groups[group] = (self, members)
         return group
@@ -81,28 +78,6 @@ class ThreadWorld:
 def thread_world(group: ProcessGroup | None) -> tuple[ThreadWorld, tuple[int, ...]] | None:
     """Return the world of threads that a group is of, and which of its ranks, if it is of one."""
     return None if group is None else _thread_groups.get(group)
-
-
-def gloo_group(
-    store: Store, rank: int, size: int, name: str, timeout_s: float, *, loopback: bool = False
-) -> ProcessGroup:
-    """Make a Gloo group outside torch's default world: it ends, and closes its connections, with its last reference.
-
-    Collective over all users of the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    group = ProcessGroup(store, rank, size)
-    if loopback:
-        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
-        options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        backend = dist.ProcessGroupGloo(store, rank, size, options)  # pyright: ignore
-    else:
-        backend = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
-    group._set_group_name(name)  # pyright: ignore[reportArgumentType]
-    return _note(group)
 
 
 def group_factory(
@@ -126,17 +101,22 @@ def group_factory(
     if group in _thread_groups:
         world, members = _thread_groups[group]
         me = members[group.rank()]
-        return lambda ranks: world.new_group(me, members if ranks is None else [members[r] for r in ranks])
+        return lambda ranks, connections: world.new_group(
+            me, members if ranks is None else [members[r] for r in ranks], connections
+        )
     global_ranks = dist.get_process_group_ranks(group)
     name_of_backend = backend or dist.get_backend(group)
 
-    def make(ranks: Sequence[int] | None) -> ProcessGroup:
+    def make(ranks: Sequence[int] | None, connections: int) -> ProcessGroup:
         members = range(len(global_ranks)) if ranks is None else ranks
         here = [global_ranks[rank] for rank in members]
         name = _new_name(here)
         if meet is not None:
             meet(name, members)
-        return _new_group(here, name, name_of_backend, limit.timeout_s, connect_s or limit.timeout_s)
+        timeouts_s = limit.timeout_s, connect_s or limit.timeout_s
+        if connections > 1:
+            return _new_striped_group(here, name, connections, *timeouts_s)
+        return _new_group(here, name, name_of_backend, *timeouts_s)
 
     return make
 
@@ -165,7 +145,20 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
     c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
     world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(ranks)}
     _registered.add(made)
-    return _note(made)
+    return note_group(made)
+
+
+def _new_striped_group(
+    ranks: Sequence[int], name: str, connections: int, timeout_s: float, connect_s: float
+) -> ProcessGroup:
+    """Make a group of Gloo with several connections beside torch's default world, whose makers take no devices."""
+    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
+    store: Any = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    here = ranks.index(dist.get_rank())
+    made = gloo_group(PrefixStore(name, store), here, len(ranks), name, connect_s, connections=connections)
+    c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
+    _beside[made] = weakref.ref(world.default_pg)
+    return made
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> str:
@@ -190,14 +183,17 @@ def destroy(group: ProcessGroup) -> None:
 def is_destroyed(group: ProcessGroup) -> bool:
     """Whether torch has forgotten a group before its end, as when its world is destroyed."""
     world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
+    if (of_world := _beside.get(group)) is not None:
+        return world.default_pg is None or of_world() is not world.default_pg
     return group in _registered and group not in world.pg_map
 
 
-def hang_up(group: ProcessGroup) -> None:
+def hang_up(group: ProcessGroup, connections: int = 1) -> None:
     """Close a group's connections: waits on them, here or at the other end, fail at once.
 
-    Gloo's own abort does nothing; but when one message is late, it closes all connections of the group. A connection
-    that is broken already fails before it can be late, and closes no other: so each peer's is tried.
+    Gloo's own abort does nothing; but when one message is late, it closes all connections of its context. A connection
+    that is broken already fails before it can be late, and closes no other: so each peer's is tried, in each context.
+    Messages have tags below `connections`, and so none has those that are asked for here.
     """
     moves: list[torch.device] = group._device_types  # pyright: ignore
     if group.size() > 1 and any(backend_of(group, device) != "gloo" for device in moves):
@@ -205,28 +201,9 @@ def hang_up(group: ProcessGroup) -> None:
     if backend_of(group, torch.device("cpu")) != "gloo":
         return
     for peer in range(group.size()):
-        if peer != group.rank():
+        for tag in range(connections, 2 * connections) if peer != group.rank() else ():
             with suppress(RuntimeError):
-                group.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
-
-
-def _note(group: ProcessGroup) -> ProcessGroup:
-    global _watches_forks
-    _ours.add(group)
-    if not _watches_forks:
-        os.register_at_fork(after_in_child=_keep_groups)
-        _watches_forks = True
-    return group
-
-
-def _keep_groups() -> None:
-    """Never free a group in a process that was forked from its own.
-
-    Freeing waits for threads that only the parent has, and takes the sockets out of the parent's epoll.
-    """
-    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
-    for kept in [*_ours, *world.pg_map, *world.pg_map.values()]:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+                group.recv([torch.empty(1)], peer, tag).wait(timedelta(milliseconds=1))
 
 
 def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:

@@ -1,0 +1,116 @@
+"""Division of large messages among several connections between the same two ranks.
+
+One TCP connection carries a window of some megabytes in a round trip, however fast the link is. Gloo has one connection
+between two ranks for each context of a group. A context is chosen by the tag of a message, and by the turn of a
+collective.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_CONNECTIONS", "Striping", "ring_block", "slices"]
+
+MAX_CONNECTIONS = 32
+"""The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
+_SLICE_BYTES = 256 * 1024
+"""Bytes of a message for which one more connection is used."""
+_SEGMENT_BYTES = 1 << 20
+"""The longest segment of Gloo's ring."""
+
+
+class Striping:
+    """Connections of a comm, and the slices of its messages on each of them. No communication.
+
+    Note [order of slices]: both ends compute from a message's bytes alone in how many slices it goes. A message of one
+    slice has tag 0. Others take the tags that follow those of the sliced message before, in the order of messages
+    between the two ranks, which both ends share. So messages keep their order on each tag, and a pipeline of chunks of
+    a few slices each uses all connections.
+
+    Args:
+        size: Ranks of the comm.
+        connections: Connections between each two of them.
+
+    """
+
+    def __init__(self, size: int, connections: int) -> None:
+        if not 1 <= connections <= MAX_CONNECTIONS:
+            raise ValueError(
+                f"{connections} connections between two ranks are asked for; give at least 1 and at most "
+                f"{MAX_CONNECTIONS}."
+            )
+        self.connections, self._size = connections, size
+        self._sent, self._received = [0] * size, [0] * size  # the next tag to and from each rank
+
+    def count(self, num_bytes: int) -> int:
+        """Return the number of slices of a message."""
+        return max(1, min(self.connections, _ceil(num_bytes, _SLICE_BYTES)))
+
+    def sends(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+        """Return the slices of a message to a rank, each with its tag."""
+        return self._tagged(self._sent, peer, x)
+
+    def receives(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+        """Return the slices of a message from a rank, each with its tag."""
+        return self._tagged(self._received, peer, x)
+
+    def _tagged(self, following: list[int], peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+        count = self.count(x.nbytes)
+        if count == 1:
+            return [(0, x)]
+        first = following[peer]
+        following[peer] = (first + count) % self.connections
+        return [((first + k) % self.connections, part) for k, part in enumerate(slices(x, count))]
+
+    def of_sum(self, x: Tensor, *, any_order: bool) -> Iterator[Sequence[Tensor]]:
+        """Yield lists of tensors, each list to be reduced as one message; together they are x.
+
+        Gloo's ring reduces a message in as many blocks as there are ranks, each in an order of ranks of its own. So
+        a slice has the same part of each block, and every sum keeps its order, and its bits.
+
+        Args:
+            x: Contiguous.
+            any_order: Whether the order does not matter, as for integers.
+
+        """
+        flat, count = x.view(-1), self.count(x.nbytes)
+        if count == 1:
+            yield [x]
+        elif any_order:
+            yield from ([part] for part in flat.split(_ceil(len(flat), count)))
+        else:
+            yield from self._columns(flat, count)
+
+    def _columns(self, x: Tensor, count: int) -> Iterator[Sequence[Tensor]]:
+        block = ring_block(len(x), self._size, x.itemsize)
+        width = _ceil(block, count)
+        for start in range(0, block, width):
+            stop = min(start + width, block)
+            padded = stop - start
+            while padded < (wanted := ring_block(padded * self._size, self._size, x.itemsize)):
+                padded = wanted
+            parts: list[Tensor] = []
+            for first in range(0, self._size * block, block):
+                part = x[first + start : first + stop]
+                parts += [part, part.new_zeros(padded - len(part))]
+            yield [part for part in parts if len(part)]
+
+
+def slices(x: Tensor, count: int) -> Sequence[Tensor]:
+    """Return at most so many parts of a contiguous tensor, in bytes: views, of the same length but for the last."""
+    return x.view(-1).view(torch.uint8).split(_ceil(x.nbytes, count))
+
+
+def ring_block(numel: int, size: int, itemsize: int) -> int:
+    """Return the elements in the block of a rank in Gloo's ring (gloo/allreduce.cc); the last blocks may be shorter.
+
+    A block has at least two segments of equal length, each of at most 1 MiB.
+    """
+    longest = max(1, _SEGMENT_BYTES // itemsize)
+    segments_of_rank = max(2, _ceil(_ceil(numel, longest), size))
+    return segments_of_rank * _ceil(numel, segments_of_rank * size)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
