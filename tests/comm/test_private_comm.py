@@ -19,7 +19,7 @@ from pliant.comm.private_comm import new_comm
 def test_a_start_that_comes_to_nothing_says_what_to_do(come, message, monkeypatch):
     store, all_have_come = HashStore(), threading.Barrier(len(come))
 
-    def refuse(*_):
+    def refuse(_):
         all_have_come.wait(20)
         raise RuntimeError("refused")
 
@@ -46,8 +46,8 @@ def test_nobody_goes_on_from_a_new_group_before_all_have_connected():
         comm = place.comm
         make_group, barrier = comm._make_group, comm.barrier
 
-        def slowly(ranks, connections):
-            group = make_group(ranks, connections)
+        def slowly(ranks):
+            group = make_group(ranks)
             assert at_barrier.wait(60), "the other rank has not waited"
             assert not returned.is_set()
             return group

@@ -235,7 +235,7 @@ def test_no_rank_of_a_world_begins_before_all_are_connected(monkeypatch):
     """One that communicates nothing would end, and hang up on those that still connect."""
     made, make, begun = [], ThreadWorld.new_group, threading.Event()
 
-    def new_group(world, rank, ranks=None, connections=1):
+    def new_group(world, rank, ranks=None):
         group = make(world, rank, ranks)
         if rank == 0 and made.count(0):
             begun.wait(0.2)  # the others may begin, if they would
@@ -251,13 +251,13 @@ def test_no_rank_of_a_world_begins_before_all_are_connected(monkeypatch):
 
 
 def test_a_rank_that_cannot_connect_does_not_hold_up_the_others(monkeypatch):
-    def new_group(world, rank, ranks=None, connections=1):
+    def new_group(world, rank, ranks=None):
         if rank == 1:
             raise KeyError("no port")
         return object()
 
     monkeypatch.setattr(ThreadWorld, "new_group", new_group)
-    monkeypatch.setattr(thread_worlds, "group_factory", lambda group, limit: lambda *_: group)
+    monkeypatch.setattr(thread_worlds, "group_factory", lambda group, limit: lambda ranks: group)
     monkeypatch.setattr(thread_worlds, "ProcessGroupComm", lambda group, **settings: group)
     with pytest.raises(KeyError, match="no port"):
         run_world(3, lambda place: None)

@@ -146,26 +146,20 @@ class ElasticGroup:
         here = members.index(self.rank)
         self._sealed.clear()
 
-        def make(ranks: Sequence[int] | None, connections: int) -> ProcessGroup:
+        def make(ranks: Sequence[int] | None) -> ProcessGroup:
             chosen = tuple(range(len(members))) if ranks is None else tuple(ranks)
             name = f"{_PREFIX}-{epoch.number}-{epoch.id}-{'.'.join(map(str, chosen))}-{next(numbers[chosen])}"
             store = SealedStore(self._store, self._seal, name, self._timeout_s)
             self._sealed.append(store)
             try:
                 return gloo_group(
-                    store,
-                    chosen.index(here),
-                    len(chosen),
-                    name,
-                    self._timeout_s,
-                    loopback=self._loopback,
-                    connections=connections,
+                    store, chosen.index(here), len(chosen), name, self._timeout_s, loopback=self._loopback
                 )
             except RuntimeError as error:
                 text = f"rank {self.rank}: no connection among ranks {members}: {str(error).splitlines()[0]}"
                 raise CommError(text, rank=here, op="connect") from None
 
-        return ProcessGroupComm(make(None, 1), limit=limit, make_group=make, owns_group=True)
+        return ProcessGroupComm(make(None), limit=limit, make_group=make, owns_group=True)
 
     def vouch(self, part: str, digest: str) -> None:
         """Sign, as the epoch's first member, the digest of what it hands to those that come."""

@@ -4,60 +4,80 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import cycle, islice
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore, ProcessGroup, Store, distributed_c10d as c10d  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, ProcessGroup, Store, distributed_c10d as c10d  # pyright: ignore[reportPrivateImportUsage]
 
-__all__ = ["all_reduce_together", "gloo_group", "note_group"]
+__all__ = ["all_reduce_together", "gloo_group", "more_connections", "note_group"]
 
 _ours: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 """All groups that Pliant has made and that are still referred to."""
+_stores: "weakref.WeakKeyDictionary[ProcessGroup, Store]" = weakref.WeakKeyDictionary()
+_turns: "weakref.WeakKeyDictionary[ProcessGroup, count[int]]" = weakref.WeakKeyDictionary()
+"""Group -> numbers of the times that it has got more connections, which all members count alike."""
 _watches_forks = False
 
 
 def gloo_group(
-    store: Store,
-    rank: int,
-    size: int,
-    name: str,
-    timeout_s: float,
-    *,
-    loopback: bool = False,
-    connections: int = 1,
+    store: Store, rank: int, size: int, name: str, timeout_s: float, *, loopback: bool = False
 ) -> ProcessGroup:
     """Make a Gloo group outside torch's default world: it ends, and closes its connections, with its last reference.
 
-    Collective over all users of the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME. Gloo has a
-    context, and so a connection between each two ranks, for each of a group's devices; its threads carry out
-    collectives, one each at a time.
+    Collective over all users of the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME.
     """
-    timeout = timedelta(seconds=timeout_s)
+    if loopback:
+        devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return note_group(_over(devices, store, rank, size, name, timeout_s), store)
+    backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))  # pyright: ignore
+    return note_group(_with_backend(backend, store, rank, size, name), store)
+
+
+def more_connections(group: ProcessGroup, num: int, timeout_s: float) -> list[ProcessGroup]:
+    """Make groups of the same ranks, each with one more connection between each two of them. Collective.
+
+    Gloo has one connection between two ranks of a group, and connects the ranks in some eight round trips to the store
+    and to each other. So all groups connect at once, each in a thread, over a connection of its own to the store. They
+    share a device, and so the thread that receives.
+
+    Args:
+        group: A group over Gloo that Pliant has made.
+        num: Number of groups.
+        timeout_s: Longest wait for one communication.
+
+    """
+    if num < 1:
+        return []
+    store, turn = _stores[group], next(_turns[group])
+    backend: Any = group._get_backend(torch.device("cpu"))
+    devices, rank, size = backend.options._devices, group.rank(), group.size()
+
+    def make(k: int) -> ProcessGroup:
+        name = f"{group.group_name}-{turn}-{k}"
+        own = PrefixStore(name, store.clone())
+        return note_group(_over(devices, own, rank, size, name, timeout_s), own)
+
+    with ThreadPoolExecutor(num, thread_name_prefix="pliant-connect") as pool:
+        return list(pool.map(make, range(num)))
+
+
+def _over(devices: Any, store: Store, rank: int, size: int, name: str, timeout_s: float) -> ProcessGroup:
+    options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
+    options._timeout, options._devices = timedelta(seconds=timeout_s), devices
+    return _with_backend(dist.ProcessGroupGloo(store, rank, size, options), store, rank, size, name)  # pyright: ignore
+
+
+def _with_backend(backend: Any, store: Store, rank: int, size: int, name: str) -> ProcessGroup:
     group = ProcessGroup(store, rank, size)
-    if loopback or connections > 1:
-        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
-        options._timeout = timeout
-        options._devices = list(islice(cycle(_devices(loopback=loopback)), connections))
-        options._threads = 2 * connections
-        backend = dist.ProcessGroupGloo(store, rank, size, options)  # pyright: ignore
-    else:
-        backend = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
     group._set_group_name(name)  # pyright: ignore[reportArgumentType]
-    return note_group(group)
-
-
-def _devices(*, loopback: bool) -> Sequence[Any]:
-    """Return a device on the loopback interface, or those that Gloo itself chooses."""
-    if loopback:
-        return [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    alone: Any = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=1))
-    return alone.options._devices
+    return group
 
 
 def all_reduce_together(tensors: Sequence[Tensor], op: Any, group: ProcessGroup) -> dist.Work | None:
@@ -69,10 +89,17 @@ def all_reduce_together(tensors: Sequence[Tensor], op: Any, group: ProcessGroup)
     return group.allreduce_coalesced(list(tensors), options)
 
 
-def note_group(group: ProcessGroup) -> ProcessGroup:
-    """Keep a group that Pliant has made from being freed in a forked process, and return it."""
+def note_group(group: ProcessGroup, store: Store) -> ProcessGroup:
+    """Keep a group that Pliant has made from being freed in a forked process, and return it.
+
+    Args:
+        group: The group.
+        store: Where its ranks have found each other, under names of their own.
+
+    """
     global _watches_forks
     _ours.add(group)
+    _stores[group], _turns[group] = store, count()
     if not _watches_forks:
         os.register_at_fork(after_in_child=_keep_groups)
         _watches_forks = True

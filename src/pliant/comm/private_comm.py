@@ -49,7 +49,7 @@ def new_comm(
 
     make_group = group_factory(group, limit, meet, timeout_s, backend)
     try:
-        new = make_group(None, 1)
+        new = make_group(None)
     except RuntimeError as error:
         if liveness is None:
             raise
@@ -106,7 +106,7 @@ def _start_failed(group: ProcessGroup, why: str, error: RuntimeError) -> CommErr
 def self_comm() -> ProcessGroupComm:
     """Return a comm of one rank, which sends nothing."""
 
-    def make_group(_: Sequence[int] | None, connections: int) -> ProcessGroup:
-        return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True, connections=connections)
+    def make_group(_: Sequence[int] | None) -> ProcessGroup:
+        return gloo_group(HashStore(), 0, 1, "pliant-alone", 60.0, loopback=True)
 
-    return ProcessGroupComm(make_group(None, 1), limit=Limit(timeout_s=60.0), make_group=make_group, owns_group=True)
+    return ProcessGroupComm(make_group(None), limit=Limit(timeout_s=60.0), make_group=make_group, owns_group=True)

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from pliant.accelerator import is_accelerator, synchronize
 from pliant.comm import calls
 from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
+from pliant.comm.gloo_private import more_connections
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.pending import PendingWorks
 from pliant.comm.progress import Progress
@@ -34,8 +35,6 @@ class ProcessGroupComm:
         owns_liveness: Whether close() ends it.
         progress: How far this rank has come in it; None for a group of all ranks.
         device: Device of the tensors.
-        connections: Connections between each two ranks, which the group has, and over which large messages go in
-            slices (Note [order of slices]); so do sums, gathers and broadcasts, but for `reduce` and `reduce_scatter`.
 
     """
 
@@ -50,13 +49,12 @@ class ProcessGroupComm:
         owns_liveness: bool = True,
         progress: Progress | None = None,
         device: torch.device = _CPU,
-        connections: int = 1,
     ) -> None:
         self.group, self._device = group, device
         self._limit, self._make_group, self._owns_group = limit, make_group, owns_group
         self._liveness, self._owns_liveness = liveness, owns_liveness
         self._rank, self._size = group.rank(), group.size()
-        self._striping = Striping(self._size, connections)
+        self._striping, self._more = Striping(self._size, 1), list[ProcessGroup]()
         self.progress = progress or Progress(tuple(range(self._size)), self._size)
         self._hung_up = False
         self._parts: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
@@ -81,22 +79,19 @@ class ProcessGroupComm:
         return self._striping.connections
 
     def reconnect(self, connections: int) -> None:
-        """Put so many connections between each two ranks in place of those there are. Collective, nothing in flight.
+        """Have so many connections between each two ranks from now on. Collective, with nothing in flight.
 
         What was split from this comm before keeps its own; what is split later has as many.
         """
-        striping, start_s = Striping(self._size, connections), time.monotonic()
-        try:
-            group = self._make_group(None, connections)
-        except RuntimeError as error:
-            raise self.given_up("reconnect", error, "", time.monotonic() - start_s) from error
-        before, self.group, self._striping = self.group, group, striping
-        if self._liveness is not None:
-            self._liveness.follow(group.group_name, self.progress)
+        self._connect(connections)
         self.barrier()  # see `split`
-        if self._owns_group:
-            destroy(before)
-        self._owns_group = True
+
+    def _connect(self, connections: int) -> None:
+        self._striping, start_s = Striping(self._size, connections), time.monotonic()
+        try:
+            self._more = more_connections(self.group, connections - 1, self.timeout_s)
+        except RuntimeError as error:
+            raise self.given_up("connect", error, "", time.monotonic() - start_s) from error
 
     def with_timeout(self, timeout_s: float) -> None:
         """Wait no longer than this for one communication from now on, also in what was split from this comm."""
@@ -104,12 +99,12 @@ class ProcessGroupComm:
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(x)
-        return self._start("all_reduce", x, lambda: calls.all_reduce(self.group, x, op, self._striping))
+        return self._start("all_reduce", x, lambda: calls.all_reduce(self._groups, x, op, self._striping))
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
         require_numel("all_gather", out, x.numel() * self._size)
-        return self._start("all_gather", x, lambda: calls.all_gather(self.group, out, x, self._striping))
+        return self._start("all_gather", x, lambda: calls.all_gather(self._groups, out, x, self._striping))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(out, x)
@@ -119,7 +114,7 @@ class ProcessGroupComm:
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
         require_numel("all_to_all", out, x.numel())
-        return self._start("all_to_all", x, lambda: calls.all_to_all(self.group, out, x, self._striping))
+        return self._start("all_to_all", x, lambda: calls.all_to_all(self._groups, out, x, self._striping))
 
     def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))
@@ -132,7 +127,7 @@ class ProcessGroupComm:
         for peer, _ in receives:
             self.progress.awaits(peer)
         try:
-            works = calls.exchange(group, sends, receives, self._striping)
+            works = calls.exchange([group, *self._more], sends, receives, self._striping)
         except RuntimeError as error:
             raise self.given_up("exchange", error, size, 0.0) from error
         on_host = not any(is_accelerator(x.device) for _, x in (*sends, *receives))
@@ -140,7 +135,7 @@ class ProcessGroupComm:
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
-        return self._start("broadcast", x, lambda: calls.broadcast(self.group, x, root, self._striping))
+        return self._start("broadcast", x, lambda: calls.broadcast(self._groups, x, root, self._striping))
 
     def reduce(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
@@ -152,28 +147,27 @@ class ProcessGroupComm:
 
     def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "ProcessGroupComm | None":
         mine: ProcessGroupComm | None = None
-        connections = connections or self.connections
         for ranks in groups:
             if self._rank in ranks:
                 start_s = time.monotonic()
                 try:
-                    group = self._make_group(list(ranks), connections)
+                    group = self._make_group(list(ranks))
                 except RuntimeError as error:
                     raise self.given_up("split", error, "", time.monotonic() - start_s) from error
                 mine = ProcessGroupComm(
                     group,
                     limit=self._limit,
-                    make_group=lambda inner, connections, outer=list(ranks): self._make_group(
-                        outer if inner is None else [outer[i] for i in inner], connections
+                    make_group=lambda inner, outer=list(ranks): self._make_group(
+                        outer if inner is None else [outer[i] for i in inner]
                     ),
                     owns_group=True,
                     liveness=self._liveness,
                     owns_liveness=False,
                     progress=Progress(tuple(self.progress.members[k] for k in ranks), self.progress.total),
                     device=self._device,
-                    connections=connections,
                 )
                 self._parts.add(mine)
+                mine._connect(connections or self.connections)
         # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now,
         # as a run that fails at its first step does, would break those of ranks that still connect.
         self.barrier()
@@ -183,7 +177,7 @@ class ProcessGroupComm:
         """Return a comm over another group of the same ranks, with the timeout and the heartbeats of this one."""
         make_group = factory(self._limit)
         other = ProcessGroupComm(
-            make_group(None, 1),
+            make_group(None),
             limit=self._limit,
             make_group=make_group,
             owns_group=True,
@@ -208,6 +202,11 @@ class ProcessGroupComm:
     def _open_group(self) -> ProcessGroup | None:
         return getattr(self, "group", None)  # another thread may close this comm meanwhile
 
+    @property
+    def _groups(self) -> Sequence[ProcessGroup]:
+        """The group, and those of more connections. Raises AttributeError once it is closed."""
+        return [self.group, *self._more]
+
     def hang_up(self) -> None:
         self._hung_up = True
         for part in list(self._parts):
@@ -217,7 +216,8 @@ class ProcessGroupComm:
     def give_up(self) -> None:
         """Close this group's connections after a failure, so that late ranks do not continue with only some others."""
         if (group := self._open_group) is not None and self._owns_group:
-            hang_up(group, self.connections)
+            for each in (group, *self._more):
+                hang_up(each)
 
     def close(self) -> None:
         if not self._owns_group:
@@ -228,6 +228,7 @@ class ProcessGroupComm:
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
+        self._more = []
         del self.group  # a group of Gloo closes its connections with its last reference
 
     def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:

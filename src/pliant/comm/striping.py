@@ -1,11 +1,9 @@
 """Division of large messages among several connections between the same two ranks.
 
-One TCP connection carries a window of some megabytes in a round trip, however fast the link is. Gloo has one connection
-between two ranks for each context of a group. A context is chosen by the tag of a message, and by the turn of a
-collective.
+One TCP connection carries a window of some megabytes in a round trip, however fast the link is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,9 +22,9 @@ class Striping:
     """Connections of a comm, and the slices of its messages on each of them. No communication.
 
     Note [order of slices]: both ends compute from a message's bytes alone in how many slices it goes. A message of one
-    slice has tag 0. Others take the tags that follow those of the sliced message before, in the order of messages
-    between the two ranks, which both ends share. So messages keep their order on each tag, and a pipeline of chunks of
-    a few slices each uses all connections.
+    slice takes connection 0. Slices of others take the connections that follow those of the sliced message before, in
+    the order of messages between the two ranks, which both ends share. So messages keep their order on each connection,
+    and a pipeline of chunks of a few slices each uses all of them. Collectives do the same, in the order of all ranks.
 
     Args:
         size: Ranks of the comm.
@@ -41,30 +39,41 @@ class Striping:
                 f"{MAX_CONNECTIONS}."
             )
         self.connections, self._size = connections, size
-        self._sent, self._received = [0] * size, [0] * size  # the next tag to and from each rank
+        # The next connection of messages to each rank, from each, and of collectives.
+        self._sent, self._received, self._together = [0] * size, [0] * size, [0]
 
     def count(self, num_bytes: int) -> int:
         """Return the number of slices of a message."""
         return max(1, min(self.connections, _ceil(num_bytes, _SLICE_BYTES)))
 
     def sends(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
-        """Return the slices of a message to a rank, each with its tag."""
-        return self._tagged(self._sent, peer, x)
+        """Return the slices of a message to a rank, each with its connection."""
+        return self._placed(x, self._sent, peer)
 
     def receives(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
-        """Return the slices of a message from a rank, each with its tag."""
-        return self._tagged(self._received, peer, x)
+        """Return the slices of a message from a rank, each with its connection."""
+        return self._placed(x, self._received, peer)
 
-    def _tagged(self, following: list[int], peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+    def of_collective(self, num_slices: int) -> Sequence[int]:
+        """Return the connection of each slice of a collective, which is about to begin."""
+        return self._take(self._together, 0, num_slices)
+
+    def _placed(self, x: Tensor, following: list[int], peer: int) -> Sequence[tuple[int, Tensor]]:
         count = self.count(x.nbytes)
         if count == 1:
             return [(0, x)]
-        first = following[peer]
-        following[peer] = (first + count) % self.connections
-        return [((first + k) % self.connections, part) for k, part in enumerate(slices(x, count))]
+        parts = slices(x, count)
+        return list(zip(self._take(following, peer, len(parts)), parts, strict=True))
 
-    def of_sum(self, x: Tensor, *, any_order: bool) -> Iterator[Sequence[Tensor]]:
-        """Yield lists of tensors, each list to be reduced as one message; together they are x.
+    def _take(self, following: list[int], peer: int, num_slices: int) -> Sequence[int]:
+        if num_slices == 1:
+            return [0]
+        first = following[peer]
+        following[peer] = (first + num_slices) % self.connections
+        return [(first + k) % self.connections for k in range(num_slices)]
+
+    def of_sum(self, x: Tensor, *, any_order: bool) -> Sequence[Sequence[Tensor]]:
+        """Return lists of tensors, each list to be reduced as one message; together they are x.
 
         Gloo's ring reduces a message in as many blocks as there are ranks, each in an order of ranks of its own. So
         a slice has the same part of each block, and every sum keeps its order, and its bits.
@@ -76,25 +85,23 @@ class Striping:
         """
         flat, count = x.view(-1), self.count(x.nbytes)
         if count == 1:
-            yield [x]
-        elif any_order:
-            yield from ([part] for part in flat.split(_ceil(len(flat), count)))
-        else:
-            yield from self._columns(flat, count)
-
-    def _columns(self, x: Tensor, count: int) -> Iterator[Sequence[Tensor]]:
-        block = ring_block(len(x), self._size, x.itemsize)
+            return [[x]]
+        if any_order:
+            return [[part] for part in flat.split(_ceil(len(flat), count))]
+        block = ring_block(len(flat), self._size, x.itemsize)
         width = _ceil(block, count)
-        for start in range(0, block, width):
-            stop = min(start + width, block)
-            padded = stop - start
-            while padded < (wanted := ring_block(padded * self._size, self._size, x.itemsize)):
-                padded = wanted
-            parts: list[Tensor] = []
-            for first in range(0, self._size * block, block):
-                part = x[first + start : first + stop]
-                parts += [part, part.new_zeros(padded - len(part))]
-            yield [part for part in parts if len(part)]
+        return [self._column(flat, block, start, min(start + width, block)) for start in range(0, block, width)]
+
+    def _column(self, x: Tensor, block: int, start: int, stop: int) -> Sequence[Tensor]:
+        """Return the same part of each block, padded to what is a block of Gloo's again."""
+        padded = stop - start
+        while padded < (wanted := ring_block(padded * self._size, self._size, x.itemsize)):
+            padded = wanted
+        parts: list[Tensor] = []
+        for first in range(0, self._size * block, block):
+            part = x[first + start : first + stop]
+            parts += [part, part.new_zeros(padded - len(part))]
+        return [part for part in parts if len(part)]
 
 
 def slices(x: Tensor, count: int) -> Sequence[Tensor]:

@@ -66,7 +66,7 @@ def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: flo
             group = world.new_group(rank)
             limit = Limit(timeout_s=timeout_s)
             make_group = group_factory(group, limit)
-            comm = ProcessGroupComm(make_group(None, 1), limit=limit, make_group=make_group)
+            comm = ProcessGroupComm(make_group(None), limit=limit, make_group=make_group)
             all_connected.wait()  # a rank that sends nothing would close its connections while others still connect
             results[rank] = function(RankContext(rank=rank, size=size, process_group=group, comm=comm))
         except BaseException as error:  # noqa: BLE001  it is raised below, in the caller's thread

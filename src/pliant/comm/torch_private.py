@@ -32,9 +32,8 @@ __all__ = [
     "thread_world",
 ]
 
-GroupMaker = Callable[[Sequence[int] | None, int], ProcessGroup]
-"""Makes a new group over some ranks of a world (None: all of them), with so many connections between each two of them;
-every member calls it."""
+GroupMaker = Callable[[Sequence[int] | None], ProcessGroup]
+"""Makes a new group over some ranks of a world (None: all of them); every member calls it."""
 
 Meet = Callable[[str, Sequence[int]], None]
 """Waits until all these ranks have come to a place of this name; raises RuntimeError if one of them is lost."""
@@ -45,8 +44,8 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 
 
 _registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-_beside: "weakref.WeakKeyDictionary[ProcessGroup, weakref.ref[ProcessGroup]]" = weakref.WeakKeyDictionary()
-"""Group of a default world that torch does not know of -> that world."""
+_NEVER_SENT = 1
+"""Tag of a message that no rank sends; others have tag 0."""
 _made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
 """Default world -> how many groups of the same ranks this process has made there: all members count alike."""
 
@@ -62,14 +61,13 @@ class ThreadWorld:
         # Per rank and members: all members make their common groups in the same order.
         self._numbers: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(size)]
 
-    def new_group(self, rank: int, ranks: Sequence[int] | None = None, connections: int = 1) -> ProcessGroup:
+    def new_group(self, rank: int, ranks: Sequence[int] | None = None) -> ProcessGroup:
         """Return a new group over these ranks of the world; each of its threads calls this in the same order."""
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
         name = f"threads-{'.'.join(map(str, members))}-{self._numbers[rank][members]}"
         self._numbers[rank][members] += 1
         here = members.index(rank)
-        store = PrefixStore(name, self.store)
-        group = gloo_group(store, here, len(members), name, self.timeout_s, loopback=True, connections=connections)
+        group = gloo_group(PrefixStore(name, self.store), here, len(members), name, self.timeout_s, loopback=True)
         with self._lock:
             _thread_groups[group] = (self, members)
         return group
@@ -101,22 +99,17 @@ def group_factory(
     if group in _thread_groups:
         world, members = _thread_groups[group]
         me = members[group.rank()]
-        return lambda ranks, connections: world.new_group(
-            me, members if ranks is None else [members[r] for r in ranks], connections
-        )
+        return lambda ranks: world.new_group(me, members if ranks is None else [members[r] for r in ranks])
     global_ranks = dist.get_process_group_ranks(group)
     name_of_backend = backend or dist.get_backend(group)
 
-    def make(ranks: Sequence[int] | None, connections: int) -> ProcessGroup:
+    def make(ranks: Sequence[int] | None) -> ProcessGroup:
         members = range(len(global_ranks)) if ranks is None else ranks
         here = [global_ranks[rank] for rank in members]
         name = _new_name(here)
         if meet is not None:
             meet(name, members)
-        timeouts_s = limit.timeout_s, connect_s or limit.timeout_s
-        if connections > 1:
-            return _new_striped_group(here, name, connections, *timeouts_s)
-        return _new_group(here, name, name_of_backend, *timeouts_s)
+        return _new_group(here, name, name_of_backend, limit.timeout_s, connect_s or limit.timeout_s)
 
     return make
 
@@ -145,20 +138,7 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
     c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
     world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(ranks)}
     _registered.add(made)
-    return note_group(made)
-
-
-def _new_striped_group(
-    ranks: Sequence[int], name: str, connections: int, timeout_s: float, connect_s: float
-) -> ProcessGroup:
-    """Make a group of Gloo with several connections beside torch's default world, whose makers take no devices."""
-    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
-    store: Any = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    here = ranks.index(dist.get_rank())
-    made = gloo_group(PrefixStore(name, store), here, len(ranks), name, connect_s, connections=connections)
-    c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
-    _beside[made] = weakref.ref(world.default_pg)
-    return made
+    return note_group(made, PrefixStore(name, store))
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> str:
@@ -183,17 +163,14 @@ def destroy(group: ProcessGroup) -> None:
 def is_destroyed(group: ProcessGroup) -> bool:
     """Whether torch has forgotten a group before its end, as when its world is destroyed."""
     world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
-    if (of_world := _beside.get(group)) is not None:
-        return world.default_pg is None or of_world() is not world.default_pg
     return group in _registered and group not in world.pg_map
 
 
-def hang_up(group: ProcessGroup, connections: int = 1) -> None:
+def hang_up(group: ProcessGroup) -> None:
     """Close a group's connections: waits on them, here or at the other end, fail at once.
 
-    Gloo's own abort does nothing; but when one message is late, it closes all connections of its context. A connection
-    that is broken already fails before it can be late, and closes no other: so each peer's is tried, in each context.
-    Messages have tags below `connections`, and so none has those that are asked for here.
+    Gloo's own abort does nothing; but when one message is late, it closes all connections of the group. A connection
+    that is broken already fails before it can be late, and closes no other: so each peer's is tried.
     """
     moves: list[torch.device] = group._device_types  # pyright: ignore
     if group.size() > 1 and any(backend_of(group, device) != "gloo" for device in moves):
@@ -201,9 +178,9 @@ def hang_up(group: ProcessGroup, connections: int = 1) -> None:
     if backend_of(group, torch.device("cpu")) != "gloo":
         return
     for peer in range(group.size()):
-        for tag in range(connections, 2 * connections) if peer != group.rank() else ():
+        if peer != group.rank():
             with suppress(RuntimeError):
-                group.recv([torch.empty(1)], peer, tag).wait(timedelta(milliseconds=1))
+                group.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
 def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:
