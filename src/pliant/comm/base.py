@@ -123,6 +123,11 @@ class Comm(Protocol):
         ...
 
     @property
+    def connections(self) -> int:
+        """Connections between each two ranks, over which large messages are divided."""
+        ...
+
+    @property
     def prefers_collectives(self) -> bool:
         """Whether one collective of all ranks costs less than a message for each pair of them, as on NCCL."""
         ...

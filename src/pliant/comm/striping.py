@@ -4,11 +4,12 @@ One TCP connection carries a window of some megabytes in a round trip, however f
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_CONNECTIONS", "Striping", "ring_block", "slices"]
+__all__ = ["MAX_CONNECTIONS", "ConnectionChoice", "Striping", "ring_block", "slices"]
 
 MAX_CONNECTIONS = 32
 """The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
@@ -16,6 +17,14 @@ _SLICE_BYTES = 256 * 1024
 """Bytes of a message for which one more connection is used."""
 _SEGMENT_BYTES = 1 << 20
 """The longest segment of Gloo's ring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionChoice:
+    """Number of connections between each two ranks, and the reason for it."""
+
+    connections: int = 1
+    why: str = "one connection, as Gloo has it; relax(..., connections=) asks for more"
 
 
 class Striping:

@@ -60,6 +60,10 @@ class WrappedComm:
         return self._comm.split(groups, connections)
 
     @property
+    def connections(self) -> int:
+        return self._comm.connections
+
+    @property
     def prefers_collectives(self) -> bool:
         return self._comm.prefers_collectives
 
