@@ -19,6 +19,7 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
     monkeypatch.setattr(striping, "_SLICE_BYTES", 64)
+    monkeypatch.setattr(striping, "_SMALL_BYTES", 32)
 
 
 def numbers(rank, numel, dtype=torch.float32):
@@ -104,7 +105,7 @@ def test_both_ends_cut_a_message_alike_from_its_bytes(num_bytes, connections):
     one, other = Striping(2, connections), Striping(2, connections)
     sent, into = torch.arange(num_bytes).to(torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     out, back = one.sends(1, sent), other.receives(0, into)
-    assert [tag for tag, _ in out] == [tag for tag, _ in back]
+    assert [k for k, _ in out] == [k for k, _ in back]
     for (_, a), (_, b) in zip(out, back, strict=True):
         b.copy_(a)
     assert bool((into == sent).all())
@@ -121,10 +122,10 @@ def test_slices_are_views():
 
 def test_chunks_of_a_pipeline_use_all_connections():
     cut = Striping(3, 4)
-    tags = [tag for _ in range(4) for tag, _ in cut.sends(2, torch.empty(128, dtype=torch.uint8))]
-    assert tags == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert [tag for tag, _ in cut.sends(2, torch.empty(8))] == [0]  # a small one has no turn
-    assert [tag for tag, _ in cut.sends(1, torch.empty(128, dtype=torch.uint8))] == [
+    taken = [k for _ in range(4) for k, _ in cut.sends(2, torch.empty(128, dtype=torch.uint8))]
+    assert taken == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [cut.sends(2, torch.empty(n))[0][0] for n in (9, 9, 8, 8, 9)] == [0, 1, 0, 0, 2]  # small ones have no turn
+    assert [k for k, _ in cut.sends(1, torch.empty(128, dtype=torch.uint8))] == [
         0,
         1,
     ]  # each rank has turns of its own

@@ -13,6 +13,7 @@ import pytest
 import pliant
 from cli.inside import run
 from pliant.cli.doctor.command import examine
+from pliant.cli.doctor.tcp import tcp_findings
 from pliant.cli.doctor.verdict import findings, prospects, sentence
 from pliant.netmodel import Overheads
 from pliant.network.connections import ConnectionRates, measure_by_connections
@@ -38,7 +39,6 @@ def test_a_stream_has_its_rate_and_bursts_at_the_start_do_not_count():
         assert settled_throughput(made_up_stream(chance, rate)) == pytest.approx(rate, rel=0.03)
     burst = [(0.0, 0), (0.001, 500_000), *((0.01 * k, 500_000 + 10_000 * k) for k in range(1, 100))]
     assert settled_throughput(burst) == pytest.approx(1e6, rel=0.03)
-    assert settled_throughput([(0.0, 0), (0.0, 1)]) > 0
 
 
 def test_who_has_to_wait_for_a_core_finds_about_what_a_stream_carries():
@@ -134,6 +134,25 @@ def test_findings_name_both_sides_and_the_cure():
         "b has 1 of the 2 cores that 1 ranks want",
     ):
         assert word in said
+
+
+def test_settings_of_tcp_are_named_where_they_hold_up_a_long_link():
+    default = replace(
+        local_facts(0, "a"), send_buffer_bytes=4 << 20, receive_buffer_bytes=6 << 20, slow_start_after_idle=True
+    )
+    cured = replace(default, host="b", send_buffer_bytes=1 << 30, receive_buffer_bytes=1 << 30)
+    cured = replace(cured, slow_start_after_idle=False)
+    unknown = replace(cured, send_buffer_bytes=0, receive_buffer_bytes=0)
+    assert tcp_findings([default, default], cluster(1000, 0.0)) == []
+    assert tcp_findings([cured, unknown], cluster(1000, 0.05)) == []
+    restart, window, other = tcp_findings([default, cured], cluster(1000, 0.05))
+    assert "On a a connection starts slowly again" in restart
+    assert "tcp_slow_start_after_idle=0` as root" in restart
+    assert "On a net.ipv4.tcp_wmem ends at 4194304 bytes" in window
+    assert "carries at most about 218mbit over a round trip of 100ms" in window
+    assert "net.ipv4.tcp_wmem='4096 16384 25000000'" in window
+    assert "net.ipv4.tcp_rmem" in other
+    assert len(tcp_findings([default, cured], cluster(10, 0.05))) == 1  # one window fills a slow link
 
 
 NARROW = "ip route replace 10.77.0.0/24 dev eth0 proto kernel scope link cwnd lock 10 && exec "

@@ -15,6 +15,8 @@ MAX_CONNECTIONS = 32
 """The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
 _SLICE_BYTES = 256 * 1024
 """Bytes of a message for which one more connection is used."""
+_SMALL_BYTES = 16 * 1024
+"""Bytes up to which all messages take one connection, as a packet or some."""
 _SEGMENT_BYTES = 1 << 20
 """The longest segment of Gloo's ring."""
 
@@ -30,10 +32,11 @@ class ConnectionChoice:
 class Striping:
     """Connections of a comm, and the slices of its messages on each of them. No communication.
 
-    Note [order of slices]: both ends compute from a message's bytes alone in how many slices it goes. A message of one
-    slice takes connection 0. Slices of others take the connections that follow those of the sliced message before, in
-    the order of messages between the two ranks, which both ends share. So messages keep their order on each connection,
-    and a pipeline of chunks of a few slices each uses all of them. Collectives do the same, in the order of all ranks.
+    Note [order of slices]: both ends compute from the bytes of a message alone in how many slices it goes. One of up to
+    16 KB takes connection 0. The slices of others take the connections that follow those of the one before, in the
+    order of messages between the two ranks, which both ends share. So messages keep their order on each connection, and
+    a pipeline of chunks of a slice each uses all of them. Collectives of several slices do the same, in the order of
+    all ranks; those of one slice take connection 0.
 
     Args:
         size: Ranks of the comm.
@@ -65,18 +68,16 @@ class Striping:
 
     def of_collective(self, num_slices: int) -> Sequence[int]:
         """Return the connection of each slice of a collective, which is about to begin."""
-        return self._take(self._together, 0, num_slices)
+        return [0] if num_slices == 1 else self._take(self._together, 0, num_slices)
 
     def _placed(self, x: Tensor, following: list[int], peer: int) -> Sequence[tuple[int, Tensor]]:
-        count = self.count(x.nbytes)
-        if count == 1:
+        if self.connections == 1 or x.nbytes <= _SMALL_BYTES:
             return [(0, x)]
-        parts = slices(x, count)
+        count = self.count(x.nbytes)
+        parts = [x] if count == 1 else slices(x, count)
         return list(zip(self._take(following, peer, len(parts)), parts, strict=True))
 
     def _take(self, following: list[int], peer: int, num_slices: int) -> Sequence[int]:
-        if num_slices == 1:
-            return [0]
         first = following[peer]
         following[peer] = (first + num_slices) % self.connections
         return [(first + k) % self.connections for k in range(num_slices)]

@@ -53,8 +53,8 @@ def _read(path: str | Path) -> Topology:
         return load(Topology, path)
     except OSError as error:
         raise ValueError(
-            f"connections={str(path)!r} names no topology ({error}); give the file of `pliant probe --out`, a number, or "
-            "'auto'."
+            f"connections={str(path)!r} names no topology ({error}); give the file of `pliant probe --out`, a number, "
+            "or 'auto'."
         ) from None
 
 

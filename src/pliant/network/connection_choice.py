@@ -21,8 +21,8 @@ _LEAST_TRIP_S = 0.002
 """A round trip below which a window of one connection fills any link there is."""
 _LEAST_GAIN = 1.1
 """Gain from twice as many connections at which they pay."""
-_LEAST_S, _LEAST_TRIPS = 1.0, 24
-"""Length of a measurement: after some ten round trips of slow start a connection carries what it can."""
+_LEAST_S, _LEAST_TRIPS = 1.0, 40
+"""Length of a measurement: a connection carries what it can after some sixteen round trips of slow start."""
 _TRIP_LIMIT_S, _MOST_ROUNDS = 0.2, 8
 
 
@@ -30,7 +30,7 @@ def choose_connections(comm: Comm, *, hosts: Sequence[Sequence[int]] | None = No
     """Measure how many connections between two ranks pay; the same on all ranks. Collective.
 
     One rank of each host takes part. It takes no time where round trips are below 2 ms, and else up to six measurements
-    of a second, or of 24 round trips.
+    of a second, or of 40 round trips.
 
     Args:
         comm: Ranks, over Gloo.

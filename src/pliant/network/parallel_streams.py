@@ -12,12 +12,12 @@ from pliant.comm import Comm, Work
 __all__ = ["measure_connections", "settled_throughput"]
 
 _CHUNKS = 32
-_FIRST_BYTES = 64_000
-_GROWTH = 4
+_FIRST_BYTES = 256_000
+_GROWTH = 8
 _ANSWER_S = 1.0
 """Long beside the waits of a thread for a core, which would otherwise keep answers small, and so slow."""
 _MOST_BYTES = 64_000_000
-_SETTLING = 0.4
+_SETTLING = 0.5
 """Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 
 Arrivals = Sequence[tuple[float, int]]
@@ -45,7 +45,7 @@ def measure_connections(asks: Comm, answers: Comm, peer: int, duration_s: float)
 
 
 def settled_throughput(arrivals: Arrivals) -> float:
-    """Return the bytes per second of a stream in the last six tenths of its time.
+    """Return the bytes per second of a stream in the second half of its time.
 
     Between two arrivals bytes are taken to have come evenly.
     """
