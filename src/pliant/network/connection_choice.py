@@ -59,7 +59,10 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
     """Double the number of connections until the sum of their rates rises by less than a tenth. Collective.
 
     Measured are disjoint pairs of hosts, those with the longest round trips first, all at once and both ways. The
-    number counts as long as it pays for any of them, since all pairs of a group have the same. It is at most 32.
+    number counts as long as it pays for any of them, since all pairs of a group have the same.
+
+    The choice is twice the last number that paid, at most 32: after a pause each connection starts slowly again, and
+    twice as many are there a round trip sooner (measured: 61 % instead of 53 % of a link of 1 Gbit/s at 100 ms).
 
     Args:
         comm: Ranks, one of each host, with one connection between each two.
@@ -82,14 +85,22 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
         if (rates[2 * chosen] < _LEAST_GAIN * rates[chosen]).all():
             break
         chosen *= 2
+    spare = min(2 * chosen, MAX_CONNECTIONS) if chosen > 1 else 1
     shown = int((rates[chosen] / rates[1]).argmax())
     i, j = pairs[shown]
+    trip_s = 2 * float(latencies_s[i, j])
     carried = ", ".join(f"{count}: {format_rate(float(each[shown]) / 2)}" for count, each in rates.items())
     return ConnectionChoice(
-        connections=chosen,
-        why=f"{names[i]} to {names[j]}, round trip {format_time(2 * float(latencies_s[i, j]))}, carries with so many "
-        f"connections {carried}",
+        connections=spare,
+        why=f"{_reason(chosen, spare)}; {names[i]} to {names[j]}, round trip {format_time(trip_s)}, carries with so "
+        f"many connections {carried}",
     )
+
+
+def _reason(chosen: int, spare: int) -> str:
+    if spare == 1:
+        return "one connection, since two do not pay"
+    return f"{spare} connections, since {chosen} pay, and more of them start sooner after a pause"
 
 
 def _rates(comm: Comm, pairs: Sequence[Pair], connections: int, duration_s: float) -> Matrix:
