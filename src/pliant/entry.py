@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from pliant.autotune.options import Auto
 from pliant.comm.base import Comm
 from pliant.comm.transport import Transport
+from pliant.engine.connecting import Connections
 from pliant.engine.elastic import Elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.plan_resolution import PlanLike, resolve_plan, torchs_own
@@ -33,6 +34,7 @@ def relax(
     nonfinite: NonFinite = "raise",
     elastic: Elastic | None = None,
     transport: Transport = "auto",
+    connections: Connections | None = None,
 ) -> Run:
     """Let a model's gradients or weights be exchanged as a plan says. Collective: every rank calls it.
 
@@ -60,12 +62,15 @@ def relax(
         transport: Transport of a model on an accelerator: by way of pinned host memory over Gloo ("host"), or the
             device's own backend, such as NCCL ("device"). By default the latter where all ranks are on one host, as
             `hosts`, torchrun or the machines' names say, and else the former. A model on the CPU has no choice.
+        connections: Connections between each two ranks over Gloo, among which messages above 256 KB are divided: a
+            number up to 32, a `Topology` or the path of one (``pliant probe`` finds as many as pay), or "auto", which
+            measures it now. By default one, or, where `what` is "auto", as many as are measured to pay.
 
     Raises:
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
-            not fit the optimizer, or the transport the group; ranks ask for different plans, or are on different kinds
-            of device; one has not registered an algorithm that is not Pliant's; the plan or the model cannot be
-            elastic.
+            not fit the optimizer, or transport or connections the group; ranks ask for different plans or connections,
+            or are on different kinds of device; one has not registered an algorithm that is not Pliant's; the plan or
+            the model cannot be elastic.
         TypeError: The optimizer or the model is not torch's.
         RuntimeError: Another run is open on the model or on an optimizer.
         CommError: Not all ranks have come within `start_timeout_s`.
@@ -102,6 +107,7 @@ def relax(
         nonfinite=nonfinite,
         elastic=elastic,
         transport=transport,
+        connections="auto" if auto is not None and connections is None else connections,
         attach_to=None if auto is None else partial(_tune, auto),
     )
 

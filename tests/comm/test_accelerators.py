@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pliant import accelerator
-from pliant.comm import process_group, run_world
+from pliant.comm import calls, process_group, run_world
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.torch_private import backend_of, hang_up
 from pliant.engine import comm_thread as lanes
@@ -28,9 +28,10 @@ class Noted:
 @pytest.mark.parametrize("on_device", [True, False])
 def test_no_wait_with_a_limit_holds_up_the_host_on_an_accelerator(on_device, monkeypatch):
     work, batches = Noted(), []
-    monkeypatch.setattr(process_group, "is_accelerator", lambda device: on_device)
-    monkeypatch.setattr(process_group, "backend_of", lambda group, device: "nccl")
-    monkeypatch.setattr(process_group, "batched", lambda *arguments: batches.append(arguments) or [work])
+    for module in (calls, process_group):
+        monkeypatch.setattr(module, "is_accelerator", lambda device: on_device)
+    monkeypatch.setattr(calls, "backend_of", lambda group, device: "nccl")
+    monkeypatch.setattr(calls, "batched", lambda *arguments: batches.append(arguments) or [work])
     monkeypatch.setattr(dist, "all_reduce", lambda *arguments, **settings: work)
 
     def body(place):

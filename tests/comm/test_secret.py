@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from pliant.comm.gloo_private import gloo_group
 from pliant.comm.sealed_store import SealedStore
 from pliant.comm.secret import is_loopback, read_secret
 from pliant.comm.signed_records import Seal
-from pliant.comm.torch_private import gloo_group
 
 SECRET = "0123456789abcdef"
 

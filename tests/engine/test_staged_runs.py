@@ -13,7 +13,7 @@ from models import Net, batch
 from pliant.autotune.coordination import holds_on_all
 from pliant.comm import StagedComm, staged, transport
 from pliant.comm.base import duplicate
-from pliant.network.probing import require_gloo
+from pliant.network.rank_places import require_gloo
 
 _one_at_a_time = threading.Lock()
 STEPS = 5

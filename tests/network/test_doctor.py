@@ -13,47 +13,39 @@ import pytest
 import pliant
 from cli.inside import run
 from pliant.cli.doctor.command import examine
+from pliant.cli.doctor.tcp import tcp_findings
 from pliant.cli.doctor.verdict import findings, prospects, sentence
 from pliant.netmodel import Overheads
 from pliant.network.connections import ConnectionRates, measure_by_connections
-from pliant.network.parallel_streams import throughput_together
+from pliant.network.parallel_streams import settled_throughput
 from pliant.network.rank_facts import clock_offsets, local_facts
 from pliant.spec import Host, Link, Topology
 
 PLIANT = [sys.executable, "-m", "pliant"]
 
 
-def made_up_streams(chance, rates, waits_s=0.0):
+def made_up_stream(chance, rate, waits_s=0.0):
     """Arrivals of a second and more, of which some are looked at late."""
-    for rate in rates:
-        size, start_s = int(rate / 64), chance.uniform(0, 0.1)
-        came_s = [start_s + (k + 1) * size / rate for k in range(70)]
-        begins_s = chance.uniform(start_s, start_s + 1.0)
-        looked_s = [max(at, begins_s + waits_s) if at >= begins_s else at for at in came_s]
-        yield [(start_s, 0), *((at + 1e-6 * k, size * (k + 1)) for k, at in enumerate(looked_s))]
+    size, start_s = int(rate / 64), chance.uniform(0, 0.1)
+    came_s = [start_s + (k + 1) * size / rate for k in range(70)]
+    begins_s = chance.uniform(start_s, start_s + 1.0)
+    looked_s = [max(at, begins_s + waits_s) if at >= begins_s else at for at in came_s]
+    return [(start_s, 0), *((at + 1e-6 * k, size * (k + 1)) for k, at in enumerate(looked_s))]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_streams_side_by_side_are_counted_while_all_run(count):
+def test_a_stream_has_its_rate_and_bursts_at_the_start_do_not_count():
     chance = random.Random(0)
-    for _ in range(100):
-        rates = [chance.uniform(0.5e6, 2e6) for _ in range(count)]
-        assert throughput_together(list(made_up_streams(chance, rates))) == pytest.approx(sum(rates), rel=0.03)
-
-
-def test_bursts_at_the_start_do_not_count_and_streams_apart_are_added():
+    for rate in (chance.uniform(0.5e6, 2e6) for _ in range(100)):
+        assert settled_throughput(made_up_stream(chance, rate)) == pytest.approx(rate, rel=0.03)
     burst = [(0.0, 0), (0.001, 500_000), *((0.01 * k, 500_000 + 10_000 * k) for k in range(1, 100))]
-    assert throughput_together([burst, burst]) == pytest.approx(2e6, rel=0.03)
-    apart = [[(shift + 0.01 * k, 10_000 * k) for k in range(32)] for shift in (0.0, 5.0)]
-    assert throughput_together(apart) == pytest.approx(2e6)
+    assert settled_throughput(burst) == pytest.approx(1e6, rel=0.03)
 
 
-def test_who_has_to_wait_for_a_core_finds_about_what_several_connections_carry():
+def test_who_has_to_wait_for_a_core_finds_about_what_a_stream_carries():
     chance, found = random.Random(0), []
     for _ in range(300):
-        rates = [chance.uniform(0.5e6, 2e6) for _ in range(4)]
-        streams = list(made_up_streams(chance, rates, chance.uniform(0, 0.2)))
-        found.append(throughput_together(streams) / sum(rates))
+        rate = chance.uniform(0.5e6, 2e6)
+        found.append(settled_throughput(made_up_stream(chance, rate, chance.uniform(0, 0.2))) / rate)
     assert max(found) < 1.35
     assert statistics.median(found) == pytest.approx(1.0, rel=0.1)
 
@@ -142,6 +134,25 @@ def test_findings_name_both_sides_and_the_cure():
         "b has 1 of the 2 cores that 1 ranks want",
     ):
         assert word in said
+
+
+def test_settings_of_tcp_are_named_where_they_hold_up_a_long_link():
+    default = replace(
+        local_facts(0, "a"), send_buffer_bytes=4 << 20, receive_buffer_bytes=6 << 20, slow_start_after_idle=True
+    )
+    cured = replace(default, host="b", send_buffer_bytes=1 << 30, receive_buffer_bytes=1 << 30)
+    cured = replace(cured, slow_start_after_idle=False)
+    unknown = replace(cured, send_buffer_bytes=0, receive_buffer_bytes=0)
+    assert tcp_findings([default, default], cluster(1000, 0.0)) == []
+    assert tcp_findings([cured, unknown], cluster(1000, 0.05)) == []
+    restart, window, other = tcp_findings([default, cured], cluster(1000, 0.05))
+    assert "On a a connection starts slowly again" in restart
+    assert "tcp_slow_start_after_idle=0` as root" in restart
+    assert "On a net.ipv4.tcp_wmem ends at 4194304 bytes" in window
+    assert "carries at most about 218mbit over a round trip of 100ms" in window
+    assert "net.ipv4.tcp_wmem='4096 16384 25000000'" in window
+    assert "net.ipv4.tcp_rmem" in other
+    assert len(tcp_findings([default, cured], cluster(10, 0.05))) == 1  # one window fills a slow link
 
 
 NARROW = "ip route replace 10.77.0.0/24 dev eth0 proto kernel scope link cwnd lock 10 && exec "

@@ -4,7 +4,7 @@ from pliant.autotune.options import Auto
 from pliant.autotune.trials import TunableRun
 from pliant.autotune.tuner import AutoTuner
 from pliant.comm.base import Comm, duplicate
-from pliant.network.probing import require_gloo
+from pliant.network.rank_places import require_gloo
 from pliant.profiling.observe import Observation, observe
 
 __all__ = ["WATCHED_STEPS", "start_tuning"]

@@ -133,7 +133,7 @@ class AutoTuner(AttachedTuner):
                 self._note_fallback(self._run.plan, self._guard.leave())
             if self._overheads is None:
                 self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
-            topology = probe(self._comm, budget_s=self._auto.probe_s)
+            topology = probe(self._comm, budget_s=self._auto.probe_s, connections=self._comm.connections)
             expected_s = yield from self._choose(workload, topology, result)
             if result is not None:
                 restless = self._run.plan.hash == before or result.steps < 2 * hold_steps

@@ -77,6 +77,13 @@ def _hand_over(found: Topology, able: Machine, out: Path | None, machine: Path |
             rate, latency = format_rate(link.bytes_per_s), format_time(link.latency_s)
             links.add_row(f"{link.source} -> {link.target}", rate, latency)
         console.print(links)
+    if found.connections > 1:
+        console.print(
+            f"{found.connections} connections between each two ranks pay; "
+            f"relax(..., connections={str(out or 'FILE')!r}) has as many.",
+            markup=False,
+            highlight=False,
+        )
     codecs = Table(
         "codec", "encode", "decode", title=f"machine: GB/s of float32; a message {format_time(able.message_s)}"
     )

@@ -114,8 +114,17 @@ class Comm(Protocol):
         """Return when every rank has called it."""
         ...
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "Comm | None":
-        """Return the comm of the one of these disjoint groups that holds this rank, or None. Collective."""
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "Comm | None":
+        """Return the comm of the one of these disjoint groups that holds this rank, or None. Collective.
+
+        It has so many connections between each two ranks over Gloo, or, with 0, as many as this comm has. All messages
+        of a comm with one connection go over it; others go in slices over several, if they are large.
+        """
+        ...
+
+    @property
+    def connections(self) -> int:
+        """Connections between each two ranks, over which large messages are divided."""
         ...
 
     @property
@@ -140,9 +149,12 @@ class Comm(Protocol):
         ...
 
 
-def duplicate(comm: Comm) -> Comm:
-    """Return a comm over a new group of the same ranks, with an order of its own. Collective."""
-    own = comm.split([list(range(comm.size))])
+def duplicate(comm: Comm, connections: int = 0) -> Comm:
+    """Return a comm over a new group of the same ranks, with an order of its own. Collective.
+
+    It has so many connections between each two ranks, or, with 0, as many as the comm has.
+    """
+    own = comm.split([list(range(comm.size))], connections)
     if own is None:
         raise RuntimeError("a group of all ranks was made without this one.")
     return own

@@ -56,8 +56,8 @@ class ByDeviceComm(WrappedComm):
     def barrier(self) -> None:
         self._host.barrier()
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "ByDeviceComm | None":
-        host, device = self._host.split(groups), self._comm.split(groups)
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "ByDeviceComm | None":
+        host, device = self._host.split(groups, connections), self._comm.split(groups)
         return None if host is None or device is None else ByDeviceComm(device, host)
 
     @property

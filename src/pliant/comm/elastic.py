@@ -12,6 +12,7 @@ from torch.distributed import PrefixStore, ProcessGroup  # pyright: ignore[repor
 
 from pliant.comm.base import CommError, Limit
 from pliant.comm.epoch_messages import EpochMessages
+from pliant.comm.gloo_private import gloo_group
 from pliant.comm.heartbeat_thread import BEAT_S, HeartbeatThread
 from pliant.comm.membership import MembershipError, MembershipProtocol
 from pliant.comm.process_group import ProcessGroupComm
@@ -21,7 +22,6 @@ from pliant.comm.sealed_store import SealedStore
 from pliant.comm.secret import is_loopback
 from pliant.comm.signed_records import Records, Seal
 from pliant.comm.store_timeout import answers_within
-from pliant.comm.torch_private import gloo_group
 
 __all__ = ["ElasticGroup", "NotSignedError"]
 

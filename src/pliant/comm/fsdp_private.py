@@ -102,6 +102,8 @@ class ParamGroup:
         self.alone: ProcessGroup | None = None
         """A group of this rank alone, where replicas average through a hook."""
         self._prefetched = module._get_fsdp_state()._states_to_forward_prefetch
+        self._wrapped: dict[str, tuple[Call | None, Call]] = {}
+        """Method -> what was in its place, and what `wrap_waits` has put there."""
 
     # - Parameters
 
@@ -238,12 +240,20 @@ class ParamGroup:
     def wrap_waits(self, wrap: Callable[[Call], Call]) -> None:
         """Wrap whatever waits for other ranks: gathers, reduce-scatters and the exchange of replicas."""
         for name in _WAITING:
-            setattr(self.raw, name, wrap(getattr(self.raw, name)))
+            before, around = vars(self.raw).get(name), wrap(getattr(self.raw, name))
+            self._wrapped[name] = before, around
+            setattr(self.raw, name, around)
 
     def unwrap_waits(self) -> None:
         """Take off what `wrap_waits` has put around them; a second call does nothing."""
-        for name in _WAITING:
-            vars(self.raw).pop(name, None)
+        for name, (before, around) in self._wrapped.items():
+            if vars(self.raw).get(name) is not around:
+                continue  # a run has begun or ended meanwhile, and put its own there
+            if before is None:
+                delattr(self.raw, name)
+            else:
+                setattr(self.raw, name, before)
+        self._wrapped.clear()
 
     def prefetch(self, following: "ParamGroup | None") -> None:
         """Let the module gather that of another before its own forward pass, unless the user has said which."""

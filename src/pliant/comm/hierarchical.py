@@ -84,8 +84,8 @@ def hierarchical_comm(comm: Comm, hosts: Sequence[Sequence[int]]) -> Hierarchica
     held = sorted(rank for ranks in hosts for rank in ranks)
     if held != list(range(comm.size)):
         raise ValueError(f"the hosts hold ranks {held}, but the group has ranks 0..{comm.size - 1}; name each once.")
-    inner = comm.split(hosts)
-    outer = comm.split([[ranks[0] for ranks in hosts]])
+    inner = comm.split(hosts, 1)
+    outer = comm.split([[ranks[0] for ranks in hosts]], 1)
     if inner is None:
         raise RuntimeError(f"rank {comm.rank} is on no host, though hosts hold {held}.")
     return HierarchicalComm(comm, inner, outer, hosts)

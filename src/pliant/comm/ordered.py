@@ -223,9 +223,9 @@ class InOrderComm(WrappedComm):
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1)).wait()
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "InOrderComm | None":
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "InOrderComm | None":
         self._splits += 1
-        part = self._comm.split(groups)
+        part = self._comm.split(groups, connections)
         if part is None:
             return None
         members = next(tuple(ranks) for ranks in groups if self.rank in ranks)

@@ -6,9 +6,10 @@ import torch
 from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit
+from pliant.comm.gloo_private import gloo_group
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.process_group import ProcessGroupComm
-from pliant.comm.torch_private import backend_of, gloo_group, group_factory, liveness_store
+from pliant.comm.torch_private import backend_of, group_factory, liveness_store
 from pliant.comm.verdict import Verdict
 
 __all__ = ["comm_beside", "new_comm", "self_comm"]

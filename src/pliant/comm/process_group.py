@@ -1,32 +1,26 @@
-"""Comm over a torch process group. Only here are torch.distributed's collectives called."""
+"""Comm over a torch process group."""
 
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.accelerator import is_accelerator, synchronize
+from pliant.comm import calls
 from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
-from pliant.comm.batched import batched
+from pliant.comm.gloo_private import more_connections
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.pending import PendingWorks
 from pliant.comm.progress import Progress
+from pliant.comm.striping import Striping
 from pliant.comm.torch_private import GroupMaker, backend_of, destroy, hang_up, is_destroyed
 
 __all__ = ["ProcessGroupComm"]
 
 _CPU = torch.device("cpu")
-_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-# torch renames these two; the older names will go.
-_all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
-_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
-_BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
-"""Dtypes that Gloo does not know; where bytes only move they are sent as uint8."""
 
 
 class ProcessGroupComm:
@@ -60,6 +54,7 @@ class ProcessGroupComm:
         self._limit, self._make_group, self._owns_group = limit, make_group, owns_group
         self._liveness, self._owns_liveness = liveness, owns_liveness
         self._rank, self._size = group.rank(), group.size()
+        self._striping, self._more = Striping(self._size, 1), list[ProcessGroup]()
         self.progress = progress or Progress(tuple(range(self._size)), self._size)
         self._hung_up = False
         self._parts: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
@@ -78,32 +73,48 @@ class ProcessGroupComm:
     def timeout_s(self) -> float:
         return self._limit.timeout_s
 
+    @property
+    def connections(self) -> int:
+        """Connections between each two ranks."""
+        return self._striping.connections
+
+    def reconnect(self, connections: int) -> None:
+        """Have so many connections between each two ranks from now on. Collective, with nothing in flight.
+
+        What was split from this comm before keeps its own; what is split later has as many.
+        """
+        self._connect(connections)
+        self.barrier()  # see `split`
+
+    def _connect(self, connections: int) -> None:
+        self._striping, start_s = Striping(self._size, connections), time.monotonic()
+        try:
+            self._more = more_connections(self.group, connections - 1, self.timeout_s)
+        except RuntimeError as error:
+            raise self.given_up("connect", error, "", time.monotonic() - start_s) from error
+
     def with_timeout(self, timeout_s: float) -> None:
         """Wait no longer than this for one communication from now on, also in what was split from this comm."""
         self._limit.timeout_s = timeout_s
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(x)
-        return self._start("all_reduce", x, lambda: dist.all_reduce(x, _OPS[op], self.group, async_op=True))
+        return self._start("all_reduce", x, lambda: calls.all_reduce(self._groups, x, op, self._striping))
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
         require_numel("all_gather", out, x.numel() * self._size)
-        out, x = _movable(out), _movable(x)
-        return self._start("all_gather", x, lambda: _all_gather_single(out, x, self.group, async_op=True))
+        return self._start("all_gather", x, lambda: calls.all_gather(self._groups, out, x, self._striping))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(out, x)
         require_numel("reduce_scatter", x, out.numel() * self._size)
-        return self._start(
-            "reduce_scatter", x, lambda: _reduce_scatter_single(out, x, _OPS[op], self.group, async_op=True)
-        )
+        return self._start("reduce_scatter", x, lambda: calls.reduce_scatter(self.group, out, x, op))
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
         require_numel("all_to_all", out, x.numel())
-        out, x = _movable(out), _movable(x)
-        return self._start("all_to_all", x, lambda: dist.all_to_all_single(out, x, group=self.group, async_op=True))
+        return self._start("all_to_all", x, lambda: calls.all_to_all(self._groups, out, x, self._striping))
 
     def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))
@@ -115,34 +126,26 @@ class ProcessGroupComm:
             self.progress.sends(peer)
         for peer, _ in receives:
             self.progress.awaits(peer)
-        beside = next((x.device for _, x in (*sends, *receives) if is_accelerator(x.device)), None)
         try:
-            if beside is not None and backend_of(group, beside) != "gloo":
-                works = batched(group, sends, receives)
-            else:
-                # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
-                works = [group.recv([_movable(x)], peer, 0) for peer, x in receives]
-                works += [group.send([_movable(x)], peer, 0) for peer, x in sends]
+            works = calls.exchange([group, *self._more], sends, receives, self._striping)
         except RuntimeError as error:
             raise self.given_up("exchange", error, size, 0.0) from error
-        return PendingWorks(self, "exchange", works, num_bytes, patience_s, on_host=beside is None)
+        on_host = not any(is_accelerator(x.device) for _, x in (*sends, *receives))
+        return self._pending("exchange", works, num_bytes, patience_s, on_host=on_host)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
-        moved = _movable(x)
-        return self._start(
-            "broadcast", x, lambda: dist.broadcast(moved, group=self.group, group_src=root, async_op=True)
-        )
+        return self._start("broadcast", x, lambda: calls.broadcast(self._groups, x, root, self._striping))
 
     def reduce(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
-        return self._start("reduce", x, lambda: dist.reduce(x, group=self.group, group_dst=root, async_op=True))
+        return self._start("reduce", x, lambda: calls.reduce(self.group, x, root))
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self._device)).wait()  # Gloo's own barrier takes no timeout of ours
         synchronize(self._device)
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "ProcessGroupComm | None":
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "ProcessGroupComm | None":
         mine: ProcessGroupComm | None = None
         for ranks in groups:
             if self._rank in ranks:
@@ -164,6 +167,7 @@ class ProcessGroupComm:
                     device=self._device,
                 )
                 self._parts.add(mine)
+                mine._connect(connections or self.connections)
         # Gloo connects all pairs of a group, and a rank is done when its own are. One that closed its connections now,
         # as a run that fails at its first step does, would break those of ranks that still connect.
         self.barrier()
@@ -198,6 +202,11 @@ class ProcessGroupComm:
     def _open_group(self) -> ProcessGroup | None:
         return getattr(self, "group", None)  # another thread may close this comm meanwhile
 
+    @property
+    def _groups(self) -> Sequence[ProcessGroup]:
+        """The group, and those of more connections. Raises AttributeError once it is closed."""
+        return [self.group, *self._more]
+
     def hang_up(self) -> None:
         self._hung_up = True
         for part in list(self._parts):
@@ -207,7 +216,8 @@ class ProcessGroupComm:
     def give_up(self) -> None:
         """Close this group's connections after a failure, so that late ranks do not continue with only some others."""
         if (group := self._open_group) is not None and self._owns_group:
-            hang_up(group)
+            for each in (group, *self._more):
+                hang_up(each)
 
     def close(self) -> None:
         if not self._owns_group:
@@ -218,6 +228,7 @@ class ProcessGroupComm:
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
         destroy(self.group)
+        self._more = []
         del self.group  # a group of Gloo closes its connections with its last reference
 
     def given_up(self, op: str, error: BaseException, size: str, waited_s: float) -> CommError:
@@ -247,18 +258,18 @@ class ProcessGroupComm:
             lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),
         )
 
-    def _start(self, op: str, x: Tensor, call: Callable[[], dist.Work | None]) -> Work:
+    def _start(self, op: str, x: Tensor, call: Callable[[], calls.Works]) -> Work:
         self.progress.collective()
         try:
-            work = call()
+            works = call()
         except (RuntimeError, ValueError, AttributeError) as error:
             if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
                 raise  # not one of a group that was destroyed, or closed by another thread
             raise self.given_up(op, error, f" of {x.nbytes} bytes", 0.0) from error
-        return PendingWorks(
-            self, op, [work] if work is not None else [], x.nbytes, on_host=not is_accelerator(x.device)
-        )
+        return self._pending(op, works, x.nbytes, on_host=not is_accelerator(x.device))
 
-
-def _movable(x: Tensor) -> Tensor:
-    return x.view(torch.uint8) if x.dtype in _BYTES_ONLY else x
+    def _pending(
+        self, op: str, works: calls.Works, num_bytes: int, patience_s: float | None = None, *, on_host: bool
+    ) -> Work:
+        begun = [work for work in works if work is not None]
+        return PendingWorks(self, op, begun, num_bytes, patience_s, on_host=on_host)

@@ -149,8 +149,8 @@ class RecordedComm(WrappedComm):
         self._calls["barrier"] += 1
         self._comm.barrier()
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "RecordedComm | None":
-        part = self._comm.split(groups)
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "RecordedComm | None":
+        part = self._comm.split(groups, connections)
         if part is None:
             return None
         self._parts.append(RecordedComm(part, self._listener))

@@ -117,8 +117,8 @@ class StagedComm(WrappedComm):
     def barrier(self) -> None:
         self._comm.barrier()
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "StagedComm | None":
-        part = self._comm.split(groups)
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "StagedComm | None":
+        part = self._comm.split(groups, connections)
         return None if part is None else StagedComm(part)
 
     def _replaced(self, x: Tensor, start: Callable[[Tensor], Work]) -> Work:

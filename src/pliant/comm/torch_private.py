@@ -1,7 +1,5 @@
-"""Every private call into torch that Pliant needs, in one file."""
+"""Private calls into torch about process groups, their worlds and their ends."""
 
-import ctypes
-import os
 import sys
 import threading
 import weakref
@@ -17,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store, distributed_c10d as c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import Limit
+from pliant.comm.gloo_private import gloo_group, note_group
 
 __all__ = [
     "GroupMaker",
@@ -24,7 +23,6 @@ __all__ = [
     "ThreadWorld",
     "backend_of",
     "destroy",
-    "gloo_group",
     "group_factory",
     "hang_up",
     "is_destroyed",
@@ -45,12 +43,9 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 )
 
 
-_ours: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-"""All groups that Pliant has made and that are still referred to."""
 _registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 _NEVER_SENT = 1
 """Tag of a message that no rank sends; others have tag 0."""
-_watches_forks = False
 _made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
 """Default world -> how many groups of the same ranks this process has made there: all members count alike."""
 
@@ -81,28 +76,6 @@ class ThreadWorld:
 def thread_world(group: ProcessGroup | None) -> tuple[ThreadWorld, tuple[int, ...]] | None:
     """Return the world of threads that a group is of, and which of its ranks, if it is of one."""
     return None if group is None else _thread_groups.get(group)
-
-
-def gloo_group(
-    store: Store, rank: int, size: int, name: str, timeout_s: float, *, loopback: bool = False
-) -> ProcessGroup:
-    """Make a Gloo group outside torch's default world: it ends, and closes its connections, with its last reference.
-
-    Collective over all users of the same store; on the loopback interface, or on that of GLOO_SOCKET_IFNAME.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    group = ProcessGroup(store, rank, size)
-    if loopback:
-        options = dist.ProcessGroupGloo._Options()  # pyright: ignore
-        options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        backend = dist.ProcessGroupGloo(store, rank, size, options)  # pyright: ignore
-    else:
-        backend = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
-    group._set_group_name(name)  # pyright: ignore[reportArgumentType]
-    return _note(group)
 
 
 def group_factory(
@@ -165,7 +138,7 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
     c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
     world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(ranks)}
     _registered.add(made)
-    return _note(made)
+    return note_group(made, PrefixStore(name, store))
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> str:
@@ -208,25 +181,6 @@ def hang_up(group: ProcessGroup) -> None:
         if peer != group.rank():
             with suppress(RuntimeError):
                 group.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
-
-
-def _note(group: ProcessGroup) -> ProcessGroup:
-    global _watches_forks
-    _ours.add(group)
-    if not _watches_forks:
-        os.register_at_fork(after_in_child=_keep_groups)
-        _watches_forks = True
-    return group
-
-
-def _keep_groups() -> None:
-    """Never free a group in a process that was forked from its own.
-
-    Freeing waits for threads that only the parent has, and takes the sockets out of the parent's epoll.
-    """
-    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
-    for kept in [*_ours, *world.pg_map, *world.pg_map.values()]:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def liveness_store(group: ProcessGroup, connect_s: float) -> Store | None:

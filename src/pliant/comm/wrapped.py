@@ -56,8 +56,12 @@ class WrappedComm:
     def barrier(self) -> None:
         self._comm.barrier()
 
-    def split(self, groups: Sequence[Sequence[int]]) -> Comm | None:
-        return self._comm.split(groups)
+    def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> Comm | None:
+        return self._comm.split(groups, connections)
+
+    @property
+    def connections(self) -> int:
+        return self._comm.connections
 
     @property
     def prefers_collectives(self) -> bool:

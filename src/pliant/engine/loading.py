@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from pliant.comm.base import Comm
 from pliant.comm.transport import Transport, comm_by_host
 from pliant.engine.checkpoint import Manifest, read_manifest, read_part
+from pliant.engine.connecting import Connections
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.engine.relaxed_model import unwrap
@@ -39,6 +40,7 @@ def load_run(
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
     transport: Transport = "auto",
+    connections: Connections | None = None,
 ) -> Run:
     """Relax a model by the plan in a checkpoint of `Run.save`, and go on from there, to the bit. Collective.
 
@@ -59,6 +61,7 @@ def load_run(
         agreement_every: As for `relax`.
         nonfinite: As for `relax`.
         transport: As for `relax`.
+        connections: As for `relax`.
 
     Raises:
         ValueError: On all ranks, if a part of the checkpoint is missing or damaged, or belongs to another model,
@@ -99,6 +102,7 @@ def load_run(
         agreement_every=agreement_every,
         nonfinite=nonfinite,
         transport=transport,
+        connections=connections,
     )
     try:
         run.load_all(state, shared, scaler)

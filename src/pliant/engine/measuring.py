@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pliant.comm.recorded import RecordedComm
+from pliant.comm.striping import ConnectionChoice
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
@@ -33,6 +34,8 @@ class MeasuresSteps:
 
     plan: SyncPlan
     tracer: Tracer
+    connections = ConnectionChoice()
+    """Connections between each two ranks, over which large messages are divided, and the reason for their number."""
     _agreement: ReplicaCheck
     _comm: RecordedComm
     _comm_thread: CommThread
@@ -63,6 +66,8 @@ class MeasuresSteps:
             last_agreement_step=self._agreement.last_step,
             curvature_s=self._executor_builder.curvature.seconds,
             ratio=of_parts.get("ratio", 0.0),
+            connections=self.connections.connections,
+            connections_why=self.connections.why,
         )
 
     def log_to(

@@ -3,21 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
-from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.torch_errors import error_reporter
-from pliant.comm.transport import Transport, comm_for, require_transport
+from pliant.comm.transport import Transport, require_transport
+from pliant.engine.connecting import Connections, choice_of, connect
 from pliant.engine.ddp_hook import install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
-from pliant.engine.launcher_env import are_on_one_host
 from pliant.engine.plan_resolution import require_plan
 from pliant.engine.relaxed_model import RelaxedModel, claim, release
 from pliant.engine.run import FixedRun, Run
@@ -39,6 +36,7 @@ def start_run(
     nonfinite: NonFinite = "raise",
     elastic: Elastic | None = None,
     transport: Transport = "auto",
+    connections: Connections | None = None,
     attach_to: Callable[[Run, Comm], None] | None = None,
 ) -> Run:
     """Start a run under a plan; arguments and errors are those of `pliant.relax`. Collective.
@@ -54,10 +52,17 @@ def start_run(
         nonfinite: See there.
         elastic: See there.
         transport: See there.
+        connections: See there.
         attach_to: Called with the run and its comm before the first step, such as to attach a tuner.
 
     """
+    asked = choice_of(connections)
     if elastic is not None:
+        if connections is not None:
+            raise ValueError(
+                "connections= is given, but the groups of an elastic run have one connection between each two ranks; "
+                "leave connections= or elastic= out."
+            )
         relaxed.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
         claim(relaxed)
         try:
@@ -75,7 +80,8 @@ def start_run(
     try:
         if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        own_comm, host = _connect(relaxed.group, device, transport, hosts, (timeout_s, start_timeout_s))
+        timeouts_s = timeout_s, start_timeout_s
+        own_comm, host, chosen = connect(relaxed.group, device, transport, hosts, timeouts_s, asked)
         comm, report = RecordedComm(own_comm), error_reporter(host)
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
@@ -87,7 +93,7 @@ def start_run(
         if relaxed.ddp is not None:
             install_hook(relaxed.ddp).report = report
         run = FixedRun(relaxed, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
-        run.report_lost = report
+        run.report_lost, run.connections = report, chosen
         if attach_to is not None:
             attach_to(run, own_comm)
         host.with_timeout(timeout_s)
@@ -100,25 +106,3 @@ def start_run(
             abort_start(comm)
         raise
     return run
-
-
-def _connect(
-    group: ProcessGroup,
-    device: torch.device,
-    transport: Transport,
-    hosts: Sequence[Sequence[int]] | None,
-    timeouts_s: tuple[float, float],
-) -> tuple[Comm, ProcessGroupComm]:
-    """Return a comm for a model on a device, and that of its host tensors. Collective."""
-
-    def on_one_host(comm: Comm) -> bool:
-        return are_on_one_host(comm, hosts)
-
-    comm, host = comm_for(group, *timeouts_s, device=device, transport=transport, on_one_host=on_one_host)
-    cure = "train on CPUs alone, or on one kind of accelerator"
-    try:
-        require_same(host, "the kind of device", device.type, cure=cure)
-    except BaseException:
-        comm.close()
-        raise
-    return comm, host

@@ -30,3 +30,7 @@ class RunStats(TypedDict):
     """Time that estimates of the curvature have taken, for algorithms that ask for it; 0 without such."""
     ratio: float
     """Ratio that `dynamic` has set last; 0 without it, or before its first decision."""
+    connections: int
+    """Connections between each two ranks, over which large messages are divided."""
+    connections_why: str
+    """Reason for that number, such as the rates that were measured."""

@@ -9,7 +9,7 @@ import torch
 from pliant.comm import Comm
 from pliant.network.inference import round_robin_pairs
 from pliant.network.parallel_streams import measure_connections
-from pliant.network.probing import ranks_of_hosts, require_gloo
+from pliant.network.rank_places import ranks_of_hosts, require_gloo
 
 __all__ = ["ConnectionRates", "measure_by_connections"]
 
@@ -34,7 +34,7 @@ def measure_by_connections(
     budget_s: float = 10.0,
     hosts: Sequence[Sequence[int]] | None = None,
 ) -> list[ConnectionRates]:
-    """Measure pairs of hosts over one connection, then over several, which are groups of their own. Collective.
+    """Measure pairs of hosts over one connection, then over several, which carry slices. Collective.
 
     Pairs are disjoint in each round, and there are as many rounds as the budget has room for, from neighbours in the
     list of hosts to those farther off. A stream takes 1 to 3 s.
@@ -64,20 +64,18 @@ def measure_by_connections(
     rates = torch.zeros(len(places), len(places), 2, dtype=torch.float64)  # (source, target, one or several)
     with ExitStack() as stack:
         leaders = [ranks[0] for ranks in places]
-        groups = [comm.split([leaders]) for _ in range(2 * num_connections)]
+        groups = [comm.split([leaders], count) for count in (1, 1, num_connections)]
         mine = [group for group in groups if group is not None]
         for group in mine:
             stack.callback(group.close)
         for pairs in rounds if mine else ():
-            me = mine[0].rank
+            me, asks = mine[0].rank, mine[0]
             peer = next((a + b - me for a, b in pairs if me in (a, b)), None)
             # The first does not count: behind a shaper slow start loses packets, and TCP repairs that for a while.
-            turns = ((1, num_connections, _WARM_UP_S), (0, 1, duration_s), (1, num_connections, duration_s))
-            for k, count, lasts_s in turns:
-                mine[0].barrier()
+            for k, lasts_s in ((1, _WARM_UP_S), (0, duration_s), (1, duration_s)):
+                asks.barrier()
                 if peer is not None:
-                    asks, answers = mine[:count], mine[num_connections : num_connections + count]
-                    rates[peer, me, k] = measure_connections(asks, answers, peer, lasts_s)
+                    rates[peer, me, k] = measure_connections(asks, mine[1 + k], peer, lasts_s)
     comm.all_reduce(rates).wait()  # each rate was measured by one rank
     return [
         ConnectionRates(

@@ -14,7 +14,8 @@ from pliant.accelerator import synchronize
 from pliant.codecs import Codec, codec_class
 from pliant.comm import Comm, broadcast_text
 from pliant.network.cores import count_cpus
-from pliant.network.probing import provenance_of, ranks_of_hosts, require_gloo
+from pliant.network.probing import provenance_of
+from pliant.network.rank_places import ranks_of_hosts, require_gloo
 from pliant.network.streams import loopback_bytes_per_s, waited_message_s
 from pliant.spec import Machine, from_json, to_json
 from pliant.spec.codecs import CODECS

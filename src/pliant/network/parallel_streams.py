@@ -1,4 +1,4 @@
-"""Measurement of a link over several connections at once: all of them carry data until the time is over."""
+"""Measurement of a link over the connections of a comm: all of them carry data until the time is over."""
 
 import time
 from bisect import bisect_right
@@ -9,48 +9,49 @@ import torch
 
 from pliant.comm import Comm, Work
 
-__all__ = ["measure_connections", "throughput_together"]
+__all__ = ["measure_connections", "settled_throughput"]
 
 _CHUNKS = 32
-_FIRST_BYTES = 64_000
-_GROWTH = 4
+_FIRST_BYTES = 256_000
+_GROWTH = 8
 _ANSWER_S = 1.0
 """Long beside the waits of a thread for a core, which would otherwise keep answers small, and so slow."""
 _MOST_BYTES = 64_000_000
-_SETTLING = 0.4
+_SETTLING = 0.5
 """Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 
 Arrivals = Sequence[tuple[float, int]]
 """Times at which data was complete, in s, and bytes received by then, from (start, 0) on."""
 
 
-def measure_connections(asks: Sequence[Comm], answers: Sequence[Comm], peer: int, duration_s: float) -> float:
-    """Send to a peer and receive from it, over several connections at once; return the bytes per second that came.
+def measure_connections(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
+    """Send to a peer and receive from it, over all connections of a comm; return the bytes per second that came.
 
-    Both ranks call it. Each comm has connections of its own, so that each pair of comms is one more: one for questions,
-    one for answers. Over each the receiver asks again and again, for up to a second's data, until duration_s is
-    over; so it takes up to a second longer.
+    Both ranks call it. The receiver asks again and again, for up to a second's data, until duration_s is over; so it
+    takes up to a second longer.
+
+    Args:
+        asks: Comm that carries questions.
+        answers: Comm of the same ranks that carries data.
+        peer: The other rank.
+        duration_s: See above.
+
     """
-    with ThreadPoolExecutor(2 * len(asks), thread_name_prefix="pliant-doctor") as pool:
-        pairs = list(zip(asks, answers, strict=True))
-        sending = [pool.submit(_serve, *pair, peer) for pair in pairs]
-        receiving = [pool.submit(_receive, *pair, peer, duration_s) for pair in pairs]
-        streams = [stream.result() for stream in receiving]
-        for sent in sending:
-            sent.result()
-    return throughput_together(streams)
+    with ThreadPoolExecutor(2, thread_name_prefix="pliant-stream") as pool:
+        sending = pool.submit(_serve, asks, answers, peer)
+        arrivals = pool.submit(_receive, asks, answers, peer, duration_s).result()
+        sending.result()
+    return settled_throughput(arrivals)
 
 
-def throughput_together(streams: Sequence[Arrivals]) -> float:
-    """Return the bytes per second of streams side by side, in the last six tenths of the time in which all of them ran.
+def settled_throughput(arrivals: Arrivals) -> float:
+    """Return the bytes per second of a stream in the second half of its time.
 
-    Between two arrivals a stream's bytes are taken to have come evenly.
+    Between two arrivals bytes are taken to have come evenly.
     """
-    first_s, last_s = max(s[0][0] for s in streams), min(s[-1][0] for s in streams)
+    first_s, last_s = arrivals[0][0], arrivals[-1][0]
     from_s = first_s + _SETTLING * (last_s - first_s)
-    if last_s - from_s < 1e-6:  # one had ended before another began
-        return sum(s[-1][1] / max(s[-1][0] - s[0][0], 1e-6) for s in streams)
-    return sum(_bytes_by(s, last_s) - _bytes_by(s, from_s) for s in streams) / (last_s - from_s)
+    return (arrivals[-1][1] - _bytes_by(arrivals, from_s)) / max(last_s - from_s, 1e-6)
 
 
 def _bytes_by(stream: Arrivals, at_s: float) -> float:

@@ -1,21 +1,19 @@
 """Probe of the network: all ranks measure rates and latencies together."""
 
-import hashlib
 import os
 import platform
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from pliant.comm import Comm, ProcessGroupComm, broadcast_text
-from pliant.comm.torch_private import backend_of
+from pliant.comm import Comm, broadcast_text, duplicate
+from pliant.comm.striping import ConnectionChoice
 from pliant.netmodel import Overheads
+from pliant.network.connection_choice import choose_between_hosts
 from pliant.network.cores import count_cpus
 from pliant.network.inference import (
     Matrix,
@@ -26,35 +24,45 @@ from pliant.network.inference import (
     split_into_rounds,
     topology_from,
 )
-from pliant.network.streams import MAX_STREAM_BYTES, measure_throughput, message_s, round_trip_s
+from pliant.network.rank_places import ranks_of_hosts, require_gloo
+from pliant.network.streams import MAX_STREAM_BYTES, gather_numbers, half_trips_s, measure_throughput
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["probe", "provenance_of", "ranks_of_hosts", "require_gloo"]
+__all__ = ["probe", "provenance_of"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
 _MEETINGS_OF_TWO = 3
 """Two hosts have no others to tell a mishap by."""
 _LATENCY_SHARE = 0.15
-_NAME_BYTES = 64
+_LEAST_TRIPS = 12
 _WIRE_FACTOR = Overheads().wire_factor
 
 
-def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] | None = None) -> Topology:
+def probe(
+    comm: Comm,
+    *,
+    budget_s: float = 5.0,
+    hosts: Sequence[Sequence[int]] | None = None,
+    connections: int = 0,
+) -> Topology:
     """Measure rates and latencies between the hosts of a group, over its own transport. Collective.
 
     One rank of each host takes part; the others wait. Round trips, then streams both ways, in rounds of disjoint pairs
     of hosts in which each meets each; then all hosts send at once round a ring, to the next and to the next but one.
     The best streams of a host give its rates. A pair that is 20 % below its hosts' rates is measured again, and becomes
     a `Link` if it stays there; a stream that beats all others is measured again, too. Rates are those of links,
-    headers included, as in any topology: of payload over one connection, as in training, times `Overheads.wire_factor`.
+    headers included, as in any topology: of payload over as many connections as in training, times
+    `Overheads.wire_factor`.
 
     Args:
         comm: Ranks to measure; over Gloo.
-        budget_s: Time for it all, not counting second measurements. Where it does not suffice for a stream of 0.3 s in
-            each round, rounds are left out, evenly; a pair that was left out gets its hosts' own rates.
+        budget_s: Time for it all, not counting second measurements, nor the choice of connections. Where it does not
+            suffice for a stream of 0.3 s, or of 12 round trips, in each round, rounds are left out, evenly; a pair that
+            was left out gets its hosts' own rates.
         hosts: Ranks of each host, in order; where None, ranks that see one network of one machine are on one host.
+        connections: Connections between each two ranks; 0 for as many as pay (`choose_connections`).
 
     Returns:
         The same on all ranks. A host's delay is its part in half of a round trip, less the time of a message.
@@ -73,22 +81,21 @@ def probe(comm: Comm, *, budget_s: float = 5.0, hosts: Sequence[Sequence[int]] |
         )
     names, places = ranks_of_hosts(comm, hosts)
     leaders = [[ranks[0] for ranks in places]]
-    asks, answers = comm.split(leaders), comm.split(leaders)
+    asks = comm.split(leaders, 1)
     text = ""
-    if asks is not None and answers is not None:
+    if asks is not None:
         try:
-            text = to_json(_Probe(asks, answers, budget_s).run(names, [len(ranks) for ranks in places]))
+            text = to_json(_Probe(asks, budget_s, connections).run(names, [len(ranks) for ranks in places]))
         finally:
             asks.close()
-            answers.close()
     return replace(from_json(Topology, broadcast_text(text, comm)), num_cpus=count_cpus(comm))
 
 
 class _Probe:
     """Part of one rank of each host in a probe; rank k of the comm stands for host k."""
 
-    def __init__(self, comm: Comm, answers: Comm, budget_s: float) -> None:
-        self._comm, self._answers, self._budget_s = comm, answers, budget_s
+    def __init__(self, comm: Comm, budget_s: float, connections: int) -> None:
+        self._comm, self._budget_s, self._connections = comm, budget_s, connections
         self._start_s = time.perf_counter()
         self._late_s = 0.0
 
@@ -103,7 +110,11 @@ class _Probe:
         shifts = range(1, min(size, 3)) if size > 2 else ()  # two hosts are their own ring
         affordable = max(1, int((1 - _LATENCY_SHARE) * self._budget_s / _LEAST_STREAM_S) - len(shifts))
         chosen = all_rounds[:: -(-len(all_rounds) // affordable)] if size > 2 else all_rounds * _MEETINGS_OF_TWO
-        latencies_s = self._latencies_s(chosen)
+        latencies_s = half_trips_s(self._comm, chosen, _LATENCY_SHARE * self._budget_s / (len(chosen) + 1))
+        choice = self._choose_connections(names, latencies_s)
+        answers = self._answers = duplicate(self._comm, choice.connections)
+        # A stream of a round trip's length is all slow start.
+        self._least_s = max(_LEAST_STREAM_S, _LEAST_TRIPS * 2 * float(np.nanmax(latencies_s)))
         num_rounds = len(chosen) + len(shifts)
         rank, received = self._comm.rank, list[dict[int, float]]()
         for k, pairs in enumerate(chosen):
@@ -128,22 +139,19 @@ class _Probe:
             f"{len(chosen)} of {most} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
             f"looks, at most {format_bytes(MAX_STREAM_BYTES)} at a time"
         )
-        return topology_from(names, num_ranks, rounds, alone, latencies_s, self._provenance(what, sum(num_ranks)))
+        answers.close()
+        provenance = self._provenance(f"{what}; {choice.why}", sum(num_ranks))
+        found = topology_from(names, num_ranks, rounds, alone, latencies_s, provenance)
+        return replace(found, connections=choice.connections)
 
-    def _latencies_s(self, rounds: Sequence[Sequence[Pair]]) -> Matrix:
-        """Return half of each pair's shortest round trip, less what a message costs; NaN where not measured."""
-        limit_s = _LATENCY_SHARE * self._budget_s / (len(rounds) + 1)
-        each_s = message_s(self._comm)
-        mine = torch.full((self._comm.size + 1,), torch.nan, dtype=torch.float64)
-        mine[-1] = each_s
-        for pairs in rounds:
-            for a, b in pairs:
-                if self._comm.rank in (a, b) and (trip_s := round_trip_s(self._comm, a + b - self._comm.rank, limit_s)):
-                    mine[b] = trip_s
-        table = _gather_numbers(self._comm, mine)  # (hosts, hosts + 1)
-        trips_s, cost_s = table[:, :-1], float(np.median(table[:, -1]))
-        both_s = np.where(np.isfinite(trips_s), trips_s, trips_s.T)
-        return np.maximum(both_s / 2 - cost_s, 0.0)
+    def _choose_connections(self, names: Sequence[str], latencies_s: Matrix) -> ConnectionChoice:
+        if self._connections:
+            why = f"{self._connections} connections between two ranks, as asked for"
+            return ConnectionChoice(connections=self._connections, why=why)
+        start_s = time.perf_counter()
+        choice = choose_between_hosts(self._comm, names, latencies_s)
+        self._start_s += time.perf_counter() - start_s
+        return choice
 
     def _meet(self, pairs: Sequence[Pair], num_left: int) -> dict[int, float]:
         peer = next((a + b - self._comm.rank for a, b in pairs if self._comm.rank in (a, b)), None)
@@ -156,7 +164,7 @@ class _Probe:
         self._comm.all_reduce(slowest, "max").wait()
         elapsed_s, late_s = slowest.tolist()
         duration_s = (self._budget_s - elapsed_s) / num_left - late_s
-        duration_s = min(max(duration_s, _LEAST_STREAM_S), _LONGEST_STREAM_S)
+        duration_s = min(max(duration_s, self._least_s), max(self._least_s, _LONGEST_STREAM_S))
         start_s = time.perf_counter()
         rates = measure_throughput(self._comm, self._answers, targets, sources, duration_s)
         self._late_s = max(0.0, time.perf_counter() - start_s - duration_s)
@@ -168,7 +176,7 @@ class _Probe:
         for row, rates in zip(mine, received, strict=True):
             for source, rate in rates.items():
                 row[source] = rate * _WIRE_FACTOR
-        return _gather_numbers(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
+        return gather_numbers(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
 
     def _provenance(self, what: str, num_ranks: int) -> str:
         hosts = f"{num_ranks} ranks on {self._comm.size} hosts"
@@ -181,54 +189,3 @@ def provenance_of(command: str, *facts: str) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     return "; ".join([command, now, f"torch {torch.__version__}", platform.machine(), *facts, load])
-
-
-def require_gloo(comm: Comm) -> None:
-    """Raise ValueError for a comm that does not carry host memory over Gloo: others hide when bytes have come."""
-    if isinstance(comm, ProcessGroupComm) and (backend := backend_of(comm.group, torch.device("cpu"))) != "gloo":
-        raise ValueError(
-            f"the probe takes times over Gloo, from host memory, which goes over {backend or 'nothing'} in this comm; "
-            "make one with "
-            'torch.distributed.new_group(backend="gloo") and pliant.comm.new_comm.'
-        )
-
-
-def ranks_of_hosts(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> tuple[list[str], list[list[int]]]:
-    """Return a name for each host, and its ranks."""
-    key = hashlib.sha256(_network_of_this_process().encode()).digest()[:16]
-    mine = torch.zeros(16 + _NAME_BYTES, dtype=torch.uint8)
-    name = socket.gethostname().encode()[:_NAME_BYTES]
-    mine[: 16 + len(name)] = torch.tensor(list(key + name), dtype=torch.uint8)
-    table = torch.empty(comm.size * mine.numel(), dtype=torch.uint8)
-    comm.all_gather(table, mine).wait()
-    rows = [bytes(row) for row in table.view(comm.size, -1).tolist()]
-    places: dict[bytes, list[int]] = {}
-    for rank, row in enumerate(rows):
-        places.setdefault(row[:16], []).append(rank)
-    groups = list(places.values()) if hosts is None else [list(ranks) for ranks in hosts]
-    if [rank for ranks in groups for rank in ranks] != list(range(comm.size)):
-        raise ValueError(
-            f"the hosts hold the ranks {groups}, but a topology counts ranks 0..{comm.size - 1} host by host; start "
-            "the ranks of a host together, as torchrun does, or pass hosts= in that order."
-        )
-    names = [rows[ranks[0]][16:].rstrip(b"\0").decode(errors="replace") for ranks in groups]
-    if len(set(names)) < len(names):  # such as emulated hosts, which are one machine
-        names = [f"host{k}" for k in range(len(names))]
-    return names, groups
-
-
-def _network_of_this_process() -> str:
-    """Return what processes have in common that see the same network of the same running machine, and only they."""
-    signs = [socket.gethostname()]
-    if (boot := Path("/proc/sys/kernel/random/boot_id")).exists():
-        signs.append(boot.read_text().strip())
-    if (namespace := Path("/proc/self/ns/net")).is_symlink():
-        signs.append(str(namespace.readlink()))
-    return " ".join(signs)
-
-
-def _gather_numbers(comm: Comm, mine: torch.Tensor) -> Matrix:
-    """Return every rank's numbers, (ranks, numbers)."""
-    table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
-    comm.all_gather(table, mine).wait()
-    return table.view(comm.size, -1).numpy()

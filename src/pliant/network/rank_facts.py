@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from pliant.comm import Comm
 __all__ = ["RankFacts", "clock_offsets", "gather_facts", "local_facts"]
 
 _TEXT_BYTES = 4096
+_TCP = Path("/proc/sys/net/ipv4")
 _TRIPS = 8
 _SIDE = 1024
 _LIMIT_S = 0.3
@@ -39,6 +41,12 @@ class RankFacts:
     pliant: str
     backends: tuple[str, ...]
     """Backends of torch.distributed, with the version of NCCL."""
+    send_buffer_bytes: int = 0
+    """Most bytes of a TCP connection's send buffer that the system gives by itself; 0: not known."""
+    receive_buffer_bytes: int = 0
+    """The same of its receive buffer."""
+    slow_start_after_idle: bool = False
+    """Whether a TCP connection starts slowly again after a pause."""
     clock_offset_s: float = 0.0
     """Time of its clock less that of rank 0's."""
     clock_error_s: float = 0.0
@@ -58,6 +66,9 @@ def local_facts(rank: int, host: str) -> RankFacts:
         torch=str(torch.__version__),
         pliant=_version(),
         backends=_backends(),
+        send_buffer_bytes=_tcp_setting("tcp_wmem"),
+        receive_buffer_bytes=_tcp_setting("tcp_rmem"),
+        slow_start_after_idle=bool(_tcp_setting("tcp_slow_start_after_idle")),
     )
 
 
@@ -122,6 +133,12 @@ def _operations_per_s() -> float:
         synchronize(x.device)
         count += 1
     return count * 2 * _SIDE**3 / (time.perf_counter() - start_s)
+
+
+def _tcp_setting(name: str) -> int:
+    """Return the last number of a setting of this network namespace; 0 where there is none."""
+    path = _TCP / name
+    return int(path.read_text().split()[-1]) if path.exists() else 0
 
 
 def _backends() -> tuple[str, ...]:

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, pairwise
 
+import numpy as np
 import torch
 
 from pliant.comm import Comm
+from pliant.network.inference import Matrix, Pair
 
 __all__ = [
     "MAX_STREAM_BYTES",
+    "gather_numbers",
+    "half_trips_s",
     "loopback_bytes_per_s",
     "measure_throughput",
     "message_s",
@@ -64,6 +68,38 @@ def round_trip_s(comm: Comm, peer: int, limit_s: float) -> float:
         comm.exchange([(peer, ping)], [(peer, pong)]).wait()
         trips_s.append(time.perf_counter() - sent_s)
     return min(trips_s[1:])  # the first may have had to connect
+
+
+def half_trips_s(comm: Comm, rounds: Sequence[Sequence[Pair]], limit_s: float) -> Matrix:
+    """Return half of each pair's shortest round trip, less what a message costs. Collective.
+
+    Args:
+        comm: Ranks.
+        rounds: Rounds of disjoint pairs.
+        limit_s: Time for each round, but for at least three round trips.
+
+    Returns:
+        The same on all ranks, symmetric (ranks, ranks); NaN where not measured.
+
+    """
+    each_s = message_s(comm)
+    mine = torch.full((comm.size + 1,), torch.nan, dtype=torch.float64)
+    mine[-1] = each_s
+    for pairs in rounds:
+        for a, b in pairs:
+            if comm.rank in (a, b) and (trip_s := round_trip_s(comm, a + b - comm.rank, limit_s)):
+                mine[b] = trip_s
+    table = gather_numbers(comm, mine)  # (ranks, ranks + 1)
+    trips_s, cost_s = table[:, :-1], float(np.median(table[:, -1]))
+    both_s = np.where(np.isfinite(trips_s), trips_s, trips_s.T)
+    return np.maximum(both_s / 2 - cost_s, 0.0)
+
+
+def gather_numbers(comm: Comm, mine: torch.Tensor) -> Matrix:
+    """Return every rank's numbers, (ranks, numbers)."""
+    table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
+    comm.all_gather(table, mine).wait()
+    return table.view(comm.size, -1).numpy()
 
 
 def message_s(comm: Comm) -> float:

@@ -88,6 +88,8 @@ class Topology:
     """Either none, or racks such that each host is in one."""
     num_cpus: float = field(default=0.0, metadata=LATER)
     """CPUs that all ranks have together; emulated hosts have those of one machine. 0: not known, and enough."""
+    connections: int = field(default=1, metadata=LATER)
+    """Connections between each two ranks with which the rates were measured, and which training needs to have them."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -104,6 +106,8 @@ class Topology:
 
         if not _sensible(self.num_cpus):
             raise ValueError(f"the topology has {self.num_cpus:g} CPUs; there must be at least 0, and finitely many.")
+        if self.connections < 1:
+            raise ValueError(f"the topology has {self.connections} connections between two ranks; give at least 1.")
         if self.racks:
             self._require_racks(names)
 

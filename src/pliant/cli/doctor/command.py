@@ -23,8 +23,9 @@ from pliant.engine.launcher_env import size_from_torchrun
 from pliant.netmodel import Overheads
 from pliant.network.connections import ConnectionRates, measure_by_connections
 from pliant.network.machine import measure_machine
-from pliant.network.probing import probe, ranks_of_hosts
+from pliant.network.probing import probe
 from pliant.network.rank_facts import RankFacts, gather_facts
+from pliant.network.rank_places import ranks_of_hosts
 from pliant.spec import Machine, Topology, to_json
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_rate, format_time, parse_time

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pliant.cli.doctor.tcp import tcp_findings
 from pliant.netmodel import Overheads
 from pliant.network.connections import ConnectionRates
 from pliant.network.rank_facts import RankFacts
@@ -90,7 +91,7 @@ def sentence(prospect: Prospect) -> str:
 
 def findings(facts: Sequence[RankFacts], topology: Topology, rates: Sequence[ConnectionRates]) -> list[str]:
     """Return what is out of the ordinary, a sentence each, with what to do about it."""
-    found = [*_differing(facts), *_clocks(facts), *_connections(rates)]
+    found = [*_differing(facts), *_clocks(facts), *_connections(rates, topology), *tcp_findings(facts, topology)]
     for link in topology.links:
         found.append(
             f"{link.source} -> {link.target} differs from its hosts' other links: {format_rate(link.bytes_per_s)}, "
@@ -133,7 +134,7 @@ def _clocks(facts: Sequence[RankFacts]) -> list[str]:
     ]
 
 
-def _connections(rates: Sequence[ConnectionRates]) -> list[str]:
+def _connections(rates: Sequence[ConnectionRates], topology: Topology) -> list[str]:
     wider = [r for r in rates if r.several_bytes_per_s > _WIDER * r.one_bytes_per_s > 0]
     if not wider:
         return []
@@ -141,6 +142,6 @@ def _connections(rates: Sequence[ConnectionRates]) -> list[str]:
     return [
         f"One connection does not fill {len(wider)} of {len(rates)} links: {most.source} -> {most.target} carries "
         f"{format_rate(most.one_bytes_per_s)} over one and {format_rate(most.several_bytes_per_s)} over "
-        f"{most.num_connections}. Training gets the rate of one: raise the limits of TCP's buffers "
-        "(net.ipv4.tcp_rmem, tcp_wmem), or send less."
+        f"{most.num_connections}. Training has one unless it is told otherwise: relax(..., connections="
+        f"{max(most.num_connections, topology.connections)}), or connections='auto', which measures how many pay."
     ]

@@ -1,0 +1,133 @@
+"""Division of large messages among several connections between the same two ranks.
+
+One TCP connection carries a window of some megabytes in a round trip, however fast the link is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_CONNECTIONS", "ConnectionChoice", "Striping", "ring_block", "slices"]
+
+MAX_CONNECTIONS = 32
+"""The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
+_SLICE_BYTES = 256 * 1024
+"""Bytes of a message for which one more connection is used."""
+_SMALL_BYTES = 16 * 1024
+"""Bytes up to which all messages take one connection, as a packet or some."""
+_SEGMENT_BYTES = 1 << 20
+"""The longest segment of Gloo's ring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionChoice:
+    """Number of connections between each two ranks, and the reason for it."""
+
+    connections: int = 1
+    why: str = "one connection, as Gloo has it; relax(..., connections=) asks for more"
+
+
+class Striping:
+    """Connections of a comm, and the slices of its messages on each of them. No communication.
+
+    Note [order of slices]: both ends compute from the bytes of a message alone in how many slices it goes. One of up to
+    16 KB takes connection 0. The slices of others take the connections that follow those of the one before, in the
+    order of messages between the two ranks, which both ends share. So messages keep their order on each connection, and
+    a pipeline of chunks of a slice each uses all of them. Collectives of several slices do the same, in the order of
+    all ranks; those of one slice take connection 0.
+
+    Args:
+        size: Ranks of the comm.
+        connections: Connections between each two of them.
+
+    """
+
+    def __init__(self, size: int, connections: int) -> None:
+        if not 1 <= connections <= MAX_CONNECTIONS:
+            raise ValueError(
+                f"{connections} connections between two ranks are asked for; give at least 1 and at most "
+                f"{MAX_CONNECTIONS}."
+            )
+        self.connections, self._size = connections, size
+        # The next connection of messages to each rank, from each, and of collectives.
+        self._sent, self._received, self._together = [0] * size, [0] * size, [0]
+
+    def count(self, num_bytes: int) -> int:
+        """Return the number of slices of a message."""
+        return max(1, min(self.connections, _ceil(num_bytes, _SLICE_BYTES)))
+
+    def sends(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+        """Return the slices of a message to a rank, each with its connection."""
+        return self._placed(x, self._sent, peer)
+
+    def receives(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+        """Return the slices of a message from a rank, each with its connection."""
+        return self._placed(x, self._received, peer)
+
+    def of_collective(self, num_slices: int) -> Sequence[int]:
+        """Return the connection of each slice of a collective, which is about to begin."""
+        return [0] if num_slices == 1 else self._take(self._together, 0, num_slices)
+
+    def _placed(self, x: Tensor, following: list[int], peer: int) -> Sequence[tuple[int, Tensor]]:
+        if self.connections == 1 or x.nbytes <= _SMALL_BYTES:
+            return [(0, x)]
+        count = self.count(x.nbytes)
+        parts = [x] if count == 1 else slices(x, count)
+        return list(zip(self._take(following, peer, len(parts)), parts, strict=True))
+
+    def _take(self, following: list[int], peer: int, num_slices: int) -> Sequence[int]:
+        first = following[peer]
+        following[peer] = (first + num_slices) % self.connections
+        return [(first + k) % self.connections for k in range(num_slices)]
+
+    def of_sum(self, x: Tensor, *, any_order: bool) -> Sequence[Sequence[Tensor]]:
+        """Return lists of tensors, each list to be reduced as one message; together they are x.
+
+        Gloo's ring reduces a message in as many blocks as there are ranks, each in an order of ranks of its own. So
+        a slice has the same part of each block, and every sum keeps its order, and its bits.
+
+        Args:
+            x: Contiguous.
+            any_order: Whether the order does not matter, as for integers.
+
+        """
+        flat, count = x.view(-1), self.count(x.nbytes)
+        if count == 1:
+            return [[x]]
+        if any_order:
+            return [[part] for part in flat.split(_ceil(len(flat), count))]
+        block = ring_block(len(flat), self._size, x.itemsize)
+        width = _ceil(block, count)
+        return [self._column(flat, block, start, min(start + width, block)) for start in range(0, block, width)]
+
+    def _column(self, x: Tensor, block: int, start: int, stop: int) -> Sequence[Tensor]:
+        """Return the same part of each block, padded to what is a block of Gloo's again."""
+        padded = stop - start
+        while padded < (wanted := ring_block(padded * self._size, self._size, x.itemsize)):
+            padded = wanted
+        parts: list[Tensor] = []
+        for first in range(0, self._size * block, block):
+            part = x[first + start : first + stop]
+            parts += [part, part.new_zeros(padded - len(part))]
+        return [part for part in parts if len(part)]
+
+
+def slices(x: Tensor, count: int) -> Sequence[Tensor]:
+    """Return at most so many parts of a contiguous tensor, in bytes: views, of the same length but for the last."""
+    return x.view(-1).view(torch.uint8).split(_ceil(x.nbytes, count))
+
+
+def ring_block(numel: int, size: int, itemsize: int) -> int:
+    """Return the elements in the block of a rank in Gloo's ring (gloo/allreduce.cc); the last blocks may be shorter.
+
+    A block has at least two segments of equal length, each of at most 1 MiB.
+    """
+    longest = max(1, _SEGMENT_BYTES // itemsize)
+    segments_of_rank = max(2, _ceil(_ceil(numel, longest), size))
+    return segments_of_rank * _ceil(numel, segments_of_rank * size)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

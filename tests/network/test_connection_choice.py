@@ -1,0 +1,105 @@
+"""Number of connections: doubled as long as it pays on some long link, and once more for starts after a pause."""
+
+import math
+
+import numpy as np
+import pytest
+
+import pliant
+from pliant.network import connection_choice
+from pliant.network.connection_choice import choose_between_hosts, choose_connections
+from pliant.network.probing import probe
+from pliant.spec import Topology, from_json, to_json
+
+
+def latencies_s(*pairs):
+    table = np.full((4, 4), math.nan)
+    for i, j, trip_s in pairs:
+        table[i, j] = table[j, i] = trip_s / 2
+    return table
+
+
+def rates_of(limits, window=1.0):
+    """Rates of pairs, each with a limit, over connections that carry a window each."""
+    return lambda comm, pairs, connections, duration_s: np.array(
+        [min(connections * window, limits[pair]) for pair in pairs]
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted"), [(0.5, 1), (1.05, 1), (1.5, 4), (2.1, 4), (7.9, 16), (8.1, 16), (20, 32), (1e9, 32)]
+)
+def test_twice_the_last_number_that_paid_is_chosen(limit, wanted, monkeypatch):
+    monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): limit}))
+
+    def body(place):
+        return choose_between_hosts(place.comm, ["a", "b"], latencies_s((0, 1, 0.1)))
+
+    found = pliant.run_world(2, body)
+    assert found[0] == found[1]
+    assert found[0].connections == wanted
+    assert "a to b, round trip 100ms" in found[0].why
+
+
+def test_the_link_that_needs_most_decides(monkeypatch):
+    limits = {(0, 1): 1.0, (2, 3): 4.0, (0, 2): 1e9}
+    monkeypatch.setattr(connection_choice, "_rates", rates_of(limits))
+
+    def body(place):
+        # 0-2 shares its hosts with longer ones, and is not measured beside them.
+        known = latencies_s((0, 1, 0.3), (2, 3, 0.2), (0, 2, 0.1))
+        return choose_between_hosts(place.comm, list("abcd"), known)
+
+    found = pliant.run_world(4, body)[0]
+    assert found.connections == 8
+    assert "c to d" in found.why
+
+
+def test_short_round_trips_and_single_hosts_have_one_and_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(connection_choice, "_rates", lambda *_: pytest.fail("something was measured"))
+
+    def body(place):
+        short = choose_between_hosts(place.comm, ["a", "b"], latencies_s((0, 1, 0.0019)))
+        return short, choose_connections(place.comm)
+
+    for short, alone in pliant.run_world(2, body):
+        assert short.connections == alone.connections == 1
+        assert "round trips take at most 1.9ms" in short.why
+        assert "one host" in alone.why
+
+
+def test_the_rates_are_those_of_real_streams(monkeypatch):
+    """On loopback, where a second stream need not pay: any number may come out, the same on all ranks."""
+    monkeypatch.setattr(connection_choice, "_LEAST_TRIP_S", 0.0)
+    monkeypatch.setattr(connection_choice, "_LEAST_S", 0.05)
+    monkeypatch.setattr(connection_choice, "MAX_CONNECTIONS", 4)
+    found = pliant.run_world(2, lambda place: choose_connections(place.comm, hosts=[[0], [1]]))
+    assert found[0] == found[1]
+    assert found[0].connections in (1, 4)
+    assert "connections 1: " in found[0].why
+
+
+def test_the_probe_writes_the_number_into_the_topology(monkeypatch):
+    monkeypatch.setattr(
+        "pliant.network.probing.choose_between_hosts",
+        lambda comm, names, known: pliant.comm.striping.ConnectionChoice(connections=3, why="three paid"),
+    )
+
+    def body(place):
+        hosts = [[0], [1]]
+        chosen = probe(place.comm, budget_s=0.5, hosts=hosts)
+        return chosen, probe(place.comm, budget_s=0.5, hosts=hosts, connections=2)
+
+    chosen, asked = pliant.run_world(2, body)[0]
+    assert (chosen.connections, asked.connections) == (3, 2)
+    assert "three paid" in chosen.provenance
+    assert "2 connections between two ranks, as asked for" in asked.provenance
+    assert from_json(Topology, to_json(chosen)) == chosen
+
+
+def test_older_topologies_have_one_connection_and_keep_their_text():
+    old = Topology(hosts=(pliant.spec.Host(name="a"),))
+    assert "connections" not in to_json(old)
+    assert from_json(Topology, to_json(old)).connections == 1
+    with pytest.raises(ValueError, match="0 connections between two ranks; give at least 1"):
+        Topology(hosts=(pliant.spec.Host(name="a"),), connections=0)
