@@ -17,7 +17,7 @@ _EXAMPLE = "'at 60s: 2-3 10mbit', 'at 60s: 2>3 10mbit delay 50ms jitter 5ms loss
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What links are like from some time on."""
+    """Topology that the links have from some time on."""
 
     at_s: float
     """Time since the ranks were started."""

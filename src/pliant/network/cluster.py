@@ -31,7 +31,7 @@ _log = logging.getLogger("pliant")
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What an emulated network consists of, as far as it was brought up."""
+    """Namespaces, links and uplinks of an emulated network, as far as they were brought up."""
 
     hosts: list[Namespace] = field(default_factory=list[Namespace])
     links: list[ShapedLink] = field(default_factory=list[ShapedLink])

@@ -9,7 +9,7 @@ __all__ = ["HostShape", "Incoming", "Outgoing", "delays_s", "host_shapes", "link
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """What leaves a host for one other."""
+    """Traffic from a host to one other."""
 
     target: int
     """Index of the host that receives."""
@@ -21,7 +21,7 @@ class Outgoing:
 
 @dataclass(frozen=True, kw_only=True)
 class Incoming:
-    """What arrives at a host from one other."""
+    """Traffic that arrives at a host from one other."""
 
     source: int
     """Index of the host that sends."""
@@ -32,7 +32,7 @@ class Incoming:
 
 @dataclass(frozen=True, kw_only=True)
 class HostShape:
-    """All that is shaped at one host."""
+    """Rates, delays, jitters and losses that are shaped at one host."""
 
     send_bytes_per_s: float
     """0: not limited."""
