@@ -1,4 +1,4 @@
-"""What one machine can emulate: refused with a sentence before anything is made, or warned of."""
+"""Limits of what one machine can emulate: beyond them a topology is refused, or warned of, before anything is made."""
 
 import math
 import os
