@@ -44,8 +44,8 @@ class ShapedLink:
         self._relay: DelayRelay | None = None
         self._sending: tuple[object, ...] = ()
         """Kind of shaper on eth0, and its classes; empty without one."""
-        self._receiving: tuple[object, ...] = ()
-        """Likewise of the port."""
+        self._held = self._limited = False
+        """Whether the port has netem, and whether it has a shaper."""
         bridge.run("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
         bridge.run("ip", "link", "set", self._port, "master", switch, "up")
         host.run("ip", "link", "set", "lo", "up")
@@ -64,12 +64,11 @@ class ShapedLink:
         shall.
         """
         self._shape_sending(spec)
-        held = self._hold(spec)
-        self._shape_receiving(spec, behind_delay=held)
-        if self._relay is None and spec.is_late and not held:
+        self._shape_receiving(spec)
+        if self._relay is None and spec.is_late and not self._held:
             self._relay = DelayRelay(self._host, seed=self._number + 1)
         if self._relay is not None:
-            self._relay.shape(0.0 if held else spec.delay_s, spec.incoming)
+            self._relay.shape(spec.delay_s, spec.incoming)
 
     def close(self) -> None:
         """End the delay relay, if there is one."""
@@ -89,22 +88,19 @@ class ShapedLink:
         elif command:
             self._host.run(*command)
 
-    def _hold(self, spec: HostShape) -> bool:
-        """Delay with netem what arrives, if all of it is equally late and the kernel can; say whether it does."""
-        wanted = bool(spec.delay_s) and not spec.incoming and self._relay is None
-        if self._receiving and self._receiving[0] == "netem" and not wanted:
+    def _shape_receiving(self, spec: HostShape) -> None:
+        """Limit what arrives, and delay it with netem, if all of it is equally late and the kernel can."""
+        hold = bool(spec.delay_s) and not spec.incoming and self._relay is None
+        if self._held and not hold:
             self._bridge.run("tc", "qdisc", "del", "dev", self._port, "root")
-            self._receiving = ()
-        return wanted and delay_with_netem(self._bridge, self._port, spec.delay_s)
-
-    def _shape_receiving(self, spec: HostShape, *, behind_delay: bool) -> None:
+            self._held = self._limited = False
+        if hold and delay_with_netem(self._bridge, self._port, spec.delay_s):
+            self._limited = self._limited and self._held  # a shaper that was alone has made room for netem
+            self._held = True
         rate, trip_s = spec.receive_bytes_per_s, spec.round_trip_s
-        command = tbf_command(self._port, rate, behind_delay=behind_delay, burst=self._burst, round_trip_s=trip_s)
-        before = self._receiving
-        self._receiving = ("netem", bool(command)) if behind_delay else ("tbf",) if command else ()
+        command = tbf_command(self._port, rate, behind_delay=self._held, burst=self._burst, round_trip_s=trip_s)
         if command:
             self._bridge.run(*command)
-        elif before and not behind_delay:
-            self._bridge.run("tc", "qdisc", "del", "dev", self._port, "root")
-        elif before == ("netem", True):  # the shaper alone goes
-            self._bridge.run("tc", "qdisc", "del", "dev", self._port, "parent", "1:1")
+        elif self._limited:
+            self._bridge.run("tc", "qdisc", "del", "dev", self._port, *(("parent", "1:1") if self._held else ("root",)))
+        self._limited = bool(command)
