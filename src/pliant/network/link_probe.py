@@ -1,10 +1,10 @@
 """The program that measures links from inside an emulated host: ping-pongs, then bulk while all others send.
 
 ``python link_probe.py SETTINGS``, JSON: `own` address; `targets`, each an address and a number of connections;
-`sources`, address -> connections and bytes that are not counted; `skip_s` and `window_s`. It prints one line of JSON,
-address -> figure, for each of three stages, and waits for a line of its input after each: nothing when it listens,
-round trips to the targets in s, and what comes from the sources in bytes/s. Standard library only, since it runs
-without our package.
+`sources`, address -> connections and bytes that are not counted; `skip_s` and `window_s`. For each of three stages it
+prints one line of JSON, address -> figure, and waits for a line of its input. The stages: it listens (no figures), round
+trips to the targets in s, what comes from the sources in bytes/s. Standard library only, since it runs without our
+package.
 """
 
 import contextlib

@@ -63,8 +63,8 @@ def netem_command(device: str, delay_s: float) -> list[str]:
 def htb_lines(device: str, shape: HostShape, *, burst: int = LEAST_BURST, fresh: bool = True) -> list[str]:
     """Return the lines for `tc -batch` that limit what leaves by a device, for each target by itself and in all.
 
-    A class under the host's own may always send at its assured rate, so the assured rates add up to no more than the
-    host's: each class has its part of it, and borrows up to its own limit (docs of tc-htb, HTB_CAN_BORROW).
+    A class under the host's own may always send at its assured rate. So the assured rates add up to no more than the
+    host's. Each class has its part of it, and borrows up to its own limit (tc-htb(8): rate and ceil).
 
     Args:
         device: The interface.
