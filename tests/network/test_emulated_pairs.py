@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from network.leftovers import PLIANT, links, marked, settles
-from pliant.network import emulate_cluster
+from pliant.network import CannotEmulateError, delay, emulate_cluster, shaped_link
 from pliant.network.changes import parse_changes
 from pliant.network.link_check import LinkReport
 from pliant.spec import Host, Link, Topology, save
@@ -17,6 +17,7 @@ from waiting import until
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("emulating")]
 
+EXTENDED = pytest.mark.extended
 HOSTS = tuple(Host(name=name) for name in "abc")
 MESH = Topology(
     hosts=HOSTS,
@@ -176,7 +177,7 @@ print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstri
 """
 
 
-@pytest.mark.parametrize("congestion", ["reno", "cubic", "bbr"])
+@pytest.mark.parametrize("congestion", ["cubic", *(pytest.param(c, marks=EXTENDED) for c in ("reno", "bbr"))])
 def test_connections_have_the_congestion_control_that_was_asked_for(congestion):
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     if congestion not in available:
@@ -187,7 +188,7 @@ def test_connections_have_the_congestion_control_that_was_asked_for(congestion):
     assert said == [congestion, congestion]
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=EXTENDED)])
 def test_nothing_stays_of_a_world_of_pairs_however_it_ends(tmp_path, mark, sign):
     """Relays, queues and classes go with the namespaces, and those with who made them."""
     before, marker, world = links(), tmp_path / "up", tmp_path / "mesh.json"
@@ -205,3 +206,18 @@ def test_nothing_stays_of_a_world_of_pairs_however_it_ends(tmp_path, mark, sign)
     assert process.returncode != 0
     settles(mark)
     assert links() == before
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken", "words"),
+    [
+        (shaped_link, "htb_lines", lambda *_, **__: ["qdisc add dev eth0 root nonsense"], "`.*tc -batch -` failed"),
+        (delay, "_relay_path", lambda: Path("/bin/false"), "the delay relay of host a does not do its work"),
+        (delay, "_queue_of", lambda source: 70_000, "the delay relay .*: no figures of a queue: 70000"),
+    ],
+)
+def test_nothing_stays_where_a_part_cannot_be_made(monkeypatch, mark, module, name, broken, words):
+    monkeypatch.setattr(module, name, broken)
+    with pytest.raises(CannotEmulateError, match=words), emulate_cluster(MESH, check=False):
+        pass
+    settles(mark)

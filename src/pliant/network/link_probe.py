@@ -2,9 +2,9 @@
 
 ``python link_probe.py SETTINGS``, JSON: `own` address; `targets`, each an address and a number of connections;
 `sources`, address -> connections and bytes that are not counted; `skip_s` and `window_s`. For each of three stages it
-prints one line of JSON, address -> figure, and waits for a line of its input. The stages: it listens (no figures), round
-trips to the targets in s, what comes from the sources in bytes/s. Standard library only, since it runs without our
-package.
+prints one line of JSON, address -> figure, and waits for a line of its input. The stages: it listens (no figures),
+round trips to the targets in s, what comes from the sources in bytes/s. Standard library only, since it runs without
+our package.
 """
 
 import contextlib
