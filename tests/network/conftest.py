@@ -1,7 +1,10 @@
 """What tests of emulated hosts share."""
 
+import uuid
+
 import pytest
 
+from network.leftovers import MARK
 from pliant.network import CannotEmulateError, emulate_cluster
 from pliant.spec import Host, Topology
 
@@ -14,3 +17,11 @@ def emulating() -> None:
             pass
     except CannotEmulateError as error:
         pytest.skip(f"this machine cannot emulate hosts: {error}")
+
+
+@pytest.fixture
+def mark(monkeypatch) -> str:
+    """Mark all processes that the test starts."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return value

@@ -139,25 +139,24 @@ def test_racks_by_flags_and_ranks_that_meet_across_them(tmp_path):
 def test_as_many_send_as_fill_the_uplink(monkeypatch, uplink, flows, wanted):
     asked = []
 
-    def around(topology, rings, hosts, addresses, burst, shares=()):
-        asked.append([list(ring) for ring in rings])
-        names = [host.name for host in topology.hosts]
+    def flowing(names, flows, hosts, addresses, burst, shares=()):
+        asked.append([(flow.source, flow.target) for flow in flows])
         return [
             LinkReport(
-                source=names[a],
-                target=names[ring[(i + 1) % len(ring)]],
-                wanted_bytes_per_s=1e6,
+                source=names[flow.source],
+                target=names[flow.target],
+                wanted_bytes_per_s=flow.bytes_per_s,
                 found_bytes_per_s=5.0,
                 wanted_round_trip_s=0.0,
                 found_round_trip_s=0.0,
             )
-            for ring in rings
-            for i, a in enumerate(ring)
+            for flow in flows
         ]
 
-    monkeypatch.setattr("pliant.network.link_check._measure_rings", around)
+    monkeypatch.setattr("pliant.network.link_check._measure_flows", flowing)
     found = measure_links(four(rate=1e6, uplink=uplink, racks=(("h0", "h2"), ("h1", "h3"))), [], [])
-    assert asked == [[[0, 2], [1, 3]], [[0, 1], [2, 3]][:flows]]
+    ways = [[(0, 1), (2, 3)], [(1, 0), (3, 2)]]  # from either rack
+    assert asked == [[(0, 2), (2, 0), (1, 3), (3, 1)], [end for way in ways for end in way[:flows]]]
     assert [(r.source, r.wanted_bytes_per_s, r.found_bytes_per_s) for r in found[4:]] == [
         ("r0", wanted, 5.0 * flows),
         ("r1", wanted, 5.0 * flows),

@@ -14,10 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli.racks import RacksOption, UplinkOption, split_into_racks
+from pliant.cli.topology_file import TOPOLOGY_HELP, read_topology_file
 from pliant.network import LinkReport, RankResult, emulate_cluster
+from pliant.network.changes import Change, parse_changes
 from pliant.network.link_check import require_links
+from pliant.network.shaped_link import CONGESTION
 from pliant.network.shaping import LEAST_BURST
-from pliant.spec import Host, Topology, load
+from pliant.spec import Host, Topology
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_rate, format_time, parse_bytes, parse_rate, parse_time
 
@@ -73,7 +76,12 @@ def emulate(
     cpus_per_host: Annotated[float, typer.Option(help="CPUs that each host may use; 0: all.")] = 0.0,
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
-    topology: Annotated[Path | None, typer.Option(help="A topology file instead of the options above.")] = None,
+    topology: Annotated[str, typer.Option(help=f"{TOPOLOGY_HELP}; instead of the options above.")] = "",
+    scale: Annotated[float, typer.Option(help="Factor of all rates of a topology.")] = 1.0,
+    change: Annotated[
+        list[str] | None, typer.Option(help="Change links later, repeatable: 'at 60s: 2-3 10mbit'.")
+    ] = None,
+    congestion: Annotated[str, typer.Option(help="TCP's congestion control on all hosts.")] = CONGESTION,
     timeout: Annotated[str, typer.Option(help="End everything after this long; 0s: never.")] = "0s",
     burst: Annotated[str, typer.Option(help="What a link lets pass at once after a pause, at least.")] = _BURST,
     elastic: Annotated[
@@ -87,12 +95,13 @@ def emulate(
 
     The environment is torchrun's, so a script that calls init_process_group("gloo") runs as it is.
     """
-    if topology is not None:
+    if topology:
         _refuse_flags_beside(topology, context)
-        cluster_spec = load(Topology, topology)
+        cluster_spec = read_topology_file(topology)
     else:
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
         cluster_spec = split_into_racks(cluster_spec, racks, uplink)
+    cluster_spec = cluster_spec if scale == 1 else cluster_spec.scaled(scale)
     timeout_s = parse_time(timeout)
     require_command(command)
     if restart and not elastic:
@@ -103,11 +112,13 @@ def emulate(
         check=check,
         elastic=elastic,
         burst_bytes=parse_bytes(burst),
+        congestion=congestion,
         timeout_s=timeout_s,
         restarts=restart,
+        changes=parse_changes(change or [], cluster_spec),
     )
     if json_file is not None:
-        _write(json_file, links, results)
+        _write(json_file, congestion, links, results)
     failed = [bool(result.exit_code) for result in results]
     if any(failed):
         show_failures(results)
@@ -129,8 +140,10 @@ def run_on(
     check: bool = True,
     elastic: bool = False,
     burst_bytes: int = LEAST_BURST,
+    congestion: str = CONGESTION,
     timeout_s: float = 0.0,
     restarts: int = 0,
+    changes: Sequence[Change] = (),
 ) -> tuple[list[LinkReport], list[RankResult]]:
     """Run a command once per rank on emulated hosts, with its output prefixed, and wait.
 
@@ -141,8 +154,10 @@ def run_on(
         check: Whether to measure the links first, and show them.
         elastic: See `emulate_cluster`.
         burst_bytes: See there.
+        congestion: See there.
         timeout_s: Time after which everything is ended; 0 for never.
         restarts: How often a failed rank is started again, if elastic.
+        changes: Links that change while it runs.
 
     Returns:
         The links as they were measured, and how each rank has ended.
@@ -150,17 +165,19 @@ def run_on(
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    with emulate_cluster(topology, check=False, elastic=elastic, burst=burst_bytes) as cluster:
+    with emulate_cluster(topology, check=False, elastic=elastic, burst=burst_bytes, congestion=congestion) as cluster:
         links = cluster.check_links() if check else []
         if check:
-            _show_links(Console(stderr=True), links)
+            _show_links(Console(stderr=True), congestion, links)
             require_links(links)
 
         def on_line(rank: int, text: str) -> None:
             # One write a line: each rank's lines come from a thread of its own.
             print(f"[{topology.hosts[cluster.place(rank)[0]].name} {rank}] {text}\n", end="", flush=True)
 
-        results = cluster.run(command, env=environment, on_line=on_line, timeout_s=timeout_s, restarts=restarts)
+        results = cluster.run(
+            command, env=environment, on_line=on_line, timeout_s=timeout_s, restarts=restarts, changes=changes
+        )
     return links, results
 
 
@@ -168,7 +185,7 @@ def _leave(signal_number: int, _: FrameType | None) -> None:
     sys.exit(128 + signal_number)
 
 
-def _refuse_flags_beside(topology: Path, context: typer.Context) -> None:
+def _refuse_flags_beside(topology: str, context: typer.Context) -> None:
     names = ("hosts", "rate", "delay", "slow", "ranks_per_host", "cpus_per_host", "racks", "uplink")
     given = [f"--{name.replace('_', '-')}" for name in names if _is_given(context, name)]
     if given:
@@ -182,8 +199,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _show_links(console: Console, links: list[LinkReport]) -> None:
-    table = Table("link", "asked for", "found", "round trip", title="links, all at once")
+def _show_links(console: Console, congestion: str, links: list[LinkReport]) -> None:
+    table = Table("link", "asked for", "found", "round trip", title=f"links; TCP's congestion control is {congestion}")
     for link in links:
         wanted = format_rate(link.wanted_bytes_per_s) if link.wanted_bytes_per_s else "no limit"
         found = format_rate(link.found_bytes_per_s)
@@ -207,6 +224,10 @@ def _how(result: RankResult) -> str:
     return f"failed: exit code {result.exit_code}" if result.exit_code else "well"
 
 
-def _write(path: Path, links: list[LinkReport], results: list[RankResult]) -> None:
-    body = {"links": [dataclasses.asdict(x) for x in links], "ranks": [dataclasses.asdict(x) for x in results]}
+def _write(path: Path, congestion: str, links: list[LinkReport], results: list[RankResult]) -> None:
+    body = {
+        "congestion": congestion,
+        "links": [dataclasses.asdict(x) for x in links],
+        "ranks": [dataclasses.asdict(x) for x in results],
+    }
     write_atomically(path, json.dumps(body, indent=2) + "\n")

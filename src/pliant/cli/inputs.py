@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.racks import split_into_racks
+from pliant.cli.topology_file import TOPOLOGY_HELP, read_topology_file
 from pliant.netmodel import PRESETS, Overheads
 from pliant.simulator import BUCKET_BYTES, MODELS, workload_named
 from pliant.spec import Host, Machine, Topology, Workload, load
@@ -33,7 +34,7 @@ __all__ = [
 WorkloadOption = Annotated[
     str, typer.Option(help=f"A workload's file, or one of {', '.join(MODELS)}: then give --compute.")
 ]
-TopologyOption = Annotated[Path | None, typer.Option(help="A topology's file, instead of the next four.")]
+TopologyOption = Annotated[Path | None, typer.Option(help=f"{TOPOLOGY_HELP}; instead of the next four.")]
 HostsOption = Annotated[int, typer.Option(help="Number of equal hosts.")]
 RanksOption = Annotated[
     int | None,
@@ -119,7 +120,7 @@ def read_topology(
         said = {"--ranks": ranks is not None, "--rate": rate, "--delay": delay, "--racks": racks, "--uplink": uplink}
         if twice := [flag for flag, value in said.items() if value]:
             raise ValueError(f"--topology {path} describes hosts and racks, and so does {twice[0]}; use one.")
-        return load(Topology, path)
+        return read_topology_file(path)
     if num_hosts < 0:
         raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
     preset = PRESETS.get(machine, PRESETS["cpu-core"])

@@ -44,10 +44,11 @@ def run_ranks(
     on_line: Callable[[int, str], None],
     timeout_s: float,
     again: Restart | None = None,
+    tick: Callable[[], None] = lambda: None,
 ) -> list[RankResult]:
     """Wait for started ranks. When one fails (unless `again`), or after timeout_s (0: never), the others are ended.
 
-    Each process leads a process group, which is ended with it.
+    Each process leads a process group, which is ended with it. `tick` is called some 50 times a second meanwhile.
     """
     processes, made = list(started), [0] * len(started)
     readers = [_reader(rank, process, on_line) for rank, process in enumerate(processes)]
@@ -65,7 +66,7 @@ def run_ranks(
 
     stopped: set[int] = set()
     try:
-        _wait(processes, timeout_s, restart, alone=again is not None)
+        _wait(processes, timeout_s, restart, tick, alone=again is not None)
     finally:
         stopped = _end(processes)
         deadline_s = time.monotonic() + _DRAIN_S
@@ -104,12 +105,18 @@ def _exit_code(process: "subprocess.Popen[str]") -> int | None:
 
 
 def _wait(
-    processes: Sequence["subprocess.Popen[str]"], timeout_s: float, restart: Callable[[int], bool], *, alone: bool
+    processes: Sequence["subprocess.Popen[str]"],
+    timeout_s: float,
+    restart: Callable[[int], bool],
+    tick: Callable[[], None],
+    *,
+    alone: bool,
 ) -> None:
     """Return when all have ended, or a while after one has failed for good and does not fail alone, or in the end."""
     deadline_s = time.monotonic() + timeout_s if timeout_s else float("inf")
     failed = False
     while time.monotonic() < deadline_s:
+        tick()
         codes = [_exit_code(process) for process in processes]
         if any(restart(rank) for rank, code in enumerate(codes) if code):
             continue

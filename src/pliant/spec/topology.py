@@ -1,7 +1,8 @@
 """Topologies: hosts and racks, with the rates and delays between them."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pliant.spec.plain import LATER
 
@@ -37,19 +38,32 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Measured or required connection from one host to another, where it differs from the hosts' own rates."""
+    """Measured or required connection from one host to another, where it differs from the hosts' own rates.
+
+    Emulated hosts have all four figures. Predictions leave jitter and loss out: a message of many packets is as late as
+    the latest, and what a loss costs depends on the congestion control.
+    """
 
     source: str
     target: str
     bytes_per_s: float
+    """Rate of this direction, headers of TCP/IP included; 0 means that only the hosts limit it."""
     latency_s: float
+    """One-way delay of this direction, in the place of the receiving host's."""
+    jitter_s: float = field(default=0.0, metadata=LATER)
+    """Longest further delay of a packet: each draws its own, evenly from 0 to this. Packets keep their order."""
+    loss: float = field(default=0.0, metadata=LATER)
+    """Share of the packets that are lost, each by itself."""
 
     def __post_init__(self) -> None:
-        if not _sensible(self.bytes_per_s, self.latency_s):
+        where = f"the link from {self.source!r} to {self.target!r}"
+        if not _sensible(self.bytes_per_s, self.latency_s, self.jitter_s):
             raise ValueError(
-                f"the link from {self.source!r} to {self.target!r} has {self.bytes_per_s:g} bytes/s and "
-                f"{self.latency_s:g} s; both must be finite and at least 0."
+                f"{where} has {self.bytes_per_s:g} bytes/s, {self.latency_s:g} s and a jitter of {self.jitter_s:g} s; "
+                "all must be finite and at least 0."
             )
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"{where} loses {self.loss:g} of its packets; that must be at least 0 and less than 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +158,30 @@ class Topology:
         """Return the index of each host's rack; all 0 without racks."""
         rack = {name: k for k, rack in enumerate(self.racks) for name in rack.hosts}
         return tuple(rack.get(host.name, 0) for host in self.hosts)
+
+    def scaled(self, factor: float) -> "Topology":
+        """Return the same topology with all its rates times a factor; delays, jitters and losses stay.
+
+        Raises:
+            ValueError: The factor is not a positive number.
+
+        """
+        if not 0 < factor < math.inf:
+            raise ValueError(f"rates cannot be scaled by {factor:g}; give a positive number, such as 0.1.")
+
+        def slower(place: _Place) -> _Place:
+            send, receive = place.send_bytes_per_s * factor, place.receive_bytes_per_s * factor
+            return replace(place, send_bytes_per_s=send, receive_bytes_per_s=receive)
+
+        return replace(
+            self,
+            hosts=tuple(map(slower, self.hosts)),
+            racks=tuple(map(slower, self.racks)),
+            links=tuple(replace(link, bytes_per_s=link.bytes_per_s * factor) for link in self.links),
+        )
+
+
+_Place = TypeVar("_Place", Host, Rack)
 
 
 def _sensible(*figures: float) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["format_bytes", "format_rate", "format_time", "parse_bytes", "parse_rate", "parse_time"]
+__all__ = ["format_bytes", "format_rate", "format_time", "parse_bytes", "parse_rate", "parse_share", "parse_time"]
 
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
@@ -17,7 +17,7 @@ _RATES = {
     "mb/s": 1e6,
     "gb/s": 1e9,
 }
-_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ/]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ/%]*)\s*")
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], noun: str) -> float:
@@ -42,6 +42,11 @@ def parse_time(text: str) -> float:
 def parse_rate(text: str) -> float:
     """Return a rate in bytes per second: '100mbit' and '12.5MB/s' are both 12,500,000."""
     return _parse(text, _RATES, "a rate")
+
+
+def parse_share(text: str) -> float:
+    """Return a share as a number: '0.5%' and '0.005' are both 0.005."""
+    return _parse(text, {"": 1.0, "%": 0.01}, "a share")
 
 
 def _format(value: float, scale: tuple[tuple[float, str], ...]) -> str:

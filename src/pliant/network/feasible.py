@@ -1,0 +1,87 @@
+"""Limits of what one machine can emulate: beyond them a topology is refused, or warned of, before anything is made."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from pliant.network.addresses import MAX_HOSTS
+from pliant.network.host_shape import link_table
+from pliant.spec import Topology
+from pliant.spec.units import format_rate, format_time
+
+__all__ = ["asked_bytes_per_s", "carried_bytes_per_s", "require_possible", "too_much"]
+
+_PER_CORE = 125e6  # bytes/s: 1 Gbit/s, measured with ranks that compute beside it (docs/emulate.md)
+_LEAST = 1e3  # bytes/s: a packet would take more than a second
+_PACKET_BYTES = 1514
+_MAX_HELD = 1 << 17  # delay_relay.c
+
+
+def require_possible(topology: Topology) -> None:
+    """Raise ValueError for a topology that cannot be emulated on any machine; the message names what is wrong."""
+    if len(topology.hosts) > MAX_HOSTS:
+        raise ValueError(
+            f"the topology has {len(topology.hosts)} hosts, but at most {MAX_HOSTS} can be emulated; leave some out."
+        )
+    for (source, target), times in Counter((link.source, link.target) for link in topology.links).items():
+        if source == target:
+            raise ValueError(f"the topology has a link from {source} to itself; leave it out.")
+        if times > 1:
+            raise ValueError(f"the topology has {times} links from {source} to {target}; leave one.")
+    for what, rate in _rates(topology):
+        if 0 < rate < _LEAST:
+            raise ValueError(
+                f"{what} has {format_rate(rate)}, at which a packet takes longer than a second, so that connections "
+                f"give up; give at least {format_rate(_LEAST)} (--scale makes rates smaller)."
+            )
+    for link in topology.links:
+        held = link.bytes_per_s * (link.latency_s + link.jitter_s) / _PACKET_BYTES
+        if held > _MAX_HELD:
+            raise ValueError(
+                f"the link from {link.source} to {link.target} has {format_rate(link.bytes_per_s)} and "
+                f"{format_time(link.latency_s + link.jitter_s)}, and so {held:.0f} packets on their way, but at most "
+                f"{_MAX_HELD} can be held; scale its rate down (--scale)."
+            )
+
+
+def _rates(topology: Topology) -> Iterator[tuple[str, float]]:
+    for place in (*topology.hosts, *topology.racks):
+        yield f"{place.name} out", place.send_bytes_per_s
+        yield f"{place.name} in", place.receive_bytes_per_s
+    for link in topology.links:
+        yield f"the link from {link.source} to {link.target}", link.bytes_per_s
+
+
+def asked_bytes_per_s(topology: Topology) -> float:
+    """Return what all hosts can send at once, as far as rates limit it: hosts without any are left out."""
+    num, links = len(topology.hosts), link_table(topology)
+    ways = [[0.0] * num, [0.0] * num]  # by who sends, by who receives
+    for k, host in enumerate(topology.hosts):
+        for side, own in ((0, host.send_bytes_per_s), (1, host.receive_bytes_per_s)):
+            pairs = [links[ends].bytes_per_s if ends in links else 0.0 for ends in _pairs(k, side, num)]
+            limits = [rate for rate in (own, sum(pairs) if all(pairs) else 0.0) if rate]
+            ways[side][k] = min(limits, default=math.inf)
+    sums = [sum(rate for rate in way if rate < math.inf) for way in ways]
+    whole = [total for total, way in zip(sums, ways, strict=True) if math.inf not in way]
+    return min(whole) if whole else max(sums)
+
+
+def _pairs(k: int, side: int, num: int) -> list[tuple[int, int]]:
+    return [(k, j) if side == 0 else (j, k) for j in range(num) if j != k]
+
+
+def carried_bytes_per_s() -> float:
+    """Return what this machine can carry in all while ranks compute."""
+    return _PER_CORE * (os.cpu_count() or 1)
+
+
+def too_much(topology: Topology) -> str:
+    """Return a sentence if the rates together are more than this machine carries; empty otherwise."""
+    asked, carried = asked_bytes_per_s(topology), carried_bytes_per_s()
+    if asked <= carried:
+        return ""
+    return (
+        f"the hosts can send {format_rate(asked)} at once, but {os.cpu_count()} cores carry some "
+        f"{format_rate(carried)} beside computing; where all send, give smaller rates (--scale {carried / asked:.1g})."
+    )
