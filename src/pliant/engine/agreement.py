@@ -65,8 +65,6 @@ class ReplicaCheck:
         comm_thread: CommThread,
         comm: Comm,
         device: torch.device,
-        *,
-        free: bool,
     ) -> None:
         """Compare the counts of ranks that exchange weights, after an exchange, if a check is due.
 
@@ -76,14 +74,12 @@ class ReplicaCheck:
             comm_thread: Communication thread of the weights.
             comm: Comm of the weights.
             device: Device of the weights.
-            free: Whether steps are each rank's own, so that only exchanges are counted alike.
 
         """
         self._exchanges += 1
-        now = self._exchanges if free else step
-        if not self._is_on or not (self._exchanges in _EARLY or now - self._checked_at >= self._every):
+        if not self._is_on or not (self._exchanges in _EARLY or step - self._checked_at >= self._every):
             return
-        self._checked_at = now
+        self._checked_at = step
 
         def check() -> None:
             with describe_failure(f"comparing what ranks have done after step {step}"):
@@ -91,7 +87,7 @@ class ReplicaCheck:
             _check_counts(rows)
 
         handle = comm_thread.submit(check)
-        if self._exchanges in _EARLY and not free:
+        if self._exchanges in _EARLY:
             handle.wait()
 
     @property

@@ -13,6 +13,7 @@ from pliant.comm.hierarchical import hierarchical_comm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.averaging import average_states, average_weights
+from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
@@ -22,7 +23,8 @@ from pliant.engine.launcher_env import hosts_from_torchrun
 from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers, place_owners
-from pliant.engine.parts import Part
+from pliant.engine.pair_exchange import pair_exchanges
+from pliant.engine.parts import BetweenSteps, Part
 from pliant.engine.ratio_controller import RatioController, controllers_for
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
@@ -30,6 +32,7 @@ from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
+from pliant.engine.weight_parts import split_weights
 from pliant.spec import Delayed, Exchange, SyncPlan
 
 __all__ = ["ExecutorBuilder", "PlanExecutor"]
@@ -161,7 +164,7 @@ class ExecutorBuilder:
                 start_innermost(algorithm, optimizer, parameter, store.tensors[name])
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
-        for each in weights if compares else []:
+        for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
             each.agree(self._agreement, plan_number(plan))
         served, owners = self._make_owners(store)
         looks = self._make_monitor(request, old, step)
@@ -230,31 +233,42 @@ class ExecutorBuilder:
             )
         store = AlgorithmState(self._parameters, old.gradients.store.nodes, self._comms)
         store.keep(old.gradients.store)
-        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tracer)
-        for before in old.of(WeightExchange):
-            counters = weights.counters
-            counters[:, 1] = before.counters[:, 1]  # exchanges so far; none is in flight
-            weights.counters = counters
+        weights = self._exchanges_between_steps(store, step)
+        for made, before in zip(weights, old.of(BetweenSteps), strict=True):
+            made.rounds = before.rounds  # none is in flight
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
-        return PlanExecutor(gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=(weights,))
+        return PlanExecutor(
+            gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=tuple(weights)
+        )
 
-    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[WeightExchange]:
+    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[BetweenSteps]:
         before = {} if old is None else old.gradients.store.nodes
-        if old is not None and old.of(WeightExchange):
+        if old is not None and old.of(BetweenSteps):
             apart = [n for n, node in before.items() if node.exchanges_weights and node != store.nodes[n]]
             average_weights([self._parameters[n] for n in apart], self._comms.all)
             joined = [self._parameters[n] for n in apart if not store.nodes[n].exchanges_weights]
             average_states(self._optimizer, joined, self._comms.all)
-        if not any(node.exchanges_weights for node in store.nodes.values()):
-            return []
-        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tracer)
-        weights.reset_reference(lambda name: before.get(name) != store.nodes[name])
-        return [weights]
+        made = self._exchanges_between_steps(store, step)
+        for each in made:
+            each.reset_reference(lambda name: before.get(name) != store.nodes[name])
+        return made
 
-    def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Comms:
-        """Make a comm for weights alone, since they travel beside gradients."""
+    def _exchanges_between_steps(self, store: AlgorithmState, step: int) -> list[BetweenSteps]:
+        """Make the exchanges of weights, each over comms of its own, since they travel beside gradients. Collective."""
+        nodes = [node for node in dict.fromkeys(store.nodes.values()) if node.exchanges_weights]
+        lockstep = [node for node in nodes if node.timing.pace == "lockstep"]
+        free = [node for node in nodes if node.timing.pace == "free" and not node.meets_in_pairs]
+        made: list[BetweenSteps] = []
+        for kind, own in ((WeightExchange, lockstep), (BackgroundAverage, free)):
+            if own:
+                comms = self._comms_for_weights(own)
+                made.append(kind(split_weights(store, comms, step, own), comms, self._optimizer, step, self._tracer))
+        pairs = split_weights(store, self._comms, step, [node for node in nodes if node.meets_in_pairs])
+        return [*made, *pair_exchanges(pairs, store, self._comms.all, self._tracer)]
+
+    def _comms_for_weights(self, nodes: Sequence[Exchange]) -> Comms:
         ours = duplicate(self._comms.all)
-        if any(node.needs_hosts and node.exchanges_weights for node in nodes.values()):
+        if any(node.needs_hosts for node in nodes):
             return Comms(ours, hierarchical_comm(ours, self._know_hosts()))
         return Comms(ours)
 

@@ -30,3 +30,7 @@ class RunStats(TypedDict):
     """Time that estimates of the curvature have taken, for algorithms that ask for it; 0 without such."""
     ratio: float
     """Ratio that `dynamic` has set last; 0 without it, or before its first decision."""
+    exchanges_in_pairs: int
+    """Exchanges with one other rank that this rank has taken part in, at a free pace; 0 without such."""
+    staleness: int
+    """Steps that this rank and the partner of its last exchange in pairs were apart."""

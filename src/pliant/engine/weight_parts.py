@@ -8,12 +8,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from pliant.accelerator import finish_copies, is_accelerator, pinned
 from pliant.algorithms.base import ExchangesWeights, State
 from pliant.buckets import Bucket, as_real, real_shape, spans_of
+from pliant.codecs import first_nonfinite, nonfinite_place
 from pliant.comm.base import Comm
 from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
 from pliant.engine.comm_thread import TaskHandle
 from pliant.engine.comms import Comms
+from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.layouts.division import weight_buckets
 from pliant.spec import Exchange, LocalSteps, Outer, Timing
 
@@ -66,6 +69,18 @@ class WeightPart:
         stretched = int((self.timing.stretch / lr) ** 2) if self.timing.stretch and lr > 0 else 0
         return step - self.last >= max(self.timing.period, stretched)
 
+    def require_finite(self, step: int) -> None:
+        """Raise NonFiniteGradientError if there is a NaN or Inf in the bucket, before it is sent.
+
+        On an accelerator the thread that calls this waits for a copy of one number; the thread that trains goes on.
+        """
+        if (bad := _bad_place(self.bucket.flat)) >= 0:
+            name = next(s.name for s in reversed(self.bucket.spans) if s.offset <= bad)
+            raise NonFiniteGradientError(
+                f"after step {step} rank {self.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
+                "them. Lower the learning rate or clip."
+            )
+
     @torch.no_grad()
     def load(self) -> None:
         """Copy the weights into the bucket."""
@@ -87,11 +102,12 @@ class WeightPart:
                 real.copy_(view)
 
 
-def split_weights(store: AlgorithmState, comms: Comms, step: int) -> list[WeightPart]:
-    """Group the parameters whose weights are exchanged by node and fragment, in buckets of limited size."""
+def split_weights(store: AlgorithmState, comms: Comms, step: int, nodes: Sequence[Exchange]) -> list[WeightPart]:
+    """Group the parameters of these nodes by node and fragment, in buckets of limited size."""
     return [
         _split(f"weights {k}", fragment, names, store, comms, step)
         for k, (fragment, names) in enumerate(_buckets_of(store))
+        if store.nodes[names[0]] in nodes
     ]
 
 
@@ -126,3 +142,13 @@ def _split(
         offset=first_due - timing.period,
         last=step + first_due - timing.period,
     )
+
+
+def _bad_place(flat: Tensor) -> int:
+    """Return the index of the first NaN or Inf, or -1."""
+    if not is_accelerator(flat.device):
+        return first_nonfinite(flat)
+    told = pinned((1,), torch.int64, flat.device)
+    told.copy_(nonfinite_place(flat).view(1), non_blocking=True)
+    finish_copies(flat.device)
+    return int(told)
