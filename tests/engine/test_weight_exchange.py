@@ -16,8 +16,8 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.codecs import MinMax8, Sign
+from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.plan_resolution import resolve_plan
-from pliant.engine.weight_exchange import WeightExchange
 from pliant.spec import Graph, LocalSteps, Outer
 
 LR = 0.05
@@ -442,13 +442,13 @@ def test_a_free_pace_waits_for_nobody_and_ends_with_all():
 
 def test_each_step_of_a_rank_counts_once(monkeypatch):
     """At a free pace ranks are weighed by their steps since the last exchange, whatever plan was before."""
-    told, meet = {0: [], 1: []}, WeightExchange._meet
+    told, meet = {0: [], 1: []}, BackgroundAverage._meet
 
-    def noted(self, work, leaving, share):
+    def noted(self, work, *, leaving):
         told[self._comms.all.rank].append(work)
-        meet(self, work, leaving, share)
+        return meet(self, work, leaving=leaving)
 
-    monkeypatch.setattr(WeightExchange, "_meet", noted)
+    monkeypatch.setattr(BackgroundAverage, "_meet", noted)
 
     def body(place):
         ddp = new_ddp(place)

@@ -5,8 +5,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,47 +13,22 @@ from torch.optim import Optimizer
 
 from pliant.accelerator import new_stream
 from pliant.algorithms.base import Deferred, StepContext
-from pliant.buckets import Bucket
-from pliant.comm.base import CommError, Work, duplicate
+from pliant.comm.base import duplicate
 from pliant.engine.comms import Comms
-from pliant.engine.messages import wait_for
-from pliant.engine.parts import BetweenSteps
-from pliant.engine.posted_weights import PostedWeights
+from pliant.engine.posted_weights import AveragedWeights
 from pliant.engine.rank_checks import describe_failure
+from pliant.engine.round_calls import RoundCalls
 from pliant.engine.tracer import Tracer
-from pliant.engine.weight_parts import WeightPart
+from pliant.engine.weight_parts import BetweenSteps, WeightPart, change_norm
 
 __all__ = ["BackgroundAverage"]
 
-_IDLE_S = 365 * 86400.0
-"""Longest wait for a call: ranks may evaluate for as long as they like."""
+_LOOK_S = 0.5
+"""Time between two looks whether the run is over, which `stop` tells nobody, since it may take no lock."""
 _PAUSE_S = 0.05
 """Time between two rounds that a rank calls for while it waits for others to come to an end."""
 _HANG_UP_S = 5.0
 """Time that the thread may take to notice that its connections are closed."""
-_BYE = -1
-"""Number of the last call."""
-
-
-class _Averaged:
-    """A bucket with room for an exchange beside what is posted."""
-
-    def __init__(self, part: WeightPart) -> None:
-        self.part, self.posted = part, PostedWeights(part)
-        self.bucket: Bucket = replace(part.bucket, flat=torch.empty_like(part.bucket.flat))
-        self.change = torch.empty_like(part.bucket.flat)
-        """Change by the exchange, float32 (numel,)."""
-
-    def read(self) -> None:
-        """Take the posted weights into the exchange."""
-        with self.posted.turn():
-            self.bucket.flat.copy_(self.posted.flat)
-            torch.neg(self.posted.flat, out=self.change)
-
-    def write(self) -> None:
-        """Add what the exchange has changed to what is posted, whatever was posted meanwhile."""
-        with self.posted.turn():
-            self.posted.correct(self.change.add_(self.bucket.flat))
 
 
 class BackgroundAverage(BetweenSteps):
@@ -81,13 +55,14 @@ class BackgroundAverage(BetweenSteps):
     def __init__(
         self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
     ) -> None:
-        self._parts, self._comms, self._tracer = parts, comms, tracer
+        super().__init__(parts)
+        self._comms, self._tracer = comms, tracer
         self._optimizer = weakref.ref(optimizer)  # its hooks hold the run
-        self._averaged = [_Averaged(part) for part in parts]
+        self._averaged = [AveragedWeights(part) for part in parts]
         self._until = max(part.timing.until_step for part in parts)
         self._changed = threading.Condition()
         """Guards what follows, and tells of every change."""
-        self._called = self._round = 0
+        self._round = 0
         self._is_open = False
         """Whether the thread may take part in rounds; not between an end to which all have come and the next step."""
         self._leaving = False
@@ -95,9 +70,8 @@ class BackgroundAverage(BetweenSteps):
         self._error: BaseException | None = None
         self._steps, self._begun, self._counted, self._weighed = step, step, 0.0, 0.0
         self._busy_s = 0.0
-        self._over, self._hears = False, False
-        self._sent: list[Work] = []
-        self._calls = duplicate(comms.all)
+        self._over = False
+        self._calls = RoundCalls(duplicate(comms.all))
         self._device = parts[0].bucket.flat.device
         self._thread: threading.Thread | None = None
         if comms.all.size > 1:
@@ -106,13 +80,6 @@ class BackgroundAverage(BetweenSteps):
         tracer.shutdown.add(self)
 
     # - The training thread
-
-    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
-        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
-        for part in self._parts:
-            if any(which(span.name) for span in part.bucket.spans):
-                part.load()
-                part.algorithm.reset_reference(part.bucket, part.state)
 
     def report_work(self, work: float) -> None:
         """Add to the work that this rank has done since the start."""
@@ -130,7 +97,7 @@ class BackgroundAverage(BetweenSteps):
         with self._changed:
             self._is_open = True
             self._changed.notify_all()
-            in_flight = self._called > self._round
+            in_flight = self._calls.last > self._round
         optimizer = self._optimizer()
         lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
         if not in_flight and step > self._until and any(part.due(step, lr) for part in self._parts):
@@ -153,7 +120,7 @@ class BackgroundAverage(BetweenSteps):
         """Average until all ranks have come here, and end the thread. Collective."""
         self.settle(step)
         if self._thread is not None:
-            self._send_call(_BYE)
+            self._calls.say_goodbye()
             self.join(self._comms.all.timeout_s)
         self._over = True
 
@@ -181,8 +148,7 @@ class BackgroundAverage(BetweenSteps):
 
     def stats(self) -> dict[str, float]:
         """Return the time of the averages, and the norm of what the last ones have changed."""
-        norms = [float(torch.stack(part.changed).norm()) for part in self._parts if part.changed]
-        return {"exchange_s": self._busy_s, "consensus_distance": sum(norm**2 for norm in norms) ** 0.5}
+        return {"exchange_s": self._busy_s, "consensus_distance": change_norm(self._parts)}
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -208,16 +174,6 @@ class BackgroundAverage(BetweenSteps):
                 f"the state is damaged: averages are counted {rows}, and work {work.tolist()}, in step {step}."
             )
 
-    @property
-    def rounds(self) -> list[int]:
-        """Averages so far of each bucket."""
-        return [part.round for part in self._parts]
-
-    @rounds.setter
-    def rounds(self, counts: Sequence[int]) -> None:
-        for part, count in zip(self._parts, counts, strict=True):
-            part.round = count
-
     def _post(self, step: int) -> None:
         for each in self._averaged:
             each.posted.post()
@@ -231,14 +187,9 @@ class BackgroundAverage(BetweenSteps):
             ended = self._changed.wait_for(lambda: self._round >= wanted or self._error is not None, 1.25 * limit_s)
         self._raise_error()
         if not ended:
-            me, size = self._comms.all.rank, self._comms.all.size
-            before = (me - 1) % size
-            told = f"rank {before} has not passed on" if self._hears else "a rank has not come to"
-            lost = (before,) if self._hears else ()
-            text = f"rank {me} of {size}: {told} the call for an average for {limit_s:g}s; was a process stopped?"
-            raise CommError(text, rank=me, op="average", lost=lost)
+            raise self._calls.silence(limit_s)
         with self._changed:
-            self._changed.wait_for(lambda: self._called > self._round or not self._leaving, _PAUSE_S)
+            self._changed.wait_for(lambda: self._calls.last > self._round or not self._leaving, _PAUSE_S)
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -249,20 +200,10 @@ class BackgroundAverage(BetweenSteps):
             del error  # else it would hold this frame, and with it every connection
 
     def _call(self, number: int) -> None:
-        """Pass on the call for a round, unless this rank has; alone, average at once."""
-        if self._thread is None:
+        if self._thread is None:  # alone
             self._average(number)
-            return
-        with self._changed:
-            if self._called >= number:
-                return
-            self._called = number
-        self._send_call(number)
-
-    def _send_call(self, number: int) -> None:
-        comm = self._calls
-        head = torch.tensor([number], dtype=torch.int64)
-        self._sent.append(comm.exchange([((comm.rank + 1) % comm.size, head)], [], patience_s=_IDLE_S))
+        else:
+            self._calls.call(number)
 
     # - The thread that averages
 
@@ -270,31 +211,24 @@ class BackgroundAverage(BetweenSteps):
         stream = new_stream(self._device)
         try:
             with stream or contextlib.nullcontext():
-                while (number := self._hear_call()) != _BYE:
-                    self._call(number)
+                while (number := self._calls.hear()) is not None:
+                    self._calls.call(number)
                     with self._changed:
-                        self._changed.wait_for(lambda: self._is_open or self._over)
+                        while not (self._is_open or self._over):
+                            self._changed.wait(_LOOK_S)
                     self._average(number)
         except BaseException as error:  # noqa: BLE001  whatever it is, the training thread raises it
             with self._changed:
                 self._error = None if self._over else error.with_traceback(None)
                 self._changed.notify_all()
-        for work in self._sent:
-            wait_for(work)
-
-    def _hear_call(self) -> int:
-        comm, number = self._calls, torch.zeros(1, dtype=torch.int64)
-        self._hears = True
-        comm.exchange([], [((comm.rank - 1) % comm.size, number)], patience_s=_IDLE_S).wait()
-        self._hears = False
-        return int(number)
+        self._calls.drain()
 
     def _average(self, number: int) -> None:
         """Carry out a round. Collective."""
         began_s = time.perf_counter()
         for each in self._averaged:
             each.read()
-            each.part.require_finite(self._steps)
+            each.part.require_finite(self._steps, each.bucket.flat)
         share, all_left = self._meet(self._work_done(), leaving=self._leaving)
         deferred: list[Deferred] = []
         for each in self._averaged:
@@ -307,10 +241,7 @@ class BackgroundAverage(BetweenSteps):
             if all_left:  # no round before this rank's next step, which others may make sooner
                 self._leaving = self._is_open = False
             self._busy_s += time.perf_counter() - began_s
-            sent, self._sent = self._sent[:-1], self._sent[-1:]
             self._changed.notify_all()
-        for work in sent:
-            work.wait()
 
     def _work_done(self) -> float:
         """Return the work of this rank since the round before."""
@@ -327,7 +258,7 @@ class BackgroundAverage(BetweenSteps):
         total, leavers = table.tolist()
         return work * comm.size / total if total > 0 else 1.0, leavers == comm.size
 
-    def _exchange(self, each: _Averaged, share: float) -> Deferred | None:
+    def _exchange(self, each: AveragedWeights, share: float) -> Deferred | None:
         part, names = each.part, [span.name for span in each.bucket.spans]
         step = max(self._steps, self._until + 1)
         seed = part.round << 32 | zlib.crc32(each.bucket.name.encode())

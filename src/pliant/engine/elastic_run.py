@@ -16,10 +16,10 @@ from pliant.comm.records import Epoch
 from pliant.comm.transport import by_host
 from pliant.engine.epoch_sync import average_members, send_first_state
 from pliant.engine.gradient_exchange import NonFinite
-from pliant.engine.parts import BetweenSteps
 from pliant.engine.plan_resolution import PlanLike
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
+from pliant.engine.weight_parts import BetweenSteps
 from pliant.spec import SyncPlan
 
 __all__ = ["ElasticRun"]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from pliant.algorithms.base import ChecksOptimizer, innermost, start_innermost
-from pliant.comm.base import duplicate
+from pliant.codecs import codec_from
 from pliant.comm.hierarchical import hierarchical_comm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.averaging import average_states, average_weights
-from pliant.engine.background_average import BackgroundAverage
+from pliant.engine.between_steps import exchanges_between_steps
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
@@ -23,8 +23,7 @@ from pliant.engine.launcher_env import hosts_from_torchrun
 from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers, place_owners
-from pliant.engine.pair_exchange import pair_exchanges
-from pliant.engine.parts import BetweenSteps, Part
+from pliant.engine.parts import Part
 from pliant.engine.ratio_controller import RatioController, controllers_for
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
@@ -32,8 +31,8 @@ from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
-from pliant.engine.weight_parts import split_weights
-from pliant.spec import Delayed, Exchange, SyncPlan
+from pliant.engine.weight_parts import BetweenSteps
+from pliant.spec import Delayed, SyncPlan
 
 __all__ = ["ExecutorBuilder", "PlanExecutor"]
 
@@ -216,7 +215,11 @@ class ExecutorBuilder:
         owners = Owners(owned, self._comm_thread, self._tracer, sends=bound is None)
         if not owned or bound is None:
             return (), owners
-        served = {each: ServerThreads(own, self._comms.all, each, bound) for each, own in owned.items()}
+        coded = next((n.payload_codec for n in store.nodes.values() if n.staleness_bound is not None), None)
+        codec, comm = None if coded is None else codec_from(coded), self._comms.all
+        served = {
+            each: ServerThreads(own, comm, each, bound, codec=codec, slots=store.tensors) for each, own in owned.items()
+        }
         for each in served.values():
             self._tracer.shutdown.add(each)
         return (Servers(served, self._tracer),), owners
@@ -254,23 +257,9 @@ class ExecutorBuilder:
         return made
 
     def _exchanges_between_steps(self, store: AlgorithmState, step: int) -> list[BetweenSteps]:
-        """Make the exchanges of weights, each over comms of its own, since they travel beside gradients. Collective."""
-        nodes = [node for node in dict.fromkeys(store.nodes.values()) if node.exchanges_weights]
-        lockstep = [node for node in nodes if node.timing.pace == "lockstep"]
-        free = [node for node in nodes if node.timing.pace == "free" and not node.meets_in_pairs]
-        made: list[BetweenSteps] = []
-        for kind, own in ((WeightExchange, lockstep), (BackgroundAverage, free)):
-            if own:
-                comms = self._comms_for_weights(own)
-                made.append(kind(split_weights(store, comms, step, own), comms, self._optimizer, step, self._tracer))
-        pairs = split_weights(store, self._comms, step, [node for node in nodes if node.meets_in_pairs])
-        return [*made, *pair_exchanges(pairs, store, self._comms.all, self._tracer)]
-
-    def _comms_for_weights(self, nodes: Sequence[Exchange]) -> Comms:
-        ours = duplicate(self._comms.all)
-        if any(node.needs_hosts for node in nodes):
-            return Comms(ours, hierarchical_comm(ours, self._know_hosts()))
-        return Comms(ours)
+        return exchanges_between_steps(
+            store, self._comms, self._know_hosts, optimizer=self._optimizer, step=step, tracer=self._tracer
+        )
 
     def _know_hosts(self) -> Sequence[Sequence[int]]:
         """Make the two-level comm, once, and return the ranks of each host. Collective."""

@@ -1,11 +1,10 @@
 """Parts of a run: objects that act at the same moments around the optimizer's steps."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
-__all__ = ["BetweenSteps", "Part"]
+__all__ = ["Part"]
 
 
 class Part:
@@ -73,21 +72,3 @@ class Part:
 
     def after_load(self) -> None:
         """React to the loading of the model's and the optimizer's states."""
-
-
-class BetweenSteps(Part):
-    """Base of the parts that exchange weights between steps."""
-
-    keeps_from_joining = "this plan exchanges weights between steps"
-    lets_ranks_differ = True
-
-    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
-        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
-
-    @property
-    def rounds(self) -> list[int]:
-        """Exchanges so far of each bucket, where all ranks count alike."""
-        return []
-
-    @rounds.setter
-    def rounds(self, counts: Sequence[int]) -> None: ...

@@ -3,17 +3,18 @@
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pliant.accelerator import current_stream, is_accelerator
-from pliant.buckets import as_real
+from pliant.buckets import Bucket, as_real
 from pliant.engine.algorithm_state import CORRECTION
 from pliant.engine.weight_parts import WeightPart
 
-__all__ = ["PostedWeights"]
+__all__ = ["AveragedWeights", "PostedWeights"]
 
 
 class PostedWeights:
@@ -76,3 +77,29 @@ class PostedWeights:
             if self._is_corrected:
                 correction.zero_()
             self._is_corrected = False
+
+
+class AveragedWeights:
+    """Posted weights of a bucket, with memory for an exchange beside them.
+
+    Args:
+        part: The bucket.
+
+    """
+
+    def __init__(self, part: WeightPart) -> None:
+        self.part, self.posted = part, PostedWeights(part)
+        self.bucket: Bucket = replace(part.bucket, flat=torch.empty_like(part.bucket.flat))
+        """The same parameters; ``bucket.flat`` holds what is exchanged."""
+        self._change = torch.empty_like(part.bucket.flat)
+
+    def read(self) -> None:
+        """Take the posted weights into the exchange."""
+        with self.posted.turn():
+            self.bucket.flat.copy_(self.posted.flat)
+            torch.neg(self.posted.flat, out=self._change)
+
+    def write(self) -> None:
+        """Add what the exchange has changed to what is posted, whatever was posted meanwhile."""
+        with self.posted.turn():
+            self.posted.correct(self._change.add_(self.bucket.flat))

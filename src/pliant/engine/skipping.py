@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.executor import PlanExecutor
-from pliant.engine.parts import BetweenSteps
+from pliant.engine.weight_parts import BetweenSteps
 
 __all__ = ["CountsSkips"]
 

@@ -3,7 +3,7 @@
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import CORRECTION
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
-from pliant.engine.parts import BetweenSteps
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.step_counts import StepCounts
 from pliant.engine.tracer import Tracer
-from pliant.engine.weight_parts import WeightPart
+from pliant.engine.weight_parts import BetweenSteps, WeightPart
 
 __all__ = ["WeightExchange"]
 
@@ -40,22 +39,15 @@ class WeightExchange(BetweenSteps):
     def __init__(
         self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
     ) -> None:
+        super().__init__(parts)
         self._comms = comms
         self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
         self._device = parts[0].bucket.flat.device
         self._comm_thread = CommThread(self._device, "pliant-weights", tracer)
-        self._parts = list(parts)
         self._agreement: tuple[ReplicaCheck, int] | None = None
         self._begun = step
         self._counted = 0.0
         """Work that the caller has reported; if 0, steps count."""
-
-    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
-        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
-        for part in self._parts:
-            if any(which(span.name) for span in part.bucket.spans):
-                part.load()
-                part.algorithm.reset_reference(part.bucket, part.state)
 
     def agree(self, agreement: ReplicaCheck, plan: int) -> None:
         """Let ranks compare their counts now and then, after an exchange, under a plan with this hash."""
@@ -136,16 +128,6 @@ class WeightExchange(BetweenSteps):
     def exchanges(self) -> int:
         """Exchanges so far, of all buckets."""
         return sum(part.round for part in self._parts)
-
-    @property
-    def rounds(self) -> list[int]:
-        """Exchanges so far of each bucket."""
-        return [part.round for part in self._parts]
-
-    @rounds.setter
-    def rounds(self, counts: Sequence[int]) -> None:
-        for part, count in zip(self._parts, counts, strict=True):
-            part.round = count
 
     @property
     def work(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Buckets of weights: their content, when they are due, and where results go."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -17,10 +17,11 @@ from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
 from pliant.engine.comm_thread import TaskHandle
 from pliant.engine.comms import Comms
 from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.parts import Part
 from pliant.layouts.division import weight_buckets
 from pliant.spec import Exchange, LocalSteps, Outer, Timing
 
-__all__ = ["WeightPart", "split_weights"]
+__all__ = ["BetweenSteps", "WeightPart", "change_norm", "first_bad", "split_weights"]
 
 
 @dataclass(kw_only=True)
@@ -69,12 +70,12 @@ class WeightPart:
         stretched = int((self.timing.stretch / lr) ** 2) if self.timing.stretch and lr > 0 else 0
         return step - self.last >= max(self.timing.period, stretched)
 
-    def require_finite(self, step: int) -> None:
-        """Raise NonFiniteGradientError if there is a NaN or Inf in the bucket, before it is sent.
+    def require_finite(self, step: int, flat: Tensor | None = None) -> None:
+        """Raise NonFiniteGradientError if there is a NaN or Inf in the bucket, or in a copy of it, before it is sent.
 
         On an accelerator the thread that calls this waits for a copy of one number; the thread that trains goes on.
         """
-        if (bad := _bad_place(self.bucket.flat)) >= 0:
+        if (bad := first_bad(self.bucket.flat if flat is None else flat)) >= 0:
             name = next(s.name for s in reversed(self.bucket.spans) if s.offset <= bad)
             raise NonFiniteGradientError(
                 f"after step {step} rank {self.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
@@ -100,6 +101,38 @@ class WeightPart:
             else:
                 self.changed.append(torch.linalg.vector_norm(real.sub_(view)))  # in place: it is replaced in any case
                 real.copy_(view)
+
+
+class BetweenSteps(Part):
+    """Base of the parts of a run that exchange weights between steps.
+
+    Args:
+        parts: Buckets that it exchanges.
+
+    """
+
+    keeps_from_joining = "this plan exchanges weights between steps"
+    lets_ranks_differ = True
+
+    def __init__(self, parts: Sequence[WeightPart]) -> None:
+        self._parts = list(parts)
+
+    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
+        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
+        for part in self._parts:
+            if any(which(span.name) for span in part.bucket.spans):
+                part.load()
+                part.algorithm.reset_reference(part.bucket, part.state)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Exchanges so far of each bucket, as all ranks count them."""
+        return [part.round for part in self._parts]
+
+    @rounds.setter
+    def rounds(self, counts: Sequence[int]) -> None:
+        for part, count in zip(self._parts, counts, strict=True):
+            part.round = count
 
 
 def split_weights(store: AlgorithmState, comms: Comms, step: int, nodes: Sequence[Exchange]) -> list[WeightPart]:
@@ -144,8 +177,14 @@ def _split(
     )
 
 
-def _bad_place(flat: Tensor) -> int:
-    """Return the index of the first NaN or Inf, or -1."""
+def change_norm(parts: Sequence[WeightPart]) -> float:
+    """Return the Euclidean norm of what the last exchanges have changed, in buckets whose corrections are posted."""
+    norms = [torch.stack(part.changed).norm() for part in parts if part.changed]
+    return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def first_bad(flat: Tensor) -> int:
+    """Return the index of the first NaN or Inf in a flat tensor, or -1; on an accelerator, wait for that number."""
     if not is_accelerator(flat.device):
         return first_nonfinite(flat)
     told = pinned((1,), torch.int64, flat.device)
