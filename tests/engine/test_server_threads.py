@@ -253,6 +253,7 @@ def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
     found = []
     server = SimpleNamespace(
         _numel=4,
+        _shard=SimpleNamespace(num_bytes=16),
         _device=torch.device("cpu"),
         _asks=SimpleNamespace(exchange=breaks),
         _shared=SimpleNamespace(fail=lambda rank, why: found.append(rank)),

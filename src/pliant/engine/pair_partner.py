@@ -83,7 +83,7 @@ class Partner:
         self._lock = threading.RLock()
         """Guards what follows, and lets what is sent agree with it."""
         self._state = "idle"
-        """One of: idle; asked, by this rank; busy, with an exchange."""
+        """One of: idle; asked, by this rank; busy, with an exchange; over, after goodbye."""
         self._deferred = False
         """Whether the neighbour has asked, and is answered after this rank's next step."""
         self._number = 0
@@ -212,7 +212,7 @@ class Partner:
 
     def _finish(self, seconds: float, steps: int) -> None:
         with self._lock:
-            self._state = "idle"
+            self._state = "over" if self._state == "over" else "idle"
             self._number += 1
         self._host.end_exchange(seconds, steps)
 
@@ -235,11 +235,15 @@ class Partner:
                 raise self._error(f"a message of kind {head.kind} came where one of {kinds} was due")
 
     def _send_safely(self, kind: int, *, first: int = -1) -> bool:
-        """Send a head; if the connection is broken, the thread finds out as well, and says so."""
-        try:
-            self._send(kind, first=first)
-        except CommError:
-            return False
+        """Send a head, unless goodbye was said; if the connection is broken, the thread finds out, and says so."""
+        with self._lock:
+            if self._state == "over":
+                return False
+            self._state = "over" if kind in (_BYE, _FAIL) else self._state
+            try:
+                self._send(kind, first=first)
+            except CommError:
+                return False
         return True
 
     def _send(self, kind: int, *, first: int = -1, body: Tensor | None = None) -> None:
