@@ -151,6 +151,6 @@ class StepRun:
     def close(self):
         self.thread.drain()
         if self.weights is not None:
-            self.weights.abandon()
+            self.weights.hand_back(self.dispatcher.step)
             self.weights.close()
         self.thread.close()

@@ -1,9 +1,10 @@
-"""Buckets of weights that are exchanged in pairs, and memory for their messages."""
+"""Buckets of weights that are exchanged in pairs, memory for their messages, and what a partner needs of a run."""
 
 import threading
 import zlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from pliant.accelerator import is_accelerator, pinned
 from pliant.collectives.pair_average import PairRule
 from pliant.engine.posted_weights import PostedWeights
 
-__all__ = ["MessageRoom", "MessageRooms", "PairedBucket"]
+__all__ = ["MessageRoom", "MessageRooms", "PairedBucket", "PairsHost"]
 
 
 class PairedBucket:
@@ -73,3 +74,37 @@ class MessageRooms:
         yield room
         with self._lock:
             self._free.append(room)
+
+
+class PairsHost(Protocol):
+    """Protocol of the part of a run whose neighbours these are; its calls come from the partners' threads."""
+
+    rank: int
+    steps: int
+    """Steps that this rank has made."""
+    is_open: bool
+    """Whether partners may be answered; not between a meeting and the next step."""
+    buckets: Sequence[PairedBucket]
+    """Buckets, in the same order on all ranks."""
+    rooms: MessageRooms
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """How many meetings each rank has come to, as far as this one knows."""
+        ...
+
+    def learn(self, peer: int, meetings: Sequence[int]) -> None:
+        """Hear what a partner knows of the meetings."""
+        ...
+
+    def end_exchange(self, seconds: float, steps: int) -> None:
+        """Count an exchange with a rank that has made so many steps."""
+        ...
+
+    def note(self, seconds: float) -> None:
+        """Count time in which weights were coded and added up."""
+        ...
+
+    def fail(self, error: BaseException, *, first: int, is_told: bool) -> None:
+        """Hear that a rank is lost; `is_told` by a partner, or that its connection broke here."""
+        ...

@@ -4,55 +4,20 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
-from typing import Protocol
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
 
 from pliant.accelerator import finish_copies, new_stream
 from pliant.comm.base import Comm, CommError
-from pliant.engine.pair_buckets import MessageRooms, PairedBucket
+from pliant.engine.pair_buckets import PairedBucket, PairsHost
 from pliant.engine.pair_channel import Head, PairChannel
 
-__all__ = ["PairsHost", "Partner"]
+__all__ = ["Partner"]
 
 _ASK, _GO, _DATA, _TELL, _PING, _BYE, _FAIL = range(7)
 """Kinds of messages; only `_DATA` has a body."""
-
-
-class PairsHost(Protocol):
-    """Protocol of the part of a run whose neighbours these are; its calls come from the partners' threads."""
-
-    rank: int
-    steps: int
-    """Steps that this rank has made."""
-    is_open: bool
-    """Whether partners may be answered; not between a meeting and the next step."""
-    buckets: Sequence[PairedBucket]
-    """Buckets, in the same order on all ranks."""
-    rooms: MessageRooms
-
-    @property
-    def known(self) -> tuple[int, ...]:
-        """How many meetings each rank has come to, as far as this one knows."""
-        ...
-
-    def learn(self, peer: int, meetings: Sequence[int]) -> None:
-        """Hear what a partner knows of the meetings."""
-        ...
-
-    def end_exchange(self, seconds: float, steps: int) -> None:
-        """Count an exchange with a rank that has made so many steps."""
-        ...
-
-    def note(self, seconds: float) -> None:
-        """Count time in which weights were coded and added up."""
-        ...
-
-    def fail(self, error: BaseException, *, first: int, is_told: bool) -> None:
-        """Hear that a rank is lost; `is_told` by a partner, or that its connection broke here."""
-        ...
 
 
 class Partner:
@@ -165,6 +130,8 @@ class Partner:
         head = self._hear(_ASK, _GO, _DATA, _BYE)
         if head.kind == _ASK:
             with self._lock:
+                if self._state == "over":
+                    return True
                 crossing = self._state == "asked"
                 self._deferred = not crossing and not self._host.is_open
                 self._state = "idle" if self._deferred else "busy"
@@ -226,7 +193,7 @@ class Partner:
                 raise _ToldError(text, rank=me, op="exchange", lost=(first,))
             self._host.learn(self.peer, head.meetings)
             if head.kind == _PING:
-                self._send(_TELL)
+                self.tell()
             elif head.kind in kinds:
                 if head.kind == _DATA and head.number != self._number:
                     raise self._error(f"it sent a part of its exchange {head.number} in exchange {self._number}")
