@@ -14,10 +14,12 @@ from torch.optim import Optimizer
 from pliant.accelerator import new_stream
 from pliant.algorithms.base import Deferred, StepContext
 from pliant.comm.base import duplicate
+from pliant.engine.agreement import check_counts
 from pliant.engine.comms import Comms
 from pliant.engine.posted_weights import AveragedWeights
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.round_calls import RoundCalls
+from pliant.engine.step_counts import StepCounts
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_parts import BetweenSteps, WeightPart, change_norm
 
@@ -252,11 +254,14 @@ class BackgroundAverage(BetweenSteps):
     def _meet(self, work: float, *, leaving: bool) -> tuple[float, bool]:
         """Return this rank's share of all work, times the number of ranks, and whether all have come to an end."""
         comm = self._comms.all
-        table = torch.tensor([work, float(leaving)], dtype=torch.float64)
+        mine = torch.tensor([work, float(leaving), sum(self.rounds)], dtype=torch.float64)
+        table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
         with describe_failure("beginning an average of weights"):
-            comm.all_reduce(table).wait()
-        total, leavers = table.tolist()
-        return work * comm.size / total if total > 0 else 1.0, leavers == comm.size
+            comm.all_gather(table, mine).wait()
+        works, leavers, rounds = table.view(comm.size, -1).T.tolist()
+        check_counts([StepCounts(exchanges=int(count)).row() for count in rounds])
+        total = sum(works)
+        return work * comm.size / total if total > 0 else 1.0, all(leavers)
 
     def _exchange(self, each: AveragedWeights, share: float) -> Deferred | None:
         part, names = each.part, [span.name for span in each.bucket.spans]

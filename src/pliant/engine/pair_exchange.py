@@ -157,6 +157,10 @@ class PairExchange(BetweenSteps):
             "staleness": self._steps_apart,
         }
 
+    def exchanges_with(self, rank: int) -> int:
+        """Return how many exchanges with a rank there were since the run, or its plan, has begun."""
+        return self._partners[rank].num_exchanges if rank in self._partners else 0
+
     @property
     def state(self) -> dict[str, Tensor]:
         """Exchanges that this rank has taken part in, and the step of the last one it has asked for, int64 (2,)."""

@@ -64,6 +64,11 @@ class Partner:
         """Whether no exchange with this neighbour is under way, or asked for by this rank."""
         return self._state == "idle"
 
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges with this neighbour so far."""
+        return self._number
+
     # - The training thread
 
     def ask(self) -> bool:
