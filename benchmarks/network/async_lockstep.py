@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 import pliant
+from pliant.comm.threads import RankContext
 from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.pair_exchange import PairExchange
+from pliant.engine.run import Run
 
 RANKS, SLOW, FAST_S, SLOW_S = 4, 3, 0.01, 0.5
 KEPT = 0.9
@@ -32,7 +34,7 @@ ARMS = {
 }
 
 
-def exchanges_of(run: pliant.Run) -> int:
+def exchanges_of(run: Run) -> int:
     """Return the exchanges of a fast rank: those with other fast ranks, or averages."""
     parts = run._executor.parts  # pyright: ignore[reportPrivateUsage]
     among = [part.exchanges_with(peer) for part in parts if isinstance(part, PairExchange) for peer in range(SLOW)]
@@ -43,7 +45,7 @@ def exchanges_of(run: pliant.Run) -> int:
 def measure(algorithm: Any, slow_s: float, seconds: float) -> dict[str, Any]:
     """Train for some seconds; return steps and exchanges a second of each rank."""
 
-    def train(place: pliant.RankContext) -> tuple[float, float]:
+    def train(place: RankContext) -> tuple[float, float]:
         model = nn.Linear(64, 8)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         generator = torch.Generator().manual_seed(place.rank)

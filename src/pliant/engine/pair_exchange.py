@@ -60,7 +60,9 @@ class PairExchange(BetweenSteps):
         self.rank, self.steps, self.is_open = comm.rank, 0, False
         algorithm = cast(AveragesPairs, store.algorithms[parts[0].node])
         rules = [algorithm.pair_rule(part.bucket.numel, part.state) for part in parts]
-        self.buckets = [PairedBucket(PostedWeights(part), rule) for part, rule in zip(parts, rules, strict=True)]
+        self.buckets: Sequence[PairedBucket] = [
+            PairedBucket(PostedWeights(part), rule) for part, rule in zip(parts, rules, strict=True)
+        ]
         self.rooms = MessageRooms(self.buckets)
         self._changed = threading.Condition()
         """Guards what follows, and tells of every change."""
