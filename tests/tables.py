@@ -77,6 +77,7 @@ GIVEN = {
     "gossip-matching": p.gossip(p.Graph(kind="matching"), period=2),
     "gossip-free": p.gossip(free=True),
     "choco": p.choco(c.Qsgd(bits=4), gamma=0.3),
+    "choco-free": p.choco(graph=p.Graph(kind="ring"), free=True),
     "local_sgd": p.local_sgd(3),
     "local_sgd-delayed": p.local_sgd(1, delay_steps=1),
     "post_local_sgd": p.post_local_sgd(3, 2),
@@ -85,6 +86,7 @@ GIVEN = {
     "sparse_loco": p.sparse_loco(3, ratio=0.2),
     "bounded_staleness": p.bounded_staleness(0),
     "stale-free": p.bounded_staleness(2),
+    "stale-coded": p.bounded_staleness(0, codec=c.Sign()),
     "between-hosts": p.between_hosts(p.diloco(3)),
 }
 """Settings under which a row of the registry shows on a small model, or others than its own."""

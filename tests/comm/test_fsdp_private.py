@@ -95,6 +95,25 @@ def test_whoever_wraps_waits_hears_gathers_and_reductions(world):
     assert not heard
 
 
+@pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_what_a_run_has_put_around_methods_stays_or_goes_with_the_run(world):
+    model = nn.Linear(4, 6)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    settle_sharding(model)
+    group, seen = param_groups(model)[0], param_groups(model)[0]  # a run's, and one that observes it
+    method = group.raw.unshard
+    group.watch(lambda error, what, seconds: None)
+    watched = group.raw.unshard
+    seen.wrap_waits(lambda call: lambda *given: call(*given))
+    assert group.raw.unshard is not watched
+    seen.unwrap_waits()
+    assert group.raw.unshard is watched
+    seen.wrap_waits(lambda call: lambda *given: call(*given))
+    group.restore()
+    seen.unwrap_waits()
+    assert group.raw.unshard == method
+
+
 def test_places_are_called_as_they_are_filled():
     source = inspect.getsource(_fsdp_collectives.foreach_reduce)
     assert source.count("reduce_scatter_comm.allocate(") == 2  # the input, then the output

@@ -7,23 +7,35 @@ import torch
 from device import DEVICE, Stream, device_at_hand, to_device, to_host
 from pliant import accelerator
 from pliant.comm import RecordedComm, StagedComm, hierarchical_comm, staged
-from pliant.engine import comm_thread, device_findings, sharded_findings, weight_exchange
+from pliant.engine import (
+    background_average,
+    comm_thread,
+    device_findings,
+    pair_buckets,
+    pair_partner,
+    posted_weights,
+    sharded_findings,
+    weight_parts,
+)
 from pliant.engine.algorithm_state import AlgorithmState
+from pliant.engine.background_average import BackgroundAverage
+from pliant.engine.between_steps import exchanges_between_steps
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.gradient_exchange import GradientExchange
 from pliant.engine.owners import place_owners
+from pliant.engine.pair_partner import Partner
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
-from pliant.engine.weight_exchange import WeightExchange
 
 __all__ = ["CPU", "SHAPES", "StepRun", "on_device", "use_device"]
 
 CPU = torch.device("cpu")
 SHAPES = {"a": (40, 30), "b": (7,), "c": (64, 16), "d": (1300,)}
 BUCKETS = (("d", "c"), ("b", "a"))
+HOSTS = [[0], [1]]
 
 
 class _LaneStream(Stream):
@@ -45,18 +57,24 @@ def use_device(monkeypatch):
     def host_buffer(shape, dtype, beside):
         return torch.empty(shape, dtype=dtype)
 
-    for module in (staged, device_findings, sharded_findings, weight_exchange, accelerator):
+    for module in (staged, device_findings, sharded_findings, weight_parts, pair_buckets, accelerator):
         monkeypatch.setattr(module, "pinned", host_buffer)
-    for module in (staged, device_findings, sharded_findings, comm_thread, accelerator):
+    for module in (staged, device_findings, sharded_findings, comm_thread, posted_weights, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
-    monkeypatch.setattr(comm_thread, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
-    run = CommThread._run
+    for module in (comm_thread, pair_partner, background_average):
+        monkeypatch.setattr(module, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
+    for kind, device_of in ((CommThread, "device"), (Partner, "_device"), (BackgroundAverage, "_device")):
+        monkeypatch.setattr(kind, "_run", _there(kind._run, device_of))
+
+
+def _there(run, device_of):
+    """Return a method that can make tensors on the device, where the object works there."""
 
     def run_there(self, *arguments):
-        with device_at_hand() if self.device == DEVICE else nullcontext():
+        with device_at_hand() if getattr(self, device_of) == DEVICE else nullcontext():
             run(self, *arguments)
 
-    monkeypatch.setattr(CommThread, "_run", run_there)
+    return run_there
 
 
 @contextmanager
@@ -80,7 +98,7 @@ class StepRun:
         self.back = to_host if device == DEVICE else torch.clone
         comm = RecordedComm(StagedComm(place.comm) if device == DEVICE else place.comm)
         self.rank = place.rank
-        hosts = hierarchical_comm(comm, [[0], list(range(1, comm.size))]) if node.needs_hosts else None
+        hosts = hierarchical_comm(comm, HOSTS) if node.needs_hosts else None
         comms = Comms(comm, hosts)
         generator = torch.Generator().manual_seed(7)
         self.parameters = {name: self._bring(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
@@ -95,7 +113,9 @@ class StepRun:
         self._optimizer = optimizer
         self.weights = None
         if node.exchanges_weights:
-            self.weights = WeightExchange(self.store, comms, optimizer, 0, tracer)
+            [self.weights] = exchanges_between_steps(
+                self.store, comms, lambda: HOSTS, optimizer=optimizer, step=0, tracer=tracer
+            )
             self.weights.reset_reference()
 
     def gradient(self, step, names):
@@ -132,6 +152,6 @@ class StepRun:
     def close(self):
         self.thread.drain()
         if self.weights is not None:
-            self.weights.abandon()
+            self.weights.hand_back(self.dispatcher.step)
             self.weights.close()
         self.thread.close()

@@ -10,6 +10,7 @@ from torch import nn
 
 import pliant
 from models import Net, batch, new_ddp, train, weights
+from pliant.codecs import MinMax8, Sign, TopK
 from pliant.engine.server_threads import ServerThreads
 from waiting import dawdle, until
 
@@ -227,6 +228,49 @@ def test_a_gradient_that_is_not_finite_is_not_sent():
     assert all(pliant.run_world(2, body, timeout_s=30))
 
 
+@pytest.mark.parametrize("codec", [Sign(), TopK(ratio=0.25), MinMax8()], ids=lambda codec: codec.name)
+def test_what_a_codec_drops_stays_with_the_worker_and_is_not_lost(codec):
+    """With SGD, the way of the weights and the mean residual together are the sum of all gradients."""
+    lr, steps, size = 0.5, 9, 3
+
+    def body(place):
+        module = nn.Linear(64, 4, bias=False)
+        with torch.no_grad():
+            module.weight.zero_()
+        made = torch.optim.SGD(module.parameters(), lr=lr)
+        given = torch.zeros(4, 64)
+        what = pliant.bounded_staleness(0, codec=codec)
+        with pliant.relax(module, made, what, group=place.process_group, timeout_s=20) as run:
+            for step in range(steps):
+                x = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * step + place.rank))
+                made.zero_grad()
+                (run.model(torch.eye(64)) * x.t()).sum().backward()  # whose gradient is x
+                given += x
+                made.step()
+            residual = run.state_dict()[f"rank{place.rank}"]["slots"]["weight"]["residual"].clone()
+            return module.weight.detach().clone(), given, residual
+
+    moved, given, residual = map(torch.stack, zip(*pliant.run_world(size, body, timeout_s=60), strict=True))
+    assert (moved == moved[0]).all()
+    assert residual.abs().max() > 0
+    torch.testing.assert_close(moved[0], -lr * (given - residual).mean(0), rtol=0, atol=1e-4)
+
+
+def test_coded_gradients_need_as_many_bytes_as_their_payloads():
+    codec, size, steps = Sign(), 3, 6
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(1, codec=codec), timeout_s=20) as run:
+            train(ddp, made, place.rank, range(steps))
+            return run.stats()["sent_bytes"]
+
+    numel = sum(p.numel() for p in Net().parameters())
+    sent, both = sum(pliant.run_world(size, body, timeout_s=60)), 4 * numel + codec.nbytes(numel)
+    assert 0.85 < sent / (steps * (size - 1) * both) < 1.05  # the last answers are on their way; blocks are padded
+
+
 def test_more_ranks_than_parameters():
     def body(place):
         module = nn.Linear(3, 2)
@@ -253,6 +297,7 @@ def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
     found = []
     server = SimpleNamespace(
         _numel=4,
+        _shard=SimpleNamespace(num_bytes=16),
         _device=torch.device("cpu"),
         _asks=SimpleNamespace(exchange=breaks),
         _shared=SimpleNamespace(fail=lambda rank, why: found.append(rank)),

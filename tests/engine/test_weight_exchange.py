@@ -16,9 +16,11 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.codecs import MinMax8, Sign
+from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.plan_resolution import resolve_plan
-from pliant.engine.weight_exchange import WeightExchange
+from pliant.engine.round_calls import RoundCalls
 from pliant.spec import Graph, LocalSteps, Outer
+from waiting import until
 
 LR = 0.05
 STEPS = 20
@@ -442,13 +444,13 @@ def test_a_free_pace_waits_for_nobody_and_ends_with_all():
 
 def test_each_step_of_a_rank_counts_once(monkeypatch):
     """At a free pace ranks are weighed by their steps since the last exchange, whatever plan was before."""
-    told, meet = {0: [], 1: []}, WeightExchange._meet
+    told, meet = {0: [], 1: []}, BackgroundAverage._meet
 
-    def noted(self, work, leaving, share):
+    def noted(self, work, *, leaving):
         told[self._comms.all.rank].append(work)
-        meet(self, work, leaving, share)
+        return meet(self, work, leaving=leaving)
 
-    monkeypatch.setattr(WeightExchange, "_meet", noted)
+    monkeypatch.setattr(BackgroundAverage, "_meet", noted)
 
     def body(place):
         ddp = new_ddp(place)
@@ -482,12 +484,64 @@ def test_a_stalled_rank_does_not_stall_the_others(what):
     pliant.run_world(3, body, timeout_s=60)
 
 
+def test_a_rank_that_computes_for_long_takes_part_in_averages():
+    """Rank 1 makes no step until there were more averages, and its thread alone can take part in them."""
+    done = threading.Event()
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        with pliant.relax(ddp, optimizer, "async_average", timeout_s=20) as run:
+            [averages] = run._executor.of(BackgroundAverage)
+            train(ddp, optimizer, place.rank, range(2))
+            if place.rank == 1:
+                before = averages.rounds[0]
+                until(lambda: averages.rounds[0] > before + 10)
+                done.set()
+            step = 2
+            while not done.is_set():
+                train(ddp, optimizer, place.rank, [step])
+                step += 1
+
+    pliant.run_world(3, body, timeout_s=60)
+
+
+def test_a_rank_that_does_not_pass_on_a_call_ends_the_others(monkeypatch):
+    """Its thread hears nothing, as under SIGSTOP; no rank hangs, and who waits longest is told why."""
+    hear, stopped, going, found = RoundCalls.hear, threading.Event(), threading.Event(), {}
+
+    def hear_unless_stopped(self):
+        if self._comm.rank == 2 and stopped.is_set():
+            going.wait(250)
+        return hear(self)
+
+    monkeypatch.setattr(RoundCalls, "hear", hear_unless_stopped)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        try:
+            with pliant.relax(ddp, optimizer, "async_average", timeout_s=2):
+                train(ddp, optimizer, place.rank, range(4))
+                stopped.set()
+                if place.rank == 2:
+                    until(lambda: len(found) == 2)
+                    going.set()
+        except pliant.CommError as error:
+            found[place.rank] = str(error)
+
+    pliant.run_world(3, body, timeout_s=60)
+    assert found.keys() >= {0, 1}
+
+
 @pytest.mark.parametrize(
     "what",
     [
         pliant.gossip(period=2),
         pliant.gossip(free=True),
         pliant.choco(gamma=0.3),
+        pliant.choco(free=True, staleness=2),
+        pliant.bounded_staleness(codec=Sign()),
         pliant.dcd(),
         pliant.local_sgd(stretch=0.1),
         pliant.async_average(),

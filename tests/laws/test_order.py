@@ -53,10 +53,8 @@ def trained(what, size, monkeypatch, wrap):
     return run_world(size, body, timeout_s=60)
 
 
-SERVED = {"bounded_staleness", "stale", "stale-free"}
-"""Owners that serve from threads ask from several at once: they are refused on accelerators, and need Gloo."""
-UNORDERED = {"async_average", "gossip-free"}
-"""How far a rank has come when an average arrives depends on time: no two runs are equal."""
+SERVED = {"bounded_staleness", "stale-free", "stale-coded", "async_average", "gossip-free", "choco-free"}
+"""Threads hear questions and calls at any time, beside what they send: their messages lie in host memory, for Gloo."""
 
 
 @pytest.mark.parametrize("what", sampled(name for name in {**ALGORITHMS, **BETWEEN_STEPS} if name not in SERVED))
@@ -64,8 +62,7 @@ UNORDERED = {"async_average", "gossip-free"}
 def test_algorithms_end_in_order_and_equal_gloo(what, size, monkeypatch):
     in_order = trained(what, size, monkeypatch, InOrderQueues().wrap)
     assert in_order[0].isfinite().all()
-    if what not in UNORDERED:
-        assert all(map(torch.equal, in_order, trained(what, size, monkeypatch, lambda comm: comm)))
+    assert all(map(torch.equal, in_order, trained(what, size, monkeypatch, lambda comm: comm)))
 
 
 def wait_for(works):

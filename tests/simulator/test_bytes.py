@@ -30,7 +30,7 @@ EXTRA = {
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
-FREE = {"gossip-free", "async_average", "stale-free", "tasc-curved", "topk-dynamic", "tasc-dynamic"}
+FREE = {"gossip-free", "choco-free", "async_average", "stale-free", "tasc-curved", "topk-dynamic", "tasc-dynamic"}
 """Who exchanges when, how much, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""
@@ -79,7 +79,7 @@ def test_bytes_are_those_of_the_engine(name):
     sent = sent_by_engine(name, algorithm, found.period)
     assert max(sent) > 0
     # At a free pace, settling is one more exchange with the owners.
-    exchanges = found.period + 1 if name == "bounded_staleness" else found.period
+    exchanges = found.period + 1 if name in ("bounded_staleness", "stale-coded") else found.period
     assert [round(x * exchanges, 3) for x in found.sent_bytes] == sent
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.buckets import Bucket
+from pliant.collectives.pair_average import PairRule
 from pliant.comm.base import Comm
 from pliant.spec import CurvatureSpec, Exchange
 
@@ -15,6 +16,7 @@ __all__ = [
     "CURVATURE",
     "AcceptsPrescaled",
     "Algorithm",
+    "AveragesPairs",
     "ChecksOptimizer",
     "Deferred",
     "ExchangesWeights",
@@ -158,6 +160,15 @@ class ExchangesWeights(Protocol):
         Runs in the communication thread. Where the node has a delay or a free pace, the engine adds what has happened
         to the weights meanwhile to the result.
         """
+        ...
+
+
+@runtime_checkable
+class AveragesPairs(Protocol):
+    """Protocol of algorithms that exchange weights in pairs at a free pace."""
+
+    def pair_rule(self, numel: int, state: State) -> PairRule:
+        """Return the rule by which two ranks average a bucket of so many elements, float32, whose state this is."""
         ...
 
 

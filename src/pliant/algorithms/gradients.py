@@ -251,15 +251,24 @@ def sharded_optimizer(codec: CodecLike | None = None, *, bandwidths: tuple[float
     return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
 
 
-def bounded_staleness(staleness: int = 1, *, bandwidths: tuple[float, ...] = ()) -> ParameterServer:
+def bounded_staleness(
+    staleness: int = 1, *, codec: CodecLike | None = None, bandwidths: tuple[float, ...] = ()
+) -> ParameterServer:
     """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
 
     Stale synchronous parallel (Ho et al., NeurIPS 2013).
 
+    Args:
+        staleness: Steps that a rank may be ahead of the slowest.
+        codec: Codec of gradients on their way to owners, with error feedback on the worker; float32 if None.
+        bandwidths: Bandwidth of each rank's network, in any unit: owners hold parts of that size.
+
     >>> str(bounded_staleness(2))
     'ParameterServer(staleness=2)'
+
     """
-    return ParameterServer(staleness=staleness, placement=Placement(bandwidths=tuple(bandwidths)))
+    placement = Placement(bandwidths=tuple(bandwidths))
+    return ParameterServer(staleness=staleness, codec=as_codec_spec(codec), placement=placement)
 
 
 def onebit_adam(beta: float = 0.9, *, warmup_steps: int = 100) -> CompressedMomentum:

@@ -20,14 +20,15 @@ _EIGHT_BITS = CodecSpec(name="minmax8")
 _WIDE = Graph(kind="exponential")
 
 
-def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -> Gossip:
+def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False, staleness: int = 0) -> Gossip:
     """Average weights with neighbours in full precision (D-PSGD, Lian et al., arXiv:1705.09056).
 
     Args:
         graph: Neighbours of each step; one partner a step on the exponential graph if None.
         period: Steps from one exchange to the next.
-        free: Whether no rank waits for an exchange before its next step. Each exchange still begins with all ranks: a
-            slow rank makes exchanges rare for all, and a stopped one ends all after the timeout.
+        free: Whether ranks meet in pairs, each at its own pace (AD-PSGD, Lian et al., arXiv:1710.06952). A thread of
+            the partner answers while the partner computes, so that a slow or stopped rank holds up nobody.
+        staleness: With `free`, steps that a rank makes beside its exchange before it waits for it; 0 for any number.
 
     >>> str(gossip(period=4))
     'Gossip(period=4)'
@@ -35,8 +36,8 @@ def gossip(graph: Graph | None = None, *, period: int = 1, free: bool = False) -
     """
     graph = Graph(kind="one_peer") if graph is None else graph
     if free:
-        return Gossip(graph=graph, period=period, delay_steps=0, pace="free")
-    return Gossip(graph=graph, period=period)
+        return Gossip(graph=graph, period=period, delay_steps=0, pace="free", staleness=staleness)
+    return Gossip(graph=graph, period=period, staleness=staleness)
 
 
 def choco(
@@ -45,6 +46,8 @@ def choco(
     *,
     gamma: float = 0.5,
     period: int = 1,
+    free: bool = False,
+    staleness: int = 0,
 ) -> CodedGossip:
     """Average weights with neighbours by coded differences to replicas (CHOCO-SGD, Koloskova et al., arXiv:1902.00340).
 
@@ -53,12 +56,21 @@ def choco(
         graph: A graph that stays the same; the exponential one if None.
         gamma: Share of the way to the neighbours' replicas, above 0 and at most 1.
         period: Steps from one exchange to the next.
+        free: Whether ranks meet in pairs, each at its own pace, as with `gossip`; then any graph will do.
+        staleness: As for `gossip`.
 
     >>> str(choco(gamma=0.2))
     'CodedGossip(gamma=0.2)'
 
     """
-    return CodedGossip(codec=as_codec_spec(codec) or _EIGHT_BITS, graph=graph or _WIDE, gamma=gamma, period=period)
+    return CodedGossip(
+        codec=as_codec_spec(codec) or _EIGHT_BITS,
+        graph=graph or _WIDE,
+        gamma=gamma,
+        period=period,
+        pace="free" if free else "lockstep",
+        staleness=staleness,
+    )
 
 
 def dcd(codec: CodecLike | None = None, graph: Graph | None = None, *, period: int = 1) -> CodedGossip:
@@ -97,8 +109,8 @@ def local_sgd(
 def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
     """Average weights in the background, where slow ranks count for less.
 
-    No rank waits for an exchange before its next step, but each exchange begins with all ranks: a slow rank makes
-    exchanges rare for all, and a stopped one ends all after the timeout.
+    A thread of each rank takes part in the averages while the rank computes, so that slow ranks delay neither steps nor
+    averages. A stopped one delays averages, and ends all after the timeout; `gossip(free=True)` goes on without it.
 
     >>> str(async_average())
     "LocalSteps(period=1, pace='free', weighted=True)"

@@ -12,7 +12,7 @@ from pliant.engine.comm_thread import CommThread
 from pliant.engine.rank_checks import describe_failure, gather_numbers, majority_of, name_ranks
 from pliant.engine.step_counts import LEAVING, StepCounts, describe_difference
 
-__all__ = ["ReplicaCheck", "ReplicasDisagreeError", "check_replicas", "parameter_hashes"]
+__all__ = ["ReplicaCheck", "ReplicasDisagreeError", "check_counts", "check_replicas", "parameter_hashes"]
 
 _EARLY = (1, 2, 4, 8)
 
@@ -65,8 +65,6 @@ class ReplicaCheck:
         comm_thread: CommThread,
         comm: Comm,
         device: torch.device,
-        *,
-        free: bool,
     ) -> None:
         """Compare the counts of ranks that exchange weights, after an exchange, if a check is due.
 
@@ -76,22 +74,20 @@ class ReplicaCheck:
             comm_thread: Communication thread of the weights.
             comm: Comm of the weights.
             device: Device of the weights.
-            free: Whether steps are each rank's own, so that only exchanges are counted alike.
 
         """
         self._exchanges += 1
-        now = self._exchanges if free else step
-        if not self._is_on or not (self._exchanges in _EARLY or now - self._checked_at >= self._every):
+        if not self._is_on or not (self._exchanges in _EARLY or step - self._checked_at >= self._every):
             return
-        self._checked_at = now
+        self._checked_at = step
 
         def check() -> None:
             with describe_failure(f"comparing what ranks have done after step {step}"):
                 rows = gather_numbers(counts().row(), without_counting(comm), device)
-            _check_counts(rows)
+            check_counts(rows)
 
         handle = comm_thread.submit(check)
-        if self._exchanges in _EARLY and not free:
+        if self._exchanges in _EARLY:
             handle.wait()
 
     @property
@@ -126,7 +122,7 @@ def check_replicas(
     total = int((mine * torch.arange(1, 2 * mine.numel(), 2)).sum())  # wraps around
     with describe_failure(f"comparing replicas after step {step}"):
         rows = gather_numbers([*counts.row(), total], comm, device)
-        _check_counts([row[:-1] for row in rows])
+        check_counts([row[:-1] for row in rows])
         if all(row[-1] == rows[0][-1] for row in rows) or any(row[:-1] == LEAVING.row() for row in rows):
             return
         table = torch.tensor(gather_numbers(mine.tolist(), comm, device), dtype=torch.int64)  # (size, num_parameters)
@@ -143,7 +139,8 @@ def check_replicas(
     )
 
 
-def _check_counts(rows: list[list[int]]) -> None:
+def check_counts(rows: list[list[int]]) -> None:
+    """Raise ReplicasDisagreeError unless all ranks have the same counts, one row for each rank."""
     if LEAVING.row() not in rows and (told := describe_difference(rows)):
         raise ReplicasDisagreeError(
             f"ranks have not done the same: {told}. What they exchange belongs to different moments of training; "

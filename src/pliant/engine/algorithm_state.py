@@ -138,10 +138,14 @@ class AlgorithmState:
                 slots[slot].copy_(old.tensors[name][slot])
 
     def of_gradients(self) -> list[Tensor]:
-        """Return the tensors in the unit of gradients, which is that of the loss scale."""
+        """Return the tensors in the unit of gradients, which is that of the loss scale.
+
+        Not those of servers: they get gradients when the optimizer steps, and a scaler has unscaled them then.
+        """
         return [
             tensor
             for name, slots in self.tensors.items()
+            if self.nodes[name].staleness_bound is None
             for slot, tensor in slots.items()
             if _base(slot) in _LIKE_GRADIENTS and (_is_of_warmup(slot) or not self.nodes[name].exchanges_weights)
         ]

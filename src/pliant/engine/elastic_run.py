@@ -19,7 +19,7 @@ from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.plan_resolution import PlanLike
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
-from pliant.engine.weight_exchange import WeightExchange
+from pliant.engine.weight_parts import BetweenSteps
 from pliant.spec import SyncPlan
 
 __all__ = ["ElasticRun"]
@@ -186,13 +186,14 @@ class ElasticRun(Run):
             self._dispatcher.step = max(member.step for member in epoch.members[: num_sound or 1])
         self._executor = made = self._executor_builder.rebuild(self._executor, self._dispatcher.step)
         self._gradients = made.gradients
-        for weights in made.of(WeightExchange):
-            weights.reset_reference()
-            counters = weights.counters
-            rounds = counters[:, 1].contiguous()
-            send_first_state([*made.gradients.store.shared(), rounds], self._comm, self._party)
-            counters[:, 1] = rounds
-            weights.counters = counters
+        between = made.of(BetweenSteps)
+        rounds = torch.tensor([count for part in between for count in part.rounds], dtype=torch.int64)
+        for part in between:
+            part.reset_reference()
+        send_first_state([*made.gradients.store.shared(), rounds], self._comm, self._party)
+        counts = iter(rounds.tolist())
+        for part in between:
+            part.rounds = [next(counts) for _ in part.rounds]
         self._sound = True
 
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from pliant.algorithms.base import ChecksOptimizer, innermost, start_innermost
-from pliant.comm.base import duplicate
+from pliant.codecs import codec_from
 from pliant.comm.hierarchical import hierarchical_comm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.averaging import average_states, average_weights
+from pliant.engine.between_steps import exchanges_between_steps
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
@@ -30,7 +31,8 @@ from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
-from pliant.spec import Delayed, Exchange, SyncPlan
+from pliant.engine.weight_parts import BetweenSteps
+from pliant.spec import Delayed, SyncPlan
 
 __all__ = ["ExecutorBuilder", "PlanExecutor"]
 
@@ -161,7 +163,7 @@ class ExecutorBuilder:
                 start_innermost(algorithm, optimizer, parameter, store.tensors[name])
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
         weights = self._make_weights(store, old, step)
-        for each in weights if compares else []:
+        for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
             each.agree(self._agreement, plan_number(plan))
         served, owners = self._make_owners(store)
         looks = self._make_monitor(request, old, step)
@@ -213,7 +215,11 @@ class ExecutorBuilder:
         owners = Owners(owned, self._comm_thread, self._tracer, sends=bound is None)
         if not owned or bound is None:
             return (), owners
-        served = {each: ServerThreads(own, self._comms.all, each, bound) for each, own in owned.items()}
+        coded = next((n.payload_codec for n in store.nodes.values() if n.staleness_bound is not None), None)
+        codec, comm = None if coded is None else codec_from(coded), self._comms.all
+        served = {
+            each: ServerThreads(own, comm, each, bound, codec=codec, slots=store.tensors) for each, own in owned.items()
+        }
         for each in served.values():
             self._tracer.shutdown.add(each)
         return (Servers(served, self._tracer),), owners
@@ -230,33 +236,30 @@ class ExecutorBuilder:
             )
         store = AlgorithmState(self._parameters, old.gradients.store.nodes, self._comms)
         store.keep(old.gradients.store)
-        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tracer)
-        for before in old.of(WeightExchange):
-            counters = weights.counters
-            counters[:, 1] = before.counters[:, 1]  # exchanges so far; none is in flight
-            weights.counters = counters
+        weights = self._exchanges_between_steps(store, step)
+        for made, before in zip(weights, old.of(BetweenSteps), strict=True):
+            made.rounds = before.rounds  # none is in flight
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
-        return PlanExecutor(gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=(weights,))
+        return PlanExecutor(
+            gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=tuple(weights)
+        )
 
-    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[WeightExchange]:
+    def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[BetweenSteps]:
         before = {} if old is None else old.gradients.store.nodes
-        if old is not None and old.of(WeightExchange):
+        if old is not None and old.of(BetweenSteps):
             apart = [n for n, node in before.items() if node.exchanges_weights and node != store.nodes[n]]
             average_weights([self._parameters[n] for n in apart], self._comms.all)
             joined = [self._parameters[n] for n in apart if not store.nodes[n].exchanges_weights]
             average_states(self._optimizer, joined, self._comms.all)
-        if not any(node.exchanges_weights for node in store.nodes.values()):
-            return []
-        weights = WeightExchange(store, self._comms_for_weights(store.nodes), self._optimizer, step, self._tracer)
-        weights.reset_reference(lambda name: before.get(name) != store.nodes[name])
-        return [weights]
+        made = self._exchanges_between_steps(store, step)
+        for each in made:
+            each.reset_reference(lambda name: before.get(name) != store.nodes[name])
+        return made
 
-    def _comms_for_weights(self, nodes: Mapping[str, Exchange]) -> Comms:
-        """Make a comm for weights alone, since they travel beside gradients."""
-        ours = duplicate(self._comms.all)
-        if any(node.needs_hosts and node.exchanges_weights for node in nodes.values()):
-            return Comms(ours, hierarchical_comm(ours, self._know_hosts()))
-        return Comms(ours)
+    def _exchanges_between_steps(self, store: AlgorithmState, step: int) -> list[BetweenSteps]:
+        return exchanges_between_steps(
+            store, self._comms, self._know_hosts, optimizer=self._optimizer, step=step, tracer=self._tracer
+        )
 
     def _know_hosts(self) -> Sequence[Sequence[int]]:
         """Make the two-level comm, once, and return the ranks of each host. Collective."""

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,14 @@ from pliant.spec import SyncPlan
 
 __all__ = ["MeasuresSteps"]
 
+_TOGETHER: Mapping[str, Callable[[float, float], float]] = {
+    "consensus_distance": math.hypot,
+    "residual_norm": math.hypot,
+    "ratio": max,
+    "staleness": max,
+}
+"""How the figures of several parts are one; others are added."""
+
 
 class MeasuresSteps:
     """Base of a run that says what its steps cost."""
@@ -51,7 +60,9 @@ class MeasuresSteps:
         """Return the cost of the run on this rank so far. No communication."""
         of_parts: dict[str, float] = {}
         for part in self._parts:
-            of_parts |= part.stats()
+            for name, value in part.stats().items():
+                before = of_parts.get(name, 0.0)
+                of_parts[name] = _TOGETHER.get(name, operator.add)(before, value)
         busy_s = self._comm_thread.busy_s + of_parts.get("exchange_s", 0.0)
         return RunStats(
             steps=self._dispatcher.step,
@@ -68,6 +79,8 @@ class MeasuresSteps:
             ratio=of_parts.get("ratio", 0.0),
             connections=self.connections.connections,
             connections_why=self.connections.why,
+            exchanges_in_pairs=int(of_parts.get("exchanges_in_pairs", 0)),
+            staleness=int(of_parts.get("staleness", 0)),
         )
 
     def log_to(

@@ -4,6 +4,7 @@ import contextlib
 import threading
 
 import torch
+from torch import Tensor
 
 from pliant.accelerator import pinned
 from pliant.comm.base import CommError, Work
@@ -12,18 +13,23 @@ __all__ = ["Message", "wait_for", "waiting_thread"]
 
 
 class Message:
-    """Bytes of a fixed layout in host memory: an int64 head and a float32 body.
+    """Bytes of a fixed layout in host memory: an int64 head and a payload, such as float32.
 
     Args:
-        numel: Elements of the body.
+        num_bytes: Bytes of the payload.
         beside: Device that copies from and to it.
 
     """
 
-    def __init__(self, numel: int, beside: torch.device) -> None:
-        self.bytes = pinned(8 + 4 * numel, torch.uint8, beside).zero_()
+    def __init__(self, num_bytes: int, beside: torch.device) -> None:
+        self.bytes = pinned(8 + num_bytes, torch.uint8, beside).zero_()
         self.head = self.bytes[:8].view(torch.int64)  # (1,)
-        self.body = self.bytes[8:].view(torch.float32)  # (numel,)
+        self.payload = self.bytes[8:]  # (num_bytes,)
+
+    @property
+    def body(self) -> Tensor:
+        """The payload as float32, (num_bytes / 4,)."""
+        return self.payload.view(torch.float32)
 
 
 def waiting_thread(*works: Work) -> threading.Thread:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.accelerator import finish_copies
 from pliant.buckets import as_real
+from pliant.codecs import Codec
 from pliant.engine.optimizer_state import clone_optimizer
 
 __all__ = ["ServerShard"]
@@ -23,11 +24,12 @@ class ServerShard:
     Args:
         parameters: This rank's own, in an order that all ranks know.
         optimizer: The user's.
+        codec: Codec in which gradients come; None for float32.
 
     """
 
-    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
-        self._parameters = list(parameters)
+    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, codec: Codec | None = None) -> None:
+        self._parameters, self._codec = list(parameters), codec
         self._user = weakref.ref(optimizer)  # its hooks hold the run, and threads hold this
         self._weights = [p.detach().clone().requires_grad_() for p in parameters]
         self.numel = sum(as_real(p).numel() for p in parameters)
@@ -65,9 +67,17 @@ class ServerShard:
         groups = self._optimizer.param_groups
         self._stepper.param_groups = [{**groups[k], "params": held} for k, held in self._groups]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a gradient as it comes."""
+        return 4 * self.numel if self._codec is None else self._codec.nbytes(self.numel)
+
     def add(self, gradient: Tensor) -> None:
-        """Gather a gradient, float32 (numel,)."""
-        self._sum.add_(gradient)
+        """Gather a gradient, uint8 (num_bytes,): its float32, or its payload."""
+        if self._codec is None:
+            self._sum.add_(gradient.view(torch.float32))
+        else:
+            self._codec.decode_add(gradient, self._sum)
 
     @torch.no_grad()
     def step(self, count: int) -> None:

@@ -3,17 +3,21 @@
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.buckets import as_real
-from pliant.codecs import all_finite
+from pliant.codecs import Codec
 from pliant.comm.base import Comm, CommError, Work, duplicate
 from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.engine.messages import Message, wait_for, waiting_thread
-from pliant.engine.owner_step import OwnerStep, pack, unpack
+from pliant.engine.owner_step import OwnerStep, unpack
+from pliant.engine.server_question import Question
 from pliant.engine.server_shard import ServerShard
 from pliant.engine.server_state import SharedShard
 
@@ -38,8 +42,9 @@ class ServerThreads:
     A rank sends its gradients to all owners after each backward pass, one message each, and each owner answers with the
     weights that it owns. One thread for each peer receives, adds up, steps and answers, so that a rank serves while it
     computes. Answers are written to the model in the user's thread, between two steps. Two groups of their own keep
-    questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank. Messages
-    lie in host memory; with weights on an accelerator, each costs a copy that its thread waits for.
+    questions and answers apart. Bytes: as in an all-reduce, 2 (n-1)/n N out and in per step of each rank; with a codec,
+    which gradients are sent in and weights are not, (n-1)/n N less what it saves of (n-1)/n N. Messages lie in host
+    memory; with weights on an accelerator, each costs a copy that its thread waits for.
 
     If a rank fails, its peers are told, or see its connections close, and answer everybody with its number: each raises
     CommError at its next step, and tells its peers the same, so that all stop listening to each other. A rank that is
@@ -50,20 +55,32 @@ class ServerThreads:
         comm: Comm of the run, which is duplicated.
         optimizer: The user's.
         staleness: Most steps that a rank may be ahead of the slowest.
+        codec: Codec of gradients on their way to owners; None for float32.
+        slots: Parameter -> its slots, among which a codec needs "residual".
 
     """
 
-    def __init__(self, owned: OwnerStep, comm: Comm, optimizer: Optimizer, staleness: int) -> None:
-        self._comm = comm
+    def __init__(
+        self,
+        owned: OwnerStep,
+        comm: Comm,
+        optimizer: Optimizer,
+        staleness: int,
+        codec: Codec | None = None,
+        slots: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+    ) -> None:
+        self._comm, self._codec, self._slots = comm, codec, slots
         self._staleness = staleness if comm.size > 1 else 0  # alone, there is no network to hide
         self._asks, self._answers = duplicate(comm), duplicate(comm)
         held = {r: [owned.parameters[name] for name in owned.names_of(r)] for r in range(comm.size)}
         self._held = {rank: parameters for rank, parameters in held.items() if parameters}
         self._device = next(p.device for parameters in held.values() for p in parameters)
+        self._names = {rank: owned.names_of(rank) for rank in self._held}
         numels = {rank: sum(as_real(p).numel() for p in parameters) for rank, parameters in self._held.items()}
-        self._out = {rank: Message(numel, self._device) for rank, numel in numels.items()}
-        self._in = {rank: Message(numel, self._device) for rank, numel in numels.items()}
-        shard = ServerShard(held[comm.rank], optimizer)
+        self._questions = {rank: Question(parameters, codec) for rank, parameters in self._held.items()}
+        self._out = {rank: question.message for rank, question in self._questions.items()}
+        self._in = {rank: Message(4 * numel, self._device) for rank, numel in numels.items()}
+        self._shard = shard = ServerShard(held[comm.rank], optimizer, codec)
         self._numel, self._shared = shard.numel, SharedShard(shard, comm, self._staleness)
         self._asked: list[Work] | None = None
         """Answers and questions under way, one of each for each peer."""
@@ -85,8 +102,8 @@ class ServerThreads:
             self._take()
         for rank, parameters in self._held.items():
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            pack(self._out[rank].body, gradients)
-            if not all_finite(self._out[rank].body):
+            residuals = [] if self._codec is None else [self._slots[name]["residual"] for name in self._names[rank]]
+            if not self._questions[rank].fill(gradients, residuals, step << 32 | self._comm.rank):
                 raise NonFiniteGradientError(
                     f"in step {step} rank {self._comm.rank} has a NaN or Inf in a gradient, and has not sent it. "
                     "Lower the learning rate or clip."
@@ -162,7 +179,7 @@ class ServerThreads:
         except CommError as error:
             self._explain(error)
         if me in self._out:
-            self._epoch = self._shared.note(me, self._out[me].body if kind == _PUSH else None)
+            self._epoch = self._shared.note(me, self._out[me].payload if kind == _PUSH else None)
 
     def _take(self) -> None:
         """Wait for the answers to the last question, and write the weights that came to the model."""
@@ -212,7 +229,7 @@ class ServerThreads:
 
     def _serve(self, peer: int) -> None:
         """Receive from a peer and answer it, until it leaves. Runs in a thread of its own."""
-        question, answer = Message(self._numel, self._device), Message(self._numel, self._device)
+        question, answer = Message(self._shard.num_bytes, self._device), Message(4 * self._numel, self._device)
         try:
             while True:
                 self._asks.exchange([], [(peer, question.bytes)], patience_s=_IDLE_S).wait()
@@ -222,14 +239,14 @@ class ServerThreads:
                 if kind >= _FAIL:
                     self._shared.fail(kind - _FAIL, f"it has ended with an error of its own, says rank {peer}")
                     return
-                self._shared.serve(peer, question.body if kind == _PUSH else None, answer)
+                self._shared.serve(peer, question.payload if kind == _PUSH else None, answer)
                 self._answers.exchange([(peer, answer.bytes)], []).wait()
         except CommError as error:
             began = peer if not error.lost or peer in error.lost else error.lost[0]  # for whom the peer has hung up
             self._shared.fail(began, f"its connection broke ({error})")
 
     def _post(self, kind: int) -> Work:
-        last = {rank: Message(message.body.numel(), self._device) for rank, message in self._out.items()}
+        last = {rank: Message(message.payload.numel(), self._device) for rank, message in self._out.items()}
         for message in last.values():
             message.head.fill_(kind)
         return self._asks.exchange([(rank, m.bytes) for rank, m in last.items() if rank != self._comm.rank], [])

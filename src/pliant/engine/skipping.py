@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.executor import PlanExecutor
-from pliant.engine.weight_exchange import WeightExchange
+from pliant.engine.weight_parts import BetweenSteps
 
 __all__ = ["CountsSkips"]
 
@@ -35,7 +35,7 @@ class CountsSkips:
             if scale.is_sought:
                 scale.skip()
         missed, scale.num_skipped = scale.num_skipped, 0
-        for _ in range(missed if self._executor.of(WeightExchange) else 0):
+        for _ in range(missed if self._executor.of(BetweenSteps) else 0):
             self._complete()
 
     @property

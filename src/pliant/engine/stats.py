@@ -34,3 +34,7 @@ class RunStats(TypedDict):
     """Connections between each two ranks, over which large messages are divided."""
     connections_why: str
     """Reason for that number, such as the rates that were measured."""
+    exchanges_in_pairs: int
+    """Exchanges with one other rank that this rank has taken part in, at a free pace; 0 without such."""
+    staleness: int
+    """Steps that this rank and the partner of its last exchange in pairs were apart."""

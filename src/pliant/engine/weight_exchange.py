@@ -3,34 +3,30 @@
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.accelerator import finish_copies, is_accelerator, pinned
 from pliant.algorithms.base import Deferred, StepContext
-from pliant.codecs import first_nonfinite, nonfinite_place
 from pliant.engine.agreement import ReplicaCheck
-from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
+from pliant.engine.algorithm_state import CORRECTION
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
-from pliant.engine.gradient_exchange import NonFiniteGradientError
-from pliant.engine.parts import Part
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.step_counts import StepCounts
 from pliant.engine.tracer import Tracer
-from pliant.engine.weight_parts import WeightPart, split_weights
+from pliant.engine.weight_parts import BetweenSteps, WeightPart
 
 __all__ = ["WeightExchange"]
 
 
-class WeightExchange(Part):
-    """Exchanges weights after this rank's steps, as a plan says (Note [who waits for whom], Note [deferred work]).
+class WeightExchange(BetweenSteps):
+    """Exchanges weights after the same steps of all ranks (Note [who waits for whom], Note [deferred work]).
 
     Args:
-        store: Nodes and state of all parameters.
+        parts: Buckets whose nodes keep step.
         comms: Comms of weights alone, for nodes that need hosts and for those that do not.
         optimizer: Optimizer whose learning rate stretches periods.
         step: Steps made so far.
@@ -39,29 +35,19 @@ class WeightExchange(Part):
     """
 
     key = "weights"
-    keeps_from_joining = "this plan exchanges weights between steps"
-    lets_ranks_differ = True
 
-    def __init__(self, store: AlgorithmState, comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer) -> None:
+    def __init__(
+        self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
+    ) -> None:
+        super().__init__(parts)
         self._comms = comms
         self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
-        device = next(iter(store.parameters.values())).device
-        self._comm_thread = CommThread(device, "pliant-weights", tracer)
-        self._device = device
-        self._parts = split_weights(store, comms, step)
-        self._paces = {part.timing.pace for part in self._parts}
+        self._device = parts[0].bucket.flat.device
+        self._comm_thread = CommThread(self._device, "pliant-weights", tracer)
         self._agreement: tuple[ReplicaCheck, int] | None = None
         self._begun = step
         self._counted = 0.0
         """Work that the caller has reported; if 0, steps count."""
-        self._leaving = self._all_leave = False
-
-    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
-        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
-        for part in self._parts:
-            if any(which(span.name) for span in part.bucket.spans):
-                part.load()
-                part.algorithm.reset_reference(part.bucket, part.state)
 
     def agree(self, agreement: ReplicaCheck, plan: int) -> None:
         """Let ranks compare their counts now and then, after an exchange, under a plan with this hash."""
@@ -76,35 +62,23 @@ class WeightExchange(Part):
         self._comm_thread.raise_error()
         optimizer = self._optimizer()
         lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
-        lockstep = [part for part in self._parts if part.timing.pace == "lockstep"]
-        for part in lockstep:
+        for part in self._parts:
             if part.handle is not None and step >= part.last + part.timing.delay_steps:
                 self._take(part)
-        free = self._free
-        if all(part.handle is None or part.handle.done for part in free):
-            self._take_all(free)
-            if any(part.due(step, lr) for part in free):
-                self._start(free, step)
-        due = [part for part in lockstep if part.due(step, lr)]
+        due = [part for part in self._parts if part.due(step, lr)]
         self._start(due, step)
-        self._take_all([part for part in due if not part.late])
+        for part in due:
+            if not part.late:
+                self._take(part)
 
     def hand_back(self, step: int) -> None:
-        """Store all results in flight. Collective, between two steps; at a free pace it waits for all ranks to come."""
-        if self._free and self._comms.all.size > 1:
-            self._leaving, self._all_leave = True, False
-            while not self._all_leave:
-                self._take_all(self._free)
-                self._start(self._free, step)
-                self._take_all(self._free)
-            self._leaving = False
-        self._take_all(self._parts)
+        """Store all results in flight. Collective, between two steps."""
+        for part in self._parts:
+            self._take(part)
         self._comm_thread.drain()
 
     def settle(self, step: int) -> None:
-        """Bring exchanges in flight to a state that can be saved; at a free pace by storing them. Collective then."""
-        if self._free:
-            self.hand_back(step)
+        """Bring exchanges in flight to a state that can be saved."""
         self._comm_thread.drain()
 
     def abandon(self) -> None:
@@ -177,17 +151,13 @@ class WeightExchange(Part):
                 part.distance = float(part.state.flat[CORRECTION].norm())
         return sum(part.distance**2 for part in self._parts) ** 0.5
 
-    @property
-    def _free(self) -> list[WeightPart]:
-        return [part for part in self._parts if part.timing.pace == "free"]
-
     def _start(self, parts: Sequence[WeightPart], step: int) -> None:
         if not parts:
             return
         share = [1.0]
-        if any(part.timing.weighted or part.timing.pace == "free" for part in parts) and self._comms.all.size > 1:
-            work, leaving = (self._counted or step - self._begun) - parts[0].work, self._leaving
-            self._comm_thread.submit(lambda: self._meet(work, leaving, share), name="meet", step=step - 1)
+        if any(part.timing.weighted for part in parts) and self._comms.all.size > 1:
+            work = (self._counted or step - self._begun) - parts[0].work
+            self._comm_thread.submit(lambda: self._meet(work, share), name="meet", step=step - 1)
         deferred: list[tuple[str, Deferred]] = []
         for part in parts:
             part.load()
@@ -198,34 +168,26 @@ class WeightExchange(Part):
             part.work = self._counted or step - self._begun
             part.last = step + part.offset if step == part.timing.until_step else step
         self._comm_thread.submit_all(deferred, step=step - 1)
-        if self._agreement is not None and len(self._paces) == 1:  # with two, ranks may come to them in another order
-            free, (agreement, plan) = "free" in self._paces, self._agreement
+        if self._agreement is not None:
+            agreement, plan = self._agreement
             agreement.after_exchange(
-                lambda: StepCounts(step=0 if free else step, exchanges=self.exchanges, plan=plan),
+                lambda: StepCounts(step=step, exchanges=self.exchanges, plan=plan),
                 step,
                 self._comm_thread,
                 self._comms.all,
                 self._device,
-                free=free,
             )
 
-    def _meet(self, work: float, leaving: bool, share: list[float]) -> None:
-        """Compute this rank's share of all work, and whether all ranks are leaving. Collective."""
+    def _meet(self, work: float, share: list[float]) -> None:
+        """Compute this rank's share of all work. Collective."""
         comm = self._comms.all
-        table = torch.tensor([work, float(leaving)], dtype=torch.float64)
-        comm.all_reduce(table).wait()
-        total, leavers = table.tolist()
-        share[0] = work * comm.size / total if total > 0 else 1.0
-        self._all_leave = leavers == comm.size
+        total = torch.tensor([work], dtype=torch.float64)
+        comm.all_reduce(total).wait()
+        share[0] = work * comm.size / float(total) if total > 0 else 1.0
 
     def _mix(self, part: WeightPart, step: int, share: list[float], deferred: list[tuple[str, Deferred]]) -> None:
         bucket, names = part.bucket, [span.name for span in part.bucket.spans]
-        if (bad := _bad_place(bucket.flat)) >= 0:
-            name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
-            raise NonFiniteGradientError(
-                f"after step {step} rank {part.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
-                "them. Lower the learning rate or clip."
-            )
+        part.require_finite(step)
         seed = part.round << 32 | zlib.crc32(bucket.name.encode())
         context = StepContext(step=step, seed=seed, round=part.round, share=share[0] if part.timing.weighted else 1.0)
         part.round += 1
@@ -241,21 +203,3 @@ class WeightExchange(Part):
             part.handle.wait()
             part.handle = None
             part.store()
-
-    def _take_all(self, parts: Sequence[WeightPart]) -> None:
-        for part in parts:
-            self._take(part)
-
-
-def _bad_place(flat: Tensor) -> int:
-    """Return the index of the first NaN or Inf, or -1.
-
-    On an accelerator this thread waits for a copy of that number alone: weights must not be sent if they are not
-    finite. Nobody else waits; the thread that trains goes on.
-    """
-    if not is_accelerator(flat.device):
-        return first_nonfinite(flat)
-    told = pinned((1,), torch.int64, flat.device)
-    told.copy_(nonfinite_place(flat).view(1), non_blocking=True)
-    finish_copies(flat.device)
-    return int(told)

@@ -1,23 +1,27 @@
 """Buckets of weights: their content, when they are due, and where results go."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from pliant.accelerator import finish_copies, is_accelerator, pinned
 from pliant.algorithms.base import ExchangesWeights, State
 from pliant.buckets import Bucket, as_real, real_shape, spans_of
+from pliant.codecs import first_nonfinite, nonfinite_place
 from pliant.comm.base import Comm
 from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
 from pliant.engine.comm_thread import TaskHandle
 from pliant.engine.comms import Comms
+from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.parts import Part
 from pliant.layouts.division import weight_buckets
 from pliant.spec import Exchange, LocalSteps, Outer, Timing
 
-__all__ = ["WeightPart", "split_weights"]
+__all__ = ["BetweenSteps", "WeightPart", "change_norm", "first_bad", "split_weights"]
 
 
 @dataclass(kw_only=True)
@@ -66,6 +70,18 @@ class WeightPart:
         stretched = int((self.timing.stretch / lr) ** 2) if self.timing.stretch and lr > 0 else 0
         return step - self.last >= max(self.timing.period, stretched)
 
+    def require_finite(self, step: int, flat: Tensor | None = None) -> None:
+        """Raise NonFiniteGradientError if there is a NaN or Inf in the bucket, or in a copy of it, before it is sent.
+
+        On an accelerator the thread that calls this waits for a copy of one number; the thread that trains goes on.
+        """
+        if (bad := first_bad(self.bucket.flat if flat is None else flat)) >= 0:
+            name = next(s.name for s in reversed(self.bucket.spans) if s.offset <= bad)
+            raise NonFiniteGradientError(
+                f"after step {step} rank {self.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
+                "them. Lower the learning rate or clip."
+            )
+
     @torch.no_grad()
     def load(self) -> None:
         """Copy the weights into the bucket."""
@@ -87,11 +103,44 @@ class WeightPart:
                 real.copy_(view)
 
 
-def split_weights(store: AlgorithmState, comms: Comms, step: int) -> list[WeightPart]:
-    """Group the parameters whose weights are exchanged by node and fragment, in buckets of limited size."""
+class BetweenSteps(Part):
+    """Base of the parts of a run that exchange weights between steps.
+
+    Args:
+        parts: Buckets that it exchanges.
+
+    """
+
+    keeps_from_joining = "this plan exchanges weights between steps"
+    lets_ranks_differ = True
+
+    def __init__(self, parts: Sequence[WeightPart]) -> None:
+        self._parts = list(parts)
+
+    def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
+        """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""
+        for part in self._parts:
+            if any(which(span.name) for span in part.bucket.spans):
+                part.load()
+                part.algorithm.reset_reference(part.bucket, part.state)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Exchanges so far of each bucket, as all ranks count them."""
+        return [part.round for part in self._parts]
+
+    @rounds.setter
+    def rounds(self, counts: Sequence[int]) -> None:
+        for part, count in zip(self._parts, counts, strict=True):
+            part.round = count
+
+
+def split_weights(store: AlgorithmState, comms: Comms, step: int, nodes: Sequence[Exchange]) -> list[WeightPart]:
+    """Group the parameters of these nodes by node and fragment, in buckets of limited size."""
     return [
         _split(f"weights {k}", fragment, names, store, comms, step)
         for k, (fragment, names) in enumerate(_buckets_of(store))
+        if store.nodes[names[0]] in nodes
     ]
 
 
@@ -126,3 +175,19 @@ def _split(
         offset=first_due - timing.period,
         last=step + first_due - timing.period,
     )
+
+
+def change_norm(parts: Sequence[WeightPart]) -> float:
+    """Return the Euclidean norm of what the last exchanges have changed, in buckets whose corrections are posted."""
+    norms = [torch.stack(part.changed).norm() for part in parts if part.changed]
+    return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def first_bad(flat: Tensor) -> int:
+    """Return the index of the first NaN or Inf in a flat tensor, or -1; on an accelerator, wait for that number."""
+    if not is_accelerator(flat.device):
+        return first_nonfinite(flat)
+    told = pinned((1,), torch.int64, flat.device)
+    told.copy_(nonfinite_place(flat).view(1), non_blocking=True)
+    finish_copies(flat.device)
+    return int(told)

@@ -67,11 +67,14 @@ def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bo
     return rounds
 
 
-def to_and_from(part: Floats, between: dict[str, Floats]) -> list[Round]:
-    """Send each owner its part, (num_buckets, num_ranks) bytes, from all; let it work; and send the result to all."""
+def to_and_from(part: Floats, between: dict[str, Floats], back: Floats | None = None) -> list[Round]:
+    """Send each owner its part, (num_buckets, num_ranks) bytes, from all; let it work; and send the result to all.
+
+    The result has as many bytes as the part, or those of `back`.
+    """
     everybody = np.ones((1, part.shape[1]))
     up = Round(messages=DenseExchange(give=everybody, take=part), after=between)
-    return [up, Round(messages=DenseExchange(give=part, take=everybody))]
+    return [up, Round(messages=DenseExchange(give=part if back is None else back, take=everybody))]
 
 
 def among_ranks(rounds: Sequence[Round], ranks: Ints, num_ranks: int) -> list[Round]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pliant.layouts.payloads import payload_bytes
 from pliant.netmodel import DenseExchange, Floats, Round
 from pliant.simulator.collective_rounds import ring, to_and_from
 from pliant.simulator.context import SimulationContext
@@ -22,7 +23,7 @@ from pliant.simulator.layout import (
     weight_parts,
 )
 from pliant.simulator.traffic import inside_hosts, num_turns, traffic_of
-from pliant.spec import Exchange, Sharded, SyncPlan, Workload
+from pliant.spec import CodecSpec, Exchange, Sharded, SyncPlan, Workload
 
 __all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
 
@@ -55,6 +56,11 @@ class TimedWeightExchange:
     def free(self) -> bool:
         """Whether each rank exchanges at the step that it is in."""
         return self.part.timing.pace == "free"
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether two ranks exchange at a time."""
+        return self.part.node.meets_in_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +104,12 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     owners = owners_of(nodes, workload, num_ranks) if num_ranks > 1 else ()
     gradients, follow_ups = _gradients(plan, nodes, owners, context, bucket_bytes) if num_ranks > 1 else ((), ())
     weights = _weights(nodes, context)
-    meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights)
+    meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights if not mixed.in_pairs)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
     held = owned_bytes(nodes, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
     bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
     served = [bound for bound in bounds if bound is not None]
+    coded = next((node.payload_codec for node in distinct_nodes(nodes) if node.staleness_bound is not None), None)
     busiest = float(held.max() / held.sum()) if owners else 1.0
     lockstep_owners = bool(owners) and not served
     periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
@@ -113,7 +120,7 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
         weights=weights,
         meet=_one("meet", tell, context),
         share=_one("new weights", _from_owners(held), context) if lockstep_owners else None,
-        served=_one("owners", _server_exchange(owners, context, busiest), context) if served else None,
+        served=_one("owners", _server_exchange(owners, coded, context, busiest), context) if served else None,
         staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
         period=math.lcm(*periods),
@@ -234,17 +241,25 @@ def _from_owners(held: Floats) -> tuple[Round, ...]:
     return (Round(messages=DenseExchange(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
 
 
-def _server_exchange(owners: Sequence[int], context: SimulationContext, busiest: float) -> tuple[Round, ...]:
-    """Return the round trip to servers: a head and float32 to each owner, its step, and as much back."""
+def _server_exchange(
+    owners: Sequence[int], codec: CodecSpec | None, context: SimulationContext, busiest: float
+) -> tuple[Round, ...]:
+    """Return the round trip to servers: a head and gradients to each owner, its step, and float32 back."""
     tensors, num_ranks = context.workload.tensors, context.num_ranks
     numel = np.zeros(num_ranks)
     for tensor, owner in zip(tensors, owners, strict=True):
         numel[owner] += tensor.numel
-    message = np.where(numel > 0, 8 + 4 * numel, 0.0)[None]  # (1, num_ranks)
     step_s = np.array([context.workload.step_s * busiest * context.slowest])
-    between = {"reduce_bytes": 4 * numel.max(keepdims=True) * num_ranks, "compute_s": step_s}
-    packed = _bytes_of(context.workload)
-    return (Round(messages=None, before={"reduce_bytes": packed}), *to_and_from(message, between))
+    before, most = {"reduce_bytes": _bytes_of(context.workload)}, numel.max(keepdims=True)
+    added = {"reduce_bytes": 4 * most * num_ranks}
+    if codec is not None:
+        before[f"encode {codec.name}"] = numel.sum(keepdims=True)
+        added = {f"add {codec.name}": most * num_ranks}
+    answer, question = (
+        np.array([[8 + payload_bytes(each, int(n)) if n else 0.0 for n in numel]]) for each in (None, codec)
+    )
+    rounds = to_and_from(question, {**added, "compute_s": step_s}, back=answer)
+    return (Round(messages=None, before=before), *rounds)
 
 
 def _bytes_of(workload: Workload) -> Floats:

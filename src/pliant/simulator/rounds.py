@@ -154,9 +154,11 @@ def owner_rounds(
 
 
 def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Return the messages along a graph, and what averaging takes."""
+    """Return the messages along a graph, and what averaging takes; at a free pace, one question of each rank."""
     graph, codec = node.graph, node.payload_codec
     size = _payloads(codec, batch.numel)
+    if node.meets_in_pairs:
+        return _pair_rounds(node, batch, num_ranks, turn)
     if graph.kind == "complete":
         most, messages = (
             num_ranks - 1,
@@ -174,6 +176,27 @@ def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int
         **passes(batch, most + 2),
     }
     return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _elements_added(codec, batch)})]
+
+
+def _pair_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
+    """Let each rank ask one neighbour, who answers it with as many bytes."""
+    codec, neighbours = node.payload_codec, [sorted(each) for each in node.graph.neighbours(num_ranks)]
+    asks = np.array([(i, near[turn % len(near)]) for i, near in enumerate(neighbours) if near], dtype=np.int64)
+    source, target = asks.reshape(-1, 2).T
+    size, share = _payloads(codec, batch.numel), np.ones(len(asks))
+    question = PointToPoint(source=source, target=target, share=share, num_bytes=size)
+    answer = PointToPoint(source=target, target=source, share=share, num_bytes=size)
+    if codec is None:
+        return [
+            Round(messages=question, before=passes(batch, 1)),
+            Round(messages=answer, before=passes(batch, 4), after=passes(batch, 2)),
+        ]
+    coded = {f"encode {codec.name}": batch.numel, f"add {codec.name}": _elements_added(codec, batch)}
+    added = {f"add {codec.name}": _elements_added(codec, batch), **passes(batch, 3)}
+    return [
+        Round(messages=question, before={**coded, **passes(batch, 1)}),
+        Round(messages=answer, before={f"encode {codec.name}": batch.numel, **added}, after=added),
+    ]
 
 
 def _elements_added(codec: CodecSpec, batch: BucketBatch) -> Floats:

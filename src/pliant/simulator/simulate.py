@@ -177,10 +177,11 @@ def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated
 
 
 def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulated:
-    """Return the result where no rank waits: each computes at its own pace, and exchanges begin with the last rank.
+    """Return the result where no rank waits: each computes at its own pace, and threads exchange beside it.
 
-    An exchange begins with the step of the last rank that is free for it. So the interval between two is as many whole
-    steps of some rank as the exchange takes, or as the plan's period.
+    An average of all begins with a step of any rank once the one before is over; each rank asks for exchanges in pairs
+    at its own steps. So the interval between two is as many whole steps of a rank as the exchange takes, or as the
+    plan's period: steps of the fastest for an average, of each rank for its pairs.
     """
     context, overheads, workload = prepared.context, prepared.context.overheads, prepared.context.workload
     whole_s = workload.forward_s + workload.backward_s + workload.step_s
@@ -191,7 +192,9 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
     exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS
     taken_s = exchange_s * overheads.exchange_overlap
     steps_between = np.maximum(every, np.ceil(taken_s / paces_s)) if whole_s else np.ones(context.num_ranks)
-    cycle_s = max(float((paces_s * steps_between).max()), taken_s)
+    cycles_s = np.maximum(paces_s * steps_between, taken_s)
+    in_pairs = all(mixed.in_pairs for mixed in prepared.weights)
+    cycle_s = float(1 / np.mean(1 / np.maximum(cycles_s, 1e-30)) if in_pairs else cycles_s.min())
     busy = np.minimum(1.0, taken_s / np.maximum(every * paces_s, 1e-30))
     paces_s = paces_s * (1 + (overheads.compute_overlap - 1) * busy)
     step_s = float(1 / np.mean(1 / np.maximum(paces_s, 1e-30)))

@@ -191,7 +191,10 @@ def _between_hosts(node: BetweenHosts, batch: BucketBatch, topology: Topology, t
 
 def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count gossip of differences; at gamma 0 messages follow once the own replica has been handed over."""
-    (around,) = gossip_rounds(node, batch, topology.num_ranks, turn)
+    rounds = gossip_rounds(node, batch, topology.num_ranks, turn)
+    if node.meets_in_pairs:
+        return ExchangeTraffic(task=tuple(rounds))
+    (around,) = rounds
     if node.gamma:
         return ExchangeTraffic(task=(around,))
     return ExchangeTraffic(task=(replace(around, messages=None, after={}),), rest=(replace(around, before={}),))

@@ -77,6 +77,10 @@ class Combinator(Exchange):
         return self.inner.averages_in_host
 
     @property
+    def meets_in_pairs(self) -> bool:
+        return self.inner.meets_in_pairs
+
+    @property
     def keeps_gradients(self) -> bool:
         return self.inner.keeps_gradients
 
@@ -156,6 +160,12 @@ class BetweenHosts(Combinator):
             not scheduled,
             "BetweenHosts",
             "inner must have no topology, which is of all ranks, while only hosts exchange; leave one of the two out.",
+        )
+        require(
+            not self.inner.meets_in_pairs,
+            "BetweenHosts",
+            f"inner must not meet in pairs at a free pace, got {type(self.inner.core).__name__}, since the ranks of a "
+            "host make the same steps; use pace='lockstep', or async_average, or leave BetweenHosts out.",
         )
 
     @property
@@ -241,6 +251,10 @@ class After(Exchange):
     @property
     def averages_in_host(self) -> bool:
         return self.then.averages_in_host
+
+    @property
+    def meets_in_pairs(self) -> bool:
+        return self.then.meets_in_pairs
 
     @property
     def keeps_gradients(self) -> bool:

@@ -175,6 +175,11 @@ class Exchange:
         return None
 
     @property
+    def meets_in_pairs(self) -> bool:
+        """Whether weights are exchanged by two ranks at a time, each at the step that it is in."""
+        return False
+
+    @property
     def weights_may_diverge(self) -> bool:
         """Whether the weights of ranks may differ, and gradients stay with their rank in backward."""
         return self.exchanges_weights or self.staleness_bound is not None

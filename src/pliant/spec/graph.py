@@ -76,6 +76,18 @@ class Graph:
         weight = 1 / (1 + len(offsets))
         return [{i: weight} | {(i + d) % size: weight for d in offsets} for i in range(size)]
 
+    def neighbours(self, size: int) -> list[set[int]]:
+        """Return, for each rank, the others that it exchanges with in any step, in either direction."""
+        if self.kind in ("matching", "round_robin", "complete"):
+            return [set(range(size)) - {i} for i in range(size)]
+        found: list[set[int]] = [set() for _ in range(size)]
+        for step in range(self.period(size)):
+            for i, row in enumerate(self.mixing(step, size)):
+                for j in row.keys() - {i}:
+                    found[i].add(j)
+                    found[j].add(i)
+        return found
+
     def offsets(self, step: int, size: int) -> list[int] | None:
         """Return how far from a rank its sources are, or None if that is not the same for all ranks."""
         powers = [1 << k for k in range(max(0, math.ceil(math.log2(size))))]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import Exchange, Timing, require, require_codec
+from pliant.spec.exchange import Exchange, Feedback, Timing, require, require_codec
 from pliant.spec.ranges import Number, Range, check_ranges
 
 __all__ = ["ParameterServer", "Placement", "ShardedOptimizer"]
@@ -55,11 +55,25 @@ class ParameterServer(Exchange):
     made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
     staleness: Number = 1
     """How many steps a rank may be ahead of the slowest, and its weights behind."""
+    codec: CodecSpec | None = None
+    """In how many bits gradients travel, with error feedback on the worker; weights travel in float32."""
     placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_codec(self.codec, "ParameterServer", "cast", "quantizer", "sparsifier")
 
     @property
     def has_owners(self) -> bool:
         return True
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return "none" if self.codec is None else "worker"
+
+    @property
+    def spares_small(self) -> bool:
+        return False
 
     @property
     def staleness_bound(self) -> int | None:

@@ -91,6 +91,12 @@ class SyncPlan:
                 "one rule lets ranks be at steps of their own, with a ParameterServer, and another does not, or with "
                 "another staleness; give all rules such owners with the same staleness, or none."
             )
+        servers = [rule.exchange for rule in self.rules if rule.exchange.staleness_bound is not None]
+        if len({node.payload_codec for node in servers}) > 1:
+            raise ValueError(
+                f"two rules have ParameterServers with different codecs, {servers[0].payload_codec} and another, but "
+                "all gradients of an owner travel in one message; give all the same codec."
+            )
         if len({rule.exchange.ratio_target for rule in self.rules} - {None}) > 1:
             raise ValueError(
                 "two rules have different targets, but what is exposed of a step cannot be told apart by rules; give "

@@ -16,7 +16,7 @@ from pliant.spec.exchange import (
 )
 from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
-from pliant.spec.ranges import Count, Decay, Positive, Quantity, Share, check_ranges
+from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Share, check_ranges
 
 __all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
 
@@ -42,10 +42,14 @@ class Gossip(Exchange):
     delay_steps: int = 1
     """At 1 the exchange runs beside the next step, whose progress is added to the mean."""
     pace: Pace = "lockstep"
+    """At a free pace two neighbours at a time take the mean of both, whatever steps they are in (AD-PSGD)."""
+    staleness: Number = 0
+    """At a free pace, steps that a rank makes while its exchange is under way before it waits for it; 0: any number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_timing(self.pace, self.delay_steps, self.period, "Gossip")
+        _require_free(self.pace, self.staleness, "Gossip")
 
     @property
     def kind(self) -> Kind:
@@ -54,6 +58,10 @@ class Gossip(Exchange):
     @property
     def timing(self) -> Timing:
         return Timing(period=self.period, delay_steps=self.delay_steps, pace=self.pace)
+
+    @property
+    def meets_in_pairs(self) -> bool:
+        return self.pace == "free"
 
     @property
     def works_in_float32(self) -> bool:
@@ -70,10 +78,21 @@ class CodedGossip(Exchange):
     gamma: Share = 0.0
     """How far weights go towards what replicas say; at 0 the own replica takes their place."""
     period: Count = 1
+    pace: Pace = "lockstep"
+    """At a free pace each pair of neighbours keeps replicas of its own, and two ranks meet at a time."""
+    staleness: Number = 0
+    """At a free pace, steps that a rank makes while its exchange is under way before it waits for it; 0: any number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_codec(self.codec, "CodedGossip", "cast", "quantizer", "sparsifier")
+        _require_free(self.pace, self.staleness, "CodedGossip")
+        require(
+            self.pace == "lockstep" or self.gamma > 0,
+            "CodedGossip",
+            "gamma must be above 0 at a free pace, got 0: with DCD a rank's weights are the one replica that all "
+            "neighbours hold, but at a free pace only one of them hears of a change; use choco(gamma=0.5, free=True).",
+        )
 
     @property
     def kind(self) -> Kind:
@@ -81,7 +100,12 @@ class CodedGossip(Exchange):
 
     @property
     def timing(self) -> Timing:
-        return Timing(period=self.period, delay_steps=1 if self.gamma else 0)
+        delay_steps = 1 if self.gamma and self.pace == "lockstep" else 0
+        return Timing(period=self.period, delay_steps=delay_steps, pace=self.pace)
+
+    @property
+    def meets_in_pairs(self) -> bool:
+        return self.pace == "free"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +186,12 @@ class LocalSteps(Exchange):
     @property
     def works_in_float32(self) -> bool:
         return self.period > 1 or self.delay_steps > 0 or self.averaging.works_in_float32
+
+
+def _require_free(pace: Pace, staleness: int, node: str) -> None:
+    require(
+        pace == "free" or staleness == 0,
+        node,
+        f"staleness must be 0 in lockstep, where delay_steps says how late a result is, got {staleness}; use "
+        "pace='free'.",
+    )

@@ -10,6 +10,7 @@ from pliant.algorithms.base import Deferred, State, StateSpec, StepContext
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
 from pliant.collectives.gossip import CodedNeighborAverage as CodedNeighborAverage, NeighborAverage as NeighborAverage
+from pliant.collectives.pair_average import CodedPairAverage, PairAverage, PairRule
 from pliant.comm.base import Comm
 from pliant.spec import CodedGossip, Gossip
 
@@ -26,6 +27,8 @@ class GossipExecutor:
 
     The exchange starts when a step is done and is added one step later, so all of forward, backward and step hides
     it. Bytes per exchange: 4 N to each rank whose row names this one, and from each that its own row names.
+
+    At a free pace neighbours meet in pairs (`PairAverage`), each whenever it likes. Bytes per exchange: 4 N out and in.
     """
 
     node: Gossip
@@ -36,6 +39,8 @@ class GossipExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the buffers for the sources' weights."""
+        if self.node.meets_in_pairs:
+            return None
         graph = self.node.graph
         return NeighborAverage(graph, bucket.numel, comm, dtype=bucket.flat.dtype, device=bucket.flat.device)
 
@@ -49,6 +54,10 @@ class GossipExecutor:
         """Average once with the neighbours."""
         state.workspace(bucket.flat, context.round)
         return None
+
+    def pair_rule(self, numel: int, state: State) -> PairRule:
+        """Return the mean of two vectors in full precision."""
+        return PairAverage(numel)
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,25 @@ class CodedGossipExecutor:
     A rank knows its own r_i at once, and its neighbours' only by the next step. So messages run beside forward and
     backward here as well, and the result is still the paper's. Bytes per exchange: one payload per target and source.
     Memory: one replica per source and one of its own.
+
+    At a free pace neighbours meet in pairs (`CodedPairAverage`), and each pair has two replicas of its own: so a change
+    need not be told to anybody else, and the graph may be any. Bytes per exchange: one payload out and one in. Memory:
+    two replicas per neighbour.
     """
 
     node: CodedGossip
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """A replica per rank whose messages come here, and one of its own."""
+        """A replica per rank whose messages come here, and one of its own; two for each neighbour at a free pace."""
+        if self.node.meets_in_pairs:
+            neighbours = sorted(self.node.graph.neighbours(comm.size)[comm.rank])
+            return {f"replica {whose} {peer}": None for peer in neighbours for whose in ("own", "other")}
         return {f"replica {rank}": None for rank in self.node.graph.mixing(0, comm.size)[comm.rank] | {comm.rank: 1.0}}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the buffers of payloads."""
+        if self.node.meets_in_pairs:
+            return None
         node, codec = self.node, codec_from(self.node.codec)
         gamma, device = node.gamma or 1.0, bucket.flat.device
         return CodedNeighborAverage(codec, node.graph, bucket.numel, comm, gamma=gamma, device=device)
@@ -102,6 +120,12 @@ class CodedGossipExecutor:
         x.copy_(replicas[comm.rank])
         return lambda: coded.exchange(replicas)
 
+    def pair_rule(self, numel: int, state: State) -> PairRule:
+        """Return the step of two vectors towards each other, by the replicas of each pair."""
+        own, others = _replicas(state, "own"), _replicas(state, "other")
+        return CodedPairAverage(codec_from(self.node.codec), numel, gamma=self.node.gamma, own=own, others=others)
 
-def _replicas(state: State) -> Mapping[int, Tensor]:
-    return {int(slot.split()[1]): tensor for slot, tensor in state.flat.items() if slot.startswith("replica")}
+
+def _replicas(state: State, whose: str = "") -> Mapping[int, Tensor]:
+    prefix = f"replica {whose}".strip() + " "
+    return {int(slot.removeprefix(prefix)): x for slot, x in state.flat.items() if slot.startswith(prefix)}

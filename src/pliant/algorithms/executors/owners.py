@@ -28,14 +28,16 @@ class OwnerExecutor:
 
     With a staleness s, stale synchronous parallel (Ho et al., NeurIPS 2013): owners make one step with the mean of
     every n gradients, in the order in which they arrive. A rank that has made c steps continues when the slowest has
-    made c - s, with weights that hold all gradients but the last fewer than n of those that had arrived by then.
+    made c - s, with weights that hold all gradients but the last fewer than n of those that had arrived by then. With a
+    codec C, worker i sends C(g_i + e_i) and keeps e_i <- g_i + e_i - C(g_i + e_i); owners decode and add up.
     """
 
     node: ShardedOptimizer | ParameterServer
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The owner's rank: the engine places all parameters when a plan begins."""
-        return {"owner": ()}
+        """The owner's rank, which the engine sets when a plan begins; and a residual for servers with a codec."""
+        is_coded = isinstance(self.node, ParameterServer) and self.node.codec is not None
+        return {"owner": (), "residual": None} if is_coded else {"owner": ()}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make room for the collective, which is made once owners are known."""

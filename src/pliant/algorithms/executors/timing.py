@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import (
     Algorithm,
+    AveragesPairs,
     ChecksOptimizer,
     Deferred,
     ExchangesWeights,
@@ -23,6 +24,7 @@ from pliant.algorithms.base import (
 )
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite, finite_flag, keep_unless
+from pliant.collectives.pair_average import PairRule
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
 from pliant.spec import After, Delayed, Every, Exchange
@@ -183,6 +185,10 @@ class AfterExecutor:
         return cast(ExchangesWeights, self.then).exchange_weights(
             bucket, self._later(state), _comm_under(comm, self.node.then), context
         )
+
+    def pair_rule(self, numel: int, state: State) -> PairRule:
+        """Let the later one say how two ranks average."""
+        return cast(AveragesPairs, self.then).pair_rule(numel, self._later(state))
 
     def _later(self, state: State) -> State:
         return replace(state, workspace=state.workspace[1])

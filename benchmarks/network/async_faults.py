@@ -1,0 +1,246 @@
+"""Ranks that are killed or stopped under algorithms at a free pace: nobody hangs, and who is stopped comes back.
+
+    python benchmarks/network/async_faults.py list --trials benchmarks/network/async_kills_seed1.jsonl
+    python benchmarks/network/async_faults.py run --trials benchmarks/network/async_kills_seed1.jsonl --results F.jsonl
+    python benchmarks/network/async_faults.py stop --seconds 60 --results F.jsonl
+    python benchmarks/network/async_faults.py table --results F.jsonl
+
+A trial trains on four processes of loopback. `run` kills one of them at a moment that was drawn. The others must end
+with an error that names it, or, in an elastic run, go on without it, until all close; within `WITHIN_S`. `stop` stops
+one for so many seconds, and lets it go on. F.jsonl gets one line a trial, and what has one is not run again.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from network.async_drawn import ALGORITHMS, RANKS, Trial, draw
+from tasc.accuracy_book import Book
+
+from pliant.network.store_host import reserve_port
+
+TIMEOUT_S = 10.0
+"""Of an exchange."""
+WITHIN_S = 60.0
+"""After a kill, all must have come to their end, or to go on, within this; else a trial counts as one that hangs."""
+START_S = 120.0
+"""Time for all ranks to begin."""
+GO_ON_STEPS = 20
+"""Steps that those who are left make before they close, in an elastic run."""
+
+
+class Lines(Book):
+    """What has been run."""
+
+    KEY = ("kind", "seed", "number", "algorithm")
+
+
+class Ranks:
+    """Four processes that train, and what they have written down."""
+
+    def __init__(self, folder: Path, port: int, *, algorithm: str, elastic: bool, victim: int, pause_s: float) -> None:
+        self._folder = folder
+        told = {"folder": str(folder), "algorithm": algorithm, "elastic": elastic, "victim": victim}
+        told |= {"pause_s": pause_s, "timeout_s": TIMEOUT_S}
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+        env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__).with_name("async_rank.py")), json.dumps(told)]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(RANKS):
+            with (folder / f"{rank}.log").open("w") as log:
+                self.processes.append(
+                    subprocess.Popen(command, env={**os.environ, **env, "RANK": str(rank)}, stdout=log, stderr=log)
+                )
+
+    def told(self, rank: int) -> dict[str, Any]:
+        """Return what a rank has written down last."""
+        file = self._folder / f"{rank}.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def log(self, rank: int) -> str:
+        """Return the end of what a rank has printed."""
+        return (self._folder / f"{rank}.log").read_text(errors="replace")[-2000:]
+
+    def wait_for_steps(self, rank: int, steps: int, within_s: float) -> bool:
+        """Wait until a rank has made so many steps."""
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s and self.processes[rank].poll() is None:
+            if self.told(rank).get("steps", 0) >= steps:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def end(self) -> None:
+        """Tell all to close."""
+        (self._folder / "enough").touch()
+
+    def wait(self, ranks: list[int], until_s: float) -> bool:
+        """Wait until all these have ended; return whether they have."""
+        for rank in ranks:
+            try:
+                self.processes[rank].wait(max(0.0, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+    def kill(self) -> None:
+        """End what is left."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+
+def carry_out(trial: Trial) -> dict[str, Any]:
+    """Kill one rank; say what became of the others."""
+    began_s = time.monotonic()
+    others = [rank for rank in range(RANKS) if rank != trial.victim]
+    with tempfile.TemporaryDirectory(prefix="async-") as folder, reserve_port() as held:
+        ranks = Ranks(
+            Path(folder),
+            held.getsockname()[1],
+            algorithm=trial.algorithm,
+            elastic=trial.elastic,
+            victim=trial.victim,
+            pause_s=trial.pause_s,
+        )
+        try:
+            started = ranks.wait_for_steps(trial.victim, trial.steps, START_S)
+            time.sleep(trial.part * (trial.pause_s + 0.005))
+            ranks.processes[trial.victim].kill()
+            struck_s = time.monotonic()
+            if trial.elastic:
+                for rank in others:
+                    now = ranks.told(rank).get("steps", 0)
+                    ranks.wait_for_steps(rank, now + GO_ON_STEPS, WITHIN_S)
+                ranks.end()
+            ended = ranks.wait(others, struck_s + WITHIN_S + (WITHIN_S if trial.elastic else 0.0))
+            took_s = time.monotonic() - struck_s
+        finally:
+            ranks.kill()
+        told = [ranks.told(rank) for rank in others]
+        if trial.elastic:
+            passed = ended and all(each.get("ended") == "closed" for each in told)
+        else:
+            passed = ended and all(trial.victim in each.get("lost", ()) for each in told)
+        logs = [] if passed else [ranks.log(rank) for rank in others]
+    return {
+        "kind": "kill",
+        **asdict(trial),
+        "started": started,
+        "hangs": not ended,
+        "passed": started and passed,
+        "end_s": took_s,
+        "told": told,
+        "logs": logs,
+        "trial_s": time.monotonic() - began_s,
+    }
+
+
+def stop(algorithm: str, seconds: float, victim: int = RANKS - 1) -> dict[str, Any]:
+    """Stop one rank for some seconds; return what the others do before, meanwhile and after, a second."""
+    others = [rank for rank in range(RANKS) if rank != victim]
+    with tempfile.TemporaryDirectory(prefix="async-") as folder, reserve_port() as held:
+        port = held.getsockname()[1]
+        ranks = Ranks(Path(folder), port, algorithm=algorithm, elastic=False, victim=victim, pause_s=0.02)
+        try:
+            ranks.wait_for_steps(victim, 100, START_S)
+            span_s = min(10.0, seconds)
+            before = _rates(ranks, others, span_s)
+            ranks.processes[victim].send_signal(signal.SIGSTOP)
+            _rates(ranks, others, 3.0)  # in which each finds out once
+            meanwhile = _rates(ranks, others, seconds - 3.0)
+            steps = ranks.told(victim).get("steps", 0)
+            ranks.processes[victim].send_signal(signal.SIGCONT)
+            back = ranks.wait_for_steps(victim, steps + 50, WITHIN_S)
+            after = _rates(ranks, others, span_s)
+            ranks.end()
+            ended = ranks.wait(list(range(RANKS)), time.monotonic() + WITHIN_S)
+        finally:
+            ranks.kill()
+        told = [ranks.told(rank) for rank in range(RANKS)]
+    kept = [b / a for a, b in zip(before["exchanges"], meanwhile["exchanges"], strict=True)]
+    return {
+        "kind": "stop",
+        "seed": 0,
+        "number": seconds,
+        "algorithm": algorithm,
+        "before_per_s": before,
+        "meanwhile_per_s": meanwhile,
+        "after_per_s": after,
+        "kept": kept,
+        "back": back,
+        "hangs": not ended,
+        "passed": back and ended and all(each.get("ended") == "closed" for each in told) and min(kept) >= 0.9,
+    }
+
+
+def _rates(ranks: Ranks, of: list[int], seconds: float) -> dict[str, list[float]]:
+    first = [ranks.told(rank) for rank in of]
+    time.sleep(seconds)
+    last = [ranks.told(rank) for rank in of]
+    return {
+        what: [(b[what] - a[what]) / max(b["at_s"] - a["at_s"], 1e-9) for a, b in zip(first, last, strict=True)]
+        for what in ("steps", "exchanges")
+    }
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Return what came of kills, by algorithm, and of stops."""
+    rows = ["| algorithm | kills | as they should end | hang | longest end, s |", "|---|---|---|---|---|"]
+    kills = [record for record in records if record["kind"] == "kill"]
+    for name in ALGORITHMS:
+        mine = [record for record in kills if record["algorithm"] == name]
+        longest_s = max((record["end_s"] for record in mine), default=0.0)
+        passed, hangs = (sum(record[what] for record in mine) for what in ("passed", "hangs"))
+        rows.append(f"| {name} | {len(mine)} | {passed} | {hangs} | {longest_s:.1f} |")
+    passed, hangs = (sum(record[what] for record in kills) for what in ("passed", "hangs"))
+    rows.append(f"| all | {len(kills)} | {passed} | {hangs} | |")
+    for r in (record for record in records if record["kind"] == "stop"):
+        kept = ", ".join(f"{share:.2f}" for share in r["kept"])
+        back = "came back" if r["back"] else "did not come back"
+        rows.append(f"\n{r['algorithm']}, stopped {r['number']:g} s: others kept {kept} of their exchanges; it {back}")
+    for r in kills:
+        if not r["passed"]:
+            rows.append(f"\n{r['number']} {r['algorithm']}, elastic {r['elastic']}: {r['told']}")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("act", choices=["list", "run", "stop", "table"])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--num", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--trials", type=Path)
+    parser.add_argument("--results", type=Path)
+    given = parser.parse_args()
+    if given.act == "list":
+        given.trials.write_text("".join(json.dumps(asdict(each)) + "\n" for each in draw(given.seed, given.num)))
+        return
+    journal = Lines(given.results)
+    for line in given.trials.read_text().splitlines() if given.act == "run" else []:
+        trial = Trial(**json.loads(line))
+        if journal.find(kind="kill", seed=trial.seed, number=trial.number, algorithm=trial.algorithm) is None:
+            record = journal.add(carry_out(trial))
+            print(f"{trial.number} {trial.algorithm}: {'passed' if record['passed'] else record['told']}", flush=True)
+    for name in [name for name, elastic in ALGORITHMS.items() if elastic] if given.act == "stop" else []:
+        if journal.find(kind="stop", seed=0, number=given.seconds, algorithm=name) is None:
+            journal.add(stop(name, given.seconds))
+    print(table(list(journal.records.values())))
+
+
+if __name__ == "__main__":
+    main()

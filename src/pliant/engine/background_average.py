@@ -1,0 +1,279 @@
+"""Averages of all ranks' weights at a free pace: a thread of each rank takes part while the rank computes."""
+
+import contextlib
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.accelerator import new_stream
+from pliant.algorithms.base import Deferred, StepContext
+from pliant.comm.base import duplicate
+from pliant.engine.agreement import check_counts
+from pliant.engine.comms import Comms
+from pliant.engine.posted_weights import AveragedWeights
+from pliant.engine.rank_checks import describe_failure
+from pliant.engine.round_calls import RoundCalls
+from pliant.engine.step_counts import StepCounts
+from pliant.engine.tracer import Tracer
+from pliant.engine.weight_parts import BetweenSteps, WeightPart, change_norm
+
+__all__ = ["BackgroundAverage"]
+
+_LOOK_S = 0.5
+"""Time between two looks whether the run is over, which `stop` tells nobody, since it may take no lock."""
+_PAUSE_S = 0.05
+"""Time between two rounds that a rank calls for while it waits for others to come to an end."""
+_HANG_UP_S = 5.0
+"""Time that the thread may take to notice that its connections are closed."""
+
+
+class BackgroundAverage(BetweenSteps):
+    """Averages weights in rounds that any rank may call, by a thread of each (Note [posted weights]).
+
+    A rank whose period is over calls a round, and goes on. The call goes around a ring: each rank passes it on once, or
+    has called itself. Each thread then takes part with the weights that its rank has posted last. So a rank that
+    computes for long takes part as often as the others, with little or no work of its own since the round before. One
+    that is stopped holds up the round, but no step; if it is stopped for the timeout, the others end and name it.
+
+    Where all ranks must be between the same two rounds, each calls rounds until one finds that all have come.
+
+    Args:
+        parts: Buckets at a free pace.
+        comms: Comms for these averages alone.
+        optimizer: Optimizer whose learning rate stretches periods.
+        step: Steps made so far.
+        tracer: Tracer of the run.
+
+    """
+
+    key = "averages"
+
+    def __init__(
+        self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
+    ) -> None:
+        super().__init__(parts)
+        self._comms, self._tracer = comms, tracer
+        self._optimizer = weakref.ref(optimizer)  # its hooks hold the run
+        self._averaged = [AveragedWeights(part) for part in parts]
+        self._until = max(part.timing.until_step for part in parts)
+        self._changed = threading.Condition()
+        """Guards what follows, and tells of every change."""
+        self._round = 0
+        self._is_open = False
+        """Whether the thread may take part in rounds; not between an end to which all have come and the next step."""
+        self._leaving = False
+        """Whether the training thread waits until all have come to an end."""
+        self._error: BaseException | None = None
+        self._steps, self._begun, self._counted, self._weighed = step, step, 0.0, 0.0
+        self._busy_s = 0.0
+        self._over = False
+        self._calls = RoundCalls(duplicate(comms.all))
+        self._device = parts[0].bucket.flat.device
+        self._thread: threading.Thread | None = None
+        if comms.all.size > 1:
+            self._thread = threading.Thread(target=self._run, name="pliant-averages", daemon=True)
+            self._thread.start()
+        tracer.shutdown.add(self)
+
+    # - The training thread
+
+    def report_work(self, work: float) -> None:
+        """Add to the work that this rank has done since the start."""
+        self._counted += work
+
+    def after_step(self, step: int) -> None:
+        """Add what has come, post the new weights, and call a round if one is due."""
+        self._raise_error()
+        if step < self._until:
+            self._steps = step
+            return
+        if step == self._until:
+            self.reset_reference()
+        self._post(step)
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+            in_flight = self._calls.last > self._round
+        optimizer = self._optimizer()
+        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
+        if not in_flight and step > self._until and any(part.due(step, lr) for part in self._parts):
+            for part in self._parts:
+                part.last = step
+            self._call(self._round + 1)
+
+    def settle(self, step: int) -> None:
+        """Average until all ranks have come here, and add all that has come. Collective."""
+        if self._thread is not None:
+            self._post(step)
+            with self._changed:
+                self._is_open = self._leaving = True
+                self._changed.notify_all()
+            while self._leaving:
+                self._next_round()
+        self._post(step)
+
+    def hand_back(self, step: int) -> None:
+        """Average until all ranks have come here, and end the thread. Collective."""
+        self.settle(step)
+        if self._thread is not None:
+            self._calls.say_goodbye()
+            self.join(self._comms.all.timeout_s)
+        self._over = True
+
+    def abandon(self) -> None:
+        """Close the connections; nothing after `hand_back`."""
+        if not self._over:
+            self.stop()
+            self.join(_HANG_UP_S)
+
+    def close(self) -> None:
+        """Free the comms."""
+        self._calls.close()
+        self._comms.all.close()
+
+    def stop(self) -> None:
+        """Close the connections, which ends the thread. Takes no lock and waits for nobody."""
+        self._over = True
+        self._calls.hang_up()
+        self._comms.all.hang_up()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def stats(self) -> dict[str, float]:
+        """Return the time of the averages, and the norm of what the last ones have changed."""
+        return {"exchange_s": self._busy_s, "consensus_distance": change_norm(self._parts)}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Step of the last call and rounds of each bucket, and the work that shares are weighted by."""
+        rows = [[part.last, part.round] for part in self._parts]
+        return {
+            "counters": torch.tensor(rows, dtype=torch.int64),
+            "work": torch.tensor([self._begun, self._counted, self._weighed], dtype=torch.float64),
+        }
+
+    @state.setter
+    def state(self, saved: Mapping[str, Tensor]) -> None:
+        for part, (last, round_) in zip(self._parts, saved["counters"].tolist(), strict=True):
+            part.last, part.round = last, round_
+        begun, self._counted, self._weighed = saved["work"].tolist()
+        self._begun = int(begun)
+
+    def check_state(self, saved: Mapping[str, Tensor], step: int) -> None:
+        """Raise ValueError for counters that no run can have come to."""
+        rows, work = saved["counters"].tolist(), saved["work"]
+        if any(last > step or round_ < 0 for last, round_ in rows) or not bool(work.isfinite().all()):
+            raise ValueError(
+                f"the state is damaged: averages are counted {rows}, and work {work.tolist()}, in step {step}."
+            )
+
+    def _post(self, step: int) -> None:
+        for each in self._averaged:
+            each.posted.post()
+        self._steps = step
+
+    def _next_round(self) -> None:
+        """Call a round, unless one was called, and wait for its end."""
+        limit_s, wanted = self._comms.all.timeout_s, self._round + 1
+        self._call(wanted)
+        with self._changed:
+            ended = self._changed.wait_for(lambda: self._round >= wanted or self._error is not None, 1.25 * limit_s)
+        self._raise_error()
+        if not ended:
+            raise self._calls.silence(limit_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls.last > self._round or not self._leaving, _PAUSE_S)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # else it would hold this frame, and with it every connection
+
+    def _call(self, number: int) -> None:
+        if self._thread is None:  # alone
+            self._average(number)
+        else:
+            self._calls.call(number)
+
+    # - The thread that averages
+
+    def _run(self) -> None:
+        stream = new_stream(self._device)
+        try:
+            with stream or contextlib.nullcontext():
+                while (number := self._calls.hear()) is not None:
+                    self._calls.call(number)
+                    with self._changed:
+                        while not (self._is_open or self._over):
+                            self._changed.wait(_LOOK_S)
+                    self._average(number)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the training thread raises it
+            with self._changed:
+                self._error = None if self._over else error.with_traceback(None)
+                self._changed.notify_all()
+        self._calls.drain()
+
+    def _average(self, number: int) -> None:
+        """Carry out a round. Collective."""
+        began_s = time.perf_counter()
+        for each in self._averaged:
+            each.read()
+            each.part.require_finite(self._steps, each.bucket.flat)
+        share, all_left = self._meet(self._work_done(), leaving=self._leaving)
+        deferred: list[Deferred] = []
+        for each in self._averaged:
+            rest = self._exchange(each, share)
+            deferred += [rest] if rest is not None else []
+        for rest in deferred:
+            rest()
+        with self._changed:
+            self._round = number
+            if all_left:  # no round before this rank's next step, which others may make sooner
+                self._leaving = self._is_open = False
+            self._busy_s += time.perf_counter() - began_s
+            self._changed.notify_all()
+
+    def _work_done(self) -> float:
+        """Return the work of this rank since the round before."""
+        done = self._counted or self._steps - self._begun
+        work, self._weighed = done - self._weighed, done
+        return work
+
+    def _meet(self, work: float, *, leaving: bool) -> tuple[float, bool]:
+        """Return this rank's share of all work, times the number of ranks, and whether all have come to an end."""
+        comm = self._comms.all
+        mine = torch.tensor([work, float(leaving), sum(self.rounds)], dtype=torch.float64)
+        table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
+        with describe_failure("beginning an average of weights"):
+            comm.all_gather(table, mine).wait()
+        works, leavers, rounds = table.view(comm.size, -1).T.tolist()
+        check_counts([StepCounts(exchanges=int(count)).row() for count in rounds])
+        total = sum(works)
+        return work * comm.size / total if total > 0 else 1.0, all(leavers)
+
+    def _exchange(self, each: AveragedWeights, share: float) -> Deferred | None:
+        part, names = each.part, [span.name for span in each.bucket.spans]
+        step = max(self._steps, self._until + 1)
+        seed = part.round << 32 | zlib.crc32(each.bucket.name.encode())
+        context = StepContext(step=step, seed=seed, round=part.round, share=share if part.timing.weighted else 1.0)
+        part.round += 1
+        with (
+            self._tracer.task(each.bucket.name, self._steps - 1),
+            describe_failure(f"averaging {each.bucket.name} ({names[0]} .. {names[-1]})"),
+        ):
+            alone = part.comm.size == 1 and not part.acts_alone
+            rest = None if alone else part.algorithm.exchange_weights(each.bucket, part.state, part.comm, context)
+        each.write()
+        return rest

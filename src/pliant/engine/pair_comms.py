@@ -1,0 +1,45 @@
+"""Connections between neighbours in a graph, a comm for each pair."""
+
+from collections.abc import Sequence
+
+from pliant.comm.base import Comm
+from pliant.spec import Graph
+
+__all__ = ["pair_comms"]
+
+
+def pair_comms(graph: Graph, comm: Comm) -> dict[int, Comm]:
+    """Return a comm for each neighbour of this rank, of these two ranks alone. Collective.
+
+    So a connection that breaks, or a neighbour that is stopped, leaves the others alone. Pairs that have no rank in
+    common are made at once.
+
+    Raises:
+        ValueError: The graph falls apart.
+
+    """
+    neighbours = graph.neighbours(comm.size)
+    _require_connected(neighbours)
+    comms: dict[int, Comm] = {}
+    rounds = Graph(kind="round_robin")
+    for k in range(rounds.period(comm.size)):
+        rows = rounds.mixing(k, comm.size)
+        pairs = [[i, j] for i, row in enumerate(rows) for j in row if i < j and j in neighbours[i]]
+        own = comm.split(pairs) if pairs else None
+        if own is not None:
+            peer = next(i + j - comm.rank for i, j in pairs if comm.rank in (i, j))
+            comms[peer] = own
+    return comms
+
+
+def _require_connected(neighbours: Sequence[set[int]]) -> None:
+    reached, ahead = {0}, [0]
+    while ahead:
+        found = neighbours[ahead.pop()] - reached
+        reached |= found
+        ahead += found
+    if apart := sorted(set(range(len(neighbours))) - reached):
+        raise ValueError(
+            f"the graph leads from rank 0 to ranks {sorted(reached)} only, and never to {apart}, so that their weights "
+            "would never come together; use a graph in which every rank is reached."
+        )
