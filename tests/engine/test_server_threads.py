@@ -256,6 +256,11 @@ def test_what_a_codec_drops_stays_with_the_worker_and_is_not_lost(codec):
     torch.testing.assert_close(moved[0], -lr * (given - residual).mean(0), rtol=0, atol=1e-4)
 
 
+def test_servers_with_different_codecs_are_refused():
+    with pytest.raises(ValueError, match="ParameterServers with different codecs, sign and another"):
+        pliant.partition({"a": pliant.bounded_staleness(codec=Sign()), "*": pliant.bounded_staleness()})
+
+
 def test_coded_gradients_need_as_many_bytes_as_their_payloads():
     codec, size, steps = Sign(), 3, 6
 

@@ -49,7 +49,13 @@ def staging(monkeypatch):
 
 @pytest.mark.parametrize(
     ("what", "elastic"),
-    [("allreduce", False), ("bytegrad", False), ("bounded_staleness(0)", False), ("local_sgd(2)", True)],
+    [
+        ("allreduce", False),
+        ("bytegrad", False),
+        ("bounded_staleness(0)", False),
+        ("bounded_staleness(0, codec=sign)", False),
+        ("local_sgd(2)", True),
+    ],
 )
 def test_runs_by_way_of_the_host_end_with_the_same_weights(what, elastic, request):
     wanted = pliant.run_world(2, lambda place: trained(place, what, elastic), timeout_s=60)

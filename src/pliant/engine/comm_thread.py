@@ -56,7 +56,7 @@ class CommThread:
     belongs to one communication thread. Gradients have one, whose tasks are submitted in DDP's order of buckets, which
     is the same on all ranks; weights have a second one, with a group of its own (`another`). The training thread uses a
     group itself only between two steps, after `drain`. Nothing is communicated in a future's callback. What needs an
-    order of its own has groups of its own: server threads and the tuner.
+    order of its own has groups of its own: server threads, exchanges at a free pace and the tuner.
 
     After a task fails, later ones are dropped, so that nothing waits for a peer that will not answer; the next call
     that waits raises the first error.
