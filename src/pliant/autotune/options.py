@@ -11,7 +11,7 @@ __all__ = ["Auto"]
 
 _SHARE, _OF_PROBE, _OF_TRIALS = 0.1, 0.2, 0.6
 """Share of a training that a search may take, and shares of that for the probe and for trials; turns take the rest."""
-_LEAST_PROBE_S, _LEAST_TRIALS_S = 0.3, 2.0
+_LEAST_PROBE_S, _LEAST_TRIALS_S = 0.1, 2.0
 _LEAST_LEFT = 100
 """Steps that must be left for another search, which takes some 30 of them."""
 
