@@ -27,7 +27,8 @@ from xml.etree import ElementTree
 from journal import Lines, place, show
 
 ARMS = {"plain": "torch_on_cpu", "exact": "torch_relaxed"}
-KEY = ("file", "test", "arm")
+KEY = ("file", "test", "arm", "mended_in")
+"""A line with "mended_in" was found before the commit that mends it: it is kept, and its test is run again."""
 _WHY_CHARS = 1500
 
 
@@ -75,7 +76,7 @@ def measure(lines: Lines, given: argparse.Namespace) -> None:
     """Run what has no line."""
     for file, arm in itertools.product(sorted(given.tests.glob("test_*.py")), ARMS):
         for name, tests in collect(file).items():
-            left = [test for test in tests if not lines.has(file.name, f"{name}::{test}", arm)]
+            left = [test for test in tests if not lines.has(file.name, f"{name}::{test}", arm, None)]
             if arm == "exact":
                 left = [test for test in left if passed(lines, file.name, f"{name}::{test}")]
             while left and given.pause_while and Path(given.pause_while).exists():
@@ -88,11 +89,12 @@ def measure(lines: Lines, given: argparse.Namespace) -> None:
 
 def passed(lines: Lines, file: str, test: str) -> bool:
     """Say whether a test passes plain."""
-    return lines.records.get((file, test, "plain"), {}).get("outcome") == "passed"
+    return lines.records.get((file, test, "plain", None), {}).get("outcome") == "passed"
 
 
 def table(records: Sequence[Mapping[str, Any]], source: str, command: str) -> str:
     """Return the results as Markdown."""
+    mended, records = [r for r in records if "mended_in" in r], [r for r in records if "mended_in" not in r]
     last, commits = records[-1], ", ".join(sorted({r["commit"] for r in records}))
     head = [
         "# PyTorch's FSDP2 tests under the exact plan, on a CPU with Gloo",
@@ -113,9 +115,15 @@ def table(records: Sequence[Mapping[str, Any]], source: str, command: str) -> st
     reasons = Counter((r["arm"], r["why"]) for r in records if r["outcome"] == "skipped")
     if reasons:
         body += ["", "Skipped:", "", *(f"- {arm}: {num} because {why!r}" for (arm, why), num in reasons.items())]
-    wrong = [r for r in records if r["outcome"] in ("failed", "hangs")]
-    told = [f"- {r['arm']}: {r['test']}: {r['outcome']}: {' '.join(r['why'].split())[:400]}" for r in wrong]
-    return "\n".join([*head, *body, *(["", "Not passed:", "", *told] if told else []), ""])
+    wrong = [_wrong(r) for r in records if r["outcome"] in ("failed", "hangs")]
+    told = ["", "Not passed:", "", *wrong] if wrong else []
+    before = [f"{_wrong(r)}; mended in {r['mended_in']}" for r in mended]
+    told += ["", "Found before it was mended, and run again:", "", *before] if before else []
+    return "\n".join([*head, *body, *told, ""])
+
+
+def _wrong(r: Mapping[str, Any]) -> str:
+    return f"- {r['arm']}: {r['test']}: {r['outcome']}: {' '.join(r['why'].split())[:400]}"
 
 
 def main() -> None:
@@ -131,7 +139,8 @@ def main() -> None:
     lines = Lines(given.jsonl, KEY)
     if not given.table:
         measure(lines, given)
-    show(table(list(lines.records.values()), given.source, shlex.join(["python", *sys.argv])), given.md)
+    argv = [word for word in sys.argv if word not in ("--source", given.source)]
+    show(table(list(lines.records.values()), given.source, shlex.join(["python", *argv])), given.md)
 
 
 if __name__ == "__main__":
