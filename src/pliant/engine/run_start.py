@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from pliant.comm.base import Comm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.transport import Transport, require_transport
-from pliant.engine.connecting import Connections, choice_of, connect
+from pliant.engine.connecting import Connections, choice_of, connect, require_one_connection
 from pliant.engine.ddp_hook import error_reporter, install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
@@ -57,11 +57,7 @@ def start_run(
     """
     asked = choice_of(connections)
     if elastic is not None:
-        if connections is not None:
-            raise ValueError(
-                "connections= is given, but the groups of an elastic run have one connection between each two ranks; "
-                "leave connections= or elastic= out."
-            )
+        require_one_connection(connections)
         relaxed.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
         claim(relaxed)
         try:
