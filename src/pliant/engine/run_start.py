@@ -75,8 +75,7 @@ def start_run(
     try:
         if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        timeouts_s = timeout_s, start_timeout_s
-        own_comm, host, chosen = connect(relaxed.group, device, transport, hosts, timeouts_s, asked)
+        own_comm, host, chosen = connect(relaxed.group, device, transport, hosts, (timeout_s, start_timeout_s), asked)
         comm = RecordedComm(own_comm)
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
