@@ -11,12 +11,13 @@ from waiting import until
 pytestmark = pytest.mark.processes
 
 SCRIPT = """
-import torch, torch.distributed as dist, pliant
+import torch, torch.distributed as dist, pliant, pliant.comm.striping
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-run = pliant.relax(model, optimizer, "{what}", timeout_s={timeout_s})
+pliant.comm.striping._SLICE_BYTES = 1024
+run = pliant.relax(model, optimizer, "{what}", timeout_s={timeout_s}, connections={connections})
 for step in range(10**9):
     optimizer.zero_grad()
     run.model(torch.randn(8, 200)).square().mean().backward()
@@ -27,16 +28,16 @@ for step in range(10**9):
 
 
 @pytest.mark.parametrize(
-    ("what", "victim", "sign"),
+    ("what", "victim", "sign", "connections"),
     [
-        pytest.param("allreduce", 2, signal.SIGKILL, marks=pytest.mark.extended),
-        pytest.param("onebit", 1, signal.SIGKILL, marks=pytest.mark.extended),
-        ("topk", 0, signal.SIGKILL),  # hosts the store
-        ("bytegrad", 1, signal.SIGSTOP),
+        pytest.param("allreduce", 2, signal.SIGKILL, 4, marks=pytest.mark.extended),
+        pytest.param("onebit", 1, signal.SIGKILL, 1, marks=pytest.mark.extended),
+        ("topk", 0, signal.SIGKILL, 1),  # hosts the store
+        ("bytegrad", 1, signal.SIGSTOP, 4),
     ],
 )
-def test_the_others_end_and_name_it(tmp_path, what, victim, sign):
-    ranks = fork(SCRIPT.format(what=what, timeout_s=3), 3, tmp_path)
+def test_the_others_end_and_name_it(tmp_path, what, victim, sign, connections):
+    ranks = fork(SCRIPT.format(what=what, timeout_s=3, connections=connections), 3, tmp_path)
     try:
         await_all(ranks, tmp_path, "training")
         ranks[victim].send_signal(sign)
@@ -70,7 +71,7 @@ BUFFERS = SCRIPT.replace("nn.Linear(200, 200), ", "nn.Linear(200, 200), torch.nn
 
 def test_ddps_own_broadcast_of_buffers_names_it_too(tmp_path):
     """The victim is killed before a forward pass, in which the others wait for what DDP sends, and not for us."""
-    ranks = fork(BUFFERS.format(what="allreduce", timeout_s=30), 3, tmp_path)
+    ranks = fork(BUFFERS.format(what="allreduce", timeout_s=30, connections=1), 3, tmp_path)
     try:
         await_all(ranks, tmp_path, "training")
         until(lambda: "late" in said(tmp_path, 0), lambda: said(tmp_path, 0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -53,8 +53,8 @@ def more_connections(group: ProcessGroup, num: int, timeout_s: float) -> list[Pr
     """
     if num < 1:
         return []
-    store, turn = _stores[group], next(_turns[group])
-    backend: Any = group._get_backend(torch.device("cpu"))
+    store: Any = _stores[group]
+    turn, backend = next(_turns[group]), cast(Any, group)._get_backend(torch.device("cpu"))
     devices, rank, size = backend.options._devices, group.rank(), group.size()
 
     def make(k: int) -> ProcessGroup:

@@ -58,11 +58,11 @@ class Striping:
         """Return the number of slices of a message."""
         return max(1, min(self.connections, _ceil(num_bytes, _SLICE_BYTES)))
 
-    def sends(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+    def sends(self, peer: int, x: Tensor) -> Sequence[tuple[int, Tensor]]:
         """Return the slices of a message to a rank, each with its connection."""
         return self._placed(x, self._sent, peer)
 
-    def receives(self, peer: int, x: Tensor) -> list[tuple[int, Tensor]]:
+    def receives(self, peer: int, x: Tensor) -> Sequence[tuple[int, Tensor]]:
         """Return the slices of a message from a rank, each with its connection."""
         return self._placed(x, self._received, peer)
 

@@ -10,7 +10,7 @@ from pliant.comm.base import Comm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.torch_errors import error_reporter
 from pliant.comm.transport import Transport, require_transport
-from pliant.engine.connecting import Connections, choice_of, connect
+from pliant.engine.connecting import Connections, choice_of, connect, require_one_connection
 from pliant.engine.ddp_hook import install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
@@ -58,11 +58,7 @@ def start_run(
     """
     asked = choice_of(connections)
     if elastic is not None:
-        if connections is not None:
-            raise ValueError(
-                "connections= is given, but the groups of an elastic run have one connection between each two ranks; "
-                "leave connections= or elastic= out."
-            )
+        require_one_connection(connections)
         relaxed.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
         claim(relaxed)
         try:
@@ -80,8 +76,7 @@ def start_run(
     try:
         if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
             relaxed.wrap(group)
-        timeouts_s = timeout_s, start_timeout_s
-        own_comm, host, chosen = connect(relaxed.group, device, transport, hosts, timeouts_s, asked)
+        own_comm, host, chosen = connect(relaxed.group, device, transport, hosts, (timeout_s, start_timeout_s), asked)
         comm, report = RecordedComm(own_comm), error_reporter(host)
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
