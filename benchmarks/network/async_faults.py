@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from network.async_drawn import ALGORITHMS, RANKS, Trial, draw
 from tasc.accuracy_book import Book
+from torch.distributed import TCPStore
 
 from pliant.network.store_host import reserve_port
 
@@ -46,14 +47,17 @@ class Lines(Book):
 
 
 class Ranks:
-    """Four processes that train, and what they have written down."""
+    """Four processes that train, and what they have written down; this process hosts the store of an elastic run."""
 
     def __init__(self, folder: Path, port: int, *, algorithm: str, elastic: bool, victim: int, pause_s: float) -> None:
         self._folder = folder
         told = {"folder": str(folder), "algorithm": algorithm, "elastic": elastic, "victim": victim}
         told |= {"pause_s": pause_s, "timeout_s": TIMEOUT_S}
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if elastic else None
+        port = port if self._store is None else self._store.port
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
         env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"} if elastic else {}
         command = [sys.executable, str(Path(__file__).with_name("async_rank.py")), json.dumps(told)]
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(RANKS):
