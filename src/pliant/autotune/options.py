@@ -42,8 +42,8 @@ class Auto:
     """Seconds for the measurement of the links."""
     num_steps: int = 0
     """Optimizer steps that the training makes, if you know. Probe, trials and turns then take about a tenth of the time
-    of those that are left, if that is less than the two limits above, and a change is not answered where too few are
-    left. 0 for no such limit."""
+    of those that are left, if that is less than the two limits above. A change is not answered where too few are left.
+    0 for no such limit."""
     least_gain: float = 1.0
     """Predicted speed-up, to the same accuracy, from which on plans are tried: below it no step of the training is
     spent on trials. At 1, plans are always tried."""

@@ -245,7 +245,7 @@ class ParamGroup:
             setattr(self.raw, name, around)
 
     def unwrap_waits(self) -> None:
-        """Take off what `wrap_waits` has put around them; a second call does nothing."""
+        """Remove what `wrap_waits` has put around them; a second call does nothing."""
         for name, (before, around) in self._wrapped.items():
             if vars(self.raw).get(name) is not around:
                 continue  # a run has begun or ended meanwhile, and put its own there

@@ -91,7 +91,7 @@ class Partner:
         self._send_safely(_TELL)
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Ask for an answer, whatever it is."""
         self._send_safely(_PING)
 
     def say_goodbye(self) -> None:

@@ -61,7 +61,7 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
     Measured are disjoint pairs of hosts, those with the longest round trips first, all at once and both ways. The
     number counts as long as it pays for any of them, since all pairs of a group have the same.
 
-    The choice is twice the last number that paid, at most 32: after a pause each connection starts slowly again, and
+    The choice is twice the last number that paid, at most 32. After a pause each connection starts slowly again, and
     twice as many are there a round trip sooner (measured: 61 % instead of 53 % of a link of 1 Gbit/s at 100 ms).
 
     Args:

@@ -40,7 +40,7 @@ class ShardedParameters:
             group.wrap_waits(wrap)
 
     def unwrap_waits(self) -> None:
-        """Take off what `wrap_waits` has put around them."""
+        """Remove what `wrap_waits` has put around them."""
         for group in self.groups:
             group.unwrap_waits()
 
