@@ -52,8 +52,8 @@ class SlowComm(ProcessGroupComm):
         time.sleep(sum(x.nbytes for _, x in sends) / RATE_BYTES_PER_S)
         return super().exchange(sends, receives, patience_s=patience_s)
 
-    def split(self, groups):
-        mine = super().split(groups)
+    def split(self, groups, connections=0):
+        mine = super().split(groups, connections)
         if mine is not None:
             mine.__class__ = SlowComm
         return mine

@@ -52,7 +52,7 @@ class Clock:
     def perf_counter(self):
         return self.mine.now_s
 
-    def probe(self, comm, budget_s):
+    def probe(self, comm, budget_s, connections):
         sky = self.mine.sky
         if comm.rank == 0:
             self.probes.append(sky.steps)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
     ("victim", "sign"), [(1, signal.SIGKILL), pytest.param(2, signal.SIGSTOP, marks=pytest.mark.extended)]
 )
 def test_the_others_end_and_name_it(tmp_path, victim, sign):
-    ranks = fork(SCRIPT.format(what="stale", timeout_s=10), 3, tmp_path)
+    ranks = fork(SCRIPT.format(what="stale", timeout_s=10, connections=1), 3, tmp_path)
     try:
         await_all(ranks, tmp_path, "training")
         ranks[victim].send_signal(sign)

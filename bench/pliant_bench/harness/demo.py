@@ -9,7 +9,7 @@ __all__ = ["DEMO", "Demo", "filled"]
 class Demo:
     """Settings of ``pliant bench --demo`` that no flag has set.
 
-    They are chosen so that communication is most of DDP's step, and all arms end within six minutes on two cores.
+    They are chosen so that communication is most of DDP's step, and all arms end within five minutes on two idle cores.
     """
 
     arms: tuple[str, ...]
@@ -34,9 +34,9 @@ DEMO = Demo(
         "auto(quality=1.1)",
     ),
     rate="50mbit",
-    steps=250,
+    steps=200,
     batch=32,
-    max_seconds=75.0,
+    max_seconds=65.0,
 )
 """Torch's DDP in 16 and 32 bits, its hook for low rank, and six of Pliant's that a user would choose among."""
 

@@ -256,16 +256,11 @@ def bounded_staleness(
 ) -> ParameterServer:
     """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
 
-    Stale synchronous parallel (Ho et al., NeurIPS 2013).
-
-    Args:
-        staleness: Steps that a rank may be ahead of the slowest.
-        codec: Codec of gradients on their way to owners, with error feedback on the worker; float32 if None.
-        bandwidths: Bandwidth of each rank's network, in any unit: owners hold parts of that size.
+    Stale synchronous parallel (Ho et al., NeurIPS 2013). With a codec gradients go to owners in its bits, with error
+    feedback on the worker. Owners hold parts of the size of each rank's bandwidth, in any unit; equal ones by default.
 
     >>> str(bounded_staleness(2))
     'ParameterServer(staleness=2)'
-
     """
     placement = Placement(bandwidths=tuple(bandwidths))
     return ParameterServer(staleness=staleness, codec=as_codec_spec(codec), placement=placement)

@@ -7,8 +7,6 @@ reduces its gradients in one go. torch 2.11 has one group in a module, torch 2.1
 import copy
 import dataclasses
 import sys
-import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +16,11 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
+from pliant.comm.torch_errors import Explain, watched
+
 __all__ = ["ParamGroup", "after_backward", "is_sharded", "is_sharded_root", "param_groups", "settle_sharding"]
 
 GradientHook = Callable[[Tensor], None]
-Explain = Callable[[RuntimeError, str, float], RuntimeError | None]
-"""Returns the error to raise for one of torch, of what and after how many seconds; None for torch's own."""
-
 _GATHER, _REDUCTION = "gather of the weights", "reduction of the gradients"
 _COMMUNICATES = {
     "unshard": _GATHER,
@@ -264,7 +261,7 @@ class ParamGroup:
     def watch(self, explain: Explain) -> None:
         """Explain the errors of what the group communicates, until `restore`."""
         for name, what in _COMMUNICATES.items():
-            setattr(self.raw, name, _watched(self.raw, name, what, explain))
+            setattr(self.raw, name, watched(self.raw, name, what, explain))
 
     def restore(self) -> None:
         """Put everything back as it was found."""
@@ -278,19 +275,3 @@ def _sharded_modules(module: nn.Module) -> list[tuple[str, Any]]:
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     named: Iterator[tuple[str, nn.Module]] = module.named_modules()
     return [(name, inner) for name, inner in named if kind is not None and isinstance(inner, kind)]
-
-
-def _watched(raw: Any, name: str, what: str, explain: Explain) -> Callable[..., Any]:
-    plain, own = getattr(type(raw), name), weakref.ref(raw)  # no cycle: connections close with the last reference
-
-    def _run(*given: Any, **named: Any) -> Any:
-        start_s = time.monotonic()
-        try:
-            return plain(own(), *given, **named)
-        except RuntimeError as error:
-            explained = explain(error, what, time.monotonic() - start_s)
-            if explained is None:
-                raise
-            raise explained from error
-
-    return _run

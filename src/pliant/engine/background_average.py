@@ -133,7 +133,7 @@ class BackgroundAverage(BetweenSteps):
             self.join(_HANG_UP_S)
 
     def close(self) -> None:
-        """Free the comms."""
+        """Free the comms and their connections."""
         self._calls.close()
         self._comms.all.close()
 

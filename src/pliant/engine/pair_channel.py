@@ -27,7 +27,7 @@ class Head:
     steps: int
     """Steps that the sender has made."""
     meetings: tuple[int, ...]
-    """How many meetings each rank has come to, as far as the sender knows."""
+    """Number of meetings that each rank has come to, as far as the sender knows."""
     first: int = -1
     """Rank that has failed first, if one has."""
 

@@ -69,8 +69,9 @@ class ServerThreads:
         codec: Codec | None = None,
         slots: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
     ) -> None:
-        self._comm, self._codec, self._slots = comm, codec, slots
-        self._staleness = staleness if comm.size > 1 else 0  # alone, there is no network to hide
+        if comm.size == 1:  # alone, there is no network to hide, nor to save
+            staleness, codec = 0, None
+        self._comm, self._codec, self._slots, self._staleness = comm, codec, slots, staleness
         self._asks, self._answers = duplicate(comm), duplicate(comm)
         held = {r: [owned.parameters[name] for name in owned.names_of(r)] for r in range(comm.size)}
         self._held = {rank: parameters for rank, parameters in held.items() if parameters}
