@@ -256,16 +256,11 @@ def bounded_staleness(
 ) -> ParameterServer:
     """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
 
-    Stale synchronous parallel (Ho et al., NeurIPS 2013).
-
-    Args:
-        staleness: Steps that a rank may be ahead of the slowest.
-        codec: Codec of gradients on their way to owners, with error feedback on the worker; float32 if None.
-        bandwidths: Bandwidth of each rank's network, in any unit: owners hold parts of that size.
+    Stale synchronous parallel (Ho et al., NeurIPS 2013). Gradients travel in `codec`, with error feedback on the
+    worker, or in float32. Owners hold parts as large as `bandwidths`, in any unit, of their ranks' networks.
 
     >>> str(bounded_staleness(2))
     'ParameterServer(staleness=2)'
-
     """
     placement = Placement(bandwidths=tuple(bandwidths))
     return ParameterServer(staleness=staleness, codec=as_codec_spec(codec), placement=placement)

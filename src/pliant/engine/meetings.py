@@ -31,7 +31,7 @@ class Meetings:
         self.partners: Mapping[int, Partner] = {}
         """Neighbours by rank; set once they are there."""
         self.counts = (0,) * comm.size
-        """How many meetings each rank has come to, as far as this one knows."""
+        """Meetings that each rank has come to, as far as this one knows."""
 
     def learn(self, peer: int, counts: Sequence[int]) -> None:
         """Hear what a neighbour knows, and tell the others what is new."""

@@ -231,7 +231,7 @@ class PairExchange(BetweenSteps):
 
     @property
     def known(self) -> tuple[int, ...]:
-        """How many meetings each rank has come to, as far as this one knows."""
+        """Meetings that each rank has come to, as far as this one knows."""
         return self._meetings.counts
 
     def learn(self, peer: int, meetings: Sequence[int]) -> None:
