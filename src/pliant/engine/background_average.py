@@ -131,7 +131,7 @@ class BackgroundAverage(BetweenSteps):
             self.join(_HANG_UP_S)
 
     def close(self) -> None:
-        """Free the comms."""
+        """Free the comms, once the threads have ended."""
         self._calls.close()
         self._comms.all.close()
 

@@ -88,7 +88,7 @@ class PairChannel:
         self._comm.hang_up()
 
     def close(self) -> None:
-        """Free the comm."""
+        """Free the comm, once nothing is under way."""
         self._comm.close()
 
     def _post(self, x: Tensor) -> Work:

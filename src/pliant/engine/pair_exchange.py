@@ -133,7 +133,7 @@ class PairExchange(BetweenSteps):
         self.join(_HANG_UP_S)
 
     def close(self) -> None:
-        """Free the comms."""
+        """Free the comms, once the threads have ended."""
         for partner in self._partners.values():
             partner.channel.close()
         self._comm.close()
