@@ -151,7 +151,7 @@ def test_a_plan_that_cannot_begin_or_end_is_left_too(monkeypatch, caplog, where)
     caplog.set_level(logging.WARNING, "pliant")
     adopting(monkeypatch, plan_of(pliant.local_sgd(4)))
     if where == "begin":
-        monkeypatch.setattr("pliant.engine.between_steps.split_weights", broken)
+        monkeypatch.setattr("pliant.engine.between_steps.WeightExchange", broken)
 
     def body(place):
         ddp = new_ddp(place)

@@ -256,8 +256,8 @@ def bounded_staleness(
 ) -> ParameterServer:
     """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
 
-    Stale synchronous parallel (Ho et al., NeurIPS 2013). With a codec gradients go to owners in its bits, with error
-    feedback on the worker. Owners hold parts of the size of each rank's bandwidth, in any unit; equal ones by default.
+    Stale synchronous parallel (Ho et al., NeurIPS 2013). Gradients travel in `codec`, with error feedback on the
+    worker, or in float32. Owners hold parts as large as `bandwidths`, in any unit, of their ranks' networks.
 
     >>> str(bounded_staleness(2))
     'ParameterServer(staleness=2)'

@@ -103,8 +103,6 @@ class BackgroundAverage(BetweenSteps):
         optimizer = self._optimizer()
         lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
         if not in_flight and step > self._until and any(part.due(step, lr) for part in self._parts):
-            for part in self._parts:
-                part.last = step
             self._call(self._round + 1)
 
     def settle(self, step: int) -> None:
@@ -133,7 +131,7 @@ class BackgroundAverage(BetweenSteps):
             self.join(_HANG_UP_S)
 
     def close(self) -> None:
-        """Free the comms and their connections."""
+        """Free the comms, once the threads have ended."""
         self._calls.close()
         self._comms.all.close()
 
@@ -154,7 +152,7 @@ class BackgroundAverage(BetweenSteps):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Step of the last call and rounds of each bucket, and the work that shares are weighted by."""
+        """Step before the last round and rounds of each bucket, and the work that shares are weighted by."""
         rows = [[part.last, part.round] for part in self._parts]
         return {
             "counters": torch.tensor(rows, dtype=torch.int64),
@@ -231,6 +229,7 @@ class BackgroundAverage(BetweenSteps):
         for each in self._averaged:
             each.read()
             each.part.require_finite(self._steps, each.bucket.flat)
+            each.part.last = self._steps  # whoever has called
         share, all_left = self._meet(self._work_done(), leaving=self._leaving)
         deferred: list[Deferred] = []
         for each in self._averaged:

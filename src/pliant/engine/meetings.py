@@ -16,7 +16,7 @@ class Meetings:
     Note [meetings]: where all ranks must be between the same two exchanges, as for a checkpoint or the end, each stops
     asking, waits for its own exchange, and tells its neighbours that it has come. They tell theirs, so that all hear of
     all, and go on answering until everybody has come. Then no message with weights is under way anywhere. A neighbour
-    that answers nothing for the timeout ends the meeting; one that only computes for long does not, since its
+    that gives no sign of life for the timeout ends the meeting; one that only computes for long does not, since its
     threads answer.
 
     Args:
@@ -31,7 +31,7 @@ class Meetings:
         self.partners: Mapping[int, Partner] = {}
         """Neighbours by rank; set once they are there."""
         self.counts = (0,) * comm.size
-        """Number of meetings that each rank has come to, as far as this one knows."""
+        """Meetings that each rank has come to, as far as this one knows."""
 
     def learn(self, peer: int, counts: Sequence[int]) -> None:
         """Hear what a neighbour knows, and tell the others what is new."""

@@ -90,7 +90,7 @@ class PairsHost(Protocol):
 
     @property
     def known(self) -> tuple[int, ...]:
-        """Number of meetings that each rank has come to, as far as this one knows."""
+        """Meetings that each rank has come to, as far as this one knows."""
         ...
 
     def learn(self, peer: int, meetings: Sequence[int]) -> None:

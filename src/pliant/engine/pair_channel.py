@@ -27,7 +27,7 @@ class Head:
     steps: int
     """Steps that the sender has made."""
     meetings: tuple[int, ...]
-    """Number of meetings that each rank has come to, as far as the sender knows."""
+    """Meetings that each rank has come to, as far as the sender knows."""
     first: int = -1
     """Rank that has failed first, if one has."""
 
@@ -51,7 +51,7 @@ class PairChannel:
         self._num_sent = self._num_heard = 0
         self._numbers = torch.zeros(5 + size, dtype=torch.int64)
         self.heard_s = time.monotonic()
-        """When the last message came, on the clock of `time.monotonic`."""
+        """Time of the last message, on the clock of `time.monotonic`."""
 
     def send(self, head: Head, body: Tensor | None = None) -> None:
         """Send a head, and a body after it, contiguous in host memory, for which this waits. Raises CommError."""
@@ -88,7 +88,7 @@ class PairChannel:
         self._comm.hang_up()
 
     def close(self) -> None:
-        """Free the comm."""
+        """Free the comm, once nothing is under way."""
         self._comm.close()
 
     def _post(self, x: Tensor) -> Work:

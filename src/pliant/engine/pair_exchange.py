@@ -133,7 +133,7 @@ class PairExchange(BetweenSteps):
         self.join(_HANG_UP_S)
 
     def close(self) -> None:
-        """Free the comms and their connections."""
+        """Free the comms, once the threads have ended."""
         for partner in self._partners.values():
             partner.channel.close()
         self._comm.close()
@@ -231,7 +231,7 @@ class PairExchange(BetweenSteps):
 
     @property
     def known(self) -> tuple[int, ...]:
-        """Number of meetings that each rank has come to, as far as this one knows."""
+        """Meetings that each rank has come to, as far as this one knows."""
         return self._meetings.counts
 
     def learn(self, peer: int, meetings: Sequence[int]) -> None:

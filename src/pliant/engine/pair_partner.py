@@ -53,7 +53,7 @@ class Partner:
         """Whether the neighbour has asked, and is answered after this rank's next step."""
         self._number = 0
         self.asked_s = 0.0
-        """When this rank has asked last, on the clock of `time.monotonic`."""
+        """Time of this rank's last question, on the clock of `time.monotonic`."""
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put; an Event's lock may be held
         """Word that this rank sends nothing any more."""
         self._thread = threading.Thread(target=self._run, name=f"pliant-pair-{peer}", daemon=True)

@@ -71,7 +71,7 @@ class RoundCalls:
         self._comm.hang_up()
 
     def close(self) -> None:
-        """Free the comm."""
+        """Free the comm, once nothing is under way."""
         self._comm.close()
 
     @property
