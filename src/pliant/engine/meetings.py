@@ -16,7 +16,7 @@ class Meetings:
     Note [meetings]: where all ranks must be between the same two exchanges, as for a checkpoint or the end, each stops
     asking, waits for its own exchange, and tells its neighbours that it has come. They tell theirs, so that all hear of
     all, and go on answering until everybody has come. Then no message with weights is under way anywhere. A neighbour
-    that gives no sign of life for the timeout ends the meeting; one that only computes for long does not, since its
+    that answers nothing for the timeout ends the meeting; one that only computes for long does not, since its
     threads answer.
 
     Args:
