@@ -9,7 +9,7 @@ __all__ = ["DEMO", "Demo", "filled"]
 class Demo:
     """Settings of ``pliant bench --demo`` that no flag has set.
 
-    They are chosen so that communication is most of DDP's step, and all arms end within five minutes on two idle cores.
+    They are chosen so that communication is most of DDP's step, and all arms end in about five minutes on two idle cores.
     """
 
     arms: tuple[str, ...]
@@ -34,7 +34,7 @@ DEMO = Demo(
         "auto(quality=1.1)",
     ),
     rate="50mbit",
-    steps=200,
+    steps=250,
     batch=32,
     max_seconds=65.0,
 )
