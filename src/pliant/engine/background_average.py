@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +20,7 @@ from pliant.engine.rank_checks import describe_failure
 from pliant.engine.round_calls import RoundCalls
 from pliant.engine.step_counts import StepCounts
 from pliant.engine.tracer import Tracer
-from pliant.engine.weight_parts import BetweenSteps, WeightPart, change_norm
+from pliant.engine.weight_parts import AmongAll, WeightPart, change_norm
 
 __all__ = ["BackgroundAverage"]
 
@@ -33,7 +32,7 @@ _HANG_UP_S = 5.0
 """Time that the thread may take to notice that its connections are closed."""
 
 
-class BackgroundAverage(BetweenSteps):
+class BackgroundAverage(AmongAll):
     """Averages weights in rounds that any rank may call, by a thread of each (Note [posted weights]).
 
     A rank whose period is over calls a round, and goes on. The call goes around a ring: each rank passes it on once, or
@@ -57,9 +56,8 @@ class BackgroundAverage(BetweenSteps):
     def __init__(
         self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
     ) -> None:
-        super().__init__(parts)
-        self._comms, self._tracer = comms, tracer
-        self._optimizer = weakref.ref(optimizer)  # its hooks hold the run
+        super().__init__(parts, comms, optimizer, step)
+        self._tracer = tracer
         self._averaged = [AveragedWeights(part) for part in parts]
         self._until = max(part.timing.until_step for part in parts)
         self._changed = threading.Condition()
@@ -70,11 +68,10 @@ class BackgroundAverage(BetweenSteps):
         self._leaving = False
         """Whether the training thread waits until all have come to an end."""
         self._error: BaseException | None = None
-        self._steps, self._begun, self._counted, self._weighed = step, step, 0.0, 0.0
+        self._steps, self._weighed = step, 0.0
         self._busy_s = 0.0
         self._over = False
         self._calls = RoundCalls(duplicate(comms.all))
-        self._device = parts[0].bucket.flat.device
         self._thread: threading.Thread | None = None
         if comms.all.size > 1:
             self._thread = threading.Thread(target=self._run, name="pliant-averages", daemon=True)
@@ -82,10 +79,6 @@ class BackgroundAverage(BetweenSteps):
         tracer.shutdown.add(self)
 
     # - The training thread
-
-    def report_work(self, work: float) -> None:
-        """Add to the work that this rank has done since the start."""
-        self._counted += work
 
     def after_step(self, step: int) -> None:
         """Add what has come, post the new weights, and call a round if one is due."""
@@ -100,9 +93,7 @@ class BackgroundAverage(BetweenSteps):
             self._is_open = True
             self._changed.notify_all()
             in_flight = self._calls.last > self._round
-        optimizer = self._optimizer()
-        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
-        if not in_flight and step > self._until and any(part.due(step, lr) for part in self._parts):
+        if not in_flight and step > self._until and self._due(step):
             self._call(self._round + 1)
 
     def settle(self, step: int) -> None:

@@ -1,7 +1,6 @@
 """Exchange of weights between optimizer steps, in buckets of our own, whatever DDP's are."""
 
 import functools
-import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -17,12 +16,12 @@ from pliant.engine.comms import Comms
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.step_counts import StepCounts
 from pliant.engine.tracer import Tracer
-from pliant.engine.weight_parts import BetweenSteps, WeightPart
+from pliant.engine.weight_parts import AmongAll, WeightPart
 
 __all__ = ["WeightExchange"]
 
 
-class WeightExchange(BetweenSteps):
+class WeightExchange(AmongAll):
     """Exchanges weights after the same steps of all ranks (Note [who waits for whom], Note [deferred work]).
 
     Args:
@@ -39,33 +38,21 @@ class WeightExchange(BetweenSteps):
     def __init__(
         self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
     ) -> None:
-        super().__init__(parts)
-        self._comms = comms
-        self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
-        self._device = parts[0].bucket.flat.device
+        super().__init__(parts, comms, optimizer, step)
         self._comm_thread = CommThread(self._device, "pliant-weights", tracer)
         self._agreement: tuple[ReplicaCheck, int] | None = None
-        self._begun = step
-        self._counted = 0.0
-        """Work that the caller has reported; if 0, steps count."""
 
     def agree(self, agreement: ReplicaCheck, plan: int) -> None:
         """Let ranks compare their counts now and then, after an exchange, under a plan with this hash."""
         self._agreement = agreement, plan
 
-    def report_work(self, work: float) -> None:
-        """Add to the work that this rank has done since the start."""
-        self._counted += work
-
     def after_step(self, step: int) -> None:
         """Store results that are due, and start exchanges that are due."""
         self._comm_thread.raise_error()
-        optimizer = self._optimizer()
-        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
         for part in self._parts:
             if part.handle is not None and step >= part.last + part.timing.delay_steps:
                 self._take(part)
-        due = [part for part in self._parts if part.due(step, lr)]
+        due = self._due(step)
         self._start(due, step)
         for part in due:
             if not part.late:

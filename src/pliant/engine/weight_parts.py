@@ -1,12 +1,14 @@
 """Buckets of weights: their content, when they are due, and where results go."""
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pliant.accelerator import finish_copies, is_accelerator, pinned
 from pliant.algorithms.base import ExchangesWeights, State
@@ -21,7 +23,7 @@ from pliant.engine.parts import Part
 from pliant.layouts.division import weight_buckets
 from pliant.spec import Exchange, LocalSteps, Outer, Timing
 
-__all__ = ["BetweenSteps", "WeightPart", "change_norm", "first_bad", "split_weights"]
+__all__ = ["AmongAll", "BetweenSteps", "WeightPart", "change_norm", "first_bad", "split_weights"]
 
 
 @dataclass(kw_only=True)
@@ -133,6 +135,36 @@ class BetweenSteps(Part):
     def rounds(self, counts: Sequence[int]) -> None:
         for part, count in zip(self._parts, counts, strict=True):
             part.round = count
+
+
+class AmongAll(BetweenSteps):
+    """Base of exchanges in which all ranks take part, with shares by the work that they report.
+
+    Args:
+        parts: Buckets that it exchanges.
+        comms: Comms of weights alone, for nodes that need hosts and for those that do not.
+        optimizer: Optimizer whose learning rate stretches periods.
+        step: Steps made so far.
+
+    """
+
+    def __init__(self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int) -> None:
+        super().__init__(parts)
+        self._comms = comms
+        self._optimizer = weakref.ref(optimizer)  # its hooks hold the run, which an exchange in flight must not
+        self._device = parts[0].bucket.flat.device
+        self._begun, self._counted = step, 0.0
+        """Step at the begin, and work that the caller has reported since; if 0, steps count."""
+
+    def report_work(self, work: float) -> None:
+        """Add to the work that this rank has done since the start."""
+        self._counted += work
+
+    def _due(self, step: int) -> list[WeightPart]:
+        """Return the buckets whose period is over behind a step."""
+        optimizer = self._optimizer()
+        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
+        return [part for part in self._parts if part.due(step, lr)]
 
 
 def split_weights(store: AlgorithmState, comms: Comms, step: int, nodes: Sequence[Exchange]) -> list[WeightPart]:
