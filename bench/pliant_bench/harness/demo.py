@@ -9,7 +9,7 @@ __all__ = ["DEMO", "Demo", "filled"]
 class Demo:
     """Settings of ``pliant bench --demo`` that no flag has set.
 
-    They are chosen so that communication is most of DDP's step, and all arms end in about five minutes on two idle cores.
+    They are chosen so that communication is most of DDP's step. All arms end in about five minutes on two idle cores.
     """
 
     arms: tuple[str, ...]
