@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pliant.algorithms.inputs import CodecLike, as_codec_spec
+from pliant.algorithms.inputs import CodecLike, ScheduleLike, as_codec_spec, as_schedule
 from pliant.spec import (
     Agreement,
     AllGather,
@@ -44,31 +44,34 @@ __all__ = [
 ]
 
 
-def allreduce() -> AllReduce:
+def allreduce(*, schedule: ScheduleLike = "ring") -> AllReduce:
     """Average gradients exactly by an all-reduce, as torch DDP does.
 
-    >>> str(allreduce())
-    'AllReduce'
+    With ``schedule="auto"`` sums take the ways through the network that are found to be the fastest: for networks whose
+    links differ. A file of `pliant probe` or `pliant schedule` may be named as well.
+
+    >>> str(allreduce(schedule="auto"))
+    "AllReduce(schedule='auto')"
     """
-    return AllReduce()
+    return AllReduce(schedule=as_schedule(schedule))
 
 
-def bf16() -> AllReduce:
-    """Average in bfloat16: half the bytes, with the range of float32.
+def bf16(*, schedule: ScheduleLike = "ring") -> AllReduce:
+    """Average in bfloat16: half the bytes, with the range of float32; `schedule` as for `allreduce`.
 
     >>> str(bf16())
     'AllReduce(codec=bf16)'
     """
-    return AllReduce(codec=CodecSpec(name="bf16"))
+    return AllReduce(codec=CodecSpec(name="bf16"), schedule=as_schedule(schedule))
 
 
-def fp16() -> AllReduce:
-    """Average in float16: half the bytes; a value above 65504 becomes infinite.
+def fp16(*, schedule: ScheduleLike = "ring") -> AllReduce:
+    """Average in float16: half the bytes; a value above 65504 becomes infinite; `schedule` as for `allreduce`.
 
     >>> str(fp16())
     'AllReduce(codec=fp16)'
     """
-    return AllReduce(codec=CodecSpec(name="fp16"))
+    return AllReduce(codec=CodecSpec(name="fp16"), schedule=as_schedule(schedule))
 
 
 def bytegrad() -> ScatterGather:
@@ -158,22 +161,26 @@ def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, r
     return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
 
 
-def randomk(ratio: float = 0.01) -> AllReduce:
+def randomk(ratio: float = 0.01, *, schedule: ScheduleLike = "ring") -> AllReduce:
     """Send `ratio` of the elements, at random places that all ranks share, with error feedback.
+
+    `schedule` is as for `allreduce`.
 
     >>> str(randomk(0.05))
     'AllReduce(codec=randomk(ratio=0.05))'
     """
-    return AllReduce(codec=CodecSpec(name="randomk", settings={"ratio": ratio}))
+    return AllReduce(codec=CodecSpec(name="randomk", settings={"ratio": ratio}), schedule=as_schedule(schedule))
 
 
-def powersgd(rank: int = 4) -> LowRank:
+def powersgd(rank: int = 4, *, schedule: ScheduleLike = "ring") -> LowRank:
     """Send gradients as products of two matrices of this rank, with error feedback (Vogels et al., arXiv:1905.13727).
+
+    `schedule` is as for `allreduce`.
 
     >>> str(powersgd(rank=2))
     'LowRank(rank=2)'
     """
-    return LowRank(rank=rank)
+    return LowRank(rank=rank, schedule=as_schedule(schedule))
 
 
 def decoupled_momentum(
@@ -206,12 +213,13 @@ def tasc(
     dense: float = 0.25,
     value_bits: ValueBits = 4,
     relief: float = 1.0,
+    schedule: ScheduleLike = "ring",
 ) -> BlockSparse | BetweenHosts:
     """Send the blocks that matter most to the loss, with `ratio` of the bytes of an all-reduce in float32.
 
     Settings are those of `Selection`, where those that are not named here keep their defaults; details are in
     `BlockSparseExecutor`. The agreement 'host' is `between_hosts` of 'local': gradients are summed exactly inside a
-    host, and each host selects for itself.
+    host, and each host selects for itself. `schedule` is as for `allreduce`, for values of 16 or 32 bits.
 
     >>> str(tasc(0.05))
     'BlockSparse(selection=Selection(ratio=0.05))'
@@ -233,6 +241,7 @@ def tasc(
         feedback=feedback,
         momentum=momentum,
         ramp_steps=ramp_steps,
+        schedule=as_schedule(schedule),
     )
     return BetweenHosts(inner=node) if agreement == "host" else node
 

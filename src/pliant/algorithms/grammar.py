@@ -15,10 +15,12 @@ from pliant.spec import (
     Graph,
     Host,
     Link,
+    Move,
     Outer,
     Placement,
     Rack,
     ReduceScatter,
+    Schedule,
     Selection,
     Target,
     Topology,
@@ -31,7 +33,7 @@ _VALUES = {
     kind.__name__: kind
     for kind in (
         *(Outer, Graph, Target, Placement, Selection, CurvatureSpec, Topology, Host, Link, Rack),
-        *(ReduceScatter, WeightGather),
+        *(ReduceScatter, WeightGather, Schedule, Move),
     )
 }
 _WORDS: dict[str, Callable[..., Any]] = {

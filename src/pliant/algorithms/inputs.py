@@ -1,11 +1,23 @@
 """Types that algorithms take: nodes or values of the user's own algorithms; codecs by value or by name."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from pliant.spec import CodecSpec, Exchange
+from pliant.spec import CodecSpec, Exchange, Schedule, Scheduling, Topology, from_json
+from pliant.spec.reading import read_text
 
-__all__ = ["AlgorithmLike", "CodecLike", "HasGroups", "HasNode", "NamedCodec", "as_codec_spec", "node_of"]
+__all__ = [
+    "AlgorithmLike",
+    "CodecLike",
+    "HasGroups",
+    "HasNode",
+    "NamedCodec",
+    "ScheduleLike",
+    "as_codec_spec",
+    "as_schedule",
+    "node_of",
+]
 
 
 class HasNode(Protocol):
@@ -33,6 +45,8 @@ AlgorithmLike = Exchange | HasNode
 """A node, as `pliant.qsgd()` returns it, or a value of a registered algorithm, which has one."""
 CodecLike = NamedCodec | CodecSpec | Exchange
 """A codec by value, by name, or as an algorithm that is one codec."""
+ScheduleLike = Scheduling | str | Path
+"""A way for sums, or the file of one: of a topology, or of a schedule."""
 
 
 def node_of(algorithm: AlgorithmLike) -> Exchange:
@@ -68,3 +82,22 @@ def as_codec_spec(codec: CodecLike | None) -> CodecSpec | None:
         return codec.payload_codec
     fields = dataclasses.fields(cast("type", type(codec)))
     return CodecSpec(name=codec.name, settings={f.name: getattr(codec, f.name) for f in fields})
+
+
+def as_schedule(schedule: ScheduleLike) -> Scheduling:
+    """Return how sums go over the network, with the content of a file in the place of its name.
+
+    Raises:
+        ValueError: It is neither a word nor a file of a topology or a schedule.
+
+    """
+    if isinstance(schedule, (Topology, Schedule)) or schedule in ("ring", "auto"):
+        return cast(Scheduling, schedule)
+    try:
+        text = read_text(Path(schedule))
+    except OSError as error:
+        raise ValueError(
+            f"schedule={str(schedule)!r} is neither 'ring' nor 'auto', nor a file that can be read ({error}); name the "
+            "file that `pliant probe` or `pliant schedule` has written."
+        ) from None
+    return from_json(Schedule if '"rounds"' in text else Topology, text)

@@ -38,7 +38,7 @@ class ShortVectorAverage:
         in_parts: bool = False,
     ) -> None:
         self._comm, size = comm, comm.size
-        hops = num_hops(numel, size, in_parts=in_parts)
+        hops = 0 if comm.prefers_collectives else num_hops(numel, size, in_parts=in_parts)
         self._direct = hops == 1
         part = -(-numel // size)
         self._parts = [(min(j * part, numel), min((j + 1) * part, numel)) for j in range(size)]

@@ -53,13 +53,15 @@ def split_into_rounds(pairs: Sequence[Pair], at_most: int) -> list[list[Pair]]:
     return [r for r in rounds if r]
 
 
-def host_rates(rounds: Matrix) -> tuple[Matrix, Matrix]:
+def host_rates(rounds: Matrix, crowd: Matrix | None = None) -> tuple[Matrix, Matrix]:
     """Return what each host can send and receive, (hosts,) each: the median of its streams that are near its best.
 
     A stream is as fast as the slower of its ends, so only the best tell what a host can do; near is within the noise.
+    Where pairs are what limits them, a host can do more than its best stream: what all of them carry at once.
 
     Args:
         rounds: Bytes per second in each round from source to target, (rounds, hosts, hosts); 0 for no stream.
+        crowd: The same while all send to all, (hosts, hosts); None if that was not measured.
 
     """
 
@@ -69,18 +71,24 @@ def host_rates(rounds: Matrix) -> tuple[Matrix, Matrix]:
     hosts = range(rounds.shape[1])
     send = [typical(rounds[:, k, :].ravel()) for k in hosts]
     receive = [typical(rounds[:, :, k].ravel()) for k in hosts]
-    return np.array(send), np.array(receive)
+    if crowd is None:
+        return np.array(send), np.array(receive)
+    return tuple(
+        np.where(together > (1 + NOISE) * np.array(best), together, best)
+        for best, together in ((send, crowd.sum(1)), (receive, crowd.sum(0)))
+    )
 
 
-def slow_pairs(rounds: Matrix, pairs: Matrix) -> list[Pair]:
+def slow_pairs(rounds: Matrix, pairs: Matrix, crowd: Matrix | None = None) -> list[Pair]:
     """Return (source, target) of pairs that are below what their hosts can do by more than the noise.
 
     Args:
         rounds: As in `host_rates`.
         pairs: Bytes per second of pairs by themselves, (hosts, hosts); 0 where that was not measured.
+        crowd: As in `host_rates`.
 
     """
-    send, receive = host_rates(rounds)
+    send, receive = host_rates(rounds, crowd)
     could = np.minimum(send[:, None], receive[None, :])
     slow = (pairs > 0) & (pairs < (1 - NOISE) * could)
     return [(int(i), int(j)) for i, j in np.argwhere(slow)]
@@ -133,12 +141,13 @@ def topology_from(
     pairs: Matrix,
     latencies_s: Matrix,
     provenance: str,
+    crowd: Matrix | None = None,
 ) -> Topology:
     """Return hosts with their own limits, and links where a pair differs from what its hosts say by more than noise.
 
     The matrices are those of `host_rates`, `slow_pairs` and `host_delays`.
     """
-    send, receive = host_rates(rounds)
+    send, receive = host_rates(rounds, crowd)
     delays_s = host_delays(latencies_s)
     hosts = [
         Host(
@@ -154,7 +163,9 @@ def topology_from(
     found_s = np.where(np.isfinite(latencies_s), latencies_s, expected_s)
     far = np.abs(found_s - expected_s) > np.maximum(_NOISE_S, 0.25 * expected_s)
     np.fill_diagonal(far, False)
-    slow = slow_pairs(rounds, pairs)
+    slow = slow_pairs(rounds, pairs, crowd)
+    if crowd is not None:  # each pair has a path of its own
+        slow = [(int(i), int(j)) for i, j in np.argwhere(pairs > 0)]
     links: list[Link] = []
     for i, j in sorted({*slow, *((int(i), int(j)) for i, j in np.argwhere(far))}):
         rate = pairs[i, j] if (i, j) in slow else min(send[i], receive[j])

@@ -134,15 +134,38 @@ class _Probe:
                 if (min(i, j), max(i, j)) in looked_at:  # seen twice, and fast once only
                     rounds[turn, i, j] = 0.0
             alone = rounds[: len(again) + len(chosen)].max(0)
+        one_way, crowd = self._look_closer(chosen) if self._differ(rounds, alone) else ([], None)
+        if one_way:
+            alone = np.maximum(alone, one := self._rates(one_way).max(0))
+            rounds = np.concatenate([one[None], rounds])
         most = max(len(chosen), len(all_rounds))
         what = (
             f"{len(chosen)} of {most} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
-            f"looks, at most {format_bytes(MAX_STREAM_BYTES)} at a time"
+            f"looks, {len(one_way)} rounds one way, at most {format_bytes(MAX_STREAM_BYTES)} at a time"
         )
         answers.close()
         provenance = self._provenance(f"{what}; {choice.why}", sum(num_ranks))
-        found = topology_from(names, num_ranks, rounds, alone, latencies_s, provenance)
+        found = topology_from(names, num_ranks, rounds, alone, latencies_s, provenance, crowd)
         return replace(found, connections=choice.connections)
+
+    def _differ(self, rounds: Matrix, alone: Matrix) -> bool:
+        """Say whether a quarter of the pairs are below what their hosts can do, as where each has its own path."""
+        return self._comm.size > 2 and len(slow_pairs(rounds, alone)) > np.count_nonzero(alone) / 4
+
+    def _look_closer(self, chosen: Sequence[Sequence[Pair]]) -> tuple[list[dict[int, float]], Matrix]:
+        """Return streams of each pair one way after the other, and what all carry when all send to all.
+
+        Acknowledgements of a fast way would fill a slow way back; and several streams show whether a host has a limit
+        of its own.
+        """
+        rank, size, left = self._comm.rank, self._comm.size, 2 * len(chosen) + 1
+        found: list[dict[int, float]] = []
+        for pairs in (turn for both in chosen for turn in (both, [(b, a) for a, b in both])):
+            targets, sources = ([pair[1 - k] for pair in pairs if pair[k] == rank] for k in (0, 1))
+            found.append(self._stream(targets, sources, left - len(found)))
+        others = [(rank + k) % size for k in range(1, size)]
+        crowd = self._rates([self._stream(others, [(rank - k) % size for k in range(1, size)], 1)])
+        return found, crowd[0]
 
     def _choose_connections(self, names: Sequence[str], latencies_s: Matrix) -> ConnectionChoice:
         if self._connections:

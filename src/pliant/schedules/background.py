@@ -14,6 +14,7 @@ from typing import Literal
 
 from pliant.netmodel import Overheads
 from pliant.schedules.collective import Collective, merge_blocks
+from pliant.schedules.dense import dense_candidates
 from pliant.schedules.refine import improve_owners, improve_rounds
 from pliant.schedules.select import Candidate, candidates
 from pliant.spec import Topology, from_json, to_json
@@ -57,9 +58,14 @@ class SolverJob:
     topology: Topology
     overheads: Overheads
     limit_s: float
+    is_dense: bool = False
+    """Whether all of one vector is summed, which may be cut anywhere."""
 
     def solve(self) -> Candidate:
         """Return the best that the programs whose solvers are installed find; the family's best if nothing."""
+        if self.is_dense:
+            num_bytes = sum(self.collective.block_bytes)
+            return dense_candidates(num_bytes, self.topology, self.overheads, limit_s=self.limit_s)[0]
         best = candidates(merge_blocks(self.collective), self.topology, self.overheads)[0]
         limit_s = self.limit_s / 2
         found = [best]
@@ -142,8 +148,8 @@ class BackgroundSolver:
     def decide(self) -> Literal["stay", "change", "back"]:
         """Return what all are to do before the next sum, with the schedule that `found` returns."""
         if self._search is not None and self._search.has_ended():
-            found = self._search.result()
-            self._search = None
+            search, self._search = self._search, None
+            found = search.result()
             if found.cost.total_s < self._predicted_s:
                 self._found = found
                 return "change"
@@ -160,14 +166,22 @@ class BackgroundSolver:
             raise RuntimeError("nothing was found, but it was asked for; ask only after `decide` has said 'change'.")
         return self._blocks, self._found
 
-    def note_call(self, blocks: bytes, collective: Collective, in_use: Candidate, seconds: float) -> None:
+    def has_settled(self, num_known: int) -> bool:
+        """Say whether so many sets of blocks have been searched for, and no result is on trial."""
+        idle, seen = self._search is None and self._found is None, len(self._watched)
+        return idle and seen >= min(num_known, _NUM_WATCHED) and all(each.searched for each in self._watched.values())
+
+    def note_call(
+        self, blocks: bytes, collective: Collective, predicted_s: float, seconds: float, *, is_dense: bool = False
+    ) -> None:
         """Record a call, and start a search if it is due.
 
         Args:
             blocks: Which rank held which block.
             collective: The same as a task.
-            in_use: Schedule that was carried out.
+            predicted_s: Predicted duration of what was carried out.
             seconds: Its duration.
+            is_dense: See `SolverJob`.
 
         """
         if self._found is not None and blocks == self._blocks:
@@ -181,7 +195,7 @@ class BackgroundSolver:
             watched.seconds.append(seconds)
         elif not watched.searched and self._search is None and self._found is None:
             watched.searched = True
-            self._blocks, self._predicted_s = blocks, in_use.cost.total_s
+            self._blocks, self._predicted_s = blocks, predicted_s
             self._before_s = statistics.median(watched.seconds[-self._options.trials :])
             self._search = SolverProcess(
                 SolverJob(
@@ -189,6 +203,7 @@ class BackgroundSolver:
                     topology=self._topology,
                     overheads=self._overheads,
                     limit_s=self._options.limit_s,
+                    is_dense=is_dense,
                 )
             )
 

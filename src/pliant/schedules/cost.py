@@ -123,12 +123,25 @@ def lower_bound_s(collective: Collective, topology: Topology, overheads: Overhea
             num_crossings = max(num_crossings, (len(holding) > 1) + (len(needing) > 1) or int(holding != needing))
     rack_of: list[int] = links.rack_of[links.host_of].tolist() if len(links.up_s) else []  # (num_ranks,)
     wire_s = factor * max(
-        _crossing_s(collective, host_of, links.out_s.tolist(), links.in_s.tolist()),
+        _crossing_s(collective, host_of, *_sides_s(links)),
         _crossing_s(collective, rack_of, links.up_s.tolist(), links.down_s.tolist()),
     )
     apart = ~np.eye(links.num_hosts, dtype=bool)
     shortest_s = float(links.delays_s[apart].min(initial=np.inf)) if links.num_hosts > 1 else 0.0
     return wire_s + num_crossings * shortest_s + num_rounds * overheads.message_s
+
+
+def _sides_s(links: Links) -> tuple[list[float], list[float]]:
+    """Return seconds per byte out of each host and into it, (num_hosts,): of its interface, or of all its links."""
+    rates = np.zeros((links.num_hosts, links.num_hosts))
+    rates[links.link_source, links.link_target] = 1 / np.maximum(links.link_s, 1e-300) * (links.link_s > 0)
+    apart = ~np.eye(links.num_hosts, dtype=bool)
+    sides: list[list[float]] = []
+    for own_s, out in ((links.out_s, rates), (links.in_s, rates.T)):
+        limited = ((out > 0) | ~apart).all(axis=1) & (links.num_hosts > 1)  # all links have a rate of their own
+        all_s = np.where(limited, 1 / np.maximum(out.sum(axis=1), 1e-300), 0.0)
+        sides.append(np.maximum(own_s, all_s).tolist())
+    return sides[0], sides[1]
 
 
 def _crossing_s(

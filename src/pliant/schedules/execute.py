@@ -1,12 +1,12 @@
 """A schedule carried out: one message per peer and round, sums in a fixed order."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.comm.agreement import require_same
@@ -18,14 +18,76 @@ from pliant.spec import Schedule
 __all__ = ["ScheduledAllReduce"]
 
 
+_FEW_RUNS = 16
+"""Up to so many runs of rows are sliced; more of them only if they are long."""
+_LONG_RUN = 256
+"""Rows in a run from which slicing is cheaper than an index of every row."""
+_Runs = Sequence[tuple[int, int]]
+"""First row and end of each run of rows."""
+
+
+class _Rows(Protocol):
+    """Rows of x seen as (rows, unit), in an order."""
+
+    def take(self, x: Tensor, buffer: Tensor) -> None:
+        """Copy them into a buffer, (num_rows, unit)."""
+        ...
+
+    def add(self, x: Tensor, buffer: Tensor) -> None:
+        """Add a buffer to them."""
+        ...
+
+    def put(self, x: Tensor, buffer: Tensor) -> None:
+        """Replace them by a buffer."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Sliced:
+    """Few or long runs of rows."""
+
+    runs: _Runs
+
+    def take(self, x: Tensor, buffer: Tensor) -> None:
+        if self.runs:
+            torch.cat([x[a:b] for a, b in self.runs], out=buffer)
+
+    def add(self, x: Tensor, buffer: Tensor) -> None:
+        for (a, b), part in zip(self.runs, buffer.split([b - a for a, b in self.runs]), strict=True):
+            x[a:b].add_(part)
+
+    def put(self, x: Tensor, buffer: Tensor) -> None:
+        for (a, b), part in zip(self.runs, buffer.split([b - a for a, b in self.runs]), strict=True):
+            x[a:b].copy_(part)
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """Rows one by one."""
+
+    at: Tensor
+    """(num_rows,)"""
+
+    def take(self, x: Tensor, buffer: Tensor) -> None:
+        torch.index_select(x, 0, self.at, out=buffer)
+
+    def add(self, x: Tensor, buffer: Tensor) -> None:
+        x.index_add_(0, self.at, buffer)
+
+    def put(self, x: Tensor, buffer: Tensor) -> None:
+        x.index_copy_(0, self.at, buffer)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Message:
     """Message from one rank to another in a round: rows to add, then rows to take as they are."""
 
     peer: int
-    rows: Tensor  # (num_rows,) of x seen as (rows, unit); where to take them from, or where to put them
+    added: _Rows
+    copied: _Rows
     num_added: int
-    buffer: Tensor  # (num_rows, unit)
+    buffer: Tensor
+    """(num_rows, unit)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +145,13 @@ class ScheduledAllReduce:
         cure = "make it from the same data on all ranks, or broadcast it"
         require_same(comm, "the schedule, or its blocks,", told, like.device, cure=cure, error=ScheduleError)
         self._unit = math.gcd(*numels) or 1
-        me, members, counts = comm.rank, merged.members, np.array(numels, dtype=np.int64) // self._unit
-        rows = _rows_of([b for blocks in members for b in blocks], counts)
-        lengths = [int(counts[list(blocks)].sum()) for blocks in members]
-        self._rounds = self._compile(schedule, merged.collective, rows.split(lengths), like)
-        empty = [b for b, held in enumerate(collective.holders) if not held and me in collective.needers[b]]
-        self._zero = _rows_of(empty, counts).to(like.device) if empty else None
+        ends = list(accumulate(numel // self._unit for numel in numels))
+        spans = list(zip([0, *ends[:-1]], ends, strict=True))  # of rows, for each block
+        self._rounds = self._compile(
+            schedule, merged.collective, [_joined(spans[b] for b in blocks) for blocks in merged.members], like
+        )
+        empty = [b for b, held in enumerate(collective.holders) if not held and comm.rank in collective.needers[b]]
+        self._zero = _joined(spans[b] for b in empty)
 
     def __call__(self, x: Tensor) -> None:
         """Replace each block of x, (numel,), by its sum over the ranks that hold it, where this rank needs it.
@@ -103,20 +166,21 @@ class ScheduledAllReduce:
             )
         rows = x.view(-1, self._unit)  # (num_rows, unit)
         for each in self._rounds:
-            for message in each.sends:
-                torch.index_select(rows, 0, message.rows, out=message.buffer)
+            for m in each.sends:
+                m.added.take(rows, m.buffer[: m.num_added])
+                m.copied.take(rows, m.buffer[m.num_added :])
             if each.sends or each.receives:
                 self._comm.exchange(
                     [(m.peer, m.buffer) for m in each.sends], [(m.peer, m.buffer) for m in each.receives]
                 ).wait()
             for m in each.receives:
-                rows.index_add_(0, m.rows[: m.num_added], m.buffer[: m.num_added])
-                rows.index_copy_(0, m.rows[m.num_added :], m.buffer[m.num_added :])
-        if self._zero is not None:
-            rows.index_fill_(0, self._zero, 0)
+                m.added.add(rows, m.buffer[: m.num_added])
+                m.copied.put(rows, m.buffer[m.num_added :])
+        for first, end in self._zero:
+            rows[first:end].zero_()
 
     def _compile(
-        self, schedule: Schedule, collective: Collective, rows: Sequence[Tensor], like: Tensor
+        self, schedule: Schedule, collective: Collective, runs: Sequence[_Runs], like: Tensor
     ) -> tuple[_Round, ...]:
         """Return what this rank sends and receives in each round, with buffers."""
         me = self._comm.rank
@@ -128,15 +192,16 @@ class ScheduledAllReduce:
             for (source, target), (added, taken) in _order(schedule, index, has).items():
                 if me not in (source, target):
                     continue
-                parts = [rows[b] for b in (*added, *taken)]
-                at = torch.cat(parts).to(like.device)
-                if not len(at):  # blocks without elements: neither side posts anything
+                to_add, to_copy = (_joined(run for b in blocks for run in runs[b]) for blocks in (added, taken))
+                num_added, num_copied = (sum(end - first for first, end in each) for each in (to_add, to_copy))
+                if not num_added + num_copied:  # blocks without elements: neither side posts anything
                     continue
                 message = _Message(
                     peer=target if me == source else source,
-                    rows=at,
-                    num_added=sum(len(rows[b]) for b in added),
-                    buffer=torch.empty(len(at), self._unit, dtype=like.dtype, device=like.device),
+                    added=_rows_of(to_add, like.device),
+                    copied=_rows_of(to_copy, like.device),
+                    num_added=num_added,
+                    buffer=torch.empty(num_added + num_copied, self._unit, dtype=like.dtype, device=like.device),
                 )
                 (sends if me == source else receives).append(message)
             # From the next rank on around: if all began with the same one, its link would be full, others idle.
@@ -145,12 +210,25 @@ class ScheduledAllReduce:
         return tuple(rounds)
 
 
-def _rows_of(blocks: Sequence[int], counts: NDArray[np.int64]) -> Tensor:
-    """Return the rows of these blocks, one block after another, (num_rows,); `counts` are the rows of each block."""
-    at = np.array(blocks, dtype=np.int64)
-    lengths = counts[at]
-    shifts = (np.cumsum(counts) - counts)[at] - (np.cumsum(lengths) - lengths)  # from the place here to the row there
-    return torch.from_numpy(np.arange(lengths.sum()) + np.repeat(shifts, lengths))
+def _joined(spans: Iterable[tuple[int, int]]) -> _Runs:
+    """Return spans of rows as runs: those that follow each other are one, and empty ones are left out."""
+    runs: list[tuple[int, int]] = []
+    for first, end in spans:
+        if first == end:
+            continue
+        if runs and runs[-1][1] == first:
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((first, end))
+    return runs
+
+
+def _rows_of(runs: _Runs, device: torch.device) -> _Rows:
+    """Return these rows in the form that is cheaper to copy."""
+    num_rows = sum(end - first for first, end in runs)
+    if len(runs) <= _FEW_RUNS or num_rows >= _LONG_RUN * len(runs):
+        return _Sliced(runs)
+    return _Indexed(torch.cat([torch.arange(first, end) for first, end in runs]).to(device))
 
 
 def _order(

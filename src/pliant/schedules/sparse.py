@@ -110,7 +110,8 @@ class SparseAllReduce:
         if self._background is None:
             ready.carry_out(x)
         else:
-            self._background.note_call(blocks, ready.collective, ready.planned.best, self._run_timed(ready, x))
+            predicted_s = ready.planned.best.cost.total_s
+            self._background.note_call(blocks, ready.collective, predicted_s, self._run_timed(ready, x))
         return ready.planned
 
     def close(self) -> None:

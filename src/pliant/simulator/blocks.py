@@ -17,6 +17,8 @@ def blocks(
     shapes: Sequence[Sequence[tuple[int, ...]]],
     num_ranks: int,
     coded: Callable[[Floats], list[Round]],
+    *,
+    by_ring: bool = False,
 ) -> list[Round]:
     """Return the rounds of an exchange of blocks at the final ratio: scores or a mask, values, and payloads.
 
@@ -27,6 +29,7 @@ def blocks(
         shapes: Per bucket, of its tensors.
         num_ranks: Ranks that take part.
         coded: From elements, (num_buckets,), to the rounds of an average in codes.
+        by_ring: Whether all sums are rings, whatever their length.
 
     Raises:
         ValueError: Sums get a schedule, so that messages depend on each rank's selection.
@@ -43,14 +46,17 @@ def blocks(
     masks = np.array([float(each.mask_bytes * (not each.is_whole(ratio))) for each in parts])
     message = np.array([float(each.message_numel(ratio)) for each in parts])
     payload = np.array([float(each.payload_bytes(ratio)) for each in parts])
-    rounds = average(told, num_ranks, value_bytes=2, in_parts=True) if told.any() else []
+    rounds = average(told, num_ranks, value_bytes=2, in_parts=True, by_ring=by_ring) if told.any() else []
     if selection.agreement == "leader":
         give = np.repeat(masks[:, None] / num_ranks, num_ranks, 1)
         rounds.append(Round(messages=DenseExchange(give=give, take=np.ones((1, num_ranks)))))
     bits = np.array([each.bits(ratio) for each in parts])
     for each in np.unique(bits):
         of_these = message * (bits == each)
-        rounds += coded(of_these) if each == 4 else average(of_these, num_ranks, value_bytes=each // 8, in_parts=True)
+        if each == 4:
+            rounds += coded(of_these)
+        else:
+            rounds += average(of_these, num_ranks, value_bytes=each // 8, in_parts=True, by_ring=by_ring)
     if payload.any():
         rounds.append(ring_all_gather(payload, num_ranks))
     return rounds

@@ -12,16 +12,18 @@ __all__ = ["among_ranks", "average", "ring", "ring_all_gather", "to_and_from", "
 
 
 def ring(num_bytes: Floats, num_ranks: int) -> Round:
-    """All-reduce around a ring (Patarasuk and Yuan 2009): 2 (n-1) rounds, each rank sends 1/n to the next.
+    """All-reduce around a ring (Patarasuk and Yuan 2009): 2 (n-1) rounds, each rank sends 1/n to the one before it.
+
+    That is the direction of Gloo's all-reduce, which matters where links differ; its all-gather goes the other way.
 
     Args:
         num_bytes: Of the vectors, (num_buckets,).
         num_ranks: n.
 
     """
-    ranks = np.arange(num_ranks)
+    ranks = np.arange(num_ranks)[::-1]
     share = np.full(num_ranks, 1 / num_ranks)
-    pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
+    pairs = PointToPoint(source=ranks, target=(ranks - 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
     added = num_bytes * (num_ranks - 1) / num_ranks
     return Round(messages=pairs, repeat=2 * (num_ranks - 1), after={"reduce_bytes": added})
 
@@ -47,9 +49,14 @@ def tree(num_bytes: Floats, num_ranks: int) -> list[Round]:
     return [*rounds, *down]
 
 
-def average(numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False) -> list[Round]:
-    """Return the rounds of `DirectAverage` on vectors of `numel` elements, (num_buckets,): one hop, two, or a ring."""
-    hops = np.array([num_hops(int(k), num_ranks, in_parts=in_parts) for k in numel])
+def average(
+    numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False, by_ring: bool = False
+) -> list[Round]:
+    """Return the rounds of `ShortVectorAverage` on vectors of `numel` elements, (num_buckets,).
+
+    One hop, two, or a ring; `by_ring` leaves the ring alone, for sums that go by a schedule in its place.
+    """
+    hops = np.array([0 if by_ring else num_hops(int(k), num_ranks, in_parts=in_parts) for k in numel])
     everybody = np.ones((1, num_ranks))
     rounds: list[Round] = []
     if (hops == 1).any():

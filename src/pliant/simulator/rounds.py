@@ -117,7 +117,8 @@ def low_rank_rounds(node: LowRank, batch: BucketBatch, num_ranks: int, turn: int
             factor = factor_shape(shape, node.rank)
             first[b] += np.prod(shape, dtype=np.float64) if factor is None else shape[0] * factor[0]
             second[b] += 0 if factor is None else factor[0] * factor[1]
-    left, right = average(first, num_ranks), average(second, num_ranks)
+    by_ring = node.schedule != "ring"
+    left, right = (average(numel, num_ranks, by_ring=by_ring) for numel in (first, second))
     return [work(passes(batch, 1.5)), *left, work(passes(batch, 1)), *right, work(passes(batch, 2))]
 
 
@@ -128,7 +129,7 @@ def block_rounds(node: BlockSparse, batch: BucketBatch, num_ranks: int, turn: in
     def coded(numel: Floats) -> list[Round]:
         return scatter_gather_rounds(by_owners, replace(batch, numel=numel), num_ranks, turn)
 
-    rounds = blocks(node.selection, batch.shapes, num_ranks, coded)
+    rounds = blocks(node.selection, batch.shapes, num_ranks, coded, by_ring=node.schedule != "ring")
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
 
 

@@ -18,6 +18,7 @@ from pliant.simulator.rounds import (
     owner_rounds,
     scatter_gather_rounds,
 )
+from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.sharded import among_replicas, gather_rounds, reduce_scatter_rounds, shards_of
 from pliant.spec import (
     After,
@@ -231,12 +232,21 @@ def _among_all(
     )
 
 
+def _scheduled(
+    rounds: Callable[[Any, BucketBatch, int, int], list[Round]],
+) -> Callable[[Any, BucketBatch, Topology, int], ExchangeTraffic]:
+    """Return the same for a node whose sums may go by a schedule."""
+    return lambda node, batch, topology, turn: ExchangeTraffic(
+        task=tuple(by_schedule(rounds(node, batch, topology.num_ranks, turn), node.schedule, topology))
+    )
+
+
 TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], ExchangeTraffic]] = {
-    AllReduce: _among_all(all_reduce_rounds),
+    AllReduce: _scheduled(all_reduce_rounds),
     ScatterGather: _among_all(scatter_gather_rounds),
     AllGather: _among_all(all_gather_rounds),
-    BlockSparse: _among_all(block_rounds),
-    LowRank: _among_all(low_rank_rounds),
+    BlockSparse: _scheduled(block_rounds),
+    LowRank: _scheduled(low_rank_rounds),
     DecoupledMomentum: _among_all(all_gather_rounds),
     CompressedMomentum: _among_all(momentum_rounds),
     ShardedOptimizer: _among_all(owner_rounds),

@@ -19,7 +19,7 @@ from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
-from pliant.spec.schedule import Move, Schedule
+from pliant.spec.schedule import Move, Schedule, Scheduling
 from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.target import Target
@@ -68,6 +68,7 @@ __all__ = [
     "Rule",
     "ScatterGather",
     "Schedule",
+    "Scheduling",
     "Selection",
     "Sharded",
     "ShardedOptimizer",

@@ -185,6 +185,11 @@ class Exchange:
         return self.exchanges_weights or self.staleness_bound is not None
 
     @property
+    def needs_links(self) -> bool:
+        """Whether it must know the network's links, for which it makes schedules when training starts."""
+        return getattr(self, "schedule", "ring") == "auto" or any(child.needs_links for child in self.children)
+
+    @property
     def needs_hosts(self) -> bool:
         """Whether it must know which ranks share a host."""
         return any(child.needs_hosts for child in self.children)

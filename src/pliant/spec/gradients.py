@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
 from pliant.spec.ranges import Count, Decay, Number, Range
+from pliant.spec.schedule import Scheduling
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
 
@@ -28,6 +29,8 @@ class AllReduce(Exchange):
     made_by: ClassVar[str] = "executors.all_reduce:averaging"
     codec: CodecSpec | None = None
     """A cast, or `randomk`, which keeps what it does not send."""
+    schedule: Scheduling = "ring"
+    """How sums go over the network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +110,18 @@ class BlockSparse(Exchange):
     momentum: Decay = 0.0
     ramp_steps: Number = 0
     target: Target | None = None
+    schedule: Scheduling = "ring"
+    """How sums of agreed blocks go over the network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.schedule == "ring" or (self.selection.agreement != "local" and not self.selection.is_coded),
+            "BlockSparse",
+            f"schedule must be 'ring' with the agreement {self.selection.agreement!r} and values of "
+            f"{self.selection.value_bits} bits, since schedules are for sums of blocks that all ranks agree on, in 16 "
+            "or 32 bits; set agreement='leader' and value_bits=16.",
+        )
 
     @property
     def gives_mean(self) -> bool:
@@ -139,6 +154,8 @@ class LowRank(Exchange):
 
     made_by: ClassVar[str] = "executors.low_rank:LowRankExecutor"
     rank: Count = 4
+    schedule: Scheduling = "ring"
+    """How sums of factors go over the network, where they are large."""
 
     @property
     def spares_small(self) -> bool:

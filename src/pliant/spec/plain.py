@@ -106,6 +106,13 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         inner = [a for a in arguments if a is not type(None)]
         if len(inner) == 1:
             return _build(inner[0], value, where)
+        records = [a for a in inner if dataclasses.is_dataclass(a)]
+        if records and isinstance(value, dict):
+            keys = cast(dict[str, Any], value).keys()
+            return build_record(min(records, key=lambda a: len(keys - _hints(a).keys())), value, where)
+        words = [a for a in inner if typing.get_origin(a) is typing.Literal]
+        if words:
+            return _build(words[0], value, where)
         # A number or a word, as in the settings of a gene: JSON tells them apart.
         wanted = " or ".join(a.__name__ for a in inner)
         _demand(type(value) in inner or (type(value) is int and float in inner), where, f"of type {wanted}", value)

@@ -2,10 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
-__all__ = ["Move", "Schedule"]
+from pliant.spec.plain import LATER
+from pliant.spec.topology import Topology
+
+__all__ = ["Move", "Schedule", "Scheduling"]
 
 _MOST = 1 << 20
 
@@ -36,6 +40,8 @@ class Schedule:
     num_ranks: int
     num_blocks: int
     rounds: tuple[tuple[Move, ...], ...]
+    shares: tuple[float, ...] = field(default=(), metadata=LATER)
+    """Share of a dense vector that each block is; empty if all are alike."""
 
     def __post_init__(self) -> None:
         if not (1 <= self.num_ranks <= _MOST and 0 <= self.num_blocks <= _MOST):
@@ -43,6 +49,19 @@ class Schedule:
                 f"schedule {self.name!r} is for {self.num_ranks} ranks and {self.num_blocks} blocks, but ranks are 1 "
                 f"to {_MOST}, blocks 0 to {_MOST}."
             )
+        if self.shares and not (
+            len(self.shares) == self.num_blocks and min(self.shares) >= 0 and abs(sum(self.shares) - 1) < 1e-6
+        ):
+            raise ValueError(
+                f"schedule {self.name!r} has {self.num_blocks} blocks and {len(self.shares)} shares of a vector, whose "
+                f"sum is {sum(self.shares):g}; give one of at least 0 for each block, which are 1 together."
+            )
+
+    def cuts(self, numel: int) -> tuple[int, ...]:
+        """Return where the blocks of a dense vector of so many elements begin, and where the last one ends."""
+        shares = self.shares or (1 / max(self.num_blocks, 1),) * self.num_blocks
+        inner = [min(numel, round(numel * part)) for part in accumulate(shares)]
+        return (0, *inner[:-1], numel) if inner else (0,)
 
     @property
     def num_moves(self) -> int:
@@ -58,3 +77,8 @@ class Schedule:
         for move in self.rounds[index]:
             found[move.source, move.target][move.kind == "copy"].append(move.block)
         return {pair: (tuple(sorted(found[pair][0])), tuple(sorted(found[pair][1]))) for pair in sorted(found)}
+
+
+Scheduling = Literal["ring", "auto"] | Topology | Schedule
+"""How a dense sum goes over the network: by the backend's own all-reduce (of Gloo a ring); by the fastest schedule for
+the links that are measured when training starts, or for those of a topology; or by a given schedule."""

@@ -1,7 +1,10 @@
 """Exact and 16-bit averaging of gradients, as torch DDP does it: the baseline of everything else."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.randomk import RandomKExecutor
@@ -9,6 +12,7 @@ from pliant.buckets import Bucket
 from pliant.codecs import codec_class
 from pliant.collectives.averaging import CastAllReduce
 from pliant.comm.base import Comm
+from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import AllReduce
 
 __all__ = ["AllReduceExecutor", "averaging"]
@@ -24,7 +28,8 @@ def averaging(node: AllReduce) -> "AllReduceExecutor | RandomKExecutor":
 class AllReduceExecutor:
     """g <- (1/n) sum_i g_i by an all-reduce: 2 (n-1)/n N elements out and in per rank.
 
-    With a 16-bit codec the gradient is divided, then cast, then summed in that format.
+    With a 16-bit codec the gradient is divided, then cast, then summed in that format. A schedule may take other ways
+    than the ring (`ScheduledComm`).
     """
 
     node: AllReduce
@@ -34,10 +39,11 @@ class AllReduceExecutor:
         return {}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Make the 16-bit buffer, if one is needed."""
+        """Choose the way of the sums, and make the 16-bit buffer, if one is needed."""
+        carrier = scheduled(comm, self.node.schedule)
         if self.node.codec is None:
-            return None
-        return CastAllReduce(codec_class(self.node.codec.name).dtype, bucket.numel, comm, bucket.flat.device)
+            return None if carrier is comm else partial(_add_up, carrier)
+        return CastAllReduce(codec_class(self.node.codec.name).dtype, bucket.numel, carrier, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Scale first, then add up, as torch DDP does it, to the bit."""
@@ -50,3 +56,7 @@ class AllReduceExecutor:
             comm.all_reduce(bucket.flat).wait()
         else:
             state.workspace(bucket.flat)
+
+
+def _add_up(comm: Comm, x: Tensor) -> None:
+    comm.all_reduce(x).wait()

@@ -17,6 +17,7 @@ from pliant.codecs import all_finite
 from pliant.collectives import BlockAllGather, BlockGrid, BlockResult, LeaderMask, ScoreMean, SharedBlockAverage
 from pliant.comm.base import Comm
 from pliant.layouts.blocks import divide_blocks, row_blocks
+from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import BlockSparse, CurvatureSpec, Selection
 
 __all__ = ["BlockSparseExecutor"]
@@ -104,7 +105,7 @@ class BlockSparseExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> _Workspace:
         """Lay out the blocks."""
-        return _Workspace(self.node.selection, bucket, comm)
+        return _Workspace(self.node.selection, bucket, scheduled(comm, self.node.schedule))
 
     def start_from(self, optimizer: Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
         """Note the power p, which depends on the optimizer."""

@@ -8,6 +8,7 @@ from pliant.buckets import Bucket
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
 from pliant.layouts.division import factor_shape
+from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import LowRank
 
 __all__ = ["LowRankExecutor"]
@@ -35,7 +36,7 @@ class LowRankExecutor:
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the packed buffers of both averages."""
         shapes = {span.name: span.shape for span in bucket.spans}
-        return LowRankAverage(shapes, self.node.rank, comm, bucket.flat.device)
+        return LowRankAverage(shapes, self.node.rank, scheduled(comm, self.node.schedule), bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Exchange the factors of each matrix."""

@@ -8,6 +8,7 @@ from pliant.buckets import Bucket
 from pliant.codecs import RandomK, codec_from
 from pliant.collectives.averaging import SharedSparseAverage
 from pliant.comm.base import Comm
+from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import AllReduce, CodecSpec
 
 __all__ = ["RandomKExecutor"]
@@ -29,7 +30,8 @@ class RandomKExecutor:
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the buffer of chosen values."""
         codec = codec_from(cast(CodecSpec, self.node.codec))
-        return SharedSparseAverage(cast(RandomK, codec), bucket.numel, comm, bucket.flat.device)
+        carrier = scheduled(comm, self.node.schedule)
+        return SharedSparseAverage(cast(RandomK, codec), bucket.numel, carrier, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Average the elements that all ranks draw."""

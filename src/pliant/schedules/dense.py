@@ -1,0 +1,124 @@
+"""Schedules for sums of dense vectors: the family over orders of hosts, and trees; and torch's ring beside them."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from pliant.netmodel import Links, Overheads, PointToPoint
+from pliant.schedules.collective import Collective, MergedCollective
+from pliant.schedules.cost import predict_cost
+from pliant.schedules.orders import host_orders, reordered
+from pliant.schedules.select import Candidate, candidates
+from pliant.schedules.trees import pack_trees
+from pliant.schedules.verify import verify
+from pliant.spec import Schedule, Topology
+
+__all__ = ["dense_candidates", "dense_merged", "fastest_schedule", "ring_s"]
+
+_BLOCKS_PER_RANK = 2
+_MOST_RANKS = 24
+"""Ranks up to which trees are made: a program over all pairs of more takes minutes."""
+_DELAY_QUANTILES = (0.75, 0.5)
+"""Parts of the pairs, by their delay, over which trees are made as well as over all: slow ones cost every round."""
+_SIZES = (1 << 16, 1 << 22, 1 << 28)
+"""Bytes of vectors for each of which the family's fastest schedules are kept."""
+_KEPT = 4
+
+
+def dense_merged(schedule: Schedule, numel: int, itemsize: int = 1) -> MergedCollective:
+    """Return the task of a schedule on a vector that all ranks hold and need, cut as the schedule says."""
+    cuts, everybody = schedule.cuts(numel), tuple(range(schedule.num_ranks))
+    collective = Collective(
+        num_ranks=schedule.num_ranks,
+        block_bytes=tuple(itemsize * (end - first) for first, end in itertools.pairwise(cuts)),
+        holders=(everybody,) * schedule.num_blocks,
+        needers=(everybody,) * schedule.num_blocks,
+    )
+    return MergedCollective(collective=collective, members=tuple((b,) for b in range(schedule.num_blocks)))
+
+
+def dense_candidates(
+    num_bytes: int, topology: Topology, overheads: Overheads | None = None, *, limit_s: float = 10.0
+) -> list[Candidate]:
+    """Return verified schedules for the sum of a dense vector with what they are predicted to take, the fastest first.
+
+    The family over the orders of `host_orders`, and `pack_trees` in one and two rounds each way, also over the links
+    with less delay. The result depends on how fast the machine is if `limit_s` is short, so let one rank ask.
+
+    Args:
+        num_bytes: Of the vector.
+        topology: Its network.
+        overheads: Overheads beside it.
+        limit_s: Time for all trees together.
+
+    """
+    overheads = overheads if overheads is not None else Overheads()
+    found = [_candidate(s, num_bytes, topology, overheads) for s in _schedules(topology, overheads, limit_s)]
+    return sorted(found, key=lambda each: (each.cost.total_s, each.cost.num_messages, each.name))
+
+
+@lru_cache(maxsize=8)
+def fastest_schedule(num_bytes: int, topology: Topology, overheads: Overheads | None = None) -> Schedule | None:
+    """Return the schedule that is predicted to be the fastest for a vector; None if Gloo's ring is."""
+    if topology.num_ranks == 1:
+        return None
+    best = dense_candidates(num_bytes, topology, overheads)[0]
+    return best.schedule if best.cost.total_s < ring_s(num_bytes, topology, overheads) else None
+
+
+@lru_cache(maxsize=8)
+def _schedules(topology: Topology, overheads: Overheads, limit_s: float) -> tuple[Schedule, ...]:
+    """Return verified schedules for a topology, whatever the size of the vector."""
+    found = [*_of_family(topology, overheads)]
+    if 1 < topology.num_ranks <= _MOST_RANKS:
+        found += _trees(topology, overheads, limit_s)
+    for each in found:
+        verify(each, dense_merged(each, each.num_blocks).collective)
+    return tuple(found)
+
+
+def ring_s(num_bytes: float, topology: Topology, overheads: Overheads | None = None) -> float:
+    """Return what Gloo's ring is predicted to take for a dense vector; each rank sends to the one before it."""
+    num_ranks, links = topology.num_ranks, Links(topology, overheads)
+    if num_ranks == 1:
+        return 0.0
+    ranks, share = np.arange(num_ranks)[::-1], np.full(num_ranks, 1 / num_ranks)
+    around = PointToPoint(
+        source=ranks, target=(ranks - 1) % num_ranks, share=share, num_bytes=np.array([num_bytes]), cyclic=True
+    )
+    added_s = num_bytes * (num_ranks - 1) / num_ranks / links.overheads.reduce_bytes_per_s * topology.ranks_per_cpu
+    return float(links.load(around, 2 * (num_ranks - 1)).total_s[0]) + added_s
+
+
+def _of_family(topology: Topology, overheads: Overheads) -> Iterator[Schedule]:
+    """Yield the schedules of the family that are the fastest for some size and order of hosts."""
+    num_ranks = topology.num_ranks
+    even = Schedule(name="even", num_ranks=num_ranks, num_blocks=_BLOCKS_PER_RANK * num_ranks, rounds=())
+    for number, order in enumerate(host_orders(topology, overheads)):
+        ordered, renamed = reordered(topology, order)
+        kept: dict[str, Schedule] = {}
+        for num_bytes in _SIZES:
+            for each in candidates(dense_merged(even, num_bytes), ordered, overheads)[:_KEPT]:
+                name = each.name if number == 0 else f"{each.name} by {'-'.join(map(str, order))}"
+                kept.setdefault(name, replace(renamed(each.schedule), name=name))
+        yield from kept.values()
+
+
+def _trees(topology: Topology, overheads: Overheads, limit_s: float) -> Iterator[Schedule]:
+    delays_s = Links(topology, overheads).delays_s
+    between = delays_s[~np.eye(len(delays_s), dtype=bool)]
+    limits_s = [np.inf] + ([float(np.quantile(between, q)) for q in _DELAY_QUANTILES] if len(set(between)) > 1 else [])
+    for hops, max_delay_s in (((1, 1), np.inf), *(((2, 2), each) for each in dict.fromkeys(limits_s))):
+        found = pack_trees(topology, overheads, hops=hops, max_delay_s=max_delay_s, limit_s=limit_s / 4)
+        if found is not None:
+            near = "" if max_delay_s == np.inf else f" under {1e3 * max_delay_s:.3g} ms"
+            yield replace(found, name=found.name + near)
+
+
+def _candidate(schedule: Schedule, num_bytes: int, topology: Topology, overheads: Overheads) -> Candidate:
+    merged = dense_merged(schedule, num_bytes)
+    cost = predict_cost(schedule, merged.collective, topology, overheads)
+    return Candidate(name=schedule.name, merged=merged, schedule=schedule, cost=cost)

@@ -1,0 +1,77 @@
+"""Orders of hosts for schedules whose neighbours are neighbours in that order."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.netmodel import Links, Overheads
+from pliant.spec import Move, Schedule, Topology
+
+__all__ = ["host_orders", "reordered"]
+
+_Floats = NDArray[np.float64]
+_Order = tuple[int, ...]
+_MOST_TRIED = 7
+"""Up to so many hosts, all orders are tried."""
+
+
+def host_orders(topology: Topology, overheads: Overheads | None = None) -> list[_Order]:
+    """Return orders of hosts in which neighbours have fast links, the given one first.
+
+    Two goals: the slowest hop around a ring, which decides where messages are large, and the delay once around, where
+    they are small. Each is minimized over all orders of up to 7 hosts; for more, hosts are inserted greedily, and runs
+    of them turned around while that helps (2-opt; Croes 1958). Hosts whose pairs have no links of their own have the
+    given order alone.
+    """
+    given = tuple(range(len(topology.hosts)))
+    if not topology.links or len(given) < 3:
+        return [given]
+    links = Links(topology, overheads)
+    per_byte_s = np.maximum(links.out_s[:, None], links.in_s[None, :])  # (num_hosts, num_hosts)
+    own = (links.link_source, links.link_target)
+    per_byte_s[own] = np.maximum(per_byte_s[own], links.link_s)
+
+    def slowest(orders: NDArray[np.int64]) -> _Floats:
+        return per_byte_s[orders, np.roll(orders, -1, axis=-1)].max(axis=-1)
+
+    def around(orders: NDArray[np.int64]) -> _Floats:
+        return links.delays_s[orders, np.roll(orders, -1, axis=-1)].sum(axis=-1)
+
+    return list(dict.fromkeys([given, *(_best(len(given), cost) for cost in (slowest, around))]))
+
+
+def _best(num: int, cost: Callable[[NDArray[np.int64]], _Floats]) -> _Order:
+    """Return an order of least cost, or a good one if there are too many; the first stays, since rings have no end."""
+    if num <= _MOST_TRIED:
+        orders = np.array([(0, *rest) for rest in permutations(range(1, num))])
+        return tuple(orders[cost(orders).argmin()].tolist())
+    order = [0]
+    for host in range(1, num):
+        places = np.array([[*order[:at], host, *order[at:]] for at in range(1, len(order) + 1)])
+        order = places[cost(places).argmin()].tolist()
+    while True:
+        turned = np.array(
+            [[*order[:a], *order[a:b][::-1], *order[b:]] for a in range(1, num) for b in range(a + 2, num + 1)]
+        )
+        found = turned[cost(turned).argmin()]
+        if not cost(found[None])[0] < cost(np.array([order]))[0]:
+            return tuple(order)
+        order = found.tolist()
+
+
+def reordered(topology: Topology, order: Sequence[int]) -> tuple[Topology, Callable[[Schedule], Schedule]]:
+    """Return the topology with its hosts in an order, and how a schedule for it becomes one for the given ranks."""
+    ranks = [rank for host in order for rank in topology.ranks_of(host)]
+
+    def renamed(schedule: Schedule) -> Schedule:
+        rounds = (tuple(sorted(_named(move, ranks) for move in moves)) for moves in schedule.rounds)
+        return replace(schedule, rounds=tuple(rounds))
+
+    return replace(topology, hosts=tuple(topology.hosts[host] for host in order)), renamed
+
+
+def _named(move: Move, ranks: Sequence[int]) -> Move:
+    return replace(move, source=ranks[move.source], target=ranks[move.target])
