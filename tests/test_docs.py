@@ -2,7 +2,9 @@
 
 import ast
 import doctest
+import itertools
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -241,6 +243,19 @@ def _said(path):
             yield "\0".join(part.value for part in node.values if isinstance(part, ast.Constant))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+def test_members_of_the_reference_are_in_their_modules():
+    """The builder says nothing about one that is not there."""
+    lines = (ROOT / "docs" / "api.md").read_text().splitlines()
+    missing: dict[str, list[str]] = {}
+    for above, line in itertools.pairwise(lines):
+        if (found := re.search(r"members: \[(.+?)\]", line)) is None:
+            continue
+        place = pkgutil.resolve_name(name := above.removeprefix("::: ").strip())
+        known = {*dir(place), *getattr(place, "__annotations__", {})}
+        missing |= {name: names} if (names := sorted(set(found[1].split(", ")) - known)) else {}
+    assert missing == {}
 
 
 def test_messages_of_the_troubleshooting_page_are_in_the_source():

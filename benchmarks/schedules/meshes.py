@@ -8,7 +8,8 @@ log-uniform over a factor of 100, scaled so that all pairs together have 2 Gbit/
 named worlds come after them: four continents, and ten regions, at parts of their rates. On each the ranks probe the
 network, choose from what was probed, and let three arms take turns: Gloo's ring, the fastest of the family in the order
 of ranks (all that Pliant knew before), and what it chooses now. Vectors: 2 MiB, and a tenth of 8 MiB, which is what
-agreed blocks of 10 % come to. One line a mesh. A figure is the median of the rounds. Needs root, for network namespaces.
+agreed blocks of 10 % come to. One line a mesh. A figure is the median of the rounds; what takes more than 3 s has one.
+Needs root, for network namespaces.
 """
 
 import argparse

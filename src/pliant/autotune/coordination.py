@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
@@ -31,9 +31,11 @@ def slowest_s(comm: Comm, mine_s: float) -> float:
     return float(longest)
 
 
-def share_request(comm: Comm, asked: tuple[Genome, float] | None) -> tuple[SyncPlan, float] | None:
+def share_request(
+    comm: Comm, asked: tuple[Genome, float] | None, plan_of: Callable[[Genome], SyncPlan]
+) -> tuple[SyncPlan, float] | None:
     """Share the first rank's wish: a plan to try, and the step time above which its trial ends."""
-    text = "" if asked is None else json.dumps([to_json(asked[0].plan()), min(asked[1], 1e9)])
+    text = "" if asked is None else json.dumps([to_json(plan_of(asked[0])), min(asked[1], 1e9)])
     text = broadcast_text(text, comm)
     if not text:
         return None
@@ -41,11 +43,13 @@ def share_request(comm: Comm, asked: tuple[Genome, float] | None) -> tuple[SyncP
     return from_json(SyncPlan, plan), limit_s
 
 
-def share_finalists(comm: Comm, finalists: Sequence[Trial], quality: Quality) -> list[Finalist]:
+def share_finalists(
+    comm: Comm, finalists: Sequence[Trial], quality: Quality, plan_of: Callable[[Genome], SyncPlan]
+) -> list[Finalist]:
     """Share the first rank's best plans."""
     mine = [
         (
-            to_json(trial.genes.plan("auto")),
+            to_json(plan_of(trial.genes)),
             all(FAMILIES[gene.family].exact for gene in trial.genes.genes),
             quality.factor(trial.genes),
             trial.step_s,

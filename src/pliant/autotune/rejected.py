@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pliant.planner import FAMILIES, Gene, Genome
 from pliant.spec import SyncPlan
@@ -38,21 +38,20 @@ class RejectedPlans:
         """Refuse these, and all of their families that are as strong."""
         self.genes.update(strong for gene in genes for strong in at_least_as_lossy(gene))
 
-    def note_failure(self, what: str, why: str, plan: SyncPlan, among: Iterable[Genome]) -> str:
+    def note_failure(self, what: str, why: str, plan: SyncPlan, among: Mapping[str, Genome]) -> str:
         """Say that a plan has failed, on all ranks, and refuse what is in it.
 
         Args:
             what: How a sentence begins that ends with "is not tried again".
             why: It has failed.
             plan: Which.
-            among: Where its genes are, on the ranks that know them.
+            among: Hash of a plan -> its genes, on the ranks that know them.
 
         """
         text = f"{what}, and is not tried again in this run: {why}. It was {plan}"
         self.failures.append(text)
         if self._rank == 0:
             _log.warning("auto: %s", text)
-        for genes in among:
-            if genes.plan().hash == plan.hash:
-                self.add(gene for gene in genes.genes if gene != self._spared)
+        if plan.hash in among:
+            self.add(gene for gene in among[plan.hash].genes if gene != self._spared)
         return text

@@ -27,6 +27,7 @@ from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
 from pliant.planner import FAMILIES, Gene, Genome, Quality, SearchResult, Space, Trial, advise, all_of
+from pliant.planner.schedules import with_schedules
 from pliant.profiling.observe import Observation
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan, Topology, Workload
@@ -178,7 +179,12 @@ class AutoTuner(AttachedTuner):
             self.prospects = look_ahead(workload, topology, self._overheads, quality, self._exact, self._auto.seed)
         found = yield from self._run_search(workload, topology, quality, in_force, anew=anew)
         best_found = select_finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
-        shared = share_finalists(self._comm, best_found, quality)
+
+        def plan_of(genes: Genome) -> SyncPlan:
+            return with_schedules(genes.plan("auto"), workload, topology)
+
+        shared = share_finalists(self._comm, best_found, quality, plan_of)
+        known = {plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (), False
         expected_s = best.tried_s
@@ -187,7 +193,7 @@ class AutoTuner(AttachedTuner):
             turns = _TURNS if anew else _AGAIN_TURNS
             compared = yield from tryout.compare([r.plan for r in rivals], [r.ratio for r in rivals], turns)
             for k, why in compared.failed.items():
-                self._rejected.note_failure(_UNDONE, why, rivals[k].plan, [t.genes for t in best_found])
+                self._rejected.note_failure(_UNDONE, why, rivals[k].plan, known)
             if compared.gains:
                 best, gains, adopted = rivals[compared.best], compared.gains, compared.is_faster
             # Of several plans, since one alone may have had to wait for a core in its trial.
@@ -196,7 +202,7 @@ class AutoTuner(AttachedTuner):
             expected_s = statistics.median(since) * now_s if since else math.nan
         chosen = best.plan if adopted else exact
         self._is_exact = best.is_exact or not adopted
-        self._genes = next((t.genes for t in best_found if t.genes.plan().hash == chosen.hash), self._exact)
+        self._genes = known.get(chosen.hash, self._exact)
         self._note_fallback(chosen, self._guard.begin(chosen))
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
         lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
@@ -214,12 +220,17 @@ class AutoTuner(AttachedTuner):
         asking = self._search(workload, topology, quality, in_force, num_trials) if pays else None
         asked, found = advance_search(asking, None)
         number = 0
-        while (wanted := share_request(self._comm, asked)) is not None:
+
+        def plan_of(genes: Genome) -> SyncPlan:
+            return with_schedules(genes.plan(), workload, topology)
+
+        while (wanted := share_request(self._comm, asked, plan_of)) is not None:
             number += 1
             self._say(f"auto is still searching: trial {number} of at most {num_trials} is under way.")
             blocks_s, why = yield from self._trials.time_plan(*wanted)
             if why:
-                self._rejected.note_failure(_UNDONE, why, wanted[0], [] if asked is None else [asked[0]])
+                among = {} if asked is None else {wanted[0].hash: asked[0]}
+                self._rejected.note_failure(_UNDONE, why, wanted[0], among)
             if asked is not None:
                 status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
                 trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
@@ -274,6 +285,6 @@ class AutoTuner(AttachedTuner):
         if not why:
             return
         what = f"By step {self._run.steps} a plan in force had failed, which has made place for {self._exact_name}"
-        text = self._rejected.note_failure(what, why, plan, [self._genes])
+        text = self._rejected.note_failure(what, why, plan, {plan.hash: self._genes})
         self._genes, self._is_exact = self._exact, True
         self.explanation = f"{text}\nBefore: {self.explanation}"

@@ -24,6 +24,7 @@ from pliant.schedules import (
     merge_blocks,
     verify,
 )
+from pliant.schedules.dense import dense_candidates
 from pliant.spec import Topology, save
 from pliant.spec.files import write_atomically
 from pliant.spec.reading import read_text
@@ -88,6 +89,10 @@ def _search(
 ) -> tuple[list[Candidate], list[str]]:
     """Return verified candidates, the fastest first, and notes on the programs."""
     family = candidates(merge_blocks(collective), topology, overheads)
+    if num_bytes := collective.dense_bytes:  # a vector that may be cut anywhere
+        classic = {each.name for each in family}
+        family += [e for e in dense_candidates(num_bytes, topology, overheads) if e.name not in classic]
+        family.sort(key=lambda each: each.cost.total_s)
     found, notes = list(family), list[str]()
     if limit_s > 0:
         found.append(improve_owners(family[0], topology, overheads, limit_s=limit_s / 2))

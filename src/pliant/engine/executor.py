@@ -20,7 +20,7 @@ from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
 from pliant.engine.launcher_env import hosts_from_torchrun
-from pliant.engine.nodes import layer_classes, nodes_for, with_links
+from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers, place_owners
 from pliant.engine.parts import Part
@@ -33,7 +33,7 @@ from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps
 from pliant.network.probing import probe
-from pliant.spec import Delayed, SyncPlan, Topology
+from pliant.spec import Delayed, SyncPlan, Topology, with_schedule
 
 __all__ = ["ExecutorBuilder", "PlanExecutor"]
 
@@ -154,7 +154,7 @@ class ExecutorBuilder:
             self._know_hosts()
         if any(node.needs_links for node in nodes.values()):
             links = self._know_links()
-            nodes = {name: with_links(node, links) for name, node in nodes.items()}
+            nodes = {name: with_schedule(node, links) for name, node in nodes.items()}
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         place_owners(store, self._comms.all.size)

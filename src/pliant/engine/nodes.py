@@ -1,15 +1,13 @@
 """Nodes of parameters: that of their rule, unless their gradients are sparse or no optimizer steps them."""
 
-import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
-from pliant.spec import AllReduce, Exchange, SyncPlan, Topology
+from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["layer_classes", "nodes_for", "sparse_parameters", "with_links"]
+__all__ = ["layer_classes", "nodes_for", "sparse_parameters"]
 
 
 def nodes_for(
@@ -52,15 +50,6 @@ def nodes_for(
         if not nodes[name].exchanges_weights:
             nodes[name] = exact
     return nodes
-
-
-def with_links(node: Exchange, links: Topology) -> Exchange:
-    """Return the node with the network in the place of every schedule that is "auto"."""
-    found = {f.name: v for f in dataclasses.fields(node) if isinstance(v := getattr(node, f.name), Exchange)}
-    changed: dict[str, Any] = {name: with_links(inner, links) for name, inner in found.items() if inner.needs_links}
-    if getattr(node, "schedule", "ring") == "auto":
-        changed["schedule"] = links
-    return dataclasses.replace(node, **changed)
 
 
 def sparse_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:

@@ -73,10 +73,11 @@ def host_rates(rounds: Matrix, crowd: Matrix | None = None) -> tuple[Matrix, Mat
     receive = [typical(rounds[:, :, k].ravel()) for k in hosts]
     if crowd is None:
         return np.array(send), np.array(receive)
-    return tuple(
-        np.where(together > (1 + NOISE) * np.array(best), together, best)
-        for best, together in ((send, crowd.sum(1)), (receive, crowd.sum(0)))
-    )
+
+    def larger(best: list[float], together: Matrix) -> Matrix:
+        return np.where(together > (1 + NOISE) * np.array(best), together, best)
+
+    return larger(send, crowd.sum(1)), larger(receive, crowd.sum(0))
 
 
 def slow_pairs(rounds: Matrix, pairs: Matrix, crowd: Matrix | None = None) -> list[Pair]:

@@ -150,7 +150,7 @@ class _Probe:
 
     def _differ(self, rounds: Matrix, alone: Matrix) -> bool:
         """Say whether a quarter of the pairs are below what their hosts can do, as where each has its own path."""
-        return self._comm.size > 2 and len(slow_pairs(rounds, alone)) > np.count_nonzero(alone) / 4
+        return self._comm.size > 2 and len(slow_pairs(rounds, alone)) > int(np.count_nonzero(alone)) / 4
 
     def _look_closer(self, chosen: Sequence[Sequence[Pair]]) -> tuple[list[dict[int, float]], Matrix]:
         """Return streams of each pair one way after the other, and what all carry when all send to all.

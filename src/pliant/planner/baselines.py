@@ -1,4 +1,4 @@
-"""Thirteen plans that a person would try first: seeds of the search, and what it has to beat."""
+"""Plans that a person would try first: seeds of the search, and what it has to beat."""
 
 from pliant.planner.genome import Gene, Genome
 
@@ -26,6 +26,7 @@ BASELINES: dict[str, Genome] = {
     "topk": Genome(Gene("sparse", {"choice": "topk", "ratio": 0.01}), bucket_bytes=_DDP_BYTES),
     "local_sgd": Genome(Gene("local", {"every": 8}), bucket_bytes=_DDP_BYTES),
     "gossip": Genome(Gene("gossip", {"graph": "one_peer", "every": 1}), bucket_bytes=_DDP_BYTES),
+    "scheduled": Genome(Gene("scheduled", {"bits": 32}), bucket_bytes=_DDP_BYTES),
 }
 """Name -> genes. Parallax sends an embedding's few touched rows, here its few largest elements, and sums the rest."""
 

@@ -60,6 +60,7 @@ class Space:
         """Classes of layers that hold more than 1 % of the elements, largest first."""
         several = any(host.num_ranks > 1 for host in topology.hosts)
         self._with_hosts = len(topology.hosts) > 1 and several and not self._is_sharded
+        self._is_uneven = len(topology.hosts) > 2 and bool(topology.links)
         self._families = [name for name in FAMILIES if self._is_possible(name)]
         self._genes = [
             gene
@@ -192,6 +193,8 @@ class Space:
     def _is_possible(self, name: str) -> bool:
         """Say whether a family fits the way in which the model is divided, or whole."""
         family = FAMILIES[name]
+        if family.uneven and not self._is_uneven:
+            return False
         if not self._is_sharded or not self._has_replicas:
             return family.sharded == self._is_sharded
         if family.sharded:

@@ -81,6 +81,14 @@ class Collective:
         """Blocks, empty ones too."""
         return len(self.block_bytes)
 
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes that move, if all ranks have and need all of them; else 0."""
+        moving = [b for b, held in enumerate(self.holders) if held]
+        ends = {ranks for b in moving for ranks in (self.holders[b], self.needers[b])}
+        dense = self.num_ranks > 1 and ends == {tuple(range(self.num_ranks))}
+        return sum(self.block_bytes[b] for b in moving) if dense else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class MergedCollective:

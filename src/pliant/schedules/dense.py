@@ -60,7 +60,7 @@ def dense_candidates(
     return sorted(found, key=lambda each: (each.cost.total_s, each.cost.num_messages, each.name))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def fastest_schedule(num_bytes: int, topology: Topology, overheads: Overheads | None = None) -> Schedule | None:
     """Return the schedule that is predicted to be the fastest for a vector; None if Gloo's ring is."""
     if topology.num_ranks == 1:
@@ -102,6 +102,8 @@ def _of_family(topology: Topology, overheads: Overheads) -> Iterator[Schedule]:
         kept: dict[str, Schedule] = {}
         for num_bytes in _SIZES:
             for each in candidates(dense_merged(even, num_bytes), ordered, overheads)[:_KEPT]:
+                if number and each.schedule.name == "direct":  # has no neighbours
+                    continue
                 name = each.name if number == 0 else f"{each.name} by {'-'.join(map(str, order))}"
                 kept.setdefault(name, replace(renamed(each.schedule), name=name))
         yield from kept.values()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ __all__ = ["host_orders", "reordered"]
 
 _Floats = NDArray[np.float64]
 _Order = tuple[int, ...]
+_NORM = 8
+"""Norm of the hops' times: the slowest decides, and of equal ones, how many there are."""
 _MOST_TRIED = 7
 """Up to so many hosts, all orders are tried."""
 
@@ -21,10 +23,11 @@ _MOST_TRIED = 7
 def host_orders(topology: Topology, overheads: Overheads | None = None) -> list[_Order]:
     """Return orders of hosts in which neighbours have fast links, the given one first.
 
-    Two goals: the slowest hop around a ring, which decides where messages are large, and the delay once around, where
-    they are small. Each is minimized over all orders of up to 7 hosts; for more, hosts are inserted greedily, and runs
-    of them turned around while that helps (2-opt; Croes 1958). Hosts whose pairs have no links of their own have the
-    given order alone.
+    Two goals: the slowest hops around a ring, which decide where messages are large, and the delay once around, where
+    they are small. Each is minimized over all orders of up to 7 hosts. For more, hosts are inserted one by one where
+    they cost least, and then runs that follow each other change places while that helps: 3-opt without turning a run
+    around, since the ways there and back differ. Hosts whose pairs have no links of their own have the given order
+    alone.
     """
     given = tuple(range(len(topology.hosts)))
     if not topology.links or len(given) < 3:
@@ -35,7 +38,7 @@ def host_orders(topology: Topology, overheads: Overheads | None = None) -> list[
     per_byte_s[own] = np.maximum(per_byte_s[own], links.link_s)
 
     def slowest(orders: NDArray[np.int64]) -> _Floats:
-        return per_byte_s[orders, np.roll(orders, -1, axis=-1)].max(axis=-1)
+        return (per_byte_s[orders, np.roll(orders, -1, axis=-1)] ** _NORM).sum(axis=-1)
 
     def around(orders: NDArray[np.int64]) -> _Floats:
         return links.delays_s[orders, np.roll(orders, -1, axis=-1)].sum(axis=-1)
@@ -53,10 +56,10 @@ def _best(num: int, cost: Callable[[NDArray[np.int64]], _Floats]) -> _Order:
         places = np.array([[*order[:at], host, *order[at:]] for at in range(1, len(order) + 1)])
         order = places[cost(places).argmin()].tolist()
     while True:
-        turned = np.array(
-            [[*order[:a], *order[a:b][::-1], *order[b:]] for a in range(1, num) for b in range(a + 2, num + 1)]
+        moved = np.array(
+            [[*order[:a], *order[b:c], *order[a:b], *order[c:]] for a, b, c in combinations(range(1, num + 1), 3)]
         )
-        found = turned[cost(turned).argmin()]
+        found = moved[cost(moved).argmin()]
         if not cost(found[None])[0] < cost(np.array([order]))[0]:
             return tuple(order)
         order = found.tolist()

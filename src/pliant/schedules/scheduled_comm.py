@@ -96,6 +96,11 @@ class ScheduledComm(WrappedComm):
         """Lengths of vectors that go by a schedule now."""
         return len(self._ready)
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether schedules are still searched for, or on trial; alike on all ranks."""
+        return self._is_open
+
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         if op != "sum" or not x.is_floating_point() or not x.numel() or self.size == 1:
             return self._comm.all_reduce(x, op)

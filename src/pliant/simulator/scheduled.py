@@ -1,6 +1,7 @@
 """Sums that go by a schedule in the place of a ring."""
 
-from collections import Counter
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -34,39 +35,48 @@ def by_schedule(rounds: Sequence[Round], schedule: Scheduling, topology: Topolog
         )
     found: list[Round] = []
     for each in rounds:
-        is_ring = isinstance(each.messages, PointToPoint) and each.messages.cyclic
-        if is_ring and each.repeat == 2 * (topology.num_ranks - 1):
-            found += _in_place_of(each, each.messages.num_bytes, schedule, topology)
+        messages = each.messages
+        if isinstance(messages, PointToPoint) and messages.cyclic and each.repeat == 2 * (topology.num_ranks - 1):
+            found += _in_place_of(each, messages, schedule, topology)
         else:
             found.append(each)
     return found
 
 
-def _in_place_of(ring: Round, num_bytes: Floats, schedule: Scheduling, topology: Topology) -> Iterator[Round]:
+def _rounded(num_bytes: float) -> int:
+    """Return the bytes to a fifth, so that few sizes are chosen for."""
+    return round(2 ** (round(4 * math.log2(num_bytes)) / 4)) if num_bytes > 0 else 0
+
+
+def _in_place_of(ring: Round, around: PointToPoint, schedule: Scheduling, topology: Topology) -> Iterator[Round]:
     """Yield the rounds of the schedules of all buckets; each round has the bytes of the buckets that are in it."""
     chosen = [
-        schedule if isinstance(schedule, Schedule) else fastest_schedule(int(size), topology) for size in num_bytes
+        schedule if isinstance(schedule, Schedule) else fastest_schedule(_rounded(size), topology)
+        for size in around.num_bytes
     ]
     yield replace(ring, messages=None, repeat=1, after={})
     for one in dict.fromkeys(chosen):
-        mine = num_bytes * np.array([each == one for each in chosen])
+        mine = around.num_bytes * np.array([each == one for each in chosen])
         if one is None:
-            messages = replace(ring.messages, num_bytes=mine) if isinstance(ring.messages, PointToPoint) else None
             added = mine * (topology.num_ranks - 1) / topology.num_ranks
-            yield Round(messages=messages, repeat=ring.repeat, after={"reduce_bytes": added})
-            continue
-        shares = one.shares or (1 / one.num_blocks,) * one.num_blocks
-        for moves in one.rounds:
-            pairs, reduced = Counter[tuple[int, int]](), Counter[int]()
-            for move in moves:
-                pairs[move.source, move.target] += shares[move.block]
-                reduced[move.target] += shares[move.block] * (move.kind == "reduce")
-            ends = np.array(list(pairs), dtype=np.int64)  # (num_messages, 2)
-            share = np.array(list(pairs.values()))
-            yield Round(
-                messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=mine),
-                after={"reduce_bytes": mine * max(reduced.values(), default=0.0)},
-            )
+            yield Round(messages=replace(around, num_bytes=mine), repeat=ring.repeat, after={"reduce_bytes": added})
+        else:
+            yield from _rounds_of(one, mine)
     after = {key: value for key, value in ring.after.items() if key != "reduce_bytes"}
     if after:
         yield Round(messages=None, before=after)
+
+
+def _rounds_of(schedule: Schedule, num_bytes: Floats) -> Iterator[Round]:
+    shares = schedule.shares or (1 / schedule.num_blocks,) * schedule.num_blocks
+    for moves in schedule.rounds:
+        pairs, reduced = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
+        for move in moves:
+            pairs[move.source, move.target] += shares[move.block]
+            reduced[move.target] += shares[move.block] * (move.kind == "reduce")
+        ends = np.array(list(pairs), dtype=np.int64)  # (num_messages, 2)
+        share = np.array(list(pairs.values()))
+        yield Round(
+            messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=num_bytes),
+            after={"reduce_bytes": num_bytes * max(reduced.values())},
+        )

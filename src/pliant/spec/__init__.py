@@ -4,7 +4,7 @@ from pliant.spec.codecs import CODECS, CodecFacts, CodecSpec
 from pliant.spec.combinators import After, BetweenHosts, Combinator, Delayed, Every
 from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.embedding import EmbeddingPlan, Table, TableLayout
-from pliant.spec.exchange import NODES, Exchange, Timing, text_of
+from pliant.spec.exchange import NODES, Exchange, Timing, text_of, with_schedule
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.gradients import (
     AllGather,
@@ -89,4 +89,5 @@ __all__ = [
     "save",
     "text_of",
     "to_json",
+    "with_schedule",
 ]

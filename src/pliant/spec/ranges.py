@@ -1,5 +1,6 @@
 """Ranges of single fields, declared in their types and checked in one place."""
 
+import dataclasses
 import math
 import typing
 from dataclasses import dataclass
@@ -87,8 +88,19 @@ def _declared(kind: type) -> list[tuple[str, "Range | tuple[Any, ...]"]]:
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         if typing.get_origin(hint) is Literal:
             found.append((name, typing.get_args(hint)))
+        elif words := [a for a in typing.get_args(hint) if typing.get_origin(a) is Literal]:
+            found.append((name, _WordsOrRecord(typing.get_args(words[0]))))
         found += [(name, each) for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)]
     return found
+
+
+class _WordsOrRecord(tuple[Any, ...]):
+    """Words of a field that may hold a record in their place."""
+
+    __slots__ = ()
+
+    def __contains__(self, value: object) -> bool:
+        return dataclasses.is_dataclass(value) or super().__contains__(value)
 
 
 def _text(value: Any) -> str:
