@@ -1,6 +1,7 @@
 """Every plan that the space offers is valid, within its budget, and comes from its parents."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -9,7 +10,8 @@ import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.algorithms import plan_of
 from pliant.planner import BASELINES, FAMILIES, Gene, Genome, Quality, Space
-from pliant.spec import Host, TensorSpec, Topology, Workload, from_json, to_json
+from pliant.planner.schedules import with_schedules
+from pliant.spec import Host, Link, Schedule, TensorSpec, Topology, Workload, from_json, to_json
 from pliant.spec.plan import SyncPlan
 
 EVERYTHING = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
@@ -76,8 +78,8 @@ def test_builders_are_the_named_algorithms(name, algorithm):
     assert BASELINES[name].plan().rules[-1] == plan_of(algorithm).rules[-1]
 
 
-def test_thirteen_builders_differ():
-    assert len({genes.plan().hash for genes in BASELINES.values()}) == len(BASELINES) == 13
+def test_all_builders_differ():
+    assert len({genes.plan().hash for genes in BASELINES.values()}) == len(BASELINES) == 14
 
 
 def test_plans_that_mix_what_cannot_be_mixed_are_refused():
@@ -124,3 +126,35 @@ def test_what_was_never_measured_with_an_optimizer_is_not_chosen():
         assert free.admits(lossy)
         assert free.admits(weights)
         assert not free.sentence
+
+
+def test_sums_go_by_schedules_only_where_pairs_of_hosts_differ():
+    """On equal hosts nothing is offered, and nothing is drawn for it, so that samples stay as they were."""
+    workload, quality = WORKLOAD, Quality(budget=1.5, unmeasured=True)
+    even = Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for k in range(4)))
+    uneven = replace(even, links=(Link(source="h0", target="h1", bytes_per_s=1e5, latency_s=0.0),))
+    rng = random.Random(0)
+    assert not any(Space(workload, even, quality).sample(rng).by_schedule for _ in range(50))
+    offered = Space(workload, uneven, quality)
+    drawn = [offered.sample(rng) for _ in range(100)]
+    assert any(genes.by_schedule for genes in drawn)
+    for genes in drawn:
+        assert genes.by_schedule == any(rule.exchange.needs_links for rule in genes.plan().rules)
+    assert BASELINES["scheduled"] in offered
+    assert BASELINES["scheduled"] not in Space(workload, even, quality)
+    changed = {offered.mutate(BASELINES["ddp"], rng).by_schedule for _ in range(100)}
+    assert changed == {False, True}
+
+
+def test_what_a_search_found_is_sent_with_a_schedule_for_the_network():
+    hosts = tuple(Host(name=f"h{k}") for k in range(3))
+    links = tuple(
+        Link(source=a.name, target=b.name, bytes_per_s=1e5 if a is hosts[0] and b is hosts[2] else 1e7, latency_s=1e-3)
+        for a in hosts
+        for b in hosts
+        if a is not b
+    )
+    plan = with_schedules(BASELINES["scheduled"].plan(), WORKLOAD, Topology(hosts=hosts, links=links))
+    assert all(isinstance(rule.exchange.schedule, Schedule) for rule in plan.rules)
+    exact = BASELINES["ddp"].plan()
+    assert with_schedules(exact, WORKLOAD, Topology(hosts=hosts, links=links)) is exact

@@ -69,7 +69,7 @@ def plan(
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
     error_budget: _ErrorBudgetOption = None,
-    candidates: Annotated[int, typer.Option(help="Plans to simulate, the thirteen builders besides.")] = 300,
+    candidates: Annotated[int, typer.Option(help="Plans to simulate, the fourteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW; that of --model.")] = "",
     unmeasured: _UnmeasuredOption = False,

@@ -26,7 +26,7 @@ BASELINES: dict[str, Genome] = {
     "topk": Genome(Gene("sparse", {"choice": "topk", "ratio": 0.01}), bucket_bytes=_DDP_BYTES),
     "local_sgd": Genome(Gene("local", {"every": 8}), bucket_bytes=_DDP_BYTES),
     "gossip": Genome(Gene("gossip", {"graph": "one_peer", "every": 1}), bucket_bytes=_DDP_BYTES),
-    "scheduled": Genome(Gene("scheduled", {"bits": 32}), bucket_bytes=_DDP_BYTES),
+    "scheduled": Genome(_EXACT, bucket_bytes=_DDP_BYTES, by_schedule=True),
 }
 """Name -> genes. Parallax sends an embedding's few touched rows, here its few largest elements, and sums the rest."""
 

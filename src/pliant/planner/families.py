@@ -46,8 +46,6 @@ class Family:
     between_steps: bool = False
     by_hosts: bool = True
     """Whether it may be asked for between hosts only."""
-    uneven: bool = False
-    """Whether it is for networks whose pairs of hosts differ only."""
     sharded: bool = False
     """Whether it is for models that are divided among ranks only."""
     spared: tuple[str, Settings] = ("exact", MappingProxyType[str, Setting]({"bits": 32}))
@@ -70,10 +68,6 @@ def _num(settings: Settings, key: str) -> float:
 
 def _plain(s: Settings) -> Exchange:
     return AllReduce(codec=None if s["bits"] == 32 else _coded("bf16"))
-
-
-def _scheduled(s: Settings) -> Exchange:
-    return AllReduce(codec=None if s["bits"] == 32 else _coded("bf16"), schedule="auto")
 
 
 def _delayed(s: Settings) -> Exchange:
@@ -245,7 +239,6 @@ FAMILIES = {
             sharded=True,
             spared=_SPARED_SHARDS,
         ),
-        Family(name="scheduled", grids={"bits": (32, 16)}, make=_scheduled, exact=True, by_hosts=False, uneven=True),
     )
 }
 """By name: families of several algorithms, and one for each row of the registry that has a grid, in an order that stays

@@ -1,10 +1,10 @@
 """Genome of a plan: the settings that a search may change."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from pliant.planner.families import FAMILIES, Settings
-from pliant.spec import BetweenHosts, Exchange, LocalSteps, Match, Rule, ScatterGather, SyncPlan
+from pliant.spec import AllReduce, BetweenHosts, Exchange, LocalSteps, LowRank, Match, Rule, ScatterGather, SyncPlan
 
 __all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of"]
 
@@ -64,6 +64,8 @@ class Genome:
     by_hosts: bool = False
     names: tuple[tuple[str, Gene], ...] = ()
     """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
+    by_schedule: bool = False
+    """Whether dense sums take the fastest ways through the network, and not a ring."""
 
     def __post_init__(self) -> None:
         base = FAMILIES[self.base.family]
@@ -72,6 +74,8 @@ class Genome:
             object.__setattr__(self, "at_end", False)
         if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
             object.__setattr__(self, "by_hosts", False)
+        if not any(isinstance(node, _SUMS) for gene in self.genes for node in gene.exchange.walk()):
+            object.__setattr__(self, "by_schedule", False)
         if not self.names:  # otherwise what a layer says may be for all of it but a named part
             object.__setattr__(self, "layers", tuple(each for each in self.layers if each[1] != self.base))
 
@@ -90,6 +94,7 @@ class Genome:
         parts += [f"parameters apart: {len(self.names)}"] if self.names else []
         parts += ["at the end"] if self.at_end else []
         parts += ["between hosts"] if self.by_hosts else []
+        parts += ["sums by schedule"] if self.by_schedule else []
         return ", ".join(parts)
 
     def plan(self, name: str = "") -> SyncPlan:
@@ -110,7 +115,19 @@ class Genome:
 
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
+        node = _by_schedule(node) if self.by_schedule else node
         return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
+
+
+_SUMS = (AllReduce, LowRank)
+"""Nodes whose dense sums may go by a schedule."""
+
+
+def _by_schedule(node: Exchange) -> Exchange:
+    if isinstance(node, _SUMS):
+        return replace(node, schedule="auto")
+    inside = ((own.name, getattr(node, own.name)) for own in fields(node))
+    return replace(node, **{name: _by_schedule(inner) for name, inner in inside if isinstance(inner, Exchange)})
 
 
 def _in_chunks(node: Exchange, chunk_bytes: int) -> Exchange:

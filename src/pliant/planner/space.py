@@ -29,7 +29,8 @@ class Space:
 
     Args:
         workload: The classes of its layers are told apart.
-        topology: Hierarchy is offered where a host has several ranks and there are several hosts.
+        topology: Hierarchy is offered where a host has several ranks and there are several hosts, schedules where pairs
+            of hosts have links of their own.
         quality: What a plan may cost in steps.
         error_budget: How much of the gradient a plan may lose, as `CodecErrors.of` says; None for no such bound. With
             one, only what the workload was measured under is inside.
@@ -59,8 +60,8 @@ class Space:
         self.layers = tuple(layer for layer in ordered if numels[layer] > 0.01 * total)[:8]
         """Classes of layers that hold more than 1 % of the elements, largest first."""
         several = any(host.num_ranks > 1 for host in topology.hosts)
+        self._with_schedules = len(topology.hosts) > 2 and bool(topology.links) and not self._is_sharded
         self._with_hosts = len(topology.hosts) > 1 and several and not self._is_sharded
-        self._is_uneven = len(topology.hosts) > 2 and bool(topology.links)
         self._families = [name for name in FAMILIES if self._is_possible(name)]
         self._genes = [
             gene
@@ -72,6 +73,8 @@ class Space:
     def __contains__(self, genes: Genome) -> bool:
         """Say whether a plan is valid, within the budget, and possible on this topology."""
         if (genes.by_hosts and not self._with_hosts) or (genes.at_end and self._is_sharded):
+            return False
+        if genes.by_schedule and not self._with_schedules:
             return False
         if any(gene.family not in self._families for gene in genes.genes):
             return False
@@ -118,13 +121,15 @@ class Space:
 
     def mutate(self, genes: Genome, rng: random.Random) -> Genome:
         """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""
-        return self._first_inside(lambda: rng.choice(self._changes)(self, genes, rng), instead=genes)
+        changes = (*self._changes, Space._change_schedule) if self._with_schedules else self._changes
+        return self._first_inside(lambda: rng.choice(changes)(self, genes, rng), instead=genes)
 
     def cross(self, one: Genome, other: Genome, rng: random.Random) -> Genome:
         """Take each free setting from one of two plans."""
 
         def draw() -> Genome:
             pick = [rng.choice((one, other)) for _ in range(6)]
+            last = rng.choice((one, other)) if self._with_schedules else pick[5]
             return Genome(
                 base=pick[0].base,
                 layers=pick[1].layers,
@@ -133,6 +138,7 @@ class Space:
                 chunk_bytes=pick[3].chunk_bytes,
                 at_end=pick[4].at_end,
                 by_hosts=pick[5].by_hosts,
+                by_schedule=last.by_schedule,
             )
 
         return self._first_inside(draw, instead=one)
@@ -140,8 +146,12 @@ class Space:
     def enumerate(self) -> Iterator[Genome]:
         """Yield every plan that exchanges all layers alike: small enough to be tried whole."""
         by_hosts = (False, True) if self._with_hosts else (False,)
-        settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts)
-        every = dict.fromkeys(Genome(g, bucket_bytes=b, at_end=end, by_hosts=by) for g, b, end, by in settings)
+        by_schedule = (False, True) if self._with_schedules else (False,)
+        settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts, by_schedule)
+        every = dict.fromkeys(
+            Genome(g, bucket_bytes=b, at_end=end, by_hosts=by, by_schedule=scheduled)
+            for g, b, end, by, scheduled in settings
+        )
         yield from (genes for genes in every if genes in self)
 
     def _draw(self, rng: random.Random) -> Genome:
@@ -157,6 +167,7 @@ class Space:
             chunk_bytes=rng.choice(self._chunks),
             at_end=rng.random() < 0.2 and not self._is_sharded,
             by_hosts=self._with_hosts and rng.random() < 0.5,
+            by_schedule=self._with_schedules and rng.random() < 0.5,
         )
 
     def _change_bucket(self, genes: Genome, rng: random.Random) -> Genome:
@@ -170,6 +181,9 @@ class Space:
 
     def _change_hosts(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, by_hosts=not genes.by_hosts)
+
+    def _change_schedule(self, genes: Genome, _: random.Random) -> Genome:
+        return replace(genes, by_schedule=not genes.by_schedule)
 
     def _change_base(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, base=self._near(genes.base, rng))
@@ -193,8 +207,6 @@ class Space:
     def _is_possible(self, name: str) -> bool:
         """Say whether a family fits the way in which the model is divided, or whole."""
         family = FAMILIES[name]
-        if family.uneven and not self._is_uneven:
-            return False
         if not self._is_sharded or not self._has_replicas:
             return family.sharded == self._is_sharded
         if family.sharded:
