@@ -71,6 +71,21 @@ def test_hosts_and_links_are_told_apart():
     assert from_json(Topology, to_json(found)) == found
 
 
+def test_where_each_pair_has_a_path_of_its_own_hosts_do_more_than_their_best_stream():
+    """All streams at once tell a host's limit from its pairs'; then every pair is a link."""
+    rng = np.random.default_rng(3)
+    pairs = 1e6 * 100 ** rng.random((4, 4)) * (1 - np.eye(4))
+    rounds = np.stack([pairs * (rng.random((4, 4)) < 0.5), pairs])
+    send, receive = host_rates(rounds, crowd=pairs)
+    assert np.allclose(send, pairs.sum(1))
+    assert np.allclose(receive, pairs.sum(0))
+    found = topology_from("abcd", [1] * 4, rounds, pairs, np.zeros((4, 4)), "made up", crowd=pairs)
+    rates = {(link.source, link.target): link.bytes_per_s for link in found.links}
+    assert rates == {(a, b): pairs[i, j] for i, a in enumerate("abcd") for j, b in enumerate("abcd") if a != b}
+    limited = pairs / pairs.sum(1, keepdims=True) * pairs.max(1, keepdims=True)  # who sends shares one interface
+    assert np.allclose(host_rates(rounds, crowd=limited)[0], pairs.max(1))
+
+
 def test_a_stream_that_beats_all_others_is_suspected():
     rounds = played([100.0] * 4, [100.0] * 4)
     rounds[0, 0, 3] = 140.0
