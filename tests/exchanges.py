@@ -7,6 +7,7 @@ from pliant.collectives import (
     CastAllReduce,
     CodedNeighborAverage,
     CompressedAverage,
+    HierarchicalAverage,
     LowRankAverage,
     NeighborAverage,
     ReduceToOwners,
@@ -121,14 +122,19 @@ def coded_neighbours(comm, device):
     return step
 
 
-def between_hosts(comm, device):
-    """Two hosts of unequal size: three communicators on some ranks."""
-    levels = hierarchical_comm(comm, [[0], list(range(1, comm.size))])
+def between_hosts(hosts_of):
+    """Make an average over hosts: three communicators on some ranks."""
 
-    def between(x, outer):
-        CompressedAverage(c.Int4(), NUMEL, outer, chunk_bytes=1 << 12, owner_feedback=False, device=device)(x, 1)
+    def make(comm, device):
+        levels = hierarchical_comm(comm, hosts_of(comm.size))
+        average = HierarchicalAverage(NUMEL, levels, levels.num_places)
 
-    return lambda x: levels.average(x, between)
+        def between(x, outer):
+            CompressedAverage(c.Int4(), len(x), outer, chunk_bytes=1 << 12, owner_feedback=False, device=device)(x, 1)
+
+        return lambda x: average(x, between)
+
+    return make
 
 
 def sparse(comm, device):
@@ -188,6 +194,7 @@ COLLECTIVES = {
     "ring of neighbours": neighbours(Graph(kind="ring")),
     "pairs of neighbours": neighbours(Graph(kind="matching")),
     "coded neighbours": coded_neighbours,
-    "between hosts": between_hosts,
+    "between hosts": between_hosts(lambda size: [[0], list(range(1, size))]),
+    "between hosts in slices": between_hosts(lambda size: [list(range(size // 2)), list(range(size // 2, size))]),
     "a schedule": scheduled,
 }

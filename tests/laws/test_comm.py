@@ -102,25 +102,6 @@ def test_non_contiguous_tensors_and_wrong_sizes_are_refused():
     run_world(2, body)
 
 
-@pytest.mark.parametrize(
-    "hosts", [[[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 1, 2], [3]], [[0, 1, 2, 3]], [[3, 1], [2, 0]]]
-)
-def test_two_levels_give_the_true_mean(hosts):
-    def body(place):
-        comm = hierarchical_comm(place.comm, hosts)
-        x = torch.tensor([float(place.rank), 10.0])
-
-        def between(y, outer):
-            outer.all_reduce(y).wait()
-            y.div_(outer.size)
-
-        comm.average(x, between)
-        comm.close()
-        return x.tolist()
-
-    assert run_world(SIZE, body) == [[1.5, 10.0]] * SIZE
-
-
 def test_hosts_must_hold_every_rank_once():
     def body(place):
         hierarchical_comm(place.comm, [[0], [0, 1]])

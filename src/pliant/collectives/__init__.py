@@ -6,6 +6,7 @@ from pliant.collectives.blocks import BlockAllGather, BlockResult, LeaderMask, S
 from pliant.collectives.clocks import StalenessClock
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.gossip import CodedNeighborAverage, NeighborAverage
+from pliant.collectives.hierarchical import HierarchicalAverage
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.collectives.owner import ReduceToOwners
 from pliant.collectives.sparse import SparseAverage
@@ -18,6 +19,7 @@ __all__ = [
     "CastAllReduce",
     "CodedNeighborAverage",
     "CompressedAverage",
+    "HierarchicalAverage",
     "LeaderMask",
     "LowRankAverage",
     "NeighborAverage",

@@ -1,6 +1,6 @@
-"""Two levels: exact inside a host, anything between hosts."""
+"""Two levels: ranks inside a host, and those of the same place on all hosts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -16,10 +16,10 @@ class _Done:
 
 
 class HierarchicalComm(WrappedComm):
-    """One comm made of an inner one per host and an outer one among the hosts' leaders (their first ranks).
+    """One comm made of an inner one per host, and outer ones between hosts: of their first ranks, their second, ...
 
-    Algorithms call `average`. all_reduce, reduce and broadcast go through the leaders; calls that address single ranks
-    use the flat comm.
+    `collectives.HierarchicalAverage` uses all of them. all_reduce, reduce_scatter, reduce and broadcast go through the
+    leaders, the first ranks; calls that address single ranks use the flat comm.
     """
 
     def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, hosts: Sequence[Sequence[int]]) -> None:
@@ -28,31 +28,29 @@ class HierarchicalComm(WrappedComm):
         """All ranks, alike."""
         self._hosts = hosts
         self.inner = inner
-        """The ranks of this host; rank 0 of it leads."""
+        """The ranks of this host, in the order in which it was given; rank 0 of it leads."""
         self.outer = outer
-        """One rank per host, in the order of hosts; None on ranks that do not lead."""
+        """The ranks of this rank's place on all hosts, in the order of hosts; None for a place not on all hosts."""
 
     @property
     def num_hosts(self) -> int:
         """Hosts in the group."""
         return len(self._hosts)
 
-    def average(self, x: Tensor, between: Callable[[Tensor, Comm], None]) -> None:
-        """Replace x, any shape and floating dtype, by the mean over all ranks, as far as `between` is exact.
+    @property
+    def num_places(self) -> int:
+        """Ranks of the host that has fewest: so many can exchange with all other hosts at once."""
+        return min(map(len, self._hosts))
 
-        Phases: reduce to the leader; the leader scales by num_hosts / size, so that the mean over hosts is the mean
-        over ranks also when hosts are of unequal size; between(x, outer) averages over hosts; broadcast inside.
-        """
-        self.inner.reduce(x, 0).wait()
-        if self.outer is not None:
-            x.mul_(self.num_hosts / self.size)
-            between(x, self.outer)
-        self.inner.broadcast(x, 0).wait()
+    @property
+    def leaders(self) -> Comm | None:
+        """The first rank of each host; None on other ranks."""
+        return self.outer if self.inner.rank == 0 else None
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         self.inner.all_reduce(x, op).wait()
-        if self.outer is not None:
-            self.outer.all_reduce(x, op).wait()
+        if self.leaders is not None:
+            self.leaders.all_reduce(x, op).wait()
         return self.inner.broadcast(x, 0)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
@@ -85,7 +83,7 @@ def hierarchical_comm(comm: Comm, hosts: Sequence[Sequence[int]]) -> Hierarchica
     if held != list(range(comm.size)):
         raise ValueError(f"the hosts hold ranks {held}, but the group has ranks 0..{comm.size - 1}; name each once.")
     inner = comm.split(hosts, 1)
-    outer = comm.split([[ranks[0] for ranks in hosts]], 1)
+    outer = comm.split([[ranks[place] for ranks in hosts] for place in range(min(map(len, hosts)))], 1)
     if inner is None:
         raise RuntimeError(f"rank {comm.rank} is on no host, though hosts hold {held}.")
     return HierarchicalComm(comm, inner, outer, hosts)

@@ -128,7 +128,7 @@ class AlgorithmState:
 
     def of_ranks(self, name: str, slot: str) -> Tensor:
         """Return gradients in a slot, scaled such that their mean over ranks is what this plan's result would get."""
-        # What leaders keep counts as a share of the mean over hosts, and all other ranks keep zeros.
+        # Of each host one rank keeps an element, which counts as a share of the mean over hosts; the others keep zeros.
         return self.tensors[name][slot] * (self._ranks_per_host if "host" in slot.split("/")[:-1] else 1.0)
 
     def keep(self, old: "AlgorithmState") -> None:

@@ -211,5 +211,5 @@ def controllers_for(
     levels: list[RecordedComm | None] = [tracer.comm]
     if held.needs_hosts:
         both = comms.by_hosts
-        levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.outer)]
+        levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.leaders)]
     return [RatioController(target, held.ratio, tracer, comm_thread, levels, begins=begins)]

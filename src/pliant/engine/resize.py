@@ -30,7 +30,7 @@ def resize(states: Sequence[Mapping[str, Any]], size: int, *, num_shards: int | 
 
     Raises:
         ValueError: The states are not those of all ranks of one run at one step, or belong to ranks: of weights that
-            differ, of owners, or of leaders of hosts.
+            differ, of owners, or of slices between hosts.
 
     >>> import torch
     >>> from pliant import relax, run_world
@@ -74,7 +74,7 @@ def converter(
     slots: list[Mapping[str, Mapping[str, Tensor]]] = [each["slots"] for each in own]
     if any({n: set(s) for n, s in each.items()} != {n: set(s) for n, s in slots[0].items()} for each in slots):
         raise ValueError(
-            "ranks hold different tensors, since only those that lead their hosts exchange with others; switch() to a "
+            "ranks hold different tensors, since each exchanges another slice with other hosts, or none; switch() to a "
             "plan that is not hierarchical before the state is saved."
         )
     slots_of, shards_of = _conversion(own, size, num_shards)

@@ -1,12 +1,13 @@
 """Time of messages on a topology: the busiest interface decides, then the slowest path."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel.messages import DenseExchange, Floats, Messages, PointToPoint, RankMatrix
+from pliant.netmodel.messages import DenseExchange, Floats, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.overheads import Overheads
 from pliant.netmodel.round_time import RoundTime
 from pliant.spec import Topology
@@ -31,7 +32,7 @@ class _Loads:
     links: Floats
     """(num_buckets, num_links) bytes over links with a rate of their own."""
     inside: Floats
-    """(num_buckets,) bytes between ranks of the host where they are most."""
+    """(num_buckets, num_hosts) bytes between ranks of a host."""
     latency_s: Floats
     """(num_buckets,)"""
 
@@ -93,10 +94,11 @@ class Links:
         ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops.
         """
         handled = repeat * _busiest_count(messages, self.num_ranks)
-        if isinstance(messages, PointToPoint):
-            return self._time(self._of_pairs(messages, repeat), repeat, handled)
-        if isinstance(messages, DenseExchange):
-            return self._time(self._of_dense(messages, repeat), repeat, handled)
+        if isinstance(messages, Together):
+            loads = [self._of(part, repeat) for part in messages.parts]
+            return self._time(_at_once(loads), repeat, handled)
+        if not isinstance(messages, RankMatrix):
+            return self._time(self._of(messages, repeat), repeat, handled)
         apart = 1 - np.eye(self.num_ranks)
         num_bytes = self.by_host(messages.num_bytes * apart)
         flows = self.by_host(np.minimum(messages.num_messages, 1.0) * apart)
@@ -129,11 +131,15 @@ class Links:
             overheads=self.overheads,
             ranks_per_cpu=self.topology.ranks_per_cpu,
             rate_s=repeat * times[np.arange(len(times)), at],
-            loopback_bytes=repeat * loads.inside,
+            loopback_bytes=repeat * loads.inside.max(1),
             latency_s=loads.latency_s,
             num_messages=handled,
             busiest=tuple(self._names[k] for k in at),
         )
+
+    def _of(self, messages: PointToPoint | DenseExchange, repeat: int) -> _Loads:
+        pairs = isinstance(messages, PointToPoint)
+        return self._of_pairs(messages, repeat) if pairs else self._of_dense(messages, repeat)
 
     def _of_pairs(self, messages: PointToPoint, repeat: int) -> _Loads:
         num_hosts, num_racks = self.num_hosts, len(self.up_s)
@@ -162,7 +168,7 @@ class Links:
             up=size * up if num_racks else np.zeros((len(size), 0)),
             down=size * down if num_racks else np.zeros((len(size), 0)),
             links=size * links,
-            inside=messages.num_bytes * np.max(np.bincount(source, messages.share * ~outside, num_hosts)),
+            inside=size * np.bincount(source, messages.share * ~outside, num_hosts),
             latency_s=np.where(messages.num_bytes > 0, latency_s, 0.0),
         )
 
@@ -190,7 +196,7 @@ class Links:
             up=gives * _elsewhere(takes),
             down=takes * _elsewhere(gives),
             links=give[:, self.link_source] * take[:, self.link_target],
-            inside=(give * take - own).max(1),
+            inside=give * take - own,
             latency_s=repeat * latency_s,
         )
 
@@ -209,7 +215,7 @@ class Links:
             up=racks.sum(-1),
             down=racks.sum(-2),
             links=between[:, self.link_source, self.link_target],
-            inside=inside.max(-1),
+            inside=inside,
             latency_s=repeat * (np.minimum(flows, 1.0) * self.delays_s).max((-2, -1)),
         )
 
@@ -227,7 +233,14 @@ def _busiest_count(messages: Messages, num_ranks: int) -> Floats:
     if isinstance(messages, RankMatrix):
         counts = messages.num_messages * (1 - np.eye(num_ranks))
         return (counts.sum(-1) + counts.sum(-2)).max(-1)
-    return messages.count(num_ranks)
+    return messages.handled(num_ranks).max(1, initial=0)
+
+
+def _at_once(loads: Sequence[_Loads]) -> _Loads:
+    """Return the load of several sets of messages."""
+    names = [each.name for each in fields(_Loads) if each.name != "latency_s"]
+    latency_s = np.max([each.latency_s for each in loads], axis=0)
+    return _Loads(**{name: sum(getattr(each, name) for each in loads) for name in names}, latency_s=latency_s)
 
 
 def _path_s(delay_s: Floats, num_hops: int) -> float:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DenseExchange", "Floats", "Ints", "Messages", "PointToPoint", "RankMatrix"]
+__all__ = ["DenseExchange", "Floats", "Ints", "Messages", "PointToPoint", "RankMatrix", "Together"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -37,10 +37,10 @@ class PointToPoint:
         """Return the bytes into each rank, (num_buckets, num_ranks)."""
         return self.num_bytes[:, None] * np.bincount(self.target, self.share, num_ranks)
 
-    def count(self, num_ranks: int) -> Floats:
-        """Return how many messages the busiest rank sends and receives, (num_buckets,)."""
+    def handled(self, num_ranks: int) -> Floats:
+        """Return how many messages each rank sends and receives, (num_buckets, num_ranks)."""
         ends = np.bincount(self.source, minlength=num_ranks) + np.bincount(self.target, minlength=num_ranks)
-        return np.where(self.num_bytes > 0, float(ends.max(initial=0)), 0.0)
+        return (self.num_bytes > 0)[:, None] * ends.astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,12 +66,32 @@ class DenseExchange:
         """Return the bytes into each rank, (num_buckets, num_ranks)."""
         return self.take * (self.give.sum(1, keepdims=True) - self.give)
 
-    def count(self, num_ranks: int) -> Floats:
-        """Return how many messages the busiest rank sends and receives, (num_buckets,)."""
+    def handled(self, num_ranks: int) -> Floats:
+        """Return how many messages each rank sends and receives, (num_buckets, num_ranks)."""
         gives, takes = self.give > 0, self.take > 0
         sends = gives * (takes.sum(1, keepdims=True) - takes)
         receives = takes * (gives.sum(1, keepdims=True) - gives)
-        return (sends + receives).max(1, initial=0).astype(np.float64)
+        return (sends + receives).astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Together:
+    """Messages of several sets, all at once, such as those of groups of ranks that exchange side by side."""
+
+    parts: "tuple[PointToPoint | DenseExchange, ...]"
+    """At least one; of the same buckets."""
+
+    def sent(self, num_ranks: int) -> Floats:
+        """Return the bytes out of each rank, (num_buckets, num_ranks)."""
+        return sum((part.sent(num_ranks) for part in self.parts), np.zeros((1, num_ranks)))
+
+    def received(self, num_ranks: int) -> Floats:
+        """Return the bytes into each rank, (num_buckets, num_ranks)."""
+        return sum((part.received(num_ranks) for part in self.parts), np.zeros((1, num_ranks)))
+
+    def handled(self, num_ranks: int) -> Floats:
+        """Return how many messages each rank sends and receives, (num_buckets, num_ranks)."""
+        return sum((part.handled(num_ranks) for part in self.parts), np.zeros((1, num_ranks)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,4 +104,4 @@ class RankMatrix:
     """(num_buckets, num_ranks, num_ranks): expected messages may be fractions."""
 
 
-Messages = PointToPoint | DenseExchange | RankMatrix
+Messages = PointToPoint | DenseExchange | Together | RankMatrix

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.layouts.division import num_hops
-from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint, Round
+from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint, Round, Together
 
 __all__ = ["among_ranks", "average", "ring", "ring_all_gather", "to_and_from", "tree"]
 
@@ -89,14 +89,19 @@ def among_ranks(rounds: Sequence[Round], ranks: Ints, num_ranks: int) -> list[Ro
     found: list[Round] = []
     for each in rounds:
         messages = each.messages
-        if isinstance(messages, PointToPoint):
-            source, target = ranks[messages.source], ranks[messages.target]
-            messages = replace(messages, source=source, target=target)
-        elif isinstance(messages, DenseExchange):
-            give, take = (_spread(x, ranks, num_ranks) for x in (messages.give, messages.take))
-            messages = replace(messages, give=give, take=take)
+        if isinstance(messages, Together):
+            messages = Together(parts=tuple(_renamed(part, ranks, num_ranks) for part in messages.parts))
+        elif messages is not None:
+            messages = _renamed(messages, ranks, num_ranks)
         found.append(replace(each, messages=messages))
     return found
+
+
+def _renamed(messages: PointToPoint | DenseExchange, ranks: Ints, num_ranks: int) -> PointToPoint | DenseExchange:
+    if isinstance(messages, PointToPoint):
+        return replace(messages, source=ranks[messages.source], target=ranks[messages.target])
+    give, take = (_spread(x, ranks, num_ranks) for x in (messages.give, messages.take))
+    return replace(messages, give=give, take=take)
 
 
 def _spread(x: Floats, ranks: Ints, num_ranks: int) -> Floats:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
+from pliant.simulator.levels import rounds_inside, side_by_side, slice_numels
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -169,25 +170,19 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
 
 
 def _between_hosts(node: BetweenHosts, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    """Sum to the leader of each host, exchange between leaders, and broadcast; or, of weights, without the sum."""
-    sizes = np.array([host.num_ranks for host in topology.hosts])
-    leaders = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    followers = np.setdiff1d(np.arange(topology.num_ranks), leaders)
-    theirs = leaders[np.searchsorted(leaders, followers, side="right") - 1]
-    num_bytes = batch.numel * batch.itemsize
-    ones = np.ones(len(followers))
-    up = PointToPoint(source=followers, target=theirs, share=ones, num_bytes=num_bytes)
-    down = PointToPoint(source=theirs, target=followers, share=ones, num_bytes=num_bytes)
-    added = {"reduce_bytes": num_bytes * float(sizes.max() - 1)}
-    between = ExchangeTraffic(task=())
-    if len(sizes) > 1:
-        flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
-        between = _traffic_of(node.inner, batch, flat, turn)
-    task, rest = (among_ranks(rounds, leaders, topology.num_ranks) for rounds in (between.task, between.rest))
-    if len(followers):
-        first = [] if node.exchanges_weights else [Round(messages=up, after=added)]
-        task = [*first, *task, Round(messages=down)]
-    return ExchangeTraffic(task=tuple(task), rest=tuple(rest))
+    """Sum inside each host, exchange slices between hosts side by side, and gather; or, of weights, without the sum."""
+    hosts = [np.array(topology.ranks_of(k)) for k in range(len(topology.hosts))]
+    num_slices = min(map(len, hosts)) if node.inner.slices_freely else 1
+    up, down = rounds_inside(batch, hosts, num_slices)
+    flat = replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
+    found: list[ExchangeTraffic] = []
+    for place, numel in enumerate(slice_numels(batch.numel, num_slices) if len(hosts) > 1 else ()):
+        mine = batch if num_slices == 1 else replace(batch, numel=numel, shapes=())
+        between, ranks = _traffic_of(node.inner, mine, flat, turn), np.array([host[place] for host in hosts])
+        task, rest = (among_ranks(rounds, ranks, topology.num_ranks) for rounds in (between.task, between.rest))
+        found.append(ExchangeTraffic(task=tuple(task), rest=tuple(rest)))
+    task, rest = side_by_side([each.task for each in found]), side_by_side([each.rest for each in found])
+    return ExchangeTraffic(task=(*([] if node.exchanges_weights else up), *task, *down), rest=tuple(rest))
 
 
 def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:

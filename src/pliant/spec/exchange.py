@@ -143,6 +143,14 @@ class Exchange:
         return False
 
     @property
+    def slices_freely(self) -> bool:
+        """Whether any consecutive elements may be exchanged by themselves, each slice among ranks of its own.
+
+        Then nothing depends on where parameters begin, and what is kept is one number for each element.
+        """
+        return False
+
+    @property
     def spares_small(self) -> bool:
         """Whether small parameters are better averaged exactly, as a plan made of the name alone does."""
         return self.error_feedback != "none" and self.kind == "gradients"

@@ -37,6 +37,10 @@ class AllReduce(Exchange):
         require_codec(self.codec, "AllReduce", "cast", "shared")
 
     @property
+    def slices_freely(self) -> bool:
+        return True
+
+    @property
     def error_feedback(self) -> Feedback:
         return "worker" if self.codec is not None and self.codec.facts.kind == "shared" else "none"
 
@@ -64,6 +68,10 @@ class ScatterGather(Exchange):
             "ScatterGather",
             f"feedback must be 'worker' or 'both' with the biased codec {self.codec}, got 'none'.",
         )
+
+    @property
+    def slices_freely(self) -> bool:
+        return True
 
     @property
     def error_feedback(self) -> Feedback:
