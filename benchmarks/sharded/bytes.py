@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from journal import Lines, place, run_ranks, show
-from predicted import predict
+from predicted import divided, predict
 from settings import BYTES, HSDP, MODELS
 
 from pliant.cli.emulate import topology_from_flags
@@ -67,7 +67,8 @@ def predicted_bytes(record: Mapping[str, Any]) -> float:
         TensorSpec(name=name, shape=shape, dtype="float32", layer="Linear", ready_s=k * 1e-3)
         for k, (name, shape) in enumerate(named)
     )
-    workload = Workload(name=record["model"], tensors=tensors, forward_s=0.1, backward_s=0.2)
+    whole = Workload(name=record["model"], tensors=tensors, forward_s=0.1, backward_s=0.2)
+    workload = divided(whole, 1 if num_shards > 1 else num_hosts)  # between replicas only, or among all
     hosts: Topology = topology_from_flags(num_hosts, "1gbit", "0ms", [], 1, 0.0)
     return max(predict(plan, workload, hosts).sent_bytes)
 

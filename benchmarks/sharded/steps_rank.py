@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from settings import MODELS, STEPS, Shape
-from subjects import Alone, Subject, subject_of
+from subjects import Subject, subject_of
 
 import pliant
 from pliant.spec import to_json
@@ -23,10 +23,10 @@ _MOST_STEPS = 12
 
 
 def observed(name: str, shape: Shape) -> str:
-    """Return the computing alone of all ranks at once as a workload, in JSON. Collective."""
-    subject = Alone(shape)
+    """Return plain FSDP2's computing, without its waits, as a workload in JSON. Collective."""
+    subject = subject_of(shape, "plain FSDP2")
     dist.barrier()
-    with pliant.observe(subject.model, subject.optimizer, steps=8, warmup_steps=3, gradient_steps=0) as seen:
+    with pliant.observe(subject.model, subject.optimizer, steps=5, warmup_steps=2, gradient_steps=0) as seen:
         while not seen.done:
             subject.step()
     return to_json(seen.workload(name))

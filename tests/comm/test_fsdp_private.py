@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
 
 from pliant.comm.fsdp_private import _COMMUNICATES, after_backward, is_sharded, param_groups, settle_sharding
+from pliant.comm.fsdp_waits_private import _METHODS, _PLACES
 
 
 @pytest.fixture
@@ -67,51 +68,48 @@ def test_groups_have_what_is_read_and_written(world):
 
 
 @pytest.mark.filterwarnings("ignore")  # of a world of one
-def test_whoever_wraps_waits_hears_gathers_and_reductions(world):
-    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
-    for module in (*model, model):
-        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+def test_waits_are_wrapped_until_they_are_closed(world, monkeypatch):
+    model = nn.Linear(4, 6)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     settle_sharding(model)
-    heard = []
+    (group,) = param_groups(model)
+    raw, heard = group.raw, []
 
     def wrap(call):
-        def noting(*given, **named):
-            heard.append(call.__name__)
-            return call(*given, **named)
+        return lambda *given, **named: (heard.append(getattr(call, "__name__", type(call).__name__)), call(*given))[1]
 
-        return noting
-
-    groups = param_groups(model)
-    for group in groups:
-        group.wrap_waits(wrap)
-    model(torch.ones(2, 4)).sum().backward()
-    assert {*heard} == {"unshard", "wait_for_unshard", "post_backward"}
-    assert heard.count("post_backward") >= len(groups)
-    for group in groups:
-        group.unwrap_waits()
-        group.unwrap_waits()
-    heard.clear()
-    model(torch.ones(2, 4)).sum().backward()
-    assert not heard
+    for on_accelerator, wrapped in ((False, _PLACES), (True, _METHODS)):
+        monkeypatch.setattr("pliant.comm.fsdp_waits_private.is_accelerator", lambda _, found=on_accelerator: found)
+        before = dict(vars(raw))
+        waits = group.wrap_waits(wrap)
+        assert all(vars(raw)[name] is not before.get(name) for name in wrapped)
+        model(torch.ones(2, 4)).sum().backward()
+        assert {*heard} == ({*_METHODS} if on_accelerator else set())  # one rank alone makes no collective
+        param_groups(model)[0].refuse_foreign()  # a run may begin meanwhile
+        for _ in range(2):
+            waits.close()
+        assert {name: vars(raw).get(name) for name in wrapped} == {name: before.get(name) for name in wrapped}
+        heard.clear()
+        model(torch.ones(2, 4)).sum().backward()
+        assert not heard
 
 
 @pytest.mark.filterwarnings("ignore")  # of a world of one
-def test_what_a_run_has_put_around_methods_stays_or_goes_with_the_run(world):
+def test_what_a_run_has_put_there_stays_or_goes_with_the_run(world):
     model = nn.Linear(4, 6)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     settle_sharding(model)
     group, seen = param_groups(model)[0], param_groups(model)[0]  # a run's, and one that observes it
-    method = group.raw.unshard
-    group.watch(lambda error, what, seconds: None)
-    watched = group.raw.unshard
-    seen.wrap_waits(lambda call: lambda *given: call(*given))
-    assert group.raw.unshard is not watched
-    seen.unwrap_waits()
-    assert group.raw.unshard is watched
-    seen.wrap_waits(lambda call: lambda *given: call(*given))
+    raw, plain, own = group.raw, group.raw._all_gather_comm, object()
+    group.install(own, None, None)
+    waits = seen.wrap_waits(lambda call: call)
+    assert raw._all_gather_comm is not own
+    waits.close()
+    assert raw._all_gather_comm is own
+    waits = seen.wrap_waits(lambda call: call)
     group.restore()
-    seen.unwrap_waits()
-    assert group.raw.unshard == method
+    waits.close()
+    assert raw._all_gather_comm is plain
 
 
 def test_places_are_called_as_they_are_filled():

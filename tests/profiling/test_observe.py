@@ -7,64 +7,15 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import pliant
 import pliant.codecs as c
 from models import Net, batch, new_ddp, train, weights
-from pliant.comm.fsdp_private import param_groups
 from pliant.profiling.gradient_statistics import noise_scale
 from pliant.spec import Workload, from_json, to_json
+from sleepy import Sleepy, SleepySGD, step
 from waiting import made_up_clock
-
-
-class Sleep(torch.autograd.Function):
-    """Takes a known time each way."""
-
-    @staticmethod
-    def forward(ctx, x, clock, forward_s, backward_s):
-        ctx.clock, ctx.backward_s = clock, backward_s
-        clock.sleep(forward_s)
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx, g):
-        ctx.clock.sleep(ctx.backward_s)
-        return g, None, None, None
-
-
-class Sleepy(nn.Module):
-    """Four layers that take 10 ms forward and 20, 30, 40 and 50 ms backward."""
-
-    def __init__(self, clock) -> None:
-        super().__init__()
-        self.clock = clock
-        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(4))
-
-    def forward(self, x):
-        for k, layer in enumerate(self.layers):
-            x = layer(Sleep.apply(x, self.clock, 0.01, 0.02 + 0.01 * k))
-        return x
-
-
-class SleepySGD(torch.optim.SGD):
-    """Takes 3 ms."""
-
-    clock = None
-
-    def step(self, closure=None):
-        self.clock.sleep(0.003)
-        return super().step(closure)
-
-
-def step(model, optimizer, x, y=None):
-    optimizer.zero_grad()
-    out = model(x)
-    (out.square().mean() if y is None else nn.functional.cross_entropy(out, y)).backward()
-    optimizer.step()
 
 
 def test_times_and_order_of_a_known_network(monkeypatch):
@@ -109,41 +60,6 @@ def test_micro_batches_before_the_last_are_computing_before_it(monkeypatch):
     found = seen.workload()
     assert found.forward_s == pytest.approx(2 * 0.04 + 0.12)
     assert found.backward_s == pytest.approx(0.12)
-
-
-@pytest.mark.filterwarnings("ignore")  # of a world of one
-def test_waits_of_a_sharded_model_are_no_computing(monkeypatch):
-    """With one second for each gather and each reduction, the times are those of the model alone."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    clock = made_up_clock()
-    monkeypatch.setattr("pliant.engine.device_timer.time", clock)
-    for name in ("unshard", "post_backward"):
-        plain = getattr(FSDPParamGroup, name)
-        monkeypatch.setattr(FSDPParamGroup, name, lambda *a, _plain=plain, **k: (clock.sleep(1.0), _plain(*a, **k))[1])
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = Sleepy(clock)
-        for module in (*model.layers, model):
-            fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
-        optimizer = SleepySGD(model.parameters(), lr=0.01)
-        optimizer.clock = clock
-        with pliant.observe(model, optimizer, steps=2, warmup_steps=1, gradient_steps=0) as seen:
-            while not seen.done:
-                step(model, optimizer, torch.randn(2, 4, requires_grad=True))
-        found = seen.workload()
-    finally:
-        dist.destroy_process_group()
-    assert found.num_shards == 1
-    assert {t.name: t.ready_s for t in found.tensors} == pytest.approx(
-        {"layers.3.weight": 0, "layers.2.weight": 0.05, "layers.1.weight": 0.09, "layers.0.weight": 0.12}
-    )
-    assert found.forward_s == pytest.approx(0.04)
-    assert found.backward_s == pytest.approx(0.12)
-    assert found.step_s == pytest.approx(0.003)
-    assert seen.step_s > 8  # four gathers and four reductions, and what was computed
-    seen.close()
-    assert not any("unshard" in vars(group.raw) for group in param_groups(model))
 
 
 def test_hooks_go():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
+from pliant.comm.fsdp_waits_private import Call, WrappedWaits, inner_place
 from pliant.comm.torch_errors import Explain, watched
 
 __all__ = ["ParamGroup", "after_backward", "is_sharded", "is_sharded_root", "param_groups", "settle_sharding"]
@@ -29,11 +30,6 @@ _COMMUNICATES = {
     "finalize_backward": _GATHER,  # waits for one that nobody has used
 }
 """Methods of a parameter group in which torch communicates, or waits for it, and what it is about then."""
-
-Call = Callable[..., Any]
-
-_WAITING = ("unshard", "wait_for_unshard", "post_backward")
-"""Methods of a group in which a rank communicates, and computes next to nothing."""
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -95,12 +91,11 @@ class ParamGroup:
 
     def __init__(self, raw: Any, module: Any, name: str) -> None:
         self.raw, self.module, self.name = raw, module, name or "the model itself"
-        self._before = raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info
+        places = inner_place(raw._all_gather_comm), inner_place(raw._reduce_scatter_comm)
+        self._before = *places, raw._all_reduce_hook, raw.mesh_info
         self.alone: ProcessGroup | None = None
         """A group of this rank alone, where replicas average through a hook."""
         self._prefetched = module._get_fsdp_state()._states_to_forward_prefetch
-        self._wrapped: dict[str, tuple[Call | None, Call]] = {}
-        """Method -> what was in its place, and what `wrap_waits` has put there."""
 
     # - Parameters
 
@@ -234,23 +229,9 @@ class ParamGroup:
             self.raw.post_forward_mesh_info = info
         self.raw.mesh_info = info
 
-    def wrap_waits(self, wrap: Callable[[Call], Call]) -> None:
-        """Wrap whatever waits for other ranks: gathers, reduce-scatters and the exchange of replicas."""
-        for name in _WAITING:
-            before, around = vars(self.raw).get(name), wrap(getattr(self.raw, name))
-            self._wrapped[name] = before, around
-            setattr(self.raw, name, around)
-
-    def unwrap_waits(self) -> None:
-        """Remove what `wrap_waits` has put around them; a second call does nothing."""
-        for name, (before, around) in self._wrapped.items():
-            if vars(self.raw).get(name) is not around:
-                continue  # a run has begun or ended meanwhile, and put its own there
-            if before is None:
-                delattr(self.raw, name)
-            else:
-                setattr(self.raw, name, before)
-        self._wrapped.clear()
+    def wrap_waits(self, wrap: Callable[[Call], Call]) -> WrappedWaits:
+        """Wrap whatever waits for other ranks, until what is returned is closed."""
+        return WrappedWaits(self.raw, wrap, averages=self._has_exact_replicas)
 
     def prefetch(self, following: "ParamGroup | None") -> None:
         """Let the module gather that of another before its own forward pass, unless the user has said which."""

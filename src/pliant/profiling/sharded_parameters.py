@@ -1,15 +1,13 @@
 """Parameters of a model under fully_shard or replicate(), as an observation sees them."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from pliant.comm.fsdp_private import is_sharded, param_groups, settle_sharding
+from pliant.comm.fsdp_waits_private import Call, WrappedWaits
 
 __all__ = ["ShardedParameters"]
-
-Call = Callable[..., Any]
 
 
 class ShardedParameters:
@@ -20,6 +18,7 @@ class ShardedParameters:
         if divided and hasattr(module, "_get_fsdp_state"):
             settle_sharding(module)  # so that parameters are the divided ones, under whose names they are looked for
         self.groups = param_groups(module) if divided else []
+        self._waits: list[WrappedWaits] = []
 
     @property
     def num_shards(self) -> int:
@@ -36,13 +35,12 @@ class ShardedParameters:
 
     def wrap_waits(self, wrap: Callable[[Call], Call]) -> None:
         """Wrap whatever waits for other ranks within forward and backward."""
-        for group in self.groups:
-            group.wrap_waits(wrap)
+        self._waits = [group.wrap_waits(wrap) for group in self.groups]
 
     def unwrap_waits(self) -> None:
         """Remove what `wrap_waits` has put around them."""
-        for group in self.groups:
-            group.unwrap_waits()
+        for waits in self._waits:
+            waits.close()
 
     def gathered(self, names: Mapping[int, str]) -> dict[str, Tensor]:
         """Return the whole parameters in which autograd leaves gradients, given names by sharded parameters' ids."""

@@ -92,19 +92,23 @@ def reduce_scatter_rounds(
 def gather_rounds(
     node: WeightGather | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
 ) -> list[Round]:
-    """Encode the own shard, send it to all, and decode: once in a step, or twice where backward gathers again."""
+    """Encode the own shard, send it to all, and decode: once in a step, or twice where backward gathers again.
+
+    FSDP2's own copies, into the row of a gather and out of it, are no part of it: they are the same under every plan,
+    and `observe` sees them in the times of computing.
+    """
     if len(shards[0]) == 1:
         return []
     codec = None if node is None else node.codec
     numels = shard_numels(batch, len(shards[0]), padded=codec is None)
-    before, after = {}, {"reduce_bytes": batch.numel * batch.itemsize}
+    keeps, copied = node is not None and not node.regather, {"reduce_bytes": batch.numel * batch.itemsize}
+    before, after, again = {}, copied if keeps else {}, copied
     if node is not None and codec is not None:
         before = {f"encode {codec.name}": numels.max(1)}
-        after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel}
+        after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel, **copied}
+        again = copied if node.differences else after
     once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False)
-    if node is None or node.regather:
-        return [once, once]
-    return [once, Round(messages=None, before=after)]
+    return [once, Round(messages=None, before=again) if keeps else once]
 
 
 def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Floats:
