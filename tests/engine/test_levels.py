@@ -1,4 +1,4 @@
-"""Plans between hosts whose ranks exchange a slice each: nothing is lost, a checkpoint goes on, no link inside has more."""
+"""Plans between hosts whose ranks exchange a slice each: nothing is lost, a checkpoint goes on, no link has more."""
 
 import pytest
 import torch
@@ -9,6 +9,8 @@ from models import batch, new_ddp, train, weights
 
 HOSTS = [[0, 1], [2, 3, 4]]
 SIZE = 5
+FLAGS_BYTES = 64
+"""Of a step: whether gradients are finite."""
 NESTED = {
     "hosts(exact)": p.between_hosts(p.allreduce()),
     "hosts(onebit)": p.between_hosts(p.onebit()),
@@ -80,9 +82,9 @@ def test_a_checkpoint_of_other_slices_is_refused():
             state = run.state_dict()
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         others = [[0, 1, 2], [3, 4]]
-        with p.relax(ddp, optimizer, NESTED["hosts(onebit)"], hosts=others, timeout_s=20) as run:
-            with pytest.raises(ValueError, match="slots"):
-                run.load_state_dict(state)
+        run = p.relax(ddp, optimizer, NESTED["hosts(onebit)"], hosts=others, timeout_s=20)
+        with run, pytest.raises(ValueError, match="slots"):
+            run.load_state_dict(state)
         return state
 
     states = p.run_world(SIZE, body, timeout_s=60)
@@ -96,12 +98,12 @@ def test_no_rank_moves_more_than_twice_the_model_in_a_step_inside_a_host(name):
         ddp = new_ddp(place)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         with p.relax(ddp, optimizer, NESTED[name], hosts=[[*range(SIZE)]], agreement_every=0, timeout_s=20) as run:
-            train(ddp, optimizer, place.rank, range(1))
+            train(ddp, optimizer, place.rank, range(2))  # DDP cuts other buckets after the first step
             before = run.stats()
-            train(ddp, optimizer, place.rank, range(1, 2))
+            train(ddp, optimizer, place.rank, range(2, 3))
             after = run.stats()
         moved = [after[each] - before[each] for each in ("sent_bytes", "received_bytes")]
         return moved, 4 * sum(each.numel() for each in ddp.parameters())
 
     for moved, model_bytes in p.run_world(SIZE, body, timeout_s=60):
-        assert 0 < max(moved) <= 2 * model_bytes
+        assert 0 < max(moved) <= 2 * model_bytes + FLAGS_BYTES

@@ -12,8 +12,7 @@ from torch import nn
 import pliant
 from pliant.comm import RecordedComm, run_world
 from pliant.engine.plan_resolution import resolve_plan
-from pliant.schedules import SolverOptions
-from pliant.schedules import background as background_module
+from pliant.schedules import SolverOptions, background as background_module
 from pliant.schedules.dense import dense_candidates, fastest_schedule
 from pliant.schedules.scheduled_comm import ScheduledComm, scheduled
 from pliant.simulator import simulate

@@ -60,7 +60,7 @@ class HierarchicalAverage:
         self.spread(x)
 
     def _add_up(self, x: Tensor) -> None:
-        """Add up x, (numel,), over the ranks of the host: owners have the sums of their slices, the rest is undefined."""
+        """Add up x, (numel,), over the ranks of the host: owners have sums of their slices, the rest is undefined."""
         if self._by_collectives:
             self._comm.reduce(x, 0).wait()
             return

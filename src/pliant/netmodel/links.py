@@ -240,7 +240,8 @@ def _at_once(loads: Sequence[_Loads]) -> _Loads:
     """Return the load of several sets of messages."""
     names = [each.name for each in fields(_Loads) if each.name != "latency_s"]
     latency_s = np.max([each.latency_s for each in loads], axis=0)
-    return _Loads(**{name: sum(getattr(each, name) for each in loads) for name in names}, latency_s=latency_s)
+    total = {name: np.asarray(sum(getattr(each, name) for each in loads)) for name in names}
+    return _Loads(**total, latency_s=latency_s)
 
 
 def _path_s(delay_s: Floats, num_hops: int) -> float:
