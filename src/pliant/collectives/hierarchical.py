@@ -20,8 +20,8 @@ class HierarchicalAverage:
 
     1. reduce-scatter inside: every rank sends each part to the rank that adds it up, which may be a helper without a
        slice of its own; helpers send their sums to the owners (`layouts.host_slices` says who adds up what);
-    2. each owner scales its slice by num_hosts / size, so that the mean over hosts is the mean over ranks also where
-       hosts are of unequal size, and averages it with the owners of the same slice on the other hosts;
+    2. each owner scales its slice by num_hosts / size, and averages it with the owners of the same slice on the other
+       hosts: so the mean over hosts is the mean over ranks also where hosts are of unequal size;
     3. all-gather inside, the same way back.
 
     With one slice, the first rank of each host exchanges for all of it. Bytes inside a host of n ranks: with n slices
