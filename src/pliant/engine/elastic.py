@@ -90,6 +90,11 @@ def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
                 f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
+        if getattr(node, "schedule", "ring") != "ring":
+            raise ValueError(
+                f"the sums of {type(node).__name__} have a schedule, which is for so many ranks as it was made for, but "
+                "the number of ranks of an elastic run changes; set schedule='ring'."
+            )
 
 
 def _fingerprint(model: nn.Module, plan: SyncPlan) -> str:
