@@ -92,8 +92,8 @@ def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
             )
         if getattr(node, "schedule", "ring") != "ring":
             raise ValueError(
-                f"the sums of {type(node).__name__} have a schedule, which is for so many ranks as it was made for, but "
-                "the number of ranks of an elastic run changes; set schedule='ring'."
+                f"the sums of {type(node).__name__} have a schedule, which is for one number of ranks, but that of an "
+                "elastic run changes; set schedule='ring'."
             )
 
 
