@@ -250,8 +250,8 @@ def test_members_of_the_reference_are_in_their_modules():
     lines = (ROOT / "docs" / "api.md").read_text().splitlines()
     missing: dict[str, list[str]] = {}
     for above, line in itertools.pairwise(lines):
-        if (found := re.search(r"members: \[(.+?)\]", line)) is None:
-            continue
+        if (found := re.search(r"members: \[(.+?)\]", line)) is None or "pliant_bench" in above:
+            continue  # the laboratory need not be here
         place = pkgutil.resolve_name(name := above.removeprefix("::: ").strip())
         known = {*dir(place), *getattr(place, "__annotations__", {})}
         missing |= {name: names} if (names := sorted(set(found[1].split(", ")) - known)) else {}

@@ -45,10 +45,7 @@ __all__ = [
 
 
 def allreduce(*, schedule: ScheduleLike = "ring") -> AllReduce:
-    """Average gradients exactly by an all-reduce, as torch DDP does.
-
-    With ``schedule="auto"`` sums take the ways through the network that are found to be the fastest: for networks whose
-    links differ. A file of `pliant probe` or `pliant schedule` may be named as well.
+    """Average gradients exactly by an all-reduce, as torch DDP does; a `schedule` finds sums faster ways than a ring.
 
     >>> str(allreduce(schedule="auto"))
     "AllReduce(schedule='auto')"
@@ -164,8 +161,6 @@ def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, r
 def randomk(ratio: float = 0.01, *, schedule: ScheduleLike = "ring") -> AllReduce:
     """Send `ratio` of the elements, at random places that all ranks share, with error feedback.
 
-    `schedule` is as for `allreduce`.
-
     >>> str(randomk(0.05))
     'AllReduce(codec=randomk(ratio=0.05))'
     """
@@ -174,8 +169,6 @@ def randomk(ratio: float = 0.01, *, schedule: ScheduleLike = "ring") -> AllReduc
 
 def powersgd(rank: int = 4, *, schedule: ScheduleLike = "ring") -> LowRank:
     """Send gradients as products of two matrices of this rank, with error feedback (Vogels et al., arXiv:1905.13727).
-
-    `schedule` is as for `allreduce`.
 
     >>> str(powersgd(rank=2))
     'LowRank(rank=2)'
@@ -217,9 +210,8 @@ def tasc(
 ) -> BlockSparse | BetweenHosts:
     """Send the blocks that matter most to the loss, with `ratio` of the bytes of an all-reduce in float32.
 
-    Settings are those of `Selection`, where those that are not named here keep their defaults; details are in
-    `BlockSparseExecutor`. The agreement 'host' is `between_hosts` of 'local': gradients are summed exactly inside a
-    host, and each host selects for itself. `schedule` is as for `allreduce`, for values of 16 or 32 bits.
+    Settings are those of `Selection`; details: `BlockSparseExecutor`. The agreement 'host' is `between_hosts` of
+    'local': each host selects for itself. `schedule` is as for `allreduce`, for values of 16 or 32 bits.
 
     >>> str(tasc(0.05))
     'BlockSparse(selection=Selection(ratio=0.05))'

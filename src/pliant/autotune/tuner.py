@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 
 from pliant.autotune.bounds import BoundViolation
 from pliant.autotune.coordination import advance_search, holds_on_all, share_finalists, share_request, slowest_s
@@ -27,7 +28,7 @@ from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
 from pliant.planner import FAMILIES, Gene, Genome, Quality, SearchResult, Space, Trial, advise, all_of
-from pliant.planner.schedules import with_schedules
+from pliant.planner.schedules import scheduled_plan
 from pliant.profiling.observe import Observation
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan, Topology, Workload
@@ -46,8 +47,7 @@ _UNDONE = "A plan failed in its trial, which was undone"
 _FINALISTS = 3
 """So many of the best are held against exact training, and each other."""
 _HOLD_STEPS = 50
-"""After a search, nothing is searched for so many steps; twice as many each time that it kept the plan, or that the
-next change came soon."""
+"""Steps after a search without another one; twice as many each time that it kept the plan, or a change came soon."""
 
 
 class AutoTuner(AttachedTuner):
@@ -69,21 +69,18 @@ class AutoTuner(AttachedTuner):
         self.explanation = "auto is still watching the first steps."
         """Paragraph on the plan that was chosen, or rejected, and why; the same on all ranks."""
         self.advice = None
-        """Changes of the optimizer for the plan in force; `pliant.planner.apply` makes them. None until one was
-        chosen."""
+        """Changes of the optimizer for the plan in force, for `pliant.planner.apply`; None until one was chosen."""
         self.choice: Choice | None = None
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
         """Predictions before the last search, on the first rank; None elsewhere."""
-        self._exact = self._genes = _EXACT[run.num_shards > 0]
-        """Settings of the plan in force, on the first rank."""
+        self._exact = self._genes = _EXACT[run.num_shards > 0]  # of the plan in force, on the first rank
         self._is_exact = True
         self._guard = PlanGuard(run, comm, self._exact.plan("auto"))
         self._rejected = RejectedPlans(comm.rank, self._exact.base)
         if auto.equal_weights:
             self._rejected.add(gene for name in FAMILIES for gene in all_of(name) if gene.changes_state)
-        self._chosen_why = ""
-        """The explanation of what the last search has chosen."""
+        self._chosen_why = ""  # explanation of what the last search has chosen
         self._overheads: Overheads | None = None  # until the machine was measured
         self._tuning = self._tune()
         next(self._tuning)
@@ -165,6 +162,7 @@ class AutoTuner(AttachedTuner):
             Step time when the best was tried, since the network may have changed; NaN if it is not known.
 
         """
+        self._plan_of = partial(scheduled_plan, workload=workload, topology=topology)
         quality = Quality(
             budget=self._auto.quality,
             optimizer=optimizer_name(self._run.optimizer),
@@ -179,12 +177,8 @@ class AutoTuner(AttachedTuner):
             self.prospects = look_ahead(workload, topology, self._overheads, quality, self._exact, self._auto.seed)
         found = yield from self._run_search(workload, topology, quality, in_force, anew=anew)
         best_found = select_finalists(found, in_force, quality, _FINALISTS if anew else 1) if found is not None else []
-
-        def plan_of(genes: Genome) -> SyncPlan:
-            return with_schedules(genes.plan("auto"), workload, topology)
-
-        shared = share_finalists(self._comm, best_found, quality, plan_of)
-        known = {plan_of(trial.genes).hash: trial.genes for trial in best_found}
+        shared = share_finalists(self._comm, best_found, quality, self._plan_of)
+        known = {self._plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         best, gains, adopted = shared[0] if shared else Finalist(exact, True, 1.0, math.nan), (), False
         expected_s = best.tried_s
@@ -205,8 +199,8 @@ class AutoTuner(AttachedTuner):
         self._genes = known.get(chosen.hash, self._exact)
         self._note_fallback(chosen, self._guard.begin(chosen))
         why = explain(workload, topology, best.plan, exact, best.ratio, gains, adopted=adopted, found=found)
-        lines = (" ".join(filter(None, (why, quality.sentence))), self.prospects.text if self.prospects else "")
-        why = broadcast_text("\n".join(lines), self._comm)
+        ahead = self.prospects.text if self.prospects else ""
+        why = broadcast_text(f"{' '.join(filter(None, (why, quality.sentence)))}\n{ahead}", self._comm)
         self.choice = Choice(plan=chosen, steps_ratio=best.ratio if adopted else 1.0, gains=gains, adopted=adopted)
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return expected_s
@@ -220,17 +214,12 @@ class AutoTuner(AttachedTuner):
         asking = self._search(workload, topology, quality, in_force, num_trials) if pays else None
         asked, found = advance_search(asking, None)
         number = 0
-
-        def plan_of(genes: Genome) -> SyncPlan:
-            return with_schedules(genes.plan(), workload, topology)
-
-        while (wanted := share_request(self._comm, asked, plan_of)) is not None:
+        while (wanted := share_request(self._comm, asked, self._plan_of)) is not None:
             number += 1
             self._say(f"auto is still searching: trial {number} of at most {num_trials} is under way.")
             blocks_s, why = yield from self._trials.time_plan(*wanted)
             if why:
-                among = {} if asked is None else {wanted[0].hash: asked[0]}
-                self._rejected.note_failure(_UNDONE, why, wanted[0], among)
+                self._rejected.note_failure(_UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
             if asked is not None:
                 status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
                 trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)

@@ -1,9 +1,11 @@
 """Waits of a parameter group of FSDP2 for other ranks, with a function around each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 
@@ -61,8 +63,8 @@ class _WrappedPlace:
         self.place = place
         self._call, self._wrap = wrap(place), wrap
 
-    def allocate(self, *given: Any, **named: Any) -> Any:
-        return self.place.allocate(*given, **named)
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.place.allocate(size, dtype=dtype, device=device)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         work = self._call(*given, **named)
@@ -76,8 +78,8 @@ class _WrappedWork(dist.Work):
         super().__init__()
         self._work, self._wait = work, wait
 
-    def wait(self, *given: Any, **named: Any) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._wait(*given, **named)
+    def wait(self, *given: Any) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._wait(*given)
 
     def is_completed(self) -> bool:
         return self._work.is_completed()

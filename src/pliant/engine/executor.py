@@ -20,6 +20,7 @@ from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
 from pliant.engine.launcher_env import hosts_from_torchrun
+from pliant.engine.links import measure_links
 from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers, place_owners
@@ -32,15 +33,12 @@ from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps
-from pliant.network.probing import probe
 from pliant.spec import Delayed, SyncPlan, Topology, with_schedule
 
 __all__ = ["ExecutorBuilder", "PlanExecutor"]
 
 
 P = TypeVar("P", bound=Part)
-_PROBE_S = 5.0
-"""Time for measuring links, for nodes whose sums go by the fastest schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +124,7 @@ class ExecutorBuilder:
         self._relaxed, self._module, self._layers = relaxed, relaxed.module, layer_classes(relaxed.module)
         self.curvature = Curvature()
         """Samples of the curvature, under whichever plan."""
-        self._optimizer = relaxed.local_optimizer
-        self._steppers = relaxed.steppers
+        self._optimizer, self._steppers = relaxed.local_optimizer, relaxed.steppers
         self._parameters: Mapping[str, Tensor] = relaxed.parameters
         self._device = next(iter(self._parameters.values())).device
         self._comms = Comms(relaxed.replicas(tracer.comm))
@@ -153,8 +150,8 @@ class ExecutorBuilder:
         if any(node.needs_hosts for node in nodes.values()):
             self._know_hosts()
         if any(node.needs_links for node in nodes.values()):
-            links = self._know_links()
-            nodes = {name: with_schedule(node, links) for name, node in nodes.items()}
+            self._links = self._links or measure_links(self._comms.all, self._hosts)
+            nodes = {name: with_schedule(node, self._links) for name, node in nodes.items()}
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         place_owners(store, self._comms.all.size)
@@ -267,14 +264,6 @@ class ExecutorBuilder:
         return exchanges_between_steps(
             store, self._comms, self._know_hosts, optimizer=self._optimizer, step=step, tracer=self._tracer
         )
-
-    def _know_links(self) -> Topology:
-        """Return the network between the ranks, which is measured once. Collective."""
-        if self._links is None:
-            comm = self._comms.all
-            budget_s = min(_PROBE_S, comm.timeout_s / 3)
-            self._links = probe(comm, budget_s=budget_s, hosts=self._hosts, connections=comm.connections)
-        return self._links
 
     def _know_hosts(self) -> Sequence[Sequence[int]]:
         """Make the two-level comm, once, and return the ranks of each host. Collective."""

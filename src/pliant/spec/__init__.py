@@ -4,7 +4,7 @@ from pliant.spec.codecs import CODECS, CodecFacts, CodecSpec
 from pliant.spec.combinators import After, BetweenHosts, Combinator, Delayed, Every
 from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.embedding import EmbeddingPlan, Table, TableLayout
-from pliant.spec.exchange import NODES, Exchange, Timing, text_of, with_schedule
+from pliant.spec.exchange import NODES, Exchange, Timing, text_of
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.gradients import (
     AllGather,
@@ -19,7 +19,7 @@ from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
-from pliant.spec.schedule import Move, Schedule, Scheduling
+from pliant.spec.schedule import Move, Schedule, Scheduling, with_schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.target import Target

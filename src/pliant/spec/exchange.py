@@ -22,7 +22,6 @@ __all__ = [
     "require_codec",
     "require_timing",
     "text_of",
-    "with_schedule",
 ]
 
 Kind = Literal["gradients", "momentum", "weights"]
@@ -246,19 +245,6 @@ def require_timing(pace: Pace, delay_steps: int, period: int, node: str) -> None
         node,
         f"delay_steps must be 0 at a free pace, where results are used when they are there, got {delay_steps}.",
     )
-
-
-def with_schedule(node: Exchange, schedule: Any) -> Exchange:
-    """Return the node with a schedule in the place of each that is "auto", in all nodes inside it as well."""
-    inside = {f.name: getattr(node, f.name) for f in fields(node)}
-    changed: dict[str, Any] = {
-        name: with_schedule(value, schedule)
-        for name, value in inside.items()
-        if isinstance(value, Exchange) and value.needs_links
-    }
-    if inside.get("schedule") == "auto":
-        changed["schedule"] = schedule
-    return dataclasses.replace(node, **changed) if changed else node
 
 
 def text_of(value: Any) -> str:

@@ -2,14 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
+from pliant.spec.exchange import Exchange
 from pliant.spec.plain import LATER
 from pliant.spec.topology import Topology
 
-__all__ = ["Move", "Schedule", "Scheduling"]
+__all__ = ["Move", "Schedule", "Scheduling", "with_schedule"]
 
 _MOST = 1 << 20
 
@@ -82,3 +83,16 @@ class Schedule:
 Scheduling = Literal["ring", "auto"] | Topology | Schedule
 """How a dense sum goes over the network: by the backend's own all-reduce (of Gloo a ring); by the fastest schedule for
 the links that are measured when training starts, or for those of a topology; or by a given schedule."""
+
+
+def with_schedule(node: Exchange, schedule: Scheduling) -> Exchange:
+    """Return the node with a schedule in the place of each that is "auto", in all nodes inside it as well."""
+    inside = {f.name: getattr(node, f.name) for f in fields(node)}
+    changed: dict[str, Any] = {
+        name: with_schedule(value, schedule)
+        for name, value in inside.items()
+        if isinstance(value, Exchange) and value.needs_links
+    }
+    if inside.get("schedule") == "auto":
+        changed["schedule"] = schedule
+    return replace(node, **changed) if changed else node
