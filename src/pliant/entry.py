@@ -28,6 +28,7 @@ def relax(
     *,
     group: ProcessGroup | None = None,
     hosts: Sequence[Sequence[int]] | None = None,
+    rack: str = "",
     timeout_s: float = 300.0,
     start_timeout_s: float = 300.0,
     agreement_every: int = 100,
@@ -53,6 +54,8 @@ def relax(
             "auto" (``pliant.Auto()``), which chooses a plan while the training runs.
         group: Process group of a plain module; the default group if None.
         hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None.
+        rack: Name of the rack in which this rank's host stands, for plans with `between_racks`: the same on all ranks
+            of a rack, and another on those of others.
         timeout_s: Longest that one collective may take before it fails on all ranks.
         start_timeout_s: The same in this call, which waits for ranks that start slowly.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
@@ -101,6 +104,7 @@ def relax(
         plan,
         group=group,
         hosts=hosts,
+        rack=rack,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
         agreement_every=agreement_every,

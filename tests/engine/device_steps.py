@@ -98,8 +98,7 @@ class StepRun:
         self.back = to_host if device == DEVICE else torch.clone
         comm = RecordedComm(StagedComm(place.comm) if device == DEVICE else place.comm)
         self.rank = place.rank
-        hosts = hierarchical_comm(comm, HOSTS) if node.needs_hosts else None
-        comms = Comms(comm, hosts)
+        comms = Comms(comm, {("host",): hierarchical_comm(comm, HOSTS)} if node.levels else {})
         generator = torch.Generator().manual_seed(7)
         self.parameters = {name: self._bring(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
         self.store = AlgorithmState(self.parameters, dict.fromkeys(SHAPES, node), comms)

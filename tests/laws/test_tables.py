@@ -12,7 +12,7 @@ import pliant
 import rows
 from models import new_ddp, train
 from pliant.algorithms import ALGORITHMS as REGISTRY
-from pliant.spec import CODECS, NODES, Custom, Exchange, Sharded, Timing
+from pliant.spec import CODECS, NODES, BetweenRacks, Custom, Exchange, Sharded, Timing
 from tables import ROWS, optimizer_for
 
 SOURCE = Path(pliant.__file__).parent
@@ -95,9 +95,9 @@ LOOKING = {"__post_init__", "text_of", "plain", "_left_out", "timing", "early_ti
 FIRST = {
     kind.__name__: next(name for name, row in ROWS.items() if any(type(node) is kind for node in row.walk()))
     for name, kind in NODES.items()
-    if name != "Combinator"
-    and kind is not Custom  # its name and settings choose a builder: tests/engine/test_custom.py
+    if kind is not Custom  # its name and settings choose a builder: tests/engine/test_custom.py
     and kind is not Sharded  # a DDP model has no shards: tests/sharded
+    and kind is not BetweenRacks  # ranks must name their racks: tests/engine/test_levels.py
 }
 """Type of node -> a row that has one."""
 AT_A_FREE_PACE = {"Gossip": "gossip-free", "CodedGossip": "choco-free"}

@@ -11,7 +11,7 @@ from pliant.codecs import BlockTopK, spec_of
 from pliant.codecs.templates import SparsifyingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.simulator import simulate
-from pliant.spec import CodecSpec, Host, TensorSpec, Topology, Workload
+from pliant.spec import CodecSpec, Host, Rack, TensorSpec, Topology, Workload
 from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for, sampled
 
 HOSTS = [[0, 1], [2, 3]]
@@ -50,14 +50,16 @@ def workload_of(module: nn.Module) -> Workload:
     return Workload(name="test", tensors=tensors, forward_s=0.1, backward_s=0.1, step_s=0.01)
 
 
-def sent_by_engine(name: str, algorithm, period: int) -> list[float]:
-    """Return the bytes that each rank sends in one period of the plan, after a warm-up."""
+def sent_by_engine(name: str, algorithm, period: int, hosts=HOSTS, racks="") -> list[float]:
+    """Return the bytes that each rank sends in one period of the plan, after a warm-up; racks by hosts, a letter each."""
+    rack_of = {rank: rack for ranks, rack in zip(hosts, racks, strict=False) for rank in ranks}
 
     def be(place):
         ddp = DistributedDataParallel(model(), process_group=place.process_group)
         optimizer = optimizer_for(name, ddp.parameters(), lr=1e-4)
         counts = []
-        with p.relax(ddp, optimizer, plan_of(algorithm), hosts=HOSTS, agreement_every=0, timeout_s=30) as run:
+        where = {"hosts": hosts, "rack": rack_of.get(place.rank, "")}
+        with p.relax(ddp, optimizer, plan_of(algorithm), **where, agreement_every=0, timeout_s=30) as run:
             for step in range(WARMUP + period):
                 generator = torch.Generator().manual_seed(100 * step + place.rank)
                 optimizer.zero_grad()
@@ -68,7 +70,7 @@ def sent_by_engine(name: str, algorithm, period: int) -> list[float]:
                     counts.append(run.stats()["sent_bytes"])
         return counts[1] - counts[0]
 
-    return p.run_world(sum(map(len, HOSTS)), be)
+    return p.run_world(sum(map(len, hosts)), be)
 
 
 @pytest.mark.parametrize("name", sampled(sorted(ROWS.keys() - FREE)))
@@ -81,6 +83,36 @@ def test_bytes_are_those_of_the_engine(name):
     # At a free pace, settling is one more exchange with the owners.
     exchanges = found.period + 1 if name in ("bounded_staleness", "stale-coded") else found.period
     assert [round(x * exchanges, 3) for x in found.sent_bytes] == sent
+
+
+LEVELS = {
+    "helpers": (p.between_hosts(p.onebit()), [[0, 1, 2, 3, 4], [5]], ""),
+    "helpers of two": (p.between_hosts(p.allreduce()), [[0, 1], [2, 3, 4, 5, 6]], ""),
+    "a leader": (p.between_hosts(p.powersgd(1)), [[0, 1, 2, 3], [4, 5]], ""),
+    "racks": (p.between_racks(p.onebit()), [[0, 1], [2], [3]], "aba"),
+    "hosts and racks": (p.between_hosts(p.between_racks(p.onebit())), [[0, 1], [2, 3], [4, 5, 6], [7]], "baab"),
+    "exact": (p.between_hosts(p.between_racks(p.allreduce())), [[0, 1], [2, 3], [4, 5], [6, 7, 8]], "abab"),
+    "leaders": (p.between_hosts(p.between_racks(p.powersgd(1))), [[0, 1], [2, 3], [4]], "aab"),
+    "weights between racks": (p.between_racks(p.diloco(3)), [[0, 1], [2], [3]], "aba"),
+}
+"""Name -> algorithm, ranks of each host, rack of each host."""
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_bytes_over_levels_are_those_of_the_engine(name):
+    algorithm, hosts, racks = LEVELS[name]
+    named = tuple(Host(name=f"h{k}", num_ranks=len(ranks)) for k, ranks in enumerate(hosts))
+    inside = {rack: tuple(host.name for host, its in zip(named, racks, strict=True) if its == rack) for rack in racks}
+    topology = Topology(hosts=named, racks=tuple(Rack(name=rack, hosts=held) for rack, held in sorted(inside.items())))
+    found = simulate(plan_of(algorithm), workload_of(model()), topology)
+    sent = sent_by_engine(name, algorithm, found.period, hosts, racks)
+    assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
+
+
+def test_a_level_of_racks_needs_racks():
+    hosts = (Host(name="a"), Host(name="b"))
+    with pytest.raises(ValueError, match="a level of racks, but the topology has none; give it racks, as --racks"):
+        simulate(plan_of(p.between_racks("int4")), workload_of(model()), Topology(hosts=hosts))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)

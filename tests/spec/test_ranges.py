@@ -36,6 +36,7 @@ NEEDED = {
     "Delayed": {"inner": AllReduce()},
     "After": {"steps": 2, "first": AllReduce(), "then": AllReduce()},
     "BetweenHosts": {"inner": AllReduce()},
+    "BetweenRacks": {"inner": AllReduce()},
     "Gossip": {"delay_steps": 0},
     "LocalSteps": {"period": 4},
     "Sharded": {"gradients": ReduceScatter()},
@@ -46,7 +47,7 @@ NEEDED = {
 """Fields that a record must have, or with which the bounds of another one stand."""
 BESIDE = {"staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}}}
 """Field -> record -> what its bounds need beside those, and other fields do not."""
-RECORDS = [NODES[name] for name in NODES if name != "Combinator"]
+RECORDS = [*NODES.values()]
 RECORDS += [Outer, Placement, Target, Selection, CurvatureSpec, ReduceScatter]
 
 

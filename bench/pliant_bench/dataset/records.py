@@ -194,5 +194,5 @@ def _exchange_row(node: Exchange) -> Row:
         "fragments": timing.fragments,
         "delay_steps": timing.delay_steps,
         "chunk_bytes": leaf.chunk_bytes if isinstance(leaf, ScatterGather) else 0,
-        "hierarchical": node.needs_hosts,
+        "hierarchical": bool(node.levels),
     }

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pliant.algorithms.inputs import AlgorithmLike, node_of
-from pliant.spec import After, AllGather, AllReduce, BetweenHosts, BlockSparse, Delayed, Every, Exchange, Target
+from pliant.spec import After, AllGather, AllReduce, BetweenGroups, BetweenHosts, BetweenRacks, BlockSparse, Delayed, Every, Exchange, Target
 
-__all__ = ["after", "between_hosts", "delayed", "every", "with_target"]
+__all__ = ["after", "between_hosts", "between_racks", "delayed", "every", "with_target"]
 
 A = TypeVar("A", bound=Exchange)
 
@@ -62,6 +62,22 @@ def between_hosts(algorithm: AlgorithmLike) -> BetweenHosts:
     return BetweenHosts(inner=node_of(algorithm))
 
 
+def between_racks(algorithm: AlgorithmLike) -> BetweenRacks:
+    """Sum exactly inside each rack, and run an algorithm between racks; `between_hosts` around it sums in hosts first.
+
+    Each rank names its rack: ``pliant.relax(..., rack="r1")``.
+
+    Raises:
+        ValueError: The algorithm is between hosts or racks already, or has owners.
+
+    >>> from pliant import int4
+    >>> str(between_hosts(between_racks(int4())))
+    "BetweenHosts(inner=BetweenRacks(inner=ScatterGather(codec=int4, feedback='both')))"
+
+    """
+    return BetweenRacks(inner=node_of(algorithm))
+
+
 def with_target(
     algorithm: A,
     *,
@@ -78,7 +94,7 @@ def with_target(
     `pliant.algorithms.control.RatioPolicy` says how the ratio is found.
 
     Args:
-        algorithm: `tasc`, `topk` or `blocktopk`, also between hosts, with the ratio to begin with.
+        algorithm: `tasc`, `topk` or `blocktopk`, also between hosts or racks, with the ratio to begin with.
         exposed_s: Seconds that a step may wait for its exchange after backward.
         exposed_share: The same over the rest of the step: 0.1 makes steps a tenth longer than without a network.
         bytes_per_step: Bytes that the rank with most to send sends in a step.
@@ -109,12 +125,12 @@ def with_target(
         )
     of, value = chosen[0]
     target = Target(of=of, value=value, floor=floor, ceiling=ceiling, effort=effort)  # pyright: ignore[reportArgumentType]
-    if isinstance(algorithm, BetweenHosts):
-        return replace(algorithm, inner=_with_target(algorithm.inner, target))
     return _with_target(algorithm, target)
 
 
 def _with_target(algorithm: Any, target: Target) -> Any:
+    if isinstance(algorithm, BetweenGroups):
+        return replace(algorithm, inner=_with_target(algorithm.inner, target))
     if not isinstance(algorithm, (AllGather, BlockSparse)):
         raise TypeError(
             f"with_target() was given a {type(algorithm).__name__}, which has no ratio to set; give it tasc, topk or "

@@ -126,7 +126,7 @@ def _build(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> An
     make: Callable[..., Any] | None = NODES.get(name) or _VALUES.get(name) or _WORDS.get(name)
     if make is None and (row := row_of(name)) is not None:
         make = row.make
-    if make is None or name == "Combinator":
+    if make is None:
         raise ValueError(
             f"there is no algorithm {name!r}; there are {', '.join(algorithm_names())}, and types of nodes."
         )

@@ -20,13 +20,13 @@ class HierarchicalAverage:
 
     1. reduce-scatter inside: every rank sends each part to the rank that adds it up, which may be a helper without a
        slice of its own; helpers send their sums to the owners (`layouts.host_slices` says who adds up what);
-    2. each owner scales its slice by num_hosts / size, and averages it with the owners of the same slice on the other
+    2. each owner scales its slice by num_groups / size, and averages it with the owners of the same slice on the other
        hosts: so the mean over hosts is the mean over ranks also where hosts are of unequal size;
     3. all-gather inside, the same way back.
 
     With one slice, the first rank of each host exchanges for all of it. Bytes inside a host of n ranks: with n slices
     2 (n-1)/n of the vector out and in per rank; with fewer at most twice the vector. Where the comm prefers collectives
-    one slice goes by its reduce and broadcast.
+    one slice goes by its reduce and broadcast. Hosts stand for groups of any kind; `between` may have levels as well.
 
     Args:
         numel: Elements of each vector.
@@ -56,7 +56,7 @@ class HierarchicalAverage:
         self._add_up(x)
         mine, outer = x[slice(*self.mine)], self._levels.outer
         if outer is not None and self._comm.rank < self._num_slices and (mine.numel() or self._num_slices == 1):
-            between(mine.mul_(self._levels.num_hosts / self._levels.size), outer)
+            between(mine.mul_(self._levels.num_groups / self._levels.size), outer)
         self.spread(x)
 
     def _add_up(self, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Two levels: ranks inside a host, and those of the same place on all hosts."""
+"""Levels: ranks inside a group, such as a host, and those of the same place in all groups."""
 
 from collections.abc import Sequence
 
@@ -16,35 +16,35 @@ class _Done:
 
 
 class HierarchicalComm(WrappedComm):
-    """One comm made of an inner one per host, and outer ones between hosts: of their first ranks, their second, ...
+    """One comm made of an inner one per group, such as a host, and outer ones: of their first ranks, their second, ...
 
-    `collectives.HierarchicalAverage` uses all of them. all_reduce, reduce_scatter, reduce and broadcast go through the
-    leaders, the first ranks; calls that address single ranks use the flat comm.
+    An outer one may have levels itself. `collectives.HierarchicalAverage` uses all of them. all_reduce and
+    reduce_scatter go through the leaders, the first ranks; all other calls use the flat comm.
     """
 
-    def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, hosts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, flat: Comm, inner: Comm, outer: Comm | None, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(flat)
         self.flat = flat
         """All ranks, alike."""
-        self._hosts = hosts
+        self._groups = groups
         self.inner = inner
-        """The ranks of this host, in the order in which it was given; rank 0 of it leads."""
+        """The ranks of this group, in the order in which they were given; rank 0 of it leads."""
         self.outer = outer
-        """The ranks of this rank's place on all hosts, in the order of hosts; None for a place not on all hosts."""
+        """The ranks of this rank's place in all groups, in the order of groups; None for a place not in all of them."""
 
     @property
-    def num_hosts(self) -> int:
-        """Hosts in the group."""
-        return len(self._hosts)
+    def num_groups(self) -> int:
+        """Groups, such as hosts."""
+        return len(self._groups)
 
     @property
     def num_places(self) -> int:
-        """Ranks of the host that has fewest: so many can exchange with all other hosts at once."""
-        return min(map(len, self._hosts))
+        """Ranks of the smallest group: so many can exchange with all other groups at once."""
+        return min(map(len, self._groups))
 
     @property
     def leaders(self) -> Comm | None:
-        """The first rank of each host; None on other ranks."""
+        """The first rank of each group; None on other ranks."""
         return self.outer if self.inner.rank == 0 else None
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
@@ -66,14 +66,21 @@ class HierarchicalComm(WrappedComm):
 
 
 def levels_of(comm: Comm) -> HierarchicalComm:
-    """Return a comm of two levels as what it is, or raise TypeError."""
+    """Return a comm of levels as what it is, or raise TypeError."""
     if not isinstance(comm, HierarchicalComm):
         raise TypeError(f"a hierarchical algorithm needs to know the hosts, but got a {type(comm).__name__}.")
     return comm
 
 
-def hierarchical_comm(comm: Comm, hosts: Sequence[Sequence[int]]) -> HierarchicalComm:
-    """Return the two-level comm over `comm`, given the ranks of each host. Collective.
+def hierarchical_comm(
+    comm: Comm, hosts: Sequence[Sequence[int]], *above: Sequence[Sequence[int]]
+) -> HierarchicalComm:
+    """Return the comm of levels over `comm`. Collective.
+
+    Args:
+        comm: All ranks.
+        hosts: Ranks of each host, or of each group of another kind.
+        above: Groups of those groups by their numbers, such as the hosts of each rack; and so on.
 
     Raises:
         ValueError: The hosts do not hold every rank exactly once.
@@ -86,4 +93,6 @@ def hierarchical_comm(comm: Comm, hosts: Sequence[Sequence[int]]) -> Hierarchica
     outer = comm.split([[ranks[place] for ranks in hosts] for place in range(min(map(len, hosts)))], 1)
     if inner is None:
         raise RuntimeError(f"rank {comm.rank} is on no host, though hosts hold {held}.")
+    if outer is not None and above:
+        outer = hierarchical_comm(outer, *above)
     return HierarchicalComm(comm, inner, outer, hosts)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -10,8 +11,11 @@ from pliant.algorithms.base import Algorithm, State, StateSpec
 from pliant.algorithms.executors import executor_for
 from pliant.buckets import Bucket, real_shape
 from pliant.codecs import all_finite
+from pliant.comm.base import Comm
+from pliant.comm.hierarchical import HierarchicalComm
 from pliant.engine.comms import Comms
 from pliant.spec import Exchange
+from pliant.spec.exchange import Level
 
 __all__ = ["CORRECTION", "AlgorithmState"]
 
@@ -45,8 +49,7 @@ class AlgorithmState:
         self.parameters = parameters
         self.algorithms: dict[Exchange, Algorithm] = {node: executor_for(node) for node in set(nodes.values())}
         self.nodes = dict(nodes)
-        levels = comms.hosts
-        self._ranks_per_host = 1.0 if levels is None else levels.size / levels.num_hosts
+        self._ranks_per_group = _ranks_per_group(comms)
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self._slots: dict[str, StateSpec] = {}
         for name, parameter in parameters.items():
@@ -128,8 +131,9 @@ class AlgorithmState:
 
     def of_ranks(self, name: str, slot: str) -> Tensor:
         """Return gradients in a slot, scaled such that their mean over ranks is what this plan's result would get."""
-        # Of each host one rank keeps an element, which counts as a share of the mean over hosts; the others keep zeros.
-        return self.tensors[name][slot] * (self._ranks_per_host if "host" in slot.split("/")[:-1] else 1.0)
+        # Of each host (or rack) one rank keeps an element, as a share of the mean over hosts; the others keep zeros.
+        inside = [self._ranks_per_group[level] for level in get_args(Level) if level in slot.split("/")[:-1]]
+        return self.tensors[name][slot] * max(inside, default=1.0)
 
     def keep(self, old: "AlgorithmState") -> None:
         """Copy the state of the same nodes that was made among other ranks, as far as it is valid here."""
@@ -177,4 +181,16 @@ def _base(slot: str) -> str:
 
 def _is_of_warmup(slot: str) -> bool:
     """Say whether a slot is of the gradients of a warm-up, also between hosts; `averaging/` is of weights."""
-    return slot.removeprefix("host/").startswith("first/")
+    return next(part for part in slot.split("/") if part not in get_args(Level)) == "first"
+
+
+def _ranks_per_group(comms: Comms) -> dict[Level, float]:
+    """Return the mean number of ranks in a group of each level, as far as this rank exchanges between such groups."""
+    found: dict[Level, float] = {}
+    for levels, comm in comms.by_levels.items():
+        at: Comm | None = comm
+        for level in levels:
+            if isinstance(at, HierarchicalComm):
+                found[level] = comms.all.size / at.num_groups
+                at = at.outer
+    return found

@@ -1,29 +1,24 @@
 """Choice of what carries out each exchange of weights: in lockstep, averages of all at a free pace, or in pairs."""
 
-from collections.abc import Callable, Sequence
-
 from torch.optim import Optimizer
 
 from pliant.comm.base import duplicate
-from pliant.comm.hierarchical import hierarchical_comm
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.comms import Comms
 from pliant.engine.pair_exchange import pair_exchanges
+from pliant.engine.places import Places
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps, split_weights
-from pliant.spec import Exchange
 
 __all__ = ["exchanges_between_steps"]
-
-Hosts = Sequence[Sequence[int]]
 
 
 def exchanges_between_steps(
     store: AlgorithmState,
     comms: Comms,
-    know_hosts: Callable[[], Hosts],
+    places: Places,
     *,
     optimizer: Optimizer,
     step: int,
@@ -34,7 +29,7 @@ def exchanges_between_steps(
     Args:
         store: Nodes and state of all parameters.
         comms: Comms of the run.
-        know_hosts: Returns the ranks of each host; collective.
+        places: Hosts and racks of the ranks.
         optimizer: Optimizer whose learning rate stretches periods.
         step: Steps made so far.
         tracer: Tracer of the run.
@@ -47,14 +42,7 @@ def exchanges_between_steps(
         (BackgroundAverage, [node for node in nodes if node.timing.pace == "free" and not node.meets_in_pairs]),
     ):
         if own:
-            apart = _comms_apart(own, comms, know_hosts)
+            apart = places.with_levels(Comms(duplicate(comms.all)), own)
             made.append(kind(split_weights(store, apart, step, own), apart, optimizer, step, tracer))
     pairs = split_weights(store, comms, step, [node for node in nodes if node.meets_in_pairs])
     return [*made, *pair_exchanges(pairs, store, comms.all, tracer)]
-
-
-def _comms_apart(nodes: Sequence[Exchange], comms: Comms, know_hosts: Callable[[], Hosts]) -> Comms:
-    ours = duplicate(comms.all)
-    if any(node.needs_hosts for node in nodes):
-        return Comms(ours, hierarchical_comm(ours, know_hosts()))
-    return Comms(ours)

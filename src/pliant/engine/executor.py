@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pliant.algorithms.base import ChecksOptimizer, innermost, start_innermost
 from pliant.codecs import codec_from
-from pliant.comm.hierarchical import hierarchical_comm
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.averaging import average_states, average_weights
@@ -19,12 +18,11 @@ from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
-from pliant.engine.launcher_env import hosts_from_torchrun
-from pliant.engine.links import measure_links
 from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers, place_owners
 from pliant.engine.parts import Part
+from pliant.engine.places import Places
 from pliant.engine.ratio_controller import RatioController, controllers_for
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
@@ -33,7 +31,7 @@ from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps
-from pliant.spec import Delayed, SyncPlan, Topology, with_schedule
+from pliant.spec import Delayed, SyncPlan, with_schedule
 
 __all__ = ["ExecutorBuilder", "PlanExecutor"]
 
@@ -107,6 +105,7 @@ class ExecutorBuilder:
         comm_thread: Communication thread of the gradients.
         agreement: Check of the replicas.
         hosts: Ranks of each host; torchrun's placement if None.
+        rack: Name of this rank's rack, or "".
         nonfinite: What to do about gradients that are not finite.
 
     """
@@ -119,6 +118,7 @@ class ExecutorBuilder:
         agreement: ReplicaCheck,
         *,
         hosts: Sequence[Sequence[int]] | None,
+        rack: str,
         nonfinite: NonFinite,
     ) -> None:
         self._relaxed, self._module, self._layers = relaxed, relaxed.module, layer_classes(relaxed.module)
@@ -128,8 +128,9 @@ class ExecutorBuilder:
         self._parameters: Mapping[str, Tensor] = relaxed.parameters
         self._device = next(iter(self._parameters.values())).device
         self._comms = Comms(relaxed.replicas(tracer.comm))
-        self._hosts, self._is_given = hosts, hosts is not None
-        self._links: Topology | None = None
+        if relaxed.sharded is not None and hosts is not None:  # in numbers of all ranks
+            hosts = relaxed.sharded.hosts_of_replicas(hosts)
+        self._places = Places(self._comms.all, self._device, hosts, rack)
         self._nonfinite: NonFinite = nonfinite
         self._tracer, self._comm_thread, self._agreement = tracer, comm_thread, agreement
 
@@ -147,11 +148,9 @@ class ExecutorBuilder:
         """
         self._steppers = self._relaxed.steppers
         nodes = nodes_for(plan, self._relaxed, self._parameters, self._layers, self._steppers)
-        if any(node.needs_hosts for node in nodes.values()):
-            self._know_hosts()
+        self._comms = self._places.with_levels(self._comms, nodes.values())
         if any(node.needs_links for node in nodes.values()):
-            self._links = self._links or measure_links(self._comms.all, self._hosts)
-            nodes = {name: with_schedule(node, self._links) for name, node in nodes.items()}
+            nodes = {name: with_schedule(node, self._places.links) for name, node in nodes.items()}
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         place_owners(store, self._comms.all.size)
@@ -262,18 +261,5 @@ class ExecutorBuilder:
 
     def _exchanges_between_steps(self, store: AlgorithmState, step: int) -> list[BetweenSteps]:
         return exchanges_between_steps(
-            store, self._comms, self._know_hosts, optimizer=self._optimizer, step=step, tracer=self._tracer
+            store, self._comms, self._places, optimizer=self._optimizer, step=step, tracer=self._tracer
         )
-
-    def _know_hosts(self) -> Sequence[Sequence[int]]:
-        """Make the two-level comm, once, and return the ranks of each host. Collective."""
-        comm = self._comms.all
-        self._hosts = self._hosts if self._hosts is not None else hosts_from_torchrun(comm, self._device)
-        if self._hosts is None:
-            raise ValueError("this plan is hierarchical, but the hosts are not known; pass hosts= to relax().")
-        found = self._hosts
-        if self._relaxed.sharded is not None and self._is_given:  # in numbers of all ranks
-            found = self._relaxed.sharded.hosts_of_replicas(found)
-        if self._comms.hosts is None:
-            self._comms = Comms(comm, hierarchical_comm(comm, found))
-        return found

@@ -36,7 +36,7 @@ class GradientExchange:
 
     Args:
         store: Nodes and state of all parameters.
-        comms: Comms for nodes that need hosts and for those that do not.
+        comms: Comms for nodes with levels and for those without.
         nonfinite: 'raise' checks every bucket before and after; 'propagate' lets NaN and Inf through to all ranks, as
             DDP does, for GradScaler to find.
         optimizer: Optimizer whose learning rates algorithms may read.
@@ -200,10 +200,10 @@ class GradientExchange:
         self.findings.judge(bucket, part.bucket.flat[:1] if exact else part.bucket.flat, place)
 
     def _run_sparse(self, bucket: BucketLayout, gradient: Tensor, bad: int, step: int) -> None:
-        """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host."""
+        """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host or rack."""
         node, comm = bucket.nodes[0], self._comms.all
         if node.averages_in_host and step >= node.timing.until_step:
-            comm = self._comms.by_hosts.inner
+            comm = self._comms.with_levels(node).inner
         with describe_failure(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
             founds = average_rows(gradient, bad, comm)
         if self._undoes:

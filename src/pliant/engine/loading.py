@@ -36,6 +36,7 @@ def load_run(
     resize: bool = False,
     group: ProcessGroup | None = None,
     hosts: Sequence[Sequence[int]] | None = None,
+    rack: str = "",
     timeout_s: float = 300.0,
     agreement_every: int = 100,
     nonfinite: NonFinite = "raise",
@@ -57,6 +58,7 @@ def load_run(
             where weights are exchanged. Of a sharded model also another mesh.
         group: As for `relax`.
         hosts: As for `relax`.
+        rack: As for `relax`.
         timeout_s: As for `relax`.
         agreement_every: As for `relax`.
         nonfinite: As for `relax`.
@@ -98,6 +100,7 @@ def load_run(
         manifest.plan,
         group=group,
         hosts=hosts,
+        rack=rack,
         timeout_s=timeout_s,
         agreement_every=agreement_every,
         nonfinite=nonfinite,

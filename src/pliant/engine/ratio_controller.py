@@ -13,6 +13,8 @@ from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import RatioSetting
 from pliant.algorithms.control import ControlSample, RatioPolicy, SelectionIntervalPolicy
 from pliant.algorithms.link_fit import AlphaBetaFit
+from pliant.comm.base import Comm
+from pliant.comm.hierarchical import levels_of
 from pliant.comm.recorded import RecordedComm
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
@@ -37,7 +39,7 @@ class RatioController(Part):
     The exposed time that counts is that of the rank that waits least: the others have waited for a rank, not for the
     network. For bytes, selection and steps the largest counts.
 
-    Where hosts are summed first, the ratio is that between hosts; the links inside them have a fit of their own.
+    Where hosts are summed first, the ratio is that between hosts (or racks); links inside hosts have a fit of their own.
 
     Args:
         target: Target to meet.
@@ -208,8 +210,10 @@ def controllers_for(
         )
     if same := [each for each in old if each.belongs_to(target, held.ratio)]:
         return same
-    levels: list[RecordedComm | None] = [tracer.comm]
-    if held.needs_hosts:
-        both = comms.by_hosts
-        levels = [cast(RecordedComm, both.inner), cast("RecordedComm | None", both.leaders)]
+    levels: list[RecordedComm | None] = []
+    last: Comm | None = comms.of(held) if held.levels else tracer.comm
+    for _ in held.levels:
+        levels.append(None if last is None else cast(RecordedComm, levels_of(last).inner))
+        last = None if last is None else levels_of(last).leaders
+    levels.append(cast("RecordedComm | None", last))
     return [RatioController(target, held.ratio, tracer, comm_thread, levels, begins=begins)]

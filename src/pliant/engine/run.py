@@ -46,6 +46,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
         *,
         comm: RecordedComm,
         hosts: Sequence[Sequence[int]] | None,
+        rack: str = "",
         agreement_every: int,
         nonfinite: NonFinite,
     ) -> None:
@@ -66,7 +67,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
         self._comm_thread = CommThread(self._device, "pliant-lane", self.tracer)
         self._executor_builder = ExecutorBuilder(
-            relaxed, self.tracer, self._comm_thread, self._agreement, hosts=hosts, nonfinite=nonfinite
+            relaxed, self.tracer, self._comm_thread, self._agreement, hosts=hosts, rack=rack, nonfinite=nonfinite
         )
         executor = self._executor_builder.make(plan, None, steps_taken(relaxed.optimizer))
         self._dispatcher = BucketDispatcher(self._comm_thread, self.tracer, self.trial)

@@ -30,6 +30,7 @@ def start_run(
     *,
     group: ProcessGroup | None = None,
     hosts: Sequence[Sequence[int]] | None = None,
+    rack: str = "",
     timeout_s: float = 300.0,
     start_timeout_s: float = 300.0,
     agreement_every: int = 100,
@@ -46,6 +47,7 @@ def start_run(
         plan: The first plan.
         group: See `pliant.relax`, as for all that follow.
         hosts: See there.
+        rack: See there.
         timeout_s: See there.
         start_timeout_s: See there.
         agreement_every: See there.
@@ -87,7 +89,9 @@ def start_run(
             broadcast_optimizer(relaxed.optimizer, comm, device)
         if relaxed.ddp is not None:
             install_hook(relaxed.ddp).report = report
-        run = FixedRun(relaxed, plan, comm=comm, hosts=hosts, agreement_every=agreement_every, nonfinite=nonfinite)
+        run = FixedRun(
+            relaxed, plan, comm=comm, hosts=hosts, rack=rack, agreement_every=agreement_every, nonfinite=nonfinite
+        )
         run.report_lost, run.connections = report, chosen
         if attach_to is not None:
             attach_to(run, own_comm)

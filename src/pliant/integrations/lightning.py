@@ -31,6 +31,7 @@ class PliantStrategy(DDPStrategy):
     Args:
         what: As for `pliant.relax`.
         hosts: As for `pliant.relax`.
+        rack: As for `pliant.relax`.
         timeout_s: As for `pliant.relax`.
         ddp: Options of Lightning's DDPStrategy, and of DistributedDataParallel.
 
@@ -41,11 +42,12 @@ class PliantStrategy(DDPStrategy):
         what: PlanLike | Auto,
         *,
         hosts: Sequence[Sequence[int]] | None = None,
+        rack: str = "",
         timeout_s: float = 300.0,
         **ddp: Any,
     ) -> None:
         super().__init__(**ddp)
-        self._what, self._hosts, self._timeout_s = what, hosts, timeout_s
+        self._what, self._hosts, self._rack, self._timeout_s = what, hosts, rack, timeout_s
         self.run: Run | None = None
         """The run, while the Trainer trains."""
         self._trainer: Any = None
@@ -65,6 +67,7 @@ class PliantStrategy(DDPStrategy):
             self.optimizers,
             self._what,
             hosts=self._hosts,
+            rack=self._rack,
             timeout_s=self._timeout_s,
             nonfinite="raise" if scaler is None else "propagate",
         )

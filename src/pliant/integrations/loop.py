@@ -57,6 +57,7 @@ class RelaxesLoop:
         what: PlanLike | Auto,
         *,
         hosts: Sequence[Sequence[int]] | None = None,
+        rack: str = "",
         timeout_s: float = 300.0,
         log_every: int = 10,
     ) -> Run:
@@ -68,6 +69,7 @@ class RelaxesLoop:
             optimizer: The optimizer that it has prepared or set up, or several.
             what: As for `pliant.relax`.
             hosts: As for `pliant.relax`.
+            rack: As for `pliant.relax`.
             timeout_s: As for `pliant.relax`.
             log_every: Steps of one row in the loggers; 0 for none.
 
@@ -76,7 +78,7 @@ class RelaxesLoop:
 
         """
         nonfinite = "raise" if self.scaler_of(framework) is None else "propagate"
-        run = relax_model(model, optimizer, what, hosts=hosts, timeout_s=timeout_s, nonfinite=nonfinite)
+        run = relax_model(model, optimizer, what, hosts=hosts, rack=rack, timeout_s=timeout_s, nonfinite=nonfinite)
         self.follow(framework, run, model)
         if log_every > 0 and (log := self.log_of(framework)) is not None:
             run.log_to(log, every=log_every)

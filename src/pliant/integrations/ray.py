@@ -26,6 +26,7 @@ def relax(
     what: PlanLike | Auto,
     *,
     hosts: Sequence[Sequence[int]] | None = None,
+    rack: str = "",
     timeout_s: float = 300.0,
     scaler: Any = None,
 ) -> Run:
@@ -40,6 +41,7 @@ def relax(
         optimizer: The optimizer, or several.
         what: As for `pliant.relax`.
         hosts: As for `pliant.relax`.
+        rack: As for `pliant.relax`.
         timeout_s: As for `pliant.relax`.
         scaler: The GradScaler that makes steps, if there is one.
 
@@ -48,7 +50,7 @@ def relax(
 
     """
     nonfinite = "raise" if scaler is None else "propagate"
-    run = relax_model(model, optimizer, what, hosts=hosts, timeout_s=timeout_s, nonfinite=nonfinite)
+    run = relax_model(model, optimizer, what, hosts=hosts, rack=rack, timeout_s=timeout_s, nonfinite=nonfinite)
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
             run.load_part(Path(folder) / "pliant", scaler=scaler)

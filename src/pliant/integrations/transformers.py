@@ -31,6 +31,7 @@ class PliantCallback(TrainerCallback):
         trainer: The Trainer of transformers.
         what: As for `pliant.relax`.
         hosts: As for `pliant.relax`.
+        rack: As for `pliant.relax`.
         timeout_s: As for `pliant.relax`.
 
     """
@@ -41,9 +42,11 @@ class PliantCallback(TrainerCallback):
         what: PlanLike | Auto,
         *,
         hosts: Sequence[Sequence[int]] | None = None,
+        rack: str = "",
         timeout_s: float = 300.0,
     ) -> None:
-        self.trainer, self._what, self._hosts, self._timeout_s = trainer, what, hosts, timeout_s
+        self.trainer, self._what, self._timeout_s = trainer, what, timeout_s
+        self._hosts, self._rack = hosts, rack
         self.run: Run | None = None
         """The run, while the Trainer trains."""
         self._meter: StepMeter | None = None
@@ -65,6 +68,7 @@ class PliantCallback(TrainerCallback):
             self.trainer.optimizer,
             self._what,
             hosts=self._hosts,
+            rack=self._rack,
             timeout_s=self._timeout_s,
             nonfinite="raise" if scaler is None else "propagate",
         )

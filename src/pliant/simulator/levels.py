@@ -7,8 +7,38 @@ import numpy as np
 
 from pliant.layouts.host_slices import parts_by_rank, slice_ranges
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, Ints, PointToPoint, Round, Together
+from pliant.spec import Host, Topology
+from pliant.spec.exchange import Level
 
-__all__ = ["rounds_inside", "side_by_side", "slice_numels"]
+__all__ = ["among_groups", "groups_of", "rounds_inside", "side_by_side", "slice_numels"]
+
+
+def groups_of(level: Level, topology: Topology) -> list[Ints]:
+    """Return the ranks of each host or rack, in the order of their first ranks.
+
+    Raises:
+        ValueError: The topology has no racks.
+
+    """
+    hosts = [np.array(topology.ranks_of(k)) for k in range(len(topology.hosts))]
+    if level == "host":
+        return hosts
+    if not topology.racks:
+        raise ValueError(
+            "the plan has a level of racks, but the topology has none; give it racks, as --racks and --uplink do."
+        )
+    rack_of = topology.rack_of()
+    return [
+        np.concatenate([ranks for ranks, its in zip(hosts, rack_of, strict=True) if its == rack])
+        for rack in dict.fromkeys(rack_of)
+    ]
+
+
+def among_groups(level: Level, topology: Topology) -> Topology:
+    """Return the topology of one rank of each host or rack."""
+    if level == "host":
+        return replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
+    return Topology(hosts=tuple(Host(name=topology.racks[rack].name) for rack in dict.fromkeys(topology.rack_of())))
 
 
 def slice_numels(numel: Floats, num_slices: int) -> Floats:

@@ -22,7 +22,7 @@ from pliant.simulator.layout import (
     owners_of,
     weight_parts,
 )
-from pliant.simulator.traffic import inside_hosts, num_turns, traffic_of
+from pliant.simulator.traffic import inside_groups, num_turns, traffic_of
 from pliant.spec import CodecSpec, Exchange, Sharded, SyncPlan, Workload
 
 __all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
@@ -218,9 +218,9 @@ def _time_exchanges(
     batch = batch_of(context.workload, groups, owners if node.has_owners else (), context.num_ranks)
     if context.num_ranks == 1:
         found = context.measure((), (), num)
-    elif stay:  # weights are exchanged between hosts, and gradients only inside
+    elif stay:  # weights are exchanged between hosts or racks, and gradients only inside
         num_bytes = batch.numel * (4 if node.works_in_float32 else batch.itemsize)
-        found = context.measure(inside_hosts(num_bytes, context.topology), (), num)
+        found = context.measure(inside_groups(num_bytes, node, context.topology), (), num)
     else:
         what = traffic_of(node, batch, context.topology, turn)
         found = context.measure(what.task, what.rest, num)

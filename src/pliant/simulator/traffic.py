@@ -8,7 +8,7 @@ import numpy as np
 
 from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
-from pliant.simulator.levels import rounds_inside, side_by_side, slice_numels
+from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -25,7 +25,9 @@ from pliant.spec import (
     After,
     AllGather,
     AllReduce,
+    BetweenGroups,
     BetweenHosts,
+    BetweenRacks,
     BlockSparse,
     CodedGossip,
     Combinator,
@@ -45,7 +47,7 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_hosts", "num_turns", "traffic_of"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "num_turns", "traffic_of"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
@@ -105,8 +107,8 @@ def _said(node: Moves, batch: BucketBatch, topology: Topology, turn: int) -> Exc
 
 def num_turns(node: Exchange, topology: Topology, size: int) -> int:
     """Return how many exchanges of `size` ranks differ, before they repeat."""
-    if isinstance(node, BetweenHosts):
-        return num_turns(node.inner, topology, len(topology.hosts))
+    if isinstance(node, BetweenGroups):
+        return num_turns(node.inner, topology, len(topology.racks if node.LEVEL == "rack" else topology.hosts))
     if isinstance(node, After):
         return num_turns(node.then, topology, size)
     if isinstance(node, Combinator):
@@ -120,9 +122,9 @@ def num_turns(node: Exchange, topology: Topology, size: int) -> int:
     return 1
 
 
-def inside_hosts(num_bytes: Floats, topology: Topology) -> list[Round]:
-    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each host."""
-    return _inside_groups(num_bytes, [tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))])
+def inside_groups(num_bytes: Floats, node: Exchange, topology: Topology) -> list[Round]:
+    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each of a node's innermost groups."""
+    return _inside_groups(num_bytes, [tuple(ranks.tolist()) for ranks in groups_of(node.levels[0], topology)])
 
 
 def _inside_groups(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Round]:
@@ -169,16 +171,15 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
     return ExchangeTraffic(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
 
 
-def _between_hosts(node: BetweenHosts, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    """Sum inside each host, exchange slices between hosts side by side, and gather; or, of weights, without the sum."""
-    hosts = [np.array(topology.ranks_of(k)) for k in range(len(topology.hosts))]
-    num_slices = min(map(len, hosts)) if node.inner.slices_freely else 1
-    up, down = rounds_inside(batch, hosts, num_slices)
-    flat = replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
+def _between_groups(node: BetweenGroups, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Sum inside each group, exchange slices between groups side by side, and gather; or, of weights, without sums."""
+    groups, among = groups_of(node.LEVEL, topology), among_groups(node.LEVEL, topology)
+    num_slices = min(map(len, groups)) if node.slices_freely else 1
+    up, down = rounds_inside(batch, groups, num_slices)
     found: list[ExchangeTraffic] = []
-    for place, numel in enumerate(slice_numels(batch.numel, num_slices) if len(hosts) > 1 else ()):
+    for place, numel in enumerate(slice_numels(batch.numel, num_slices) if len(groups) > 1 else ()):
         mine = batch if num_slices == 1 else replace(batch, numel=numel, shapes=())
-        between, ranks = _traffic_of(node.inner, mine, flat, turn), np.array([host[place] for host in hosts])
+        between, ranks = _traffic_of(node.inner, mine, among, turn), np.array([group[place] for group in groups])
         task, rest = (among_ranks(rounds, ranks, topology.num_ranks) for rounds in (between.task, between.rest))
         found.append(ExchangeTraffic(task=tuple(task), rest=tuple(rest)))
     task, rest = side_by_side([each.task for each in found]), side_by_side([each.rest for each in found])
@@ -252,7 +253,8 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     LocalSteps: _local_steps,
     Every: _inside,
     Delayed: _delayed,
-    BetweenHosts: _between_hosts,
+    BetweenHosts: _between_groups,
+    BetweenRacks: _between_groups,
     After: _after,
     Sharded: _sharded,
 }

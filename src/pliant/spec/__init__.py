@@ -1,7 +1,7 @@
 """Records only: frozen values that survive a round trip through JSON. No torch here."""
 
 from pliant.spec.codecs import CODECS, CodecFacts, CodecSpec
-from pliant.spec.combinators import After, BetweenHosts, Combinator, Delayed, Every
+from pliant.spec.combinators import After, Combinator, Delayed, Every
 from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.embedding import EmbeddingPlan, Table, TableLayout
 from pliant.spec.exchange import NODES, Exchange, Timing, text_of
@@ -15,6 +15,7 @@ from pliant.spec.gradients import (
     ScatterGather,
 )
 from pliant.spec.graph import Graph
+from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
@@ -35,7 +36,9 @@ __all__ = [
     "Agreement",
     "AllGather",
     "AllReduce",
+    "BetweenGroups",
     "BetweenHosts",
+    "BetweenRacks",
     "BlockSparse",
     "CodecFacts",
     "CodecSpec",

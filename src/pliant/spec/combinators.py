@@ -1,15 +1,14 @@
-"""Nodes around other nodes: every n-th step, a step late, after a warm-up, between hosts. Nesting is meaning."""
+"""Nodes around other nodes: every n-th step, a step late, after a warm-up. Nesting is meaning."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require
-from pliant.spec.gradients import BlockSparse
 from pliant.spec.ranges import Count, Quantity
 from pliant.spec.target import Target
 
-__all__ = ["After", "BetweenHosts", "Combinator", "Delayed", "Every"]
+__all__ = ["After", "Combinator", "Delayed", "Every"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,37 +146,6 @@ class Delayed(Combinator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BetweenHosts(Combinator):
-    """Exact sums inside each host, the node inside between hosts."""
-
-    made_by: ClassVar[str] = "executors.between_hosts:BetweenHostsExecutor"
-    ONCE: ClassVar[str] = "but there are two levels only: hosts, and the network between them"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        scheduled = any(isinstance(n, BlockSparse) and n.selection.topology is not None for n in self.inner.walk())
-        require(
-            not scheduled,
-            "BetweenHosts",
-            "inner must have no topology, which is of all ranks, while only hosts exchange; leave one of the two out.",
-        )
-        require(
-            not self.inner.meets_in_pairs,
-            "BetweenHosts",
-            f"inner must not meet in pairs at a free pace, got {type(self.inner.core).__name__}, since the ranks of a "
-            "host make the same steps; use pace='lockstep', or async_average, or leave BetweenHosts out.",
-        )
-
-    @property
-    def needs_hosts(self) -> bool:
-        return True
-
-    @property
-    def averages_in_host(self) -> bool:
-        return self.exchanges_weights
-
-
-@dataclass(frozen=True, kw_only=True)
 class After(Exchange):
     """A warm-up with gradients, and another exchange from a step on."""
 
@@ -209,6 +177,12 @@ class After(Exchange):
             require(
                 node.ratio_target is None, "After", f"{name} must have no target, which holds from the first step on."
             )
+        require(
+            not (self.first.levels and self.then.levels) or self.first.levels == self.then.levels,
+            "After",
+            f"first and then must have the same levels, or one of them none, got {' and '.join(self.first.levels)} first "
+            f"and {' and '.join(self.then.levels)} then; put After inside what both have.",
+        )
         require(
             not self.first.exchanges_weights,
             "After",

@@ -15,6 +15,7 @@ __all__ = [
     "Exchange",
     "Feedback",
     "Kind",
+    "Level",
     "Pace",
     "Timing",
     "default_of",
@@ -28,6 +29,8 @@ Kind = Literal["gradients", "momentum", "weights"]
 """Gradients and momenta travel before the optimizer's step, weights (or how far they have come) between steps."""
 Feedback = Literal["none", "worker", "both", "difference"]
 """Who keeps what a codec loses: nobody, the worker, the owner of a chunk as well; or differences travel."""
+Level = Literal["host", "rack"]
+"""Group of ranks with faster links inside than to others: a host, or a rack of hosts."""
 Pace = Literal["lockstep", "free"]
 """Whether all ranks exchange at the same steps, or whenever the network is free, each at the step it is in."""
 
@@ -67,7 +70,8 @@ class Exchange:
     with the node and the executors of its children."""
 
     def __init_subclass__(cls) -> None:
-        NODES[cls.__name__] = cls
+        if cls.made_by:  # else it is a base of nodes
+            NODES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         """Check the ranges of the fields; a node that has rules about several fields adds them."""
@@ -198,13 +202,13 @@ class Exchange:
         return getattr(self, "schedule", "ring") == "auto" or any(child.needs_links for child in self.children)
 
     @property
-    def needs_hosts(self) -> bool:
-        """Whether it must know which ranks share a host."""
-        return any(child.needs_hosts for child in self.children)
+    def levels(self) -> tuple[Level, ...]:
+        """Levels that it must know, from the inside out: groups of ranks, groups of those; none if all are alike."""
+        return next((child.levels for child in self.children if child.levels), ())
 
     @property
     def averages_in_host(self) -> bool:
-        """Whether gradients are averaged inside each host in every step, while hosts exchange weights."""
+        """Whether gradients are averaged inside each host or rack in every step, while those exchange weights."""
         return False
 
     def leaves_gradients(self, step: int) -> bool:

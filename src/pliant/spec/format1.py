@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.combinators import After, BetweenHosts, Delayed, Every
+from pliant.spec.combinators import After, Delayed, Every
 from pliant.spec.exchange import Exchange
 from pliant.spec.gradients import (
     AllGather,
@@ -17,6 +17,7 @@ from pliant.spec.gradients import (
     ScatterGather,
 )
 from pliant.spec.graph import Graph
+from pliant.spec.levels import BetweenHosts
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plain import default_of

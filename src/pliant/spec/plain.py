@@ -80,9 +80,8 @@ def _node(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[str, 
     name = value.get("type")
     if isinstance(name, str) and name not in NODES:
         importlib.import_module(_REGISTRY)
-    if not isinstance(name, str) or name not in NODES or name == "Combinator":
-        there = ", ".join(n for n in NODES if n != "Combinator")
-        raise ValueError(f"{where} has the type {shorten(name)}, which no node has; there are {there}.")
+    if not isinstance(name, str) or name not in NODES:
+        raise ValueError(f"{where} has the type {shorten(name)}, which no node has; there are {', '.join(NODES)}.")
     _demand(issubclass(NODES[name], kind), where, f"of type {kind.__name__}", name)
     return NODES[name], {k: v for k, v in value.items() if k != "type"}
 

@@ -1,7 +1,7 @@
-"""Exact inside a host, relaxed between hosts."""
+"""Exact inside a host or a rack, relaxed between them."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -10,9 +10,9 @@ from pliant.buckets import Bucket
 from pliant.collectives.hierarchical import HierarchicalAverage
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm, levels_of
-from pliant.spec import BetweenHosts
+from pliant.spec import BetweenGroups
 
-__all__ = ["BetweenHostsExecutor"]
+__all__ = ["BetweenGroupsExecutor"]
 
 
 @dataclass(kw_only=True)
@@ -28,8 +28,8 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
-class BetweenHostsExecutor:
-    """Sum inside each host, let ranks of the same place on all hosts run the algorithm, gather inside.
+class BetweenGroupsExecutor:
+    """Sum inside each host (or rack), let ranks of the same place on all hosts run the algorithm, gather inside.
 
     A bucket is cut into as many slices as the smallest host has ranks, and the k-th rank of each host exchanges slice k
     with those of the other hosts, so that every rank's link works. Where the inner node does not allow slices, the
@@ -40,10 +40,13 @@ class BetweenHostsExecutor:
     and the first of them exchanges the host's weights.
     """
 
-    prefix: ClassVar[str] = "host/"
-    """Prefix of slots of ranks that exchange with other hosts; of slices, the rank's place and their number follow."""
-    node: BetweenHosts
+    node: BetweenGroups
     inner: Algorithm
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of slots of ranks that exchange with other hosts; of slices, the rank's place and their number follow."""
+        return f"{self.node.LEVEL}/"
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The inner algorithm's slots on ranks that exchange with other hosts, under a prefix."""

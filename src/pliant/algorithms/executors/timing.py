@@ -196,4 +196,4 @@ class AfterExecutor:
 
 def _comm_under(comm: Comm, node: Exchange) -> Comm:
     """Return the comm of a node: all ranks where only the other stage needs hosts."""
-    return comm.flat if isinstance(comm, HierarchicalComm) and not node.needs_hosts else comm
+    return comm.flat if isinstance(comm, HierarchicalComm) and not node.levels else comm
