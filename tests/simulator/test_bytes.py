@@ -51,7 +51,7 @@ def workload_of(module: nn.Module) -> Workload:
 
 
 def sent_by_engine(name: str, algorithm, period: int, hosts=HOSTS, racks="") -> list[float]:
-    """Return the bytes that each rank sends in one period of the plan, after a warm-up; racks by hosts, a letter each."""
+    """Return the bytes that each rank sends in one period of the plan, after a warm-up; racks have a letter a host."""
     rack_of = {rank: rack for ranks, rack in zip(hosts, racks, strict=False) for rank in ranks}
 
     def be(place):

@@ -114,7 +114,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("combinators", "every", example="every(2, qsgd)"),
         **_rows("combinators", "after", example="after(100, bf16, then=onebit)"),
         **_rows("combinators", "between_hosts", example="between_hosts(int4)"),
-        **_rows("combinators", "between_racks", example="between_hosts(between_racks(int4))"),
+        **_rows("combinators", "between_racks", example="between_racks(int4)"),
         **_rows("combinators", "with_target", aliases=("dynamic",), example="with_target(tasc, exposed_share=0.1)"),
     }
 )

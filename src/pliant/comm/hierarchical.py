@@ -63,6 +63,8 @@ class HierarchicalComm(WrappedComm):
         self.inner.close()
         if self.outer is not None:
             self.outer.close()
+        if isinstance(self.outer, HierarchicalComm):  # nobody else has it
+            self.outer.flat.close()
 
 
 def levels_of(comm: Comm) -> HierarchicalComm:

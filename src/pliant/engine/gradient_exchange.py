@@ -200,7 +200,7 @@ class GradientExchange:
         self.findings.judge(bucket, part.bucket.flat[:1] if exact else part.bucket.flat, place)
 
     def _run_sparse(self, bucket: BucketLayout, gradient: Tensor, bad: int, step: int) -> None:
-        """Average a sparse gradient exactly, in place: over all ranks, or, where weights are exchanged, in the host or rack."""
+        """Average a sparse gradient exactly, in place: over all ranks, or, with weights, in the host or rack."""
         node, comm = bucket.nodes[0], self._comms.all
         if node.averages_in_host and step >= node.timing.until_step:
             comm = self._comms.with_levels(node).inner

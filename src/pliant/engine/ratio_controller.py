@@ -39,7 +39,7 @@ class RatioController(Part):
     The exposed time that counts is that of the rank that waits least: the others have waited for a rank, not for the
     network. For bytes, selection and steps the largest counts.
 
-    Where hosts are summed first, the ratio is that between hosts (or racks); links inside hosts have a fit of their own.
+    Where hosts are summed first, the ratio is that between hosts (or racks); links inside hosts have their own fit.
 
     Args:
         target: Target to meet.

@@ -180,8 +180,9 @@ class After(Exchange):
         require(
             not (self.first.levels and self.then.levels) or self.first.levels == self.then.levels,
             "After",
-            f"first and then must have the same levels, or one of them none, got {' and '.join(self.first.levels)} first "
-            f"and {' and '.join(self.then.levels)} then; put After inside what both have.",
+            "first and then must have the same levels, or one of them none, got "
+            f"{' and '.join(self.first.levels)} first and {' and '.join(self.then.levels)} then; put After inside what "
+            "both have.",
         )
         require(
             not self.first.exchanges_weights,

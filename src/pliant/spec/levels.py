@@ -51,7 +51,7 @@ class BetweenHosts(BetweenGroups):
     """Exact sums inside each host, the node inside between hosts; BetweenRacks inside makes a level of racks."""
 
     made_by: ClassVar[str] = "executors.between_hosts:BetweenGroupsExecutor"
-    ONCE: ClassVar[str] = "but hosts are one level; above it there are racks, as in BetweenHosts(inner=BetweenRacks(...))"
+    ONCE: ClassVar[str] = "but hosts are one level; above it are racks, as in BetweenHosts(inner=BetweenRacks(...))"
     LEVEL: ClassVar[Level] = "host"
 
     def __post_init__(self) -> None:
@@ -83,6 +83,6 @@ class BetweenRacks(BetweenGroups):
         require(
             not self.inner.needs_links,
             "BetweenRacks",
-            "inner must not have schedule='auto', since links are measured between hosts only; leave it 'ring', or give "
-            "a schedule for as many ranks as there are racks.",
+            "inner must not have schedule='auto', since links are measured between hosts only; leave it 'ring', or "
+            "give a schedule for as many ranks as there are racks.",
         )

@@ -45,7 +45,7 @@ class BetweenGroupsExecutor:
 
     @property
     def prefix(self) -> str:
-        """Prefix of slots of ranks that exchange with other hosts; of slices, the rank's place and their number follow."""
+        """Prefix of slots of ranks that exchange with other hosts; of slices, place and number of slices follow."""
         return f"{self.node.LEVEL}/"
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
