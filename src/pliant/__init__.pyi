@@ -50,6 +50,7 @@ from .spec import (
 from .algorithms.combinators import (
     after as after,
     between_hosts as between_hosts,
+    between_racks as between_racks,
     delayed as delayed,
     every as every,
     with_target as with_target,

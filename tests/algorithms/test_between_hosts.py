@@ -46,7 +46,9 @@ def test_racks_are_the_outer_level(make, sentence):
 
 def test_levels_are_read_from_the_inside_out():
     three = pliant.between_hosts(pliant.between_racks(INT4))
-    assert three.levels == pliant.every(2, three).levels == pliant.local_sgd(2, averaging=three).levels == ("host", "rack")
+    assert (
+        three.levels == pliant.every(2, three).levels == pliant.local_sgd(2, averaging=three).levels == ("host", "rack")
+    )
     assert pliant.between_racks(LOCAL).levels == ("rack",)
     assert pliant.after(2, three, then=pliant.onebit()).levels == ("host", "rack")
     assert pliant.allreduce().levels == ()

@@ -162,7 +162,9 @@ def test_three_levels_are_the_true_mean_over_ranks(shape, name):
 
 
 @pytest.mark.parametrize("shape", ["equal", "unequal racks"])
-@pytest.mark.parametrize("name", ["hosts(racks(onebit))", "hosts(racks(powersgd))", "every(hosts(racks))", "racks(onebit)"])
+@pytest.mark.parametrize(
+    "name", ["hosts(racks(onebit))", "hosts(racks(powersgd))", "every(hosts(racks))", "racks(onebit)"]
+)
 def test_nothing_is_lost_on_three_levels_and_a_checkpoint_goes_on(name, shape, tmp_path):
     """Sums of what was applied, with what the switch pays, are those of mean gradients; weights go on to the bit."""
     what = {

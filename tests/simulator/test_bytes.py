@@ -112,7 +112,7 @@ def test_bytes_over_levels_are_those_of_the_engine(name):
 def test_a_level_of_racks_needs_racks():
     hosts = (Host(name="a"), Host(name="b"))
     with pytest.raises(ValueError, match="a level of racks, but the topology has none; give it racks, as --racks"):
-        simulate(plan_of(p.between_racks("int4")), workload_of(model()), Topology(hosts=hosts))
+        simulate(plan_of(p.between_racks(p.int4())), workload_of(model()), Topology(hosts=hosts))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)

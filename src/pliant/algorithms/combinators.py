@@ -4,7 +4,19 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pliant.algorithms.inputs import AlgorithmLike, node_of
-from pliant.spec import After, AllGather, AllReduce, BetweenGroups, BetweenHosts, BetweenRacks, BlockSparse, Delayed, Every, Exchange, Target
+from pliant.spec import (
+    After,
+    AllGather,
+    AllReduce,
+    BetweenGroups,
+    BetweenHosts,
+    BetweenRacks,
+    BlockSparse,
+    Delayed,
+    Every,
+    Exchange,
+    Target,
+)
 
 __all__ = ["after", "between_hosts", "between_racks", "delayed", "every", "with_target"]
 

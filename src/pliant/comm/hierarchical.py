@@ -74,9 +74,7 @@ def levels_of(comm: Comm) -> HierarchicalComm:
     return comm
 
 
-def hierarchical_comm(
-    comm: Comm, hosts: Sequence[Sequence[int]], *above: Sequence[Sequence[int]]
-) -> HierarchicalComm:
+def hierarchical_comm(comm: Comm, hosts: Sequence[Sequence[int]], *above: Sequence[Sequence[int]]) -> HierarchicalComm:
     """Return the comm of levels over `comm`. Collective.
 
     Args:
