@@ -11,7 +11,7 @@ import pliant as p
 from pliant.netmodel import BucketBatch, DenseExchange, Links, PointToPoint
 from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
 from pliant.simulator.collective_rounds import average, ring, tree
-from pliant.simulator.traffic import inside_hosts, traffic_of
+from pliant.simulator.traffic import inside_groups, traffic_of
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
 
@@ -102,7 +102,7 @@ def test_every_byte_that_is_sent_is_received(name, topology, turn):
     shapes = (((300, 1000),), ((1234,),), ((7,),))
     batch = BucketBatch(numel=numel, itemsize=np.full(3, 4.0), shapes=shapes, held=owners, num_held=owners > 0)
     what = traffic_of(PLANS[name].rules[0].exchange, batch, topology, turn)
-    for each in (*what.task, *what.rest, *inside_hosts(numel, topology)):
+    for each in (*what.task, *what.rest, *inside_groups(numel, p.between_hosts(p.gossip()), topology)):
         assert each.sent(size).sum(1) == pytest.approx(each.received(size).sum(1), abs=size)
 
 

@@ -61,14 +61,8 @@ def start_run(
     asked = choice_of(connections)
     if elastic is not None:
         require_one_connection(connections)
-        relaxed.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
-        claim(relaxed)
-        try:
-            limits = {"timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
-            return start_elastic(relaxed, plan, elastic, group=group, nonfinite=nonfinite, **limits)
-        except BaseException:
-            release(relaxed)
-            raise
+        limits_s = timeout_s, start_timeout_s
+        return _start_elastic(relaxed, plan, elastic, group=group, nonfinite=nonfinite, limits_s=limits_s)
     device = next(iter(relaxed.parameters.values())).device
     relaxed.group = cast(ProcessGroup, group or dist.group.WORLD if relaxed.ddp is None else relaxed.ddp.process_group)
     plan = relaxed.resolve(plan)
@@ -105,3 +99,31 @@ def start_run(
             abort_start(comm)
         raise
     return run
+
+
+def _start_elastic(
+    relaxed: RelaxedModel,
+    plan: SyncPlan,
+    elastic: Elastic,
+    *,
+    group: ProcessGroup | None,
+    nonfinite: NonFinite,
+    limits_s: tuple[float, float],
+) -> Run:
+    """Start an elastic run; the limits are those of a communication and of the start."""
+    relaxed.require_whole("an elastic run goes on with any of its ranks", "leave elastic= out")
+    claim(relaxed)
+    try:
+        timeout_s, start_timeout_s = limits_s
+        return start_elastic(
+            relaxed,
+            plan,
+            elastic,
+            group=group,
+            nonfinite=nonfinite,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+        )
+    except BaseException:
+        release(relaxed)
+        raise
