@@ -91,7 +91,7 @@ GIVEN = {
 }
 """Settings under which a row of the registry shows on a small model, or others than its own."""
 ELSEWHERE = {"between_hosts", "between_racks", "with_target", "sharded"}
-"""Rows that need more than a DDP model: hosts, racks (engine/test_racks.py), or shards (tests/sharded)."""
+"""Rows that need more than a DDP model: hosts, racks (engine/test_rack_levels.py), or shards (tests/sharded)."""
 ROWS = {n: p.parse(row.example or n) for n, row in REGISTRY.items() if n not in ELSEWHERE} | GIVEN
 ALGORITHMS = {name: node for name, node in ROWS.items() if not node.weights_may_diverge}
 """Algorithms that leave all ranks equal after each step; `optimizer_for` gives the optimizer that each needs."""

@@ -97,7 +97,7 @@ FIRST = {
     for name, kind in NODES.items()
     if kind is not Custom  # its name and settings choose a builder: tests/engine/test_custom.py
     and kind is not Sharded  # a DDP model has no shards: tests/sharded
-    and kind is not BetweenRacks  # ranks must name their racks: tests/engine/test_racks.py
+    and kind is not BetweenRacks  # ranks must name their racks: tests/engine/test_rack_levels.py
 }
 """Type of node -> a row that has one."""
 AT_A_FREE_PACE = {"Gossip": "gossip-free", "CodedGossip": "choco-free"}
