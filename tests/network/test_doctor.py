@@ -19,7 +19,7 @@ from pliant.netmodel import Overheads
 from pliant.network.connections import ConnectionRates, measure_by_connections
 from pliant.network.parallel_streams import settled_throughput
 from pliant.network.rank_facts import clock_offsets, local_facts
-from pliant.spec import Host, Link, Topology
+from pliant.spec import Host, Link, Topology, from_json, save
 
 PLIANT = [sys.executable, "-m", "pliant"]
 
@@ -181,3 +181,35 @@ def test_on_emulated_hosts_it_finds_their_rate_and_what_several_connections_brin
     if narrow:
         assert any("One connection does not fill" in line for line in found["findings"])
     assert found["verdict"]
+
+
+def one_way(topology: Topology, source: int, target: int) -> tuple[float, float]:
+    """Return the rate in bytes/s and the delay in s from one host to another."""
+    here, there = topology.hosts[source], topology.hosts[target]
+    rate = min(here.send_bytes_per_s, there.receive_bytes_per_s)
+    for link in topology.links:
+        if (link.source, link.target) == (here.name, there.name):
+            return min(rate, link.bytes_per_s), link.latency_s
+    return rate, there.delay_s
+
+
+@pytest.mark.netns
+@pytest.mark.idle
+@pytest.mark.extended
+@pytest.mark.usefixtures("emulating")
+def test_rates_and_round_trips_of_uneven_pairs_are_those_that_were_asked_for(tmp_path):
+    slow = cluster(40, 0.008).hosts[2]
+    uneven = cluster(80, 0.002, [Link(source="a", target="b", bytes_per_s=2.5e6, latency_s=0.01)])
+    uneven = replace(uneven, hosts=(*uneven.hosts[:2], slow))
+    save(uneven, tmp_path / "topology.json")
+    emulate = [*PLIANT, "emulate", "--topology", str(tmp_path / "topology.json"), "--no-check", "--"]
+    command = [*emulate, *PLIANT, "doctor", "--budget", "20s", "--json", str(tmp_path / "doctor.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = from_json(Topology, json.dumps(json.loads((tmp_path / "doctor.json").read_text())["topology"]))
+    for i, j in itertools.permutations(range(3), 2):
+        (rate, there_s), (_, back_s) = one_way(uneven, i, j), one_way(uneven, j, i)
+        (found_rate, found_there_s), (_, found_back_s) = one_way(found, i, j), one_way(found, j, i)
+        assert found_rate == pytest.approx(rate, rel=0.1), (i, j)
+        # A loaded machine answers late: 2 ms of it count for nothing.
+        assert found_there_s + found_back_s == pytest.approx(there_s + back_s, rel=0.1, abs=0.002), (i, j)

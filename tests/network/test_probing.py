@@ -179,3 +179,15 @@ def test_what_the_machine_can_do():
     assert found.loopback_bytes_per_s == machine.loopback_bytes_per_s
     assert found.add_s["topk"] == machine.decode_s_per_element["topk"]
     assert from_json(Machine, to_json(machine)) == machine
+
+
+def test_a_short_budget_is_met_with_shorter_vectors(monkeypatch):
+    coded, encode = set(), c.MinMax8.encode
+    monkeypatch.setattr(c.MinMax8, "encode", lambda codec, x, *rest: (coded.add(x.numel()), encode(codec, x, *rest))[1])
+    for budget_s, numel in ((0.2, 1 << 20), (0.004, 1 << 17)):
+        coded.clear()
+        codecs = [c.MinMax8()]
+        found = pliant.run_world(2, lambda p, s=budget_s, own=codecs: measure_machine(p.comm, codecs=own, budget_s=s))
+        assert coded == {numel}
+        assert found[0] == found[1]
+        assert 1e-12 < found[0].encode_s_per_element["minmax8"] < 1e-5

@@ -2,7 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 from torch import nn
@@ -25,12 +26,23 @@ def wrapped_models(optimizers: Sequence[Optimizer]) -> list[nn.Module]:
     They are looked for among all objects of the process, once: so neither torch nor the script is changed. A sharded
     model counts by its outermost module, which is known after a forward pass.
     """
-    sharded: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    sharded: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    bases = [DistributedDataParallel] if sharded is None else [DistributedDataParallel, sharded]
+    kinds = {id(kind) for base in bases for kind in _subclasses(base)}
     stepped = parameters_of(optimizers)
-    found: list[nn.Module] = []
-    for each in gc.get_objects():
-        kind = type(each)  # not isinstance: some objects answer it by doing something
-        is_model = issubclass(kind, DistributedDataParallel) or (issubclass(kind, sharded) and is_sharded_root(each))
-        if is_model and not stepped.isdisjoint(id(p) for p in each.parameters()):
-            found.append(each)
-    return found
+    # By their types, not by isinstance: some objects answer it by doing something. There may be a million of them.
+    objects = gc.get_objects()
+    models: list[Any] = [*compress(objects, map(kinds.__contains__, map(id, map(type, objects))))]
+    return [
+        each
+        for each in models
+        if (isinstance(each, DistributedDataParallel) or is_sharded_root(each))
+        and not stepped.isdisjoint(id(p) for p in each.parameters())
+    ]
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    """Yield a class and all that are derived from it."""
+    yield base
+    for kind in type.__subclasses__(base):
+        yield from _subclasses(kind)

@@ -22,7 +22,12 @@ from pliant.spec.codecs import CODECS
 
 __all__ = ["measure_machine"]
 
-_NUMEL = 1 << 20  # 4 MB of float32: more than a core's own cache
+_MOST_NUMEL, _LEAST_NUMEL = 1 << 20, 1 << 17
+"""Elements of a vector: 4 MB of float32, more than a core's own cache; less where the budget is short."""
+_ELEMENT_S = 2e-9
+"""Time of an element that a figure is given, in each of its two runs at least; a slow codec takes more."""
+_ENOUGH_S, _TURNS = 0.2, 3
+"""Budget from which on messages are timed in more than one turn."""
 _NUM_VECTORS = 8  # taken in turn, as buckets are: a vector is no more in a cache that cores share when its turn comes
 
 
@@ -42,8 +47,9 @@ def measure_machine(
 
     Args:
         comm: Whose ranks measure; over Gloo.
-        codecs: What is timed, on vectors of 1,048,576 elements; each that Pliant has, with default settings, if None.
-        budget_s: Time for it all. Each figure is the mean of as many runs as fit, after one that does not count.
+        codecs: What is timed; each that Pliant has, with default settings, if None.
+        budget_s: Time for it all. Each figure is the mean of as many runs as fit, after one that does not count, on
+            vectors of 1,048,576 elements; of fewer, and from one turn, where that would take longer.
         device: Where gradients live.
         hosts: Ranks of each host, in order; as for `probe`.
 
@@ -64,22 +70,24 @@ def measure_machine(
         )
     start_s = time.perf_counter()
     per_cpu = max(1.0, comm.size / count_cpus(comm))
-    mine = _measure_codecs(chosen, budget_s, torch.device(device), comm)
-    if torch.device(device).type == "cpu":
+    on_cpu, each_s = torch.device(device).type == "cpu", budget_s / (2 + 2 * len(chosen))
+    numel = _numel_within(each_s) if on_cpu else _MOST_NUMEL
+    mine = _measure_codecs(chosen, numel, each_s, torch.device(device), comm)
+    if on_cpu:
         mine = [s / per_cpu for s in mine]
     mine += [
         loopback_bytes_per_s(comm, ranks_of_hosts(comm, hosts)[1]),
-        waited_message_s(comm, budget_s / 10) / per_cpu,
+        waited_message_s(comm, budget_s / 10, turns=_TURNS if budget_s >= _ENOUGH_S else 1) / per_cpu,
     ]
     table = torch.empty(comm.size * len(mine), dtype=torch.float64)
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
     typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
-    coding_s = [x / _NUMEL for x in typical[2:-2]]
+    coding_s = [x / numel for x in typical[2:-2]]
     travelling = [_sent_share(codec) for codec in chosen]
     found = Machine(
         name=socket.gethostname(),
-        add_bytes_per_s=4 * _NUMEL / typical[0],
-        memory_bytes_per_s=8 * _NUMEL / typical[1],
+        add_bytes_per_s=4 * numel / typical[0],
+        memory_bytes_per_s=8 * numel / typical[1],
         encode_s_per_element=dict(zip(names, coding_s[::2], strict=True)),
         decode_s_per_element={n: s / part for n, s, part in zip(names, coding_s[1::2], travelling, strict=True)},
         loopback_bytes_per_s=typical[-2],
@@ -99,12 +107,19 @@ def _sent_share(codec: Codec) -> float:
     return float(getattr(codec, "ratio", 1.0)) if sparse else 1.0
 
 
-def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.device, comm: Comm) -> list[float]:
+def _numel_within(each_s: float) -> int:
+    """Return the elements of a vector of which two runs fit into the time of a figure: a power of two."""
+    fitting = max(1, int(each_s / (2 * _ELEMENT_S)))
+    return min(_MOST_NUMEL, max(_LEAST_NUMEL, 1 << fitting.bit_length() - 1))
+
+
+def _measure_codecs(
+    codecs: Sequence[Codec], numel: int, each_s: float, device: torch.device, comm: Comm
+) -> list[float]:
     """Return seconds for an addition and a copy, and for each codec's encoding and decoding."""
-    x = torch.randn(_NUMEL, generator=torch.Generator().manual_seed(0)).to(device).repeat(_NUM_VECTORS, 1)
-    acc = torch.zeros_like(x).copy_(x)  # touched, (_NUM_VECTORS, _NUMEL)
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device).repeat(_NUM_VECTORS, 1)
+    acc = torch.zeros_like(x).copy_(x)  # touched, (_NUM_VECTORS, numel)
     turns = itertools.cycle(range(_NUM_VECTORS))
-    each_s = budget_s / (2 + 2 * len(codecs))
     window = partial(_time_at_once, limit_s=each_s, device=device, comm=comm)
 
     def add() -> None:
@@ -117,7 +132,7 @@ def _measure_codecs(codecs: Sequence[Codec], budget_s: float, device: torch.devi
 
     figures = [window(add), window(copy)]
     for codec in codecs:
-        payload = torch.empty(codec.nbytes(_NUMEL), dtype=torch.uint8, device=device)
+        payload = torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device)
 
         def encode(codec: Codec = codec, payload: Tensor = payload) -> None:
             codec.encode(x[next(turns)], payload, 1)

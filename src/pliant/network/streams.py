@@ -102,10 +102,10 @@ def gather_numbers(comm: Comm, mine: torch.Tensor) -> Matrix:
     return table.view(comm.size, -1).numpy()
 
 
-def message_s(comm: Comm) -> float:
+def message_s(comm: Comm, turns: int = 3) -> float:
     """Return the cost of one more small message for each rank, from the time of many over that of few. Collective.
 
-    All go round a ring, posted at once, so that neither delays nor rates have a part in it; the median of three.
+    All go round a ring, posted at once, so that neither delays nor rates have a part in it; the median of `turns`.
     """
     if comm.size == 1:
         return 0.0
@@ -113,7 +113,7 @@ def message_s(comm: Comm) -> float:
     few, many = 16, 144
     tokens = torch.zeros(2 * many, 8, dtype=torch.uint8)  # (messages, bytes)
     spent_s: list[float] = []
-    for _ in range(3):
+    for _ in range(turns):
         took_s: list[float] = []
         for count in (few, many):
             comm.barrier()
@@ -122,24 +122,24 @@ def message_s(comm: Comm) -> float:
             comm.exchange(sends, [(previous, tokens[many + k]) for k in range(count)]).wait()
             took_s.append(time.perf_counter() - start_s)
         spent_s.append((took_s[1] - took_s[0]) / (many - few))
-    return max(0.0, sorted(spent_s)[1])
+    return max(0.0, statistics.median(spent_s))
 
 
-def waited_message_s(comm: Comm, limit_s: float) -> float:
+def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
     """Return the cost of a message in rounds in which every rank waits for its own, as in exchanges. Collective.
 
     Ranks 2k and 2k + 1 swap 8 bytes, all pairs at once: a delay and two messages. The delay is half of the shortest
     round trip of the same pair, less the cost of one of many messages: so the probe has it. It is never below that
-    cost. The median of three times 16 rounds; a last rank without a peer has the cost of one of many.
+    cost. The median of `turns` of 16 rounds; a last rank without a peer has the cost of one of many.
     """
-    least_s, peer = message_s(comm), comm.rank ^ 1
+    least_s, peer = message_s(comm, turns), comm.rank ^ 1
     ours, theirs = torch.zeros(2, dtype=torch.float64)[:, None]
     if alone := peer >= comm.size:
         trip_s = 0.0
     elif trip_s := round_trip_s(comm, peer, limit_s):  # the lower rank's
         ours.fill_(trip_s)
     spent_s: list[float] = []
-    for _ in range(3):
+    for _ in range(turns):
         comm.barrier()
         start_s = time.perf_counter()
         for _ in range(0 if alone else _SWAPS):
