@@ -27,6 +27,7 @@ from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.gradient_exchange import GradientExchange
 from pliant.engine.owners import place_owners
 from pliant.engine.pair_partner import Partner
+from pliant.engine.places import Places
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
 
@@ -113,7 +114,7 @@ class StepRun:
         self.weights = None
         if node.exchanges_weights:
             [self.weights] = exchanges_between_steps(
-                self.store, comms, lambda: HOSTS, optimizer=optimizer, step=0, tracer=tracer
+                self.store, comms, Places(comm, CPU, HOSTS, ""), optimizer=optimizer, step=0, tracer=tracer
             )
             self.weights.reset_reference()
 

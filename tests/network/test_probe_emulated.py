@@ -27,9 +27,10 @@ def test_it_finds_what_was_asked_for(hosts, slow, rate, delay_ms, tmp_path):
     wanted = [rate * (0.25 if slow and k == 1 else 1.0) for k in range(hosts)]
     for host, mbit in zip(found.hosts, wanted, strict=True):
         for bytes_per_s in (host.send_bytes_per_s, host.receive_bytes_per_s):
-            # A busy machine makes less of a rate and more of a delay, and nothing beats what was asked for. How close
-            # the probe comes is held by laws on made-up arrivals; this bound still tells bits from bytes.
-            assert 0.15 * mbit < bytes_per_s * 8e-6 < 1.35 * mbit
+            # A busy machine makes less of a rate and more of a delay; packets that it holds up and lets go together
+            # make more of a rate. How close the probe comes is held by laws on made-up arrivals; these bounds still
+            # tell bits from bytes.
+            assert 0.15 * mbit < bytes_per_s * 8e-6 < 3 * mbit
         assert 0.7 * delay_ms - 4 < 1e3 * host.delay_s < 5 * delay_ms + 100
     if slow:
         rates = [host.send_bytes_per_s for host in found.hosts]

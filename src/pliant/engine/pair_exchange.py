@@ -107,7 +107,11 @@ class PairExchange(BetweenSteps):
             self._post()
             self._open()
         with describe_failure(f"meeting after step {step}"):
-            self._meetings.come()
+            try:
+                self._meetings.come()
+            except CommError as error:  # one that is silent; the others are told of it, not of this rank
+                self.fail(error, first=error.lost[0], is_told=True)
+                raise
             self.is_open = False
             self._comm.barrier()
         self._post()
