@@ -430,7 +430,9 @@ def test_a_run_with_a_secret_loses_a_rank_and_takes_it_back(secret):
     assert all(torch.equal(own, results[0]) for own in results)
 
 
-@pytest.mark.parametrize("part", ["weights and optimizer state", "outer state"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("weights and optimizer state", marks=pytest.mark.extended), "outer state"]
+)
 def test_weights_that_are_not_those_that_were_signed_are_not_loaded(part, monkeypatch):
     """Rank 0 vouches for what it holds, and something else comes."""
     vouch = ElasticGroup.vouch

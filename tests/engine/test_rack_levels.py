@@ -99,7 +99,7 @@ def test_three_levels_are_the_true_mean_over_ranks(shape, name):
         torch.testing.assert_close(found, wanted, rtol=1e-14 if exact else 1e-6, atol=0)
 
 
-@pytest.mark.parametrize("shape", ["equal", "unequal racks"])
+@pytest.mark.parametrize("shape", [pytest.param("equal", marks=pytest.mark.extended), "unequal racks"])
 @pytest.mark.parametrize(
     "name", ["hosts(racks(onebit))", "hosts(racks(powersgd))", "every(hosts(racks))", "racks(onebit)"]
 )
