@@ -128,7 +128,7 @@ class CodedGather(ShardGather):
         self.again(rows)
 
     def again(self, rows: Tensor) -> None:
-        vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
+        vector = self._shards.room(rows, torch.float32, self._scratch)
         self._coded.decode(vector)
         self._shards.unpack(vector, rows)
 

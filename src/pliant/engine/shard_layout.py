@@ -68,11 +68,15 @@ class PackedShards:
         """Return each rank's part of the vector, cut so that coding and the wire overlap."""
         return [pieces_of(CodedPiece(start=p.start, stop=p.stop), CHUNK_BYTES, granularity) for p in self.parts]
 
-    def pack(self, rows: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
-        """Return the vector of rows, (size, row_numel); it is the rows themselves where nothing is left out."""
+    def room(self, rows: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
+        """Return a vector for `unpack`, not filled; it is the rows, (size, row_numel), where nothing is left out."""
         if self._is_whole and rows.dtype == dtype:
             return rows.view(-1)
-        vector = scratch.take("packed", (self.numel,), dtype)
+        return scratch.take("packed", (self.numel,), dtype)
+
+    def pack(self, rows: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
+        """Return the vector of rows, (size, row_numel); it is the rows themselves where nothing is left out."""
+        vector = self.room(rows, dtype, scratch)
         for rank, row in enumerate(rows):
             self._pack_row(rank, row, vector[self.parts[rank]])
         return vector
@@ -93,13 +97,16 @@ class PackedShards:
     def _pack_row(self, rank: int, row: Tensor, part: Tensor) -> None:
         at = 0
         for start, stop in self._runs[rank]:
-            part[at : at + stop - start].copy_(row[start:stop])
+            _copy(row[start:stop], part[at : at + stop - start])
             at += stop - start
 
     def _unpack_row(self, rank: int, part: Tensor, row: Tensor) -> None:
         at = 0
         for start, stop in self._runs[rank]:
-            into, piece = row[start:stop], part[at : at + stop - start]
-            if not into.is_set_to(piece):
-                into.copy_(piece)
+            _copy(part[at : at + stop - start], row[start:stop])
             at += stop - start
+
+
+def _copy(source: Tensor, into: Tensor) -> None:
+    if not into.is_set_to(source):
+        into.copy_(source)
