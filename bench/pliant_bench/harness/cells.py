@@ -17,7 +17,7 @@ from pliant_bench.harness.setup import OPEN, Cell, Setup
 from pliant_bench.harness.stages import await_network
 from pliant_bench.harness.wire import busiest, formula_bytes
 
-__all__ = ["Turns", "computing_s", "measure_cells", "ready_arm"]
+__all__ = ["Turns", "computing_s", "measure_cells", "ready_arm", "take_turns"]
 
 _WARM_UP_STEPS = 3
 _ALONE_STEPS = 10
@@ -71,6 +71,12 @@ def computing_s(alone: Arm, learner: Learner) -> float:
 
 def _measure(cell: Cell, arms: Sequence[Arm], learner: Learner, setup: Setup, speed: RankSpeed) -> None:
     turns = [Turns(arm, learner, speed) for arm in arms]
+    took_s = take_turns(turns, setup)
+    emit("cell", {**_name_cell(cell), "took_s": took_s, "arms": {each.arm.name: each.found() for each in turns}})
+
+
+def take_turns(turns: "Sequence[Turns]", setup: Setup) -> float:
+    """Let arms take turns for as many rounds as the setup allows; return the seconds that they took. Collective."""
     start_s, elapsed_s = time.perf_counter(), 0.0
     for turn in range(setup.rounds):
         for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
@@ -78,7 +84,7 @@ def _measure(cell: Cell, arms: Sequence[Arm], learner: Learner, setup: Setup, sp
         (elapsed_s,) = busiest([time.perf_counter() - start_s])
         if elapsed_s * (turn + 2) / (turn + 1) > setup.cell_seconds:
             break
-    emit("cell", {**_name_cell(cell), "took_s": elapsed_s, "arms": {each.arm.name: each.found() for each in turns}})
+    return elapsed_s
 
 
 def _name_cell(cell: Cell) -> dict[str, str | float]:
