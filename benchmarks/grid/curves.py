@@ -64,7 +64,7 @@ def run_curves(job: Job) -> None:
         train(job, list(mine), rate, hosts)
 
 
-def run_free(job: Job, rate: float, kind: str = "free") -> None:
+def run_in_cells(job: Job, kind: str, rate: float) -> None:
     """Train in each cell, in one world of hosts, what is left there."""
     cells = {cell["cell"]: cell for cell in read("cell")}
     for name, mine in itertools.groupby(job.left(kind), key=lambda trial: trial["cell"]):
@@ -87,7 +87,7 @@ def main() -> None:
         parser.error("--free trains at the rate that the other curves have found; name their file with --curves.")
     job = Job(given.results, FREE_KINDS if given.free else KINDS, given.seconds, most=given.most)
     if given.free and not given.list:
-        run_free(job, best_rate(Job(given.curves, KINDS).lines.of_kind("rate")))
+        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")))
     elif not given.list:
         run_curves(job)
     print(job.text())

@@ -4,9 +4,10 @@
     python benchmarks/grid/steps.py --results benchmarks/results/grid_steps_2core_DATE.jsonl --list
 
 Needs an idle machine, and root. A world of hosts lives as long as its cell; its links are measured first. Each arm is
-made and warmed up while nothing limits the links, then they get the cell's rates, and it takes turns (`Turns` of
-`pliant bench --grid`): up to five, and no further one that would end after 15 s. Its line has the step time of each turn. An arm
-that fails gets a line with its last words, and the ranks start anew for the others; delete the line to try again.
+made and warmed up while nothing limits the links; then they get the cell's rates, and it takes turns (`Turns` of
+`pliant bench --grid`): up to five, and none after the first that would end after 15 s. Its line has the step time of
+each turn. An arm that fails gets a line with its last words, and the ranks start anew for the others; delete the line
+to try again. 16-bit DDP comes once more at the end of each cell, so that one sees a drift of the machine.
 """
 
 import itertools
