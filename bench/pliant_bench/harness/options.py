@@ -90,7 +90,7 @@ Batch = Annotated[
     int | None,
     typer.Option(help="Images (64; --demo: 32, --kill: 16) or lines of text (16) per rank and step."),
 ]
-Lr = Annotated[float, typer.Option(help="Largest learning rate of SGD, with --train; 0: the task's.")]
+Lr = Annotated[float, typer.Option(help="Largest learning rate, with --train; 0: the task's.")]
 BucketMb = Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")]
 Data = Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches, or with text files for lm.")]
 Demo = Annotated[bool, typer.Option("--demo", help="The main job: train with DDP and six algorithms, say who wins.")]

@@ -77,7 +77,7 @@ class Setup:
     num_points: int = 0
     """Losses of a rank, in kill mode."""
     lr: float = 0.0
-    """Largest learning rate of SGD in train mode; 0: the task's."""
+    """Largest learning rate in train mode, but of arms that bring Adam of their own; 0: the task's."""
     batch: int = 64
     """Images, or lines of text, per rank and step, in train mode."""
     bucket_mb: float = 25.0
