@@ -72,8 +72,10 @@ def test_the_gain_is_a_ratio_of_products_and_its_spread_covers_seeds_and_turns(l
         _step("c", "async_average", 9.0),
     ]
     steps.append(_step("c", "ddp-bf16", 5.0, number=1))  # a control, which does not count
+    steps += [_step("c", "allreduce", 2.0), _step("c", "post_local_sgd", 0.1)]
     lines = [_training("curve", "ddp-bf16", k, 100 + k, 0.88) for k in range(3)]
     lines += [_training("curve", "choco", k, 110, 0.878 + k / 1000) for k in range(3)]
+    lines += [_training("curve", "post_local_sgd", k, 110, 0.88) for k in range(3)]
     lines += [_training("curve", "late", 0, 110, 0.7)]
     curves = join.curves_of(lines)
     free = {"c": join.curves_of([_training("free", "async_average", k, 120, 0.87, cell="c") for k in range(3)])}
@@ -86,6 +88,7 @@ def test_the_gain_is_a_ratio_of_products_and_its_spread_covers_seeds_and_turns(l
     paced = found["c", "async_average"]  # its own time on this network, not a product
     assert (paced.to_target_s, paced.gain) == pytest.approx((12.0, 1.1 * 101 / 12.0))
     assert not paced.keeps
+    assert found["c", "post_local_sgd"].to_target_s == pytest.approx(70 * 2.0 + 40 * 0.1)  # exact for a fifth of 350
     assert curves["late"].mean_steps is None  # two seeds are missing
 
 
@@ -106,6 +109,8 @@ def test_page_and_tables_show_what_is_there(load, tmp_path, monkeypatch, capsys)
     steps = [{**_step("100mbit 50ms", arm, s, s), "links_wrong": []} for arm, s in _STEP_S.items()]
     steps.append({"kind": "step", "cell": "100mbit 50ms", "arm": "tasc", "number": 0, "error": "ValueError: no."})
     lines = [_training("curve", arm, k, 100, 0.88) for arm in ("ddp-bf16", "choco") for k in range(3)]
+    for each in (*steps, *lines):
+        each |= {"at": "2026-11-25 12:00:00 UTC", "load": 0.5, "commit": "abc"}
     files = {"steps": _write(tmp_path / "s.jsonl", steps), "curves": _write(tmp_path / "c.jsonl", lines)}
     written = {name: tmp_path / f"page.{name}" for name in ("md", "html", "json")}
     options = [text for name, path in {**files, **written}.items() for text in (f"--{name}", str(path))]
@@ -114,6 +119,7 @@ def test_page_and_tables_show_what_is_there(load, tmp_path, monkeypatch, capsys)
     text = written["md"].read_text()
     assert "| 100mbit 50ms | 100ms | 1s | 90% | - | 100.0 s | choco | 200ms | 20.0 s | 5.00 (5.00 to 5.00) |" in text
     assert "| 100mbit 50ms | tasc | ValueError: no. |" in text
+    assert "- free: `none`" in text
     assert text == capsys.readouterr().out.rstrip("\n") + "\n"
     assert written["html"].read_text().count('class="figure"') == 2
     (cell,) = json.loads(written["json"].read_text())["records"]

@@ -71,10 +71,9 @@ def run_in_cells(job: Job, kind: str, rate: float) -> None:
         if not job.has_time():
             return
         with emulate_cluster(topology_of(cells[name]), check=False) as cluster:
-            for fault in link_faults(cluster.check_links()):
-                print(f"{name}: {fault}", flush=True)
+            faults = link_faults(cluster.check_links())
             for _, trials in itertools.groupby(mine, key=lambda trial: trial["seed"]):
-                train(job, list(trials), rate, cluster, cells[name])
+                train(job, list(trials), rate, cluster, {**cells[name], "links_wrong": faults})
 
 
 def main() -> None:

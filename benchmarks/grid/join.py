@@ -10,12 +10,16 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from grid.trials import BASE, SEEDS
+from grid.trials import BASE, SEEDS, STEPS
 
 from pliant_bench.harness.metric import METRICS
+from pliant_bench.harness.names import warmup_steps_of
 
 Record = dict[str, Any]
 METRIC, TARGET = METRICS["images"], 0.85
+FIRST = {"post_local_sgd": "allreduce", "onebit_adam": "allreduce", "topk_dgc": "allreduce", "ddp-postlocal": "ddp"}
+"""Arms of two stages -> arm that steps as they do in the first. `topk_dgc` sends less and less, so at most that."""
+FIRST_STEPS = warmup_steps_of(STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +111,12 @@ def entries(
     """
     turns = {(r["cell"], r["arm"]): r["step_s"] for r in steps if "step_s" in r and r["number"] == 0}
     found: dict[tuple[str, str], Entry] = {}
+    base = curves.get(BASE)
     for (cell, arm), step_s in turns.items():
-        own, base = free.get(cell, {}).get(arm) or curves.get(arm), curves.get(BASE)
-        times, base_times = _times(step_s, own), _times(turns.get((cell, BASE), []), base)
+        own = free.get(cell, {}).get(arm) or curves.get(arm)
+        times = _times(step_s, own, turns.get((cell, FIRST.get(arm, arm)), []))
+        base_turns = turns.get((cell, BASE), [])
+        base_times = _times(base_turns, base, base_turns)
         found[cell, arm] = Entry(
             cell=cell,
             arm=arm,
@@ -123,13 +130,24 @@ def entries(
     return found
 
 
-def _times(turns_s: Sequence[float], curve: Curve | None) -> dict[int, list[float]]:
-    """Return seed -> times to the target, one for each turn; those measured on the network itself, if there are any."""
-    if curve is None or not curve.whole or not turns_s:
+def _times(turns_s: Sequence[float], curve: Curve | None, first_turns_s: Sequence[float]) -> dict[int, list[float]]:
+    """Return seed -> times to the target, one for each turn; those measured on the network itself, if there are any.
+
+    Args:
+        turns_s: Step times of the arm.
+        curve: Its trainings.
+        first_turns_s: Step times of the arm that it is like in its first stage; its own if it has one stage.
+
+    """
+    if curve is None or not curve.whole or not turns_s or not first_turns_s:
         return {}
     if curve.time_s:
         return {seed: [at] for seed, at in curve.time_s.items()}
-    return {seed: [turn_s * steps for turn_s in turns_s] for seed, steps in curve.steps.items()}
+    if first_turns_s is turns_s:
+        return {seed: [turn_s * steps for turn_s in turns_s] for seed, steps in curve.steps.items()}
+    first_s = statistics.median(first_turns_s)
+    stages = {seed: (min(steps, FIRST_STEPS), max(steps - FIRST_STEPS, 0.0)) for seed, steps in curve.steps.items()}
+    return {seed: [first_s * first + turn_s * rest for turn_s in turns_s] for seed, (first, rest) in stages.items()}
 
 
 def _mean(times: dict[int, list[float]]) -> float:

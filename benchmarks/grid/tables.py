@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from grid.join import METRIC, TARGET, Curve, Entry
+from grid.join import FIRST, FIRST_STEPS, METRIC, TARGET, Curve, Entry
 from grid.trials import ARMS, BASE
 
 from pliant.spec.units import format_time
@@ -46,7 +46,8 @@ def tables(found: Joined) -> Iterator[Table]:
     note = (
         f"Time of 16-bit DDP to {GOAL} over the arm's; in brackets least and most over paired seeds and all pairs of "
         f"turns. *: ends more than {METRIC.tolerance:g} points below 16-bit DDP. -: a seed does not reach the target, "
-        "or there is no line yet."
+        f"or there is no line yet. The first {FIRST_STEPS} steps of {', '.join(FIRST)} count as those of "
+        f"{', '.join(sorted(set(FIRST.values())))}."
     )
     rows = [[arm, *map(_gain, found.found(arm))] for arm in arms if arm != BASE]
     yield f"gain to {GOAL}", note, ["arm", *found.cells], [row for row in rows if set(row[1:]) != {"-"}]

@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.job import Job, Record
-from grid.trials import HOSTS
+from grid.trials import HOSTS, STEPS
 
 from pliant.network import EmulatedCluster
 from pliant_bench.data.fetch import find_images
@@ -16,7 +15,7 @@ from pliant_bench.harness.local import LocalHosts
 from pliant_bench.harness.session import run_workers
 from pliant_bench.harness.setup import Setup
 
-TARGET, STEPS, EVERY = 0.85, 350, 10
+TARGET, EVERY = 0.85, 10
 PER_WORLD = 6
 """Trainings of one start of the ranks, so that a time limit is met to some minutes."""
 
@@ -24,8 +23,19 @@ PER_WORLD = 6
 def train(
     job: Job, trials: Sequence[Record], lr: float, cluster: EmulatedCluster | LocalHosts, cell: Record | None = None
 ) -> None:
-    """Train the arms of trials of one seed and write their lines; one that fails gets a line and ends no other."""
-    left = list(trials)
+    """Train the arms of trials of one seed and write their lines; one that fails gets a line and ends no other.
+
+    Args:
+        job: To which the trials belong.
+        trials: What is to be trained.
+        lr: Largest learning rate.
+        cluster: Where.
+        cell: Cell that the cluster emulates, with what is wrong with its links as `links_wrong`; None on loopback.
+
+    """
+    left, about = list(trials), {"learning_rate": lr}
+    if cell is not None:
+        about["links_wrong"] = cell["links_wrong"]
     while left and job.has_time():
         some = left[: int(min(PER_WORLD, job.may))]
         setup = Setup(
@@ -43,10 +53,8 @@ def train(
         )
         begun = len(left)
 
-        def keep(records: list[dict[str, Any]], setup: Setup = setup) -> None:
-            record = records[-1]
-            assert record["arm"] == left[0]["arm"]
-            job.add(left.pop(0), {"learning_rate": setup.lr, **brief(record, timed=setup.emulated)})
+        def keep(records: list[Record]) -> None:
+            job.add(left.pop(0), {**about, **brief(records[-1], timed=cell is not None)})
 
         job.begin()
         try:
@@ -54,7 +62,7 @@ def train(
         except RuntimeError as error:
             if begun - len(left) == len(some):
                 raise  # after the last training, so no trial has failed
-            job.add(left.pop(0), {"learning_rate": lr, "error": str(error).strip().rpartition("\n")[2][:400]})
+            job.add(left.pop(0), {**about, "error": str(error).strip().rpartition("\n")[2][:400]})
 
 
 def brief(record: Record, *, timed: bool) -> Record:

@@ -24,6 +24,8 @@ SEED = 1
 LIST = Path(__file__).with_name(f"trials_seed{SEED}.jsonl")
 HOSTS = 4
 SEEDS = (0, 1, 2)
+STEPS = 350
+"""Length of a training."""
 BASE = "ddp-bf16"
 FREE = ("async_average", "bounded_staleness", "gossip(free=1)", "choco(free=1)")
 """Arms of which each rank goes at its own pace."""
