@@ -30,8 +30,8 @@ from pliant_bench.tables.winners import cell_rows, is_ours
 Record = dict[str, Any]
 INTRODUCTION = (
     "Steps were measured in each cell, steps to the target in trainings of three seeds, which do not depend on the "
-    "network; arms at a free pace were trained in each cell. All arms but those with Adam have the learning rate at "
-    "which 16-bit DDP needs the fewest steps."
+    "network; arms at a free pace were trained in each cell. All arms with SGD have the learning rate at which "
+    "16-bit DDP needs the fewest steps."
 )
 
 

@@ -64,7 +64,7 @@ def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: 
     """Start ranks, which measure arms until one fails or the time is over; return how many have a line now.
 
     Raises:
-        RuntimeError: The ranks failed after the last arm.
+        RuntimeError: The ranks failed before the first arm, or after the last.
 
     """
     setup = Setup(
@@ -76,14 +76,16 @@ def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: 
         cells=(Cell(model="cnn", rate=cell["cell"], delay="", slow_share=cell["slow_share"]),),
         emulated=True,
     )
-    left = list(trials)
+    left, stage = list(trials), -1
     with tempfile.TemporaryDirectory() as folder:
         save(setup, Path(folder) / "setup.json")
         network, progress = Network(cluster, Path(folder)), Progress(watched=True)
 
         def on_line(rank: int, line: str) -> None:
+            nonlocal stage
             said: dict[str, Any] = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {"kind": ""}
             if said["kind"] == "want":
+                stage = said["stage"]
                 network.answer(said)
             elif said["kind"] == "arm":
                 found = {name: value for name, value in said.items() if name not in ("kind", "arm")}
@@ -97,8 +99,8 @@ def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: 
     failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]
     if failed:
         words = progress.last_words(failed[0].rank)
-        if not left:
-            raise RuntimeError(f"rank {failed[0].rank} failed after the last arm:\n{words}")
+        if stage < 1 or not left:
+            raise RuntimeError(f"rank {failed[0].rank} failed, but no arm was measured then:\n{words}")
         job.add(left.pop(0), {"error": words.strip().rpartition("\n")[2][:400], "rank": failed[0].rank})
     return len(trials) - len(left)
 

@@ -19,6 +19,8 @@ Record = dict[str, Any]
 Table = tuple[str, str, list[str], list[list[str]]]
 """Title, note, head and cells."""
 GOAL = METRIC.goal(TARGET)
+OTHERS = ("onebit_adam", "decoupled_momentum")
+"""Arms of Pliant's that train by another rule than SGD, at a rate of their own: no gain of theirs is the network's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ def tables(found: Joined) -> Iterator[Table]:
     note = (
         f"Time of 16-bit DDP to {GOAL} over the arm's; in brackets least and most over paired seeds and all pairs of "
         f"turns. *: ends more than {METRIC.tolerance:g} points below 16-bit DDP. -: a seed does not reach the target, "
-        f"or there is no line yet. The first {FIRST_STEPS} steps of {', '.join(FIRST)} count as those of "
+        f"or there is no line yet. {', '.join(OTHERS)} and ddp-adam train by other rules than SGD. The first {FIRST_STEPS} steps of {', '.join(FIRST)} count as those of "
         f"{', '.join(sorted(set(FIRST.values())))}."
     )
     rows = [[arm, *map(_gain, found.found(arm))] for arm in arms if arm != BASE]
@@ -83,7 +85,7 @@ def _winners(found: Joined) -> Table:
         *("best arm", "its step", f"to {GOAL}", "gain"),
     ]
     note = (
-        f"Best: fastest to {GOAL} of Pliant's arms that end at most {METRIC.tolerance:g} points below 16-bit DDP. "
+        f"Best: fastest to {GOAL} of Pliant's arms with SGD that end at most {METRIC.tolerance:g} points below 16-bit DDP. "
         "Communication: the part of its step that is not computing. Again: its step at the end of the cell over the "
         "first. †: a link was more than a quarter off before the cell."
     )
@@ -93,7 +95,7 @@ def _winners(found: Joined) -> Table:
 def _winner(found: Joined, cell: str) -> list[str]:
     base, compute = (found.entries.get((cell, arm)) for arm in (BASE, "compute"))
     mine = [step for step in found.steps if step["cell"] == cell and "step_s" in step]
-    ours = [found.entries[key] for key in found.entries if key[0] == cell and is_ours(key[1])]
+    ours = [found.entries[key] for key in found.entries if key[0] == cell and is_ours(key[1]) and key[1] not in OTHERS]
     best = max((e for e in ours if e.keeps and e.gain), key=lambda e: e.gain or 0.0, default=None)
     again = [statistics.median(step["step_s"]) for step in mine if step["arm"] == BASE and step["number"] == 1]
     return [
