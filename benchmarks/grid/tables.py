@@ -48,7 +48,8 @@ def tables(found: Joined) -> Iterator[Table]:
     note = (
         f"Time of 16-bit DDP to {GOAL} over the arm's; in brackets least and most over paired seeds and all pairs of "
         f"turns. *: ends more than {METRIC.tolerance:g} points below 16-bit DDP. -: a seed does not reach the target, "
-        f"or there is no line yet. {', '.join(OTHERS)} and ddp-adam train by other rules than SGD. The first {FIRST_STEPS} steps of {', '.join(FIRST)} count as those of "
+        f"or there is no line yet. {', '.join(OTHERS)} and ddp-adam train by other rules than SGD. "
+        f"The first {FIRST_STEPS} steps of {', '.join(FIRST)} count as those of "
         f"{', '.join(sorted(set(FIRST.values())))}."
     )
     rows = [[arm, *map(_gain, found.found(arm))] for arm in arms if arm != BASE]
@@ -85,7 +86,8 @@ def _winners(found: Joined) -> Table:
         *("best arm", "its step", f"to {GOAL}", "gain"),
     ]
     note = (
-        f"Best: fastest to {GOAL} of Pliant's arms with SGD that end at most {METRIC.tolerance:g} points below 16-bit DDP. "
+        f"Best: fastest to {GOAL} of Pliant's arms with SGD that end at most {METRIC.tolerance:g} points "
+        "below 16-bit DDP. "
         "Communication: the part of its step that is not computing. Again: its step at the end of the cell over the "
         "first. †: a link was more than a quarter off before the cell."
     )
