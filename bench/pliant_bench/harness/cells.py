@@ -17,7 +17,7 @@ from pliant_bench.harness.setup import OPEN, Cell, Setup
 from pliant_bench.harness.stages import await_network
 from pliant_bench.harness.wire import busiest, formula_bytes
 
-__all__ = ["measure_cells"]
+__all__ = ["Turns", "computing_s", "measure_cells", "ready_arm", "take_turns"]
 
 _WARM_UP_STEPS = 3
 _ALONE_STEPS = 10
@@ -43,24 +43,40 @@ def _ready(model_name: str, learner: Learner, setup: Setup) -> tuple[list[Arm], 
     """Make and warm up all arms, while nothing limits the network; time a step of computing alone."""
     arms: list[Arm] = []
     for name in setup.arms:
-        # Algorithms warm up for a fifth of the training that they are told of.
-        arms.append(learner.arm(name, 0, 5 * _WARM_UP_STEPS))
-        for _ in range(_WARM_UP_STEPS + 1):
-            _step(arms[-1], learner, RankSpeed())
-        arms[-1].settle()
+        arms.append(ready_arm(name, learner))
         emit("note", {"text": f"{model_name}: {name} is ready"})
-    alone = next(arm for arm in arms if arm.name == "compute")
+    return arms, computing_s(next(arm for arm in arms if arm.name == "compute"), learner)
+
+
+def ready_arm(name: str, learner: Learner) -> Arm:
+    """Return a new arm that has warmed up, with nothing on its way. Collective."""
+    # Algorithms warm up for a fifth of the training that they are told of.
+    arm = learner.arm(name, 0, 5 * _WARM_UP_STEPS)
+    for _ in range(_WARM_UP_STEPS + 1):
+        _step(arm, learner, RankSpeed())
+    arm.settle()
+    return arm
+
+
+def computing_s(alone: Arm, learner: Learner) -> float:
+    """Time steps of the arm without communication; return the longest median of all ranks. Collective."""
     dist.barrier()
     took_s: list[float] = []
     for _ in range(_ALONE_STEPS):
         start_s = time.perf_counter()
         _step(alone, learner, RankSpeed())
         took_s.append(time.perf_counter() - start_s)
-    return arms, busiest([statistics.median(took_s)])[0]
+    return busiest([statistics.median(took_s)])[0]
 
 
 def _measure(cell: Cell, arms: Sequence[Arm], learner: Learner, setup: Setup, speed: RankSpeed) -> None:
-    turns = [_Turns(arm, learner, speed) for arm in arms]
+    turns = [Turns(arm, learner, speed) for arm in arms]
+    took_s = take_turns(turns, setup)
+    emit("cell", {**_name_cell(cell), "took_s": took_s, "arms": {each.arm.name: each.found() for each in turns}})
+
+
+def take_turns(turns: "Sequence[Turns]", setup: Setup) -> float:
+    """Let arms take turns for as many rounds as the setup allows; return the seconds that they took. Collective."""
     start_s, elapsed_s = time.perf_counter(), 0.0
     for turn in range(setup.rounds):
         for each in turns if turn % 2 == 0 else reversed(turns):  # A B B A: nobody profits from its place
@@ -68,15 +84,15 @@ def _measure(cell: Cell, arms: Sequence[Arm], learner: Learner, setup: Setup, sp
         (elapsed_s,) = busiest([time.perf_counter() - start_s])
         if elapsed_s * (turn + 2) / (turn + 1) > setup.cell_seconds:
             break
-    emit("cell", {**_name_cell(cell), "took_s": elapsed_s, "arms": {each.arm.name: each.found() for each in turns}})
+    return elapsed_s
 
 
 def _name_cell(cell: Cell) -> dict[str, str | float]:
     return {"model": cell.model, "rate": cell.rate, "delay": cell.delay, "slow_share": cell.slow_share}
 
 
-class _Turns:
-    """One arm's turns in one cell.
+class Turns:
+    """Turns of one arm in one cell.
 
     A turn is timed by each rank from the end of a step that is not counted to the end of its own last step, without a
     barrier in between. So as much is in flight at the start as at the end, and idle connections have started again.

@@ -8,6 +8,7 @@ import typer
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.cli.racks import RacksOption, UplinkOption, split_into_racks
+from pliant.cli.topology_file import read_topology_file
 from pliant.spec import Topology
 from pliant.spec.units import parse_rate
 from pliant_bench.harness import options
@@ -40,6 +41,7 @@ def bench(
     delay: options.Delay = "0ms",
     racks: RacksOption = 0,
     uplink: UplinkOption = "",
+    topology: options.TopologyName = "",
     local: options.Local = False,
     train: options.Train = False,
     task: options.Task = "images",
@@ -52,6 +54,7 @@ def bench(
     max_epochs: options.MaxEpochs = 0.0,
     max_seconds: options.MaxSeconds = 0.0,
     batch: options.Batch = None,
+    lr: options.Lr = 0.0,
     bucket_mb: options.BucketMb = 25.0,
     data: options.Data = "",
     demo: options.Demo = False,
@@ -71,11 +74,18 @@ def bench(
     rate, steps, batch, max_seconds = filled(rate, steps, batch, max_seconds, demo=demo)
     asked = (target_accuracy, target_perplexity, target_loss)
     mode = _mode(training=train or demo or any(each is not None for each in asked), grid=grid, kill=kill)
-    place = _place(context, mode, hosts, rate, delay, racks, uplink, local=local)
+    place = _place(context, mode, hosts, rate, delay, racks, uplink, topology, local=local)
     learned = _learned(context, task, model)
     names = _models(models, model, learned, mode)
     kept: dict[str, Any] = {"max_epochs": max_epochs, "max_seconds": max_seconds, "evaluate_every": evaluate_every}
-    kept |= {"cell_seconds": cell_seconds, "bucket_mb": bucket_mb, "data": data, "slow_share": slow_host, "own": model}
+    kept |= {
+        "cell_seconds": cell_seconds,
+        "bucket_mb": bucket_mb,
+        "data": data,
+        "slow_share": slow_host,
+        "own": model,
+        "lr": lr,
+    }
     setup = Setup(
         mode=mode,
         models=names,
@@ -108,16 +118,33 @@ class _Place:
 
 
 def _place(
-    context: typer.Context, mode: str, hosts: int, rate: str, delay: str, racks: int, uplink: str, *, local: bool
+    context: typer.Context,
+    mode: str,
+    hosts: int,
+    rate: str,
+    delay: str,
+    racks: int,
+    uplink: str,
+    named: str,
+    *,
+    local: bool,
 ) -> _Place:
     if size := size_of_torchrun():
         _refuse(
-            context, "hosts", "rate", "delay", "racks", "uplink", "local", because=f"torchrun has started {size} ranks"
+            context,
+            *("hosts", "rate", "delay", "racks", "uplink", "topology", "local"),
+            because=f"torchrun has started {size} ranks",
         )
         if mode in ("grid", "kill"):
             raise ValueError(f"--{mode} changes links or loses ranks, but those here are torchrun's; start it alone.")
         topology = topology_from_flags(size, "none", "0ms", [], 1, 0.0)
         return _Place(topology=topology, words=f"{size} ranks of torchrun", emulated=False, by_torchrun=True)
+    if named:
+        because = f"--topology {named} says what the hosts are like"
+        _refuse(
+            context, *("hosts", "rate", "delay", "racks", "uplink", "local", "grid", "kill", "demo"), because=because
+        )
+        return _Place(topology=read_topology_file(named), words=named, emulated=True)
     if (racks or uplink) and (local or mode in ("grid", "kill")):
         raise ValueError(
             "--racks and --uplink shape emulated hosts on one network, but --local, --grid and --kill do not."

@@ -73,7 +73,7 @@ class NetworkController:
     """Where the ranks look for answers."""
     progress: Progress
     keep: Callable[[list[dict[str, Any]]], None]
-    """Called with all records after each cell."""
+    """Called with all records after each cell, and after each training."""
     error: Exception | None = None
     """What went wrong while a network was set up; the ranks have been told to stop."""
     links: list[LinkReport] = field(default_factory=list[LinkReport])
@@ -94,6 +94,7 @@ class NetworkController:
         if said["kind"] == "cell":
             number, in_all = len(self.progress.records), len(self.setup.cells)
             self.progress.note(f"{_title(said)}: measured in {said['took_s']:.0f} s, cell {number} of {in_all}")
+        if said["kind"] in ("cell", "train"):
             self.keep(self.progress.records)
 
     def _answer(self, stage: int, wanted: int) -> None:

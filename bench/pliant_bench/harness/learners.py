@@ -80,6 +80,8 @@ class LearnsTask:
     batch: int
     """Items per rank and step."""
     bucket_mb: float
+    lr: float = 0.0
+    """Largest learning rate; 0: the task's."""
     decays = True
 
     @property
@@ -92,7 +94,9 @@ class LearnsTask:
 
     def arm(self, name: str, seed: int, total_steps: int) -> Arm:
         torch.manual_seed(seed)
-        return prepare(name, self.task.model(), self.task.lr, total_steps, self.bucket_mb, adam=self.task.adam)
+        return prepare(
+            name, self.task.model(), self.lr or self.task.lr, total_steps, self.bucket_mb, adam=self.task.adam
+        )
 
     def loss(self, arm: Arm, seed: int, step: int) -> Tensor:
         x, y = self.task.batch(step, dist.get_rank(), dist.get_world_size(), self.batch, seed)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pliant.cli.topology_file import TOPOLOGY_HELP
 from pliant_bench.harness.names import ARMS
 from pliant_bench.harness.setup import MODELS
 
@@ -25,6 +26,7 @@ __all__ = [
     "JsonFile",
     "Kill",
     "Local",
+    "Lr",
     "MaxEpochs",
     "MaxSeconds",
     "MdFile",
@@ -39,6 +41,7 @@ __all__ = [
     "TargetLoss",
     "TargetPerplexity",
     "Task",
+    "TopologyName",
     "Train",
 ]
 
@@ -62,6 +65,7 @@ Algorithms = Annotated[
 Hosts = Annotated[int, typer.Option(help="Number of hosts, one rank each.")]
 Rate = Annotated[str, typer.Option(help="Rate of each host's link, or none; 100mbit (--demo: 50mbit) by default.")]
 Delay = Annotated[str, typer.Option(help="Extra one-way delay.")]
+TopologyName = Annotated[str, typer.Option("--topology", help=f"{TOPOLOGY_HELP}; instead of hosts, rate and delay.")]
 Local = Annotated[bool, typer.Option("--local", help="Plain processes on loopback instead of hosts.")]
 Train = Annotated[bool, typer.Option("--train", help="Train on real data, instead of timing steps.")]
 Task = Annotated[str, typer.Option(help="What to learn with --train: images, or lm, a model of English characters.")]
@@ -86,6 +90,7 @@ Batch = Annotated[
     int | None,
     typer.Option(help="Images (64; --demo: 32, --kill: 16) or lines of text (16) per rank and step."),
 ]
+Lr = Annotated[float, typer.Option(help="Largest learning rate, with --train; 0: the task's.")]
 BucketMb = Annotated[float, typer.Option(help="DDP's bucket_cap_mb.")]
 Data = Annotated[str, typer.Option(help="Folder with idx files or CIFAR-10 batches, or with text files for lm.")]
 Demo = Annotated[bool, typer.Option("--demo", help="The main job: train with DDP and six algorithms, say who wins.")]

@@ -35,10 +35,10 @@ from pliant_bench.tables.text import footnote, markdown, tables
 from pliant_bench.tables.verdict import verdict_of
 from pliant_bench.tables.winners import read_trained
 
-__all__ = ["Files", "carry_out"]
+__all__ = ["Files", "Hosts", "carry_out", "run_workers"]
 
 
-class _Hosts(Protocol):
+class Hosts(Protocol):
     """Hosts that run a command once per rank."""
 
     def run(self, argv: Sequence[str], *, on_line: Callable[[int, str], None]) -> list[RankResult]:
@@ -89,7 +89,7 @@ def carry_out(setup: Setup, files: Files, accuracy: list[Path], topology: Topolo
     elif setup.mode != "grid" or left.cells:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with _hosts(setup, topology) as cluster:
-            records = _run(left, cluster, hosts, keep)
+            records = run_workers(left, cluster, hosts, keep)
     if rank_of_torchrun():
         return  # rank 0 has the records
     keep(records)
@@ -97,7 +97,7 @@ def carry_out(setup: Setup, files: Files, accuracy: list[Path], topology: Topolo
     _write(result(records), files)
 
 
-def _hosts(setup: Setup, topology: Topology) -> AbstractContextManager[_Hosts]:
+def _hosts(setup: Setup, topology: Topology) -> AbstractContextManager[Hosts]:
     if (rank := rank_of_torchrun()) is not None:
         return nullcontext(TorchrunHost(rank))
     return emulate_cluster(topology) if setup.emulated else nullcontext(LocalHosts(len(topology.hosts)))
@@ -130,10 +130,15 @@ def _provenance(network: str) -> dict[str, str]:
     }
 
 
-def _run(
-    setup: Setup, cluster: _Hosts, hosts: int, keep: Callable[[list[dict[str, Any]]], None]
+def run_workers(
+    setup: Setup, cluster: Hosts, hosts: int, keep: Callable[[list[dict[str, Any]]], None]
 ) -> list[dict[str, Any]]:
-    """Start a worker per rank; return rank 0's records. Raises RuntimeError with the last words of who failed."""
+    """Start a worker per rank, keep records as they come, and return those of rank 0.
+
+    Raises:
+        RuntimeError: A rank failed; the message has its last words.
+
+    """
     console = Console(stderr=True)
     progress = Progress(watched=console.is_terminal)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 """A benchmark as data that travels from the command line to the ranks. No torch."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -75,6 +76,8 @@ class Setup:
     """No further round of a cell begins that would end later."""
     num_points: int = 0
     """Losses of a rank, in kill mode."""
+    lr: float = 0.0
+    """Largest learning rate in train mode, but of arms that bring Adam of their own; 0: the task's."""
     batch: int = 64
     """Images, or lines of text, per rank and step, in train mode."""
     bucket_mb: float = 25.0
@@ -171,5 +174,9 @@ def _check_numbers(setup: Setup) -> None:
     for flag, value in (limits | {"--cell-seconds": setup.cell_seconds}).items():
         if value < 0:
             raise ValueError(f"{flag} is {value}, but it cannot be negative.")
+    if not 0 <= setup.lr < math.inf:
+        raise ValueError(f"--lr is {setup.lr}, but a learning rate is finite and more than 0; 0 is the task's own.")
+    if setup.lr and (setup.own or setup.mode != "train"):
+        raise ValueError("--lr is for --train with a task of the laboratory; steps and --model have their own rate.")
     if setup.bucket_mb <= 0:
         raise ValueError(f"--bucket-mb is {setup.bucket_mb}, but a bucket holds something; DDP's own default is 25.")

@@ -58,7 +58,7 @@ def _trained_learner(setup: Setup) -> TrainedLearner:
     if setup.own:
         return LearnsOwn(where=setup.own, bucket_mb=setup.bucket_mb)
     load_task = load_images if setup.task == "images" else load_text
-    return LearnsTask(task=load_task(Path(setup.data)), batch=setup.batch, bucket_mb=setup.bucket_mb)
+    return LearnsTask(task=load_task(Path(setup.data)), batch=setup.batch, bucket_mb=setup.bucket_mb, lr=setup.lr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Accuracy by step of every arm, three seeds: what does not depend on the network, and at a free pace what does.
+
+    nice python benchmarks/grid/curves.py --results benchmarks/results/grid_curves_2core_DATE.jsonl
+    python benchmarks/grid/curves.py --free --results benchmarks/results/grid_free_2core_DATE.jsonl
+
+First 16-bit DDP trains at learning rates a factor of two apart, three seeds each. The one with the fewest steps to 85 %
+is the rate of all arms with SGD; both neighbours must be worse. Then each arm trains, as processes on loopback. With
+--free, arms at a free pace train in each cell instead, at the same rate (--curves names the file that has it); that
+needs an idle machine and root. A training that failed has a line too: delete it to try again.
+"""
+
+import itertools
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from grid.job import Job, Record, options
+from grid.trainings import TARGET, train
+from grid.trials import HOSTS, LEARNING_RATES, SEEDS, read, topology_of
+
+from pliant.network import emulate_cluster
+from pliant.network.link_check import link_faults
+from pliant_bench.harness.local import LocalHosts
+from pliant_bench.harness.metric import METRICS
+
+KINDS = {"rate": 40.0, "curve": 40.0}
+FREE_KINDS = {"free": 40.0}
+
+
+def steps_to_target(record: Record) -> float:
+    """Return the steps of a training to the target, on straight lines between its points; infinite if it fails."""
+    reached = METRICS["images"].step_to(TARGET, record.get("curve", ()))
+    return float("inf") if reached is None else reached
+
+
+def best_rate(records: list[Record]) -> float:
+    """Return the learning rate at which 16-bit DDP needs the fewest steps, mean over seeds.
+
+    Raises:
+        ValueError: Some trainings are missing, or the best rate has no worse neighbour on one side.
+
+    """
+    steps = {lr: [steps_to_target(r) for r in records if r["lr"] == lr] for lr in LEARNING_RATES}
+    if any(len(found) < len(SEEDS) for found in steps.values()):
+        raise ValueError("trainings at some learning rates are missing; run curves.py until no `rate` is left.")
+    means = [statistics.mean(found) for found in steps.values()]
+    best = means.index(min(means))
+    if best in (0, len(means) - 1):
+        raise ValueError(f"the best learning rate, {LEARNING_RATES[best]}, is the last; widen LEARNING_RATES.")
+    return LEARNING_RATES[best]
+
+
+def run_curves(job: Job) -> None:
+    """Find the learning rate, then train all arms."""
+    hosts = LocalHosts(HOSTS)
+    for trial in job.left("rate"):
+        train(job, [trial], trial["lr"], hosts)
+    if not job.has_time():
+        return
+    rate = best_rate(job.lines.of_kind("rate"))
+    for _, mine in itertools.groupby(job.left("curve"), key=lambda trial: trial["seed"]):
+        train(job, list(mine), rate, hosts)
+
+
+def run_in_cells(job: Job, kind: str, rate: float) -> None:
+    """Train in each cell, in one world of hosts, what is left there."""
+    cells = {cell["cell"]: cell for cell in read("cell")}
+    for name, mine in itertools.groupby(job.left(kind), key=lambda trial: trial["cell"]):
+        if not job.has_time():
+            return
+        with emulate_cluster(topology_of(cells[name]), check=False) as cluster:
+            faults = link_faults(cluster.check_links())
+            for _, trials in itertools.groupby(mine, key=lambda trial: trial["seed"]):
+                train(job, list(trials), rate, cluster, {**cells[name], "links_wrong": faults})
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = options(__doc__ or "", ["results"])
+    parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
+    parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
+    given = parser.parse_args()
+    if given.free and given.curves is None:
+        parser.error("--free trains at the rate that the other curves have found; name their file with --curves.")
+    job = Job(given.results, FREE_KINDS if given.free else KINDS, given.seconds, most=given.most)
+    if given.free and not given.list:
+        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")))
+    elif not given.list:
+        run_curves(job)
+    print(job.text())
+
+
+if __name__ == "__main__":
+    main()

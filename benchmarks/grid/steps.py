@@ -1,0 +1,134 @@
+"""Step times of every arm in every cell of the grid, over emulated links, with real computing.
+
+    python benchmarks/grid/steps.py --results benchmarks/results/grid_steps_2core_DATE.jsonl --seconds 5400
+    python benchmarks/grid/steps.py --results benchmarks/results/grid_steps_2core_DATE.jsonl --list
+
+Needs an idle machine, and root. A world of hosts lives as long as its cell; its links are measured first. Each arm is
+made and warmed up while nothing limits the links; then they get the cell's rates, and it takes turns (`Turns` of
+`pliant bench --grid`): up to five, and none after the first that would end after 15 s. Its line has the step time of
+each turn. An arm that fails gets a line with its last words, and the ranks start anew for the others; delete the line
+to try again. 16-bit DDP comes once more at the end of each cell, so that one sees a drift of the machine.
+"""
+
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from grid.job import Job, Record, options
+from grid.trials import HOSTS, read, topology_of
+
+from pliant.cli.emulate import topology_from_flags
+from pliant.network import EmulatedCluster, emulate_cluster
+from pliant.network.changes import with_links_of
+from pliant.network.link_check import link_faults
+from pliant.spec import Topology, save
+from pliant.spec.files import write_atomically
+from pliant_bench.harness.progress import Progress
+from pliant_bench.harness.setup import MARK, OPEN, Cell, Setup, stage_file
+
+KINDS = {"step": 12.0}
+TURNS, ARM_SECONDS = 5, 15.0
+RANK = Path(__file__).with_name("steps_rank.py")
+
+
+class Network:
+    """Links of live hosts, which are as a cell says, or without limits, as the ranks ask.
+
+    Args:
+        cluster: The hosts.
+        folder: Where the ranks look for answers.
+
+    """
+
+    def __init__(self, cluster: EmulatedCluster, folder: Path) -> None:
+        self._cluster, self._folder = cluster, folder
+        self._limited = cluster.topology
+        without = topology_from_flags(HOSTS, "none", "0ms", [], 1, 0.0)
+        # The same pairs have links, so that queues stay.
+        links = with_links_of(without, [self._limited])
+        self._open = Topology(hosts=links.hosts, links=links.links, provenance="given")
+
+    def answer(self, said: Record) -> None:
+        """Set up what the ranks want, and tell them that it is there."""
+        self._cluster.reshape(self._open if said["cell"] == OPEN else self._limited)
+        write_atomically(stage_file(self._folder, said["stage"]), "go")
+
+
+def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: Record, faults: list[str]) -> int:
+    """Start ranks, which measure arms until one fails or the time is over; return how many have a line now.
+
+    Raises:
+        RuntimeError: The ranks failed before the first arm, or after the last.
+
+    """
+    setup = Setup(
+        mode="grid",
+        models=("cnn",),
+        arms=tuple(trial["arm"] for trial in trials),
+        rounds=TURNS,
+        cell_seconds=ARM_SECONDS,
+        cells=(Cell(model="cnn", rate=cell["cell"], delay="", slow_share=cell["slow_share"]),),
+        emulated=True,
+    )
+    left, stage = list(trials), -1
+    with tempfile.TemporaryDirectory() as folder:
+        save(setup, Path(folder) / "setup.json")
+        network, progress = Network(cluster, Path(folder)), Progress(watched=True)
+
+        def on_line(rank: int, line: str) -> None:
+            nonlocal stage
+            said: dict[str, Any] = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {"kind": ""}
+            if said["kind"] == "want":
+                stage = said["stage"]
+                network.answer(said)
+            elif said["kind"] == "arm":
+                found = {name: value for name, value in said.items() if name not in ("kind", "arm")}
+                job.add(left.pop(0), {**found, "links_wrong": faults})
+            else:
+                progress.take(rank, line)
+
+        job.begin()
+        argv = [sys.executable, str(RANK), str(Path(folder) / "setup.json"), str(job.until_s)]
+        results = cluster.run(argv, on_line=on_line)
+    failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]
+    if failed:
+        words = progress.last_words(failed[0].rank)
+        if stage < 1 or not left:
+            raise RuntimeError(f"rank {failed[0].rank} failed, but no arm was measured then:\n{words}")
+        job.add(left.pop(0), {"error": words.strip().rpartition("\n")[2][:400], "rank": failed[0].rank})
+    return len(trials) - len(left)
+
+
+def run(job: Job) -> None:
+    """Measure what is left, cell by cell."""
+    cells = {cell["cell"]: cell for cell in read("cell")}
+    for name, group in itertools.groupby(job.left("step"), key=lambda trial: trial["cell"]):
+        left = list(group)
+        if not job.has_time():
+            return
+        with emulate_cluster(topology_of(cells[name]), check=False) as cluster:
+            faults = link_faults(cluster.check_links())
+            print(f"{name}: links are {'as asked for' if not faults else '; '.join(faults)}", flush=True)
+            while left and job.has_time():
+                some = left[: int(min(len(left), job.may))]
+                done = measure(job, cluster, some, cells[name], faults)
+                left = left[done:]
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    given = options(__doc__ or "", ["results"]).parse_args()
+    job = Job(given.results, KINDS, given.seconds, most=given.most)
+    if not given.list:
+        run(job)
+    print(job.text())
+
+
+if __name__ == "__main__":
+    main()

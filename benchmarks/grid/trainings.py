@@ -1,0 +1,73 @@
+"""Trainings of arms in one world of ranks, one after the other, each with a line."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from grid.job import Job, Record
+from grid.trials import HOSTS, STEPS
+
+from pliant.network import EmulatedCluster
+from pliant_bench.data.fetch import find_images
+from pliant_bench.harness.local import LocalHosts
+from pliant_bench.harness.session import run_workers
+from pliant_bench.harness.setup import Setup
+
+TARGET, EVERY = 0.85, 10
+PER_WORLD = 6
+"""Trainings of one start of the ranks, so that a time limit is met to some minutes."""
+
+
+def train(
+    job: Job, trials: Sequence[Record], lr: float, cluster: EmulatedCluster | LocalHosts, cell: Record | None = None
+) -> None:
+    """Train the arms of trials of one seed and write their lines; one that fails gets a line and ends no other.
+
+    Args:
+        job: To which the trials belong.
+        trials: What is to be trained.
+        lr: Largest learning rate.
+        cluster: Where.
+        cell: Cell that the cluster emulates, with what is wrong with its links as `links_wrong`; None on loopback.
+
+    """
+    left, about = list(trials), {"learning_rate": lr}
+    if cell is not None:
+        about["links_wrong"] = cell["links_wrong"]
+    while left and job.has_time():
+        some = left[: int(min(PER_WORLD, job.may))]
+        setup = Setup(
+            mode="train",
+            models=("cnn",),
+            arms=tuple(trial["arm"] for trial in some),
+            seeds=(some[0]["seed"],),
+            train_steps=STEPS,
+            evaluate_every=EVERY,
+            target=TARGET,
+            lr=lr,
+            slow_share=0.0 if cell is None else cell["slow_share"],
+            data=str(find_images("")),
+            emulated=cell is not None,
+        )
+        begun = len(left)
+
+        def keep(records: list[Record]) -> None:
+            job.add(left.pop(0), {**about, **brief(records[-1], timed=cell is not None)})
+
+        job.begin()
+        try:
+            run_workers(setup, cluster, HOSTS, keep)
+        except RuntimeError as error:
+            if begun - len(left) == len(some):
+                raise  # after the last training, so no trial has failed
+            job.add(left.pop(0), {**about, "error": str(error).strip().rpartition("\n")[2][:400]})
+
+
+def brief(record: Record, *, timed: bool) -> Record:
+    """Return a training's curve and end; with times where ranks were on a network of their own."""
+    names = ("step", "accuracy", *(("time_s",) if timed else ()))
+    curve = [{name: round(point[name], 4) for name in names} for point in record["curve"]]
+    facts = ("step_s", "sent_bytes") if timed else ("sent_bytes",)
+    return {"curve": curve, "final_accuracy": record["final_accuracy"], **{name: record[name] for name in facts}}
