@@ -18,88 +18,92 @@ def vector(rank, numel):
     return torch.randn(numel, generator=torch.Generator().manual_seed(rank))
 
 
-@pytest.mark.parametrize("size", [*range(1, 75), 128, 513])
-def test_rounds_bring_every_row_where_it_belongs(size):
-    """Seen from one rank, as all do the same: `held` has the distances to the ranks whose rows are there."""
-    rounds = rounds_among(size)
-    assert len(rounds) == next(k for k in range(9) if 8**k >= size)
+def test_rounds_bring_every_row_where_it_belongs():
+    for size in [*range(1, 75), 128, 513]:
+        rounds = rounds_among(size)
+        assert len(rounds) == next(k for k in range(9) if 8**k >= size)
+        assert all(len(hops) <= 7 for hops in rounds)
+        check_gather(rounds, size)
+        check_sum(rounds, size)
+        gone = [sum(hop.distance for hops in rounds for hop in hops if row in hop.rows) for row in range(size)]
+        assert gone == list(range(size))
+
+
+def check_gather(rounds, size):
+    """Seen from one rank, as all do the same: held are the distances to the ranks whose rows are there."""
     held = [0]
     for hops in rounds:
-        assert len(hops) <= 7
-        for at, count, _ in hops:
-            assert len(held) == at  # what comes lies behind what is there, or behind the hop before
-            held += [at + row for row in held[:count]]
+        came = [(at, [at + distance for distance in held[:count]]) for at, count, _ in hops]
+        for at, distances in came:
+            assert len(held) == at  # what comes lies behind what is there
+            held += distances
     assert held == list(range(size))
-    summands = [{0} for _ in range(size)]  # of each row, how far back the ranks are that have added to it
+
+
+def check_sum(rounds, size):
+    """Summands of a row are known by the distance back to their ranks; none is added twice."""
+    summands = [{0} for _ in range(size)]
     for hops in reversed(rounds):
-        stay = hops[0].distance
+        before = [set(each) for each in summands]
         for at, count, _ in hops:
             for j in range(count):
-                moved = {at + back for back in summands[at + j]}
+                moved = {at + back for back in before[at + j]}
                 assert not moved & summands[j]
                 summands[j] |= moved
-        del summands[stay:]
-    assert summands == [set(range(size))] or size == 1
-    gone = [0] * size
-    for hops in rounds:
-        for hop in hops:
-            for row in hop.rows:
-                gone[row] += hop.distance
-    assert gone == list(range(size))
+        del summands[hops[0].distance :]
+    assert summands == [set(range(size))]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_gathers_sums_and_all_to_alls_are_those_of_any_comm(size):
-    """On queues in order, as NCCL's are; numbers are whole, so that sums are exact in any order."""
-    queues = InOrderQueues()
-    data = [torch.arange(5.0 * size) * (rank + 1) for rank in range(size)]
-
-    def body(place):
-        counted = RecordedComm(queues.wrap(place.comm))
-        comm, x = RoundsComm(counted, CPU), data[place.rank]
-        gathered, total, swapped = torch.empty(5 * size), torch.empty(5), torch.empty(5 * size)
-        sent = []
-        for call in (
-            lambda: comm.all_gather(gathered, x[:5]),
-            lambda: comm.reduce_scatter(total, x),
-            lambda: comm.all_to_all(swapped, x),
-        ):
-            counted.reset()
-            call().wait()
-            sent.append((counted.sent_messages, counted.sent_bytes // 20))
-        mine = slice(5 * place.rank, 5 * place.rank + 5)
-        assert torch.equal(gathered, torch.cat([each[:5] for each in data]))
-        assert torch.equal(total, torch.stack(data).sum(0)[mine])
-        assert torch.equal(swapped, torch.cat([each[mine] for each in data]))
-        return sent
-
-    hops = [hop for hops in rounds_among(size) for hop in hops]
-    rows = sum(len(hop.rows) for hop in hops)
-    for sent in run_world(size, body, timeout_s=20):
-        assert sent == [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
-
-
-@pytest.mark.parametrize("size", SIZES[1:])
-def test_averages_are_equal_to_the_bit_and_right(size):
-    """Vectors that are gathered, and vectors in halves whose parts are equal or not."""
-    queues, numels = InOrderQueues(), (7, 1000, 8192 * size, 8192 * size + 3)
+def test_gathers_sums_and_averages_are_those_of_any_comm(size):
+    """On queues in order, as NCCL's are."""
+    queues, numels = InOrderQueues(), (7, 8192 * size, 8192 * size + 3)
     forms = [average_form(numel, size) for numel in numels]
-    assert forms[:2] == ["gather"] * 2 and (size < 4 or forms[2:] == ["halves"] * 2)
+    assert forms[0] == "gather"
+    assert forms[1:] == ["halves" if size > 3 else "gather"] * 2
 
     def body(place):
-        comm, found = queues.wrap(place.comm), []
+        comm, means = queues.wrap(place.comm), list[torch.Tensor]()
+        sent = moved(comm, size)
         for numel in numels:
             average = ShortVectorAverage(numel, comm, CPU)
             for _ in range(2):
                 average(x := vector(place.rank, numel))
-            found.append(x)
-        return found
+            means.append(x)
+        return sent, means
 
+    hops = [hop for hops in rounds_among(size) for hop in hops]
+    rows = sum(len(hop.rows) for hop in hops)
     results = run_world(size, body, timeout_s=20)
+    for sent, _ in results:
+        assert sent == [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
     for k, numel in enumerate(numels):
-        mean = torch.stack([vector(rank, numel).double() for rank in range(size)]).mean(0)
-        assert all(torch.equal(found[k], results[0][k]) for found in results)
-        torch.testing.assert_close(results[0][k].double(), mean, rtol=0, atol=1e-6)
+        mean = sum(vector(rank, numel).double() for rank in range(size)) / size
+        assert all(torch.equal(means[k], results[0][1][k]) for _, means in results)
+        torch.testing.assert_close(results[0][1][k].double(), mean, rtol=0, atol=1e-6)
+
+
+def moved(comm, size):
+    """Check a gather, a sum and an all-to-all of whole numbers, whose sums are exact; return messages and rows sent."""
+    data, mine = (
+        [torch.arange(5.0 * size) * (rank + 1) for rank in range(size)],
+        slice(5 * comm.rank, 5 * comm.rank + 5),
+    )
+    counted = RecordedComm(comm)
+    rounds, x, sent = RoundsComm(counted, CPU), data[comm.rank], []
+    gathered, total, swapped = torch.empty(5 * size), torch.empty(5), torch.empty(5 * size)
+    for call in (
+        lambda: rounds.all_gather(gathered, x[:5]),
+        lambda: rounds.reduce_scatter(total, x),
+        lambda: rounds.all_to_all(swapped, x),
+    ):
+        counted.reset()
+        call().wait()
+        sent.append((counted.sent_messages, counted.sent_bytes // 20))
+    assert torch.equal(gathered, torch.cat([each[:5] for each in data]))
+    assert torch.equal(total, torch.stack(data).sum(0)[mine])
+    assert torch.equal(swapped, torch.cat([each[mine] for each in data]))
+    return sent
 
 
 class _Collectives(WrappedComm):
@@ -125,8 +129,11 @@ def test_codes_in_rounds_give_what_any_comm_gives(size):
         return found
 
     few = sum(map(len, rounds_among(size)))
-    assert codes_in_rounds(Int4().nbytes(384), 384, 1 << 20, size) and forwards(Int4().nbytes(384), size)
-    for (x, residual, _), (in_pairs, owed, half), (forwarded, owed_too, both) in run_world(size, body, timeout_s=20):
-        assert torch.equal(x, in_pairs) and torch.equal(residual, owed)
-        assert torch.equal(x, forwarded) and torch.equal(residual, owed_too)
-        assert half <= size - 1 + few and both == 2 * few
+    assert codes_in_rounds(Int4().nbytes(384), 384, 1 << 20, size)
+    assert forwards(Int4().nbytes(384), size)
+    for found in run_world(size, body, timeout_s=20):
+        x, residual, _ = found[0]
+        for same, owed, _ in found[1:]:
+            assert torch.equal(x, same)
+            assert torch.equal(residual, owed)
+        assert [messages for _, _, messages in found] == [2 * (size - 1), size - 1 + few, 2 * few]
