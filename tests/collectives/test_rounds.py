@@ -1,5 +1,7 @@
 """Collectives in few rounds: what they move, for any number of ranks, and that their results are everybody's."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from pliant.comm.wrapped import WrappedComm
 from pliant.layouts.rounds import average_form, codes_in_rounds, forwards, rounds_among
 
 CPU = torch.device("cpu")
-SIZES = [*range(1, 10), 16]
+SIZES = [*range(1, 10), 16, 29]
 
 
 def vector(rank, numel):
@@ -19,13 +21,15 @@ def vector(rank, numel):
 
 
 def test_rounds_bring_every_row_where_it_belongs():
-    for size in [*range(1, 75), 128, 513]:
-        rounds = rounds_among(size)
-        assert len(rounds) == next(k for k in range(9) if 8**k >= size)
-        assert all(len(hops) <= 7 for hops in rounds)
+    for size, num_rounds in itertools.product([*range(1, 66), 128, 513], (0, 1, 2, 3)):
+        rounds = rounds_among(size, num_rounds)
+        assert len(rounds) <= (num_rounds or 3)
         check_gather(rounds, size)
         check_sum(rounds, size)
-        gone = [sum(hop.distance for hops in rounds for hop in hops if row in hop.rows) for row in range(size)]
+        gone = [0] * size
+        for hop in itertools.chain(*rounds):
+            for row in hop.rows:
+                gone[row] += hop.distance
         assert gone == list(range(size))
 
 
@@ -56,7 +60,7 @@ def check_sum(rounds, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_gathers_sums_and_averages_are_those_of_any_comm(size):
-    """On queues in order, as NCCL's are."""
+    """On queues in order, as NCCL's are; gathers and sums in one, two and three rounds."""
     queues, numels = InOrderQueues(), (7, 8192 * size, 8192 * size + 3)
     forms = [average_form(numel, size) for numel in numels]
     assert forms[0] == "gather"
@@ -64,7 +68,7 @@ def test_gathers_sums_and_averages_are_those_of_any_comm(size):
 
     def body(place):
         comm, means = queues.wrap(place.comm), list[torch.Tensor]()
-        sent = moved(comm, size)
+        sent = [moved(comm, size, num_rounds) for num_rounds in (1, 2, 3)]
         for numel in numels:
             average = ShortVectorAverage(numel, comm, CPU)
             for _ in range(2):
@@ -72,25 +76,26 @@ def test_gathers_sums_and_averages_are_those_of_any_comm(size):
             means.append(x)
         return sent, means
 
-    hops = [hop for hops in rounds_among(size) for hop in hops]
-    rows = sum(len(hop.rows) for hop in hops)
     results = run_world(size, body, timeout_s=20)
     for sent, _ in results:
-        assert sent == [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
+        for num_rounds, counted in zip((1, 2, 3), sent, strict=True):
+            hops = list(itertools.chain(*rounds_among(size, num_rounds)))
+            rows = sum(len(hop.rows) for hop in hops)
+            assert counted == [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
     for k, numel in enumerate(numels):
         mean = sum(vector(rank, numel).double() for rank in range(size)) / size
         assert all(torch.equal(means[k], results[0][1][k]) for _, means in results)
         torch.testing.assert_close(results[0][1][k].double(), mean, rtol=0, atol=1e-6)
 
 
-def moved(comm, size):
+def moved(comm, size, num_rounds):
     """Check a gather, a sum and an all-to-all of whole numbers, whose sums are exact; return messages and rows sent."""
     data, mine = (
         [torch.arange(5.0 * size) * (rank + 1) for rank in range(size)],
         slice(5 * comm.rank, 5 * comm.rank + 5),
     )
     counted = RecordedComm(comm)
-    rounds, x, sent = RoundsComm(counted, CPU), data[comm.rank], []
+    rounds, x, sent = RoundsComm(counted, CPU, num_rounds=num_rounds), data[comm.rank], []
     gathered, total, swapped = torch.empty(5 * size), torch.empty(5), torch.empty(5 * size)
     for call in (
         lambda: rounds.all_gather(gathered, x[:5]),
@@ -110,10 +115,10 @@ class _Collectives(WrappedComm):
     prefers_collectives = True
 
 
-@pytest.mark.parametrize("size", [9, 16])
+@pytest.mark.parametrize("size", [28, pytest.param(33, marks=pytest.mark.extended)])
 def test_codes_in_rounds_give_what_any_comm_gives(size):
     """One that prefers its own collectives gives the same to the bit; payloads are forwarded, or sent in pairs."""
-    numel = 3001
+    numel = 64 * size - 1
 
     def body(place):
         found = []
@@ -129,8 +134,8 @@ def test_codes_in_rounds_give_what_any_comm_gives(size):
         return found
 
     few = sum(map(len, rounds_among(size)))
-    assert codes_in_rounds(Int4().nbytes(384), 384, 1 << 20, size)
-    assert forwards(Int4().nbytes(384), size)
+    assert codes_in_rounds(Int4().nbytes(64), 64, 1 << 20, size)
+    assert forwards(Int4().nbytes(64), size)
     for found in run_world(size, body, timeout_s=20):
         x, residual, _ = found[0]
         for same, owed, _ in found[1:]:

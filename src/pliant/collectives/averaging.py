@@ -16,8 +16,8 @@ class ShortVectorAverage:
     """Mean of vectors in as few rounds as their length allows.
 
     Short: all gather all vectors, and each adds them up in the order of ranks: (size - 1) N bytes out and in. Longer:
-    rank j owns the j-th of equal parts, sums it up and gives the sum to all: 2 (size - 1)/size N. Both in
-    ceil(log_8 size) rounds each way (`RoundsComm`). Long: an all-reduce, whose ring moves as much as the second in
+    rank j owns the j-th of equal parts, sums it up and gives the sum to all: 2 (size - 1)/size N. Both take few rounds
+    each way, one up to 26 ranks (`RoundsComm`). Long: an all-reduce, whose ring moves as much as the second in
     2 (size - 1) rounds. Each element is added up once for all or in one order: results are equal to the bit.
 
     Args:

@@ -26,8 +26,8 @@ class CompressedAverage:
     4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
     The first two are `ToOwners`, the others `FromOwners`; over a comm that prefers collectives `SwapToOwners` and
-    `GatherFromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank. Short payloads among more than 8
-    ranks are gathered in few rounds (`RoundsComm`), and come to their owners so too, with `may_forward`, where that
+    `GatherFromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank. Short payloads among more than
+    26 ranks are gathered in few rounds (`RoundsComm`), and come to their owners so too, with `may_forward`, where that
     pays; then their bytes count in each round. Results are the same to the bit.
 
     One residual holds what this rank has not delivered to the *sum* yet: for other owners' parts the errors of its own

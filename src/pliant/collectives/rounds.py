@@ -17,22 +17,23 @@ class _Ended:
 
 
 class RoundsComm(WrappedComm):
-    """Carries out all_gather, reduce_scatter and all_to_all in ceil(log_8 size) rounds (`layouts.rounds`).
+    """Carries out all_gather, reduce_scatter and all_to_all in few rounds (`layouts.rounds`).
 
     Each call returns when it has ended. A rank keeps rows in the order of ranks around the circle, its own first, so
     that the rows of a message lie one after another. Bytes out and in, in rows: size - 1 of a gather or a sum; of an
     all-to-all those that are forwarded in each round, at 64 ranks 112. A rank adds what comes to what it has in the
-    order of the ranks that it comes from: so sums of up to 8 ranks are in the order of ranks.
+    order of the ranks that it comes from: so sums in one round are in the order of ranks.
 
     Args:
         comm: Ranks that exchange.
         device: Device of the buffers.
+        num_rounds: Number of rounds; 0 for as many as take the least time.
 
     """
 
-    def __init__(self, comm: Comm, device: torch.device) -> None:
+    def __init__(self, comm: Comm, device: torch.device, *, num_rounds: int = 0) -> None:
         super().__init__(comm)
-        self._rounds, self._buffers = rounds_among(comm.size), Scratch(device)
+        self._rounds, self._buffers = rounds_among(comm.size, num_rounds), Scratch(device)
         self._moved = [[torch.tensor(hop.rows, device=device) for hop in hops] for hops in self._rounds]
 
     @property

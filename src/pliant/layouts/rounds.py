@@ -7,15 +7,14 @@ __all__ = ["AverageForm", "Hop", "average_form", "codes_in_rounds", "forwards", 
 
 AverageForm = Literal["gather", "halves", "ring"]
 
-_MOST_PARTNERS = 7
-"""Most ranks that a rank sends to in a round. A message takes 0.15 ms of its sender and 0.15 ms of its receiver
-(`Overheads.message_s`); a round takes the links' delay, 0.1 to 40 ms. At 64 ranks, one partner a round would save 2 ms
-and cost four more delays than two rounds of 7 partners; all 63 at once save a delay and cost 15 ms."""
+_MESSAGE_S, _DELAY_S, _BYTES_PER_S = 3e-4, 5e-3, 1.25e7
+"""Time of a message for its two ranks (twice `Overheads.message_s`), delay and rate (100 Mbit/s) of the links for which
+rounds are chosen: all ranks must choose alike, before links are known. At 64 ranks all others at once would cost 63
+messages and a delay, 24 ms, two rounds cost 14 messages and two delays, 14 ms, and six of one partner each 32 ms. Links
+with a delay below 15 ms gain by two, others lose."""
 _SHORT_BYTES = 1 << 14
-"""Longest row that is gathered in rounds, where up to 7 flows meet at an interface and take 15 % longer
+"""Longest row that is gathered in rounds, where flows that meet at an interface take up to 17 % longer
 (`Overheads.sharing`). At 64 ranks and 100 Mbit/s that is as long as a ring's further messages from 28 KB on."""
-_MESSAGE_BYTES = 1 << 12
-"""Bytes that are forwarded to save a message: what 100 Mbit/s carry in its 0.3 ms."""
 _GATHER_BYTES = 1 << 18
 """Up to so many bytes out of a rank, a gather takes less time than two halves on the networks that we know."""
 _HALVES_BYTES = 1 << 22
@@ -38,33 +37,37 @@ class Hop(NamedTuple):
 
 
 @cache
-def rounds_among(size: int) -> tuple[tuple[Hop, ...], ...]:
-    """Return the ceil(log_8 size) rounds of a gather or an all-to-all of `size` ranks; those of a sum are the reverse.
+def rounds_among(size: int, num_rounds: int = 0) -> tuple[tuple[Hop, ...], ...]:
+    """Return the rounds of a gather or an all-to-all of `size` ranks; those of a sum are the reverse.
 
-    The base is the least that needs no more rounds, at most 8. In a gather a rank has rows 0 to m - 1 before a round,
-    m a power of the base, and gets as many from each of base - 1 ranks. In an all-to-all a row goes as far as its digit
-    at m says. Any number of ranks will do.
+    There are `num_rounds`, or as many as take the least time: one up to 26 ranks, two up to 324, and so on with the
+    logarithm. The base is the least whose power by the number of rounds is the size. In a gather a rank has rows 0 to
+    m - 1 before a round, m a power of the base, and gets as many from each of base - 1 ranks. In an all-to-all a row
+    goes as far as its digit at m says. Any number of ranks will do.
 
     Bruck et al., Efficient algorithms for all-to-all communications in multiport message-passing systems (IEEE TPDS 8,
     1997), concatenation and index; Träff, Optimal, non-pipelined reduce-scatter and allreduce algorithms
     (https://arxiv.org/abs/2410.14234).
     """
-    num_rounds, base = 0, 2
-    while (_MOST_PARTNERS + 1) ** num_rounds < size:
-        num_rounds += 1
-    while base**num_rounds < size:
-        base += 1
+    if not num_rounds:
+        return min((rounds_among(size, k) for k in range(1, max(2, size.bit_length() + 1))), key=_seconds)
+    base = next(base for base in range(2, size + 2) if base**num_rounds >= size)
     rounds: list[tuple[Hop, ...]] = []
     have = 1
     while have < size:
-        rounds.append(
-            tuple(
-                Hop(at, min(have, size - at), tuple(j for j in range(size) if j // have % base == at // have))
-                for at in range(have, min(have * base, size), have)
-            )
-        )
+        hops = range(have, min(have * base, size), have)
+        rounds.append(tuple(Hop(at, min(have, size - at), _rows(at, have, have * base, size)) for at in hops))
         have *= base
     return tuple(rounds)
+
+
+def _rows(at: int, width: int, step: int, size: int) -> tuple[int, ...]:
+    """Return `width` rows from each of `at`, `at + step`, ... on, below size."""
+    return tuple(j for start in range(at, size, step) for j in range(start, min(start + width, size)))
+
+
+def _seconds(rounds: tuple[tuple[Hop, ...], ...]) -> float:
+    return len(rounds) * _DELAY_S + sum(map(len, rounds)) * _MESSAGE_S
 
 
 def is_short(row_bytes: float) -> bool:
@@ -100,8 +103,9 @@ def codes_in_rounds(payload_bytes: int, part_numel: int, chunk_bytes: int, size:
 def forwards(payload_bytes: int, size: int) -> bool:
     """Say whether payloads that are gathered in rounds also come to their owners in rounds, by way of other ranks.
 
-    They do where the messages that are saved, at 63 in place of 14 among 64 ranks, cost more than the further bytes.
+    They do where the messages that are saved, at 64 ranks 49 of 63, cost more than the further bytes and delays.
     """
-    hops = [hop for hops in rounds_among(size) for hop in hops]
-    further_bytes = payload_bytes * (sum(len(hop.rows) for hop in hops) - (size - 1))
-    return further_bytes <= _MESSAGE_BYTES * (size - 1 - len(hops))
+    rounds = rounds_among(size)
+    num_rows = sum(len(hop.rows) for hops in rounds for hop in hops)
+    at_once_s = _DELAY_S + (size - 1) * (_MESSAGE_S + payload_bytes / _BYTES_PER_S)
+    return _seconds(rounds) + num_rows * payload_bytes / _BYTES_PER_S <= at_once_s
