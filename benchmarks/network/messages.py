@@ -110,8 +110,8 @@ def table(lines: Lines) -> str:
         "",
         "; ".join(machines) + ".",
         "",
-        "Messages out of a rank in a step (delays of links one after another), simulated; and messages counted in runs, "
-        "the mean over ranks.",
+        "Messages out of a rank in a step (delays of links one after another), simulated; and messages counted in "
+        "runs, the mean over ranks.",
         "",
         f"| algorithm | {' | '.join(heads)} |",
         f"|---|{'---|' * len(heads)}",

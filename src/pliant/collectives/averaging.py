@@ -42,7 +42,8 @@ class ShortVectorAverage:
         form = "ring" if by_ring else average_form(numel, comm.size, in_parts=in_parts)
         self._comm = comm if form == "ring" else RoundsComm(comm, device)
         width = {"gather": numel, "halves": -(-numel // comm.size), "ring": 0}[form]
-        self._form, self._rows = form, torch.zeros(comm.size, width, dtype=dtype, device=device)
+        num_rows = 0 if form == "halves" and numel % comm.size == 0 else comm.size
+        self._form, self._rows = form, torch.zeros(num_rows, width, dtype=dtype, device=device)
         self._part = torch.empty(width, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> None:
@@ -58,11 +59,13 @@ class ShortVectorAverage:
             for other in self._rows[2:]:
                 x.add_(other)
         else:
-            padded = x if x.numel() == self._rows.numel() else self._rows.view(-1)
-            padded[: x.numel()].copy_(x)
+            padded = self._rows.view(-1) if len(self._rows) else x
+            if padded is not x:
+                padded[: x.numel()].copy_(x)
             self._comm.reduce_scatter(self._part, padded).wait()
             self._comm.all_gather(padded, self._part).wait()
-            x.copy_(padded[: x.numel()])
+            if padded is not x:
+                x.copy_(padded[: x.numel()])
 
 
 class CastAllReduce:

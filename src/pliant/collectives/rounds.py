@@ -60,7 +60,7 @@ class RoundsComm(WrappedComm):
         circle = self._buffers.take("circle", (self.size, out.numel()), x.dtype)
         _turn(x.view_as(circle), -self.rank, circle)
         for hops in reversed(self._rounds):
-            kept, counts = circle[: hops[0].distance], [hop.count for hop in hops]
+            kept, counts = circle[: hops[0].distance], [hop.num_rows for hop in hops]
             came = self._buffers.take("came", (sum(counts), out.numel()), x.dtype).split(counts)
             sends = [(self._at(at), circle[at : at + count]) for at, count, _ in hops]
             receives = [(self._at(-hop.distance), part) for hop, part in zip(hops, came, strict=True)]

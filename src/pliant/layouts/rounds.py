@@ -20,7 +20,7 @@ _GATHER_BYTES = 1 << 18
 _HALVES_BYTES = 1 << 22
 """Up to vectors of so many bytes, halves take less time than a ring's many rounds; then sends of all to one jam."""
 _PARTS_BYTES = 1 << 19
-"""The same for messages that must be short: measured, two hops of 0.2 MB take 1.09 of what the link allows at 100
+"""The same where few bytes must go: measured, two halves of 0.2 MB take 1.09 of what the link allows at 100
 Mbit/s, of 1.2 MB 1.41, and a ring 1.06."""
 
 
@@ -29,9 +29,9 @@ class Hop(NamedTuple):
 
     distance: int
     """Ranks to go."""
-    count: int
-    """Rows of a sum, `distance` to `distance + count - 1`, that go there as rows 0 to count - 1; in a gather they come
-    from there."""
+    num_rows: int
+    """Rows of a sum, `distance` to `distance + num_rows - 1`, that go there as rows 0 to num_rows - 1; in a gather they
+    come from there."""
     rows: tuple[int, ...]
     """Rows of an all-to-all that go there, and those that come in their places."""
 
@@ -41,9 +41,9 @@ def rounds_among(size: int, num_rounds: int = 0) -> tuple[tuple[Hop, ...], ...]:
     """Return the rounds of a gather or an all-to-all of `size` ranks; those of a sum are the reverse.
 
     There are `num_rounds`, or as many as take the least time: one up to 26 ranks, two up to 324, and so on with the
-    logarithm. The base is the least whose power by the number of rounds is the size. In a gather a rank has rows 0 to
-    m - 1 before a round, m a power of the base, and gets as many from each of base - 1 ranks. In an all-to-all a row
-    goes as far as its digit at m says. Any number of ranks will do.
+    logarithm. The base is the least one whose power by the number of rounds reaches the size. In a gather a rank has
+    rows 0 to m - 1 before a round, m a power of the base, and gets as many from each of base - 1 ranks. In an
+    all-to-all a row goes as far as its digit at m says. Any number of ranks will do.
 
     Bruck et al., Efficient algorithms for all-to-all communications in multiport message-passing systems (IEEE TPDS 8,
     1997), concatenation and index; Träff, Optimal, non-pipelined reduce-scatter and allreduce algorithms
@@ -67,6 +67,7 @@ def _rows(at: int, width: int, step: int, size: int) -> tuple[int, ...]:
 
 
 def _seconds(rounds: tuple[tuple[Hop, ...], ...]) -> float:
+    """Return the time of delays and messages, without bytes."""
     return len(rounds) * _DELAY_S + sum(map(len, rounds)) * _MESSAGE_S
 
 

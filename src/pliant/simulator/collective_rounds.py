@@ -90,7 +90,7 @@ def _sum_in_rounds(num_bytes: Floats, num_ranks: int) -> list[Round]:
     return [
         replace(
             _among_all([(at, count) for at, count, _ in hops], num_bytes, num_ranks),
-            after={"reduce_bytes": num_bytes * sum(hop.count for hop in hops)},
+            after={"reduce_bytes": num_bytes * sum(hop.num_rows for hop in hops)},
         )
         for hops in reversed(rounds_among(num_ranks))
     ]
