@@ -33,6 +33,8 @@ KEY = ("kind", "algorithm", "ranks")
 SIDE, TENSORS = 32, 128
 SIMULATED = (4, 16, 64, 256)
 DELAY_S = 1e-3
+WARMUP = 12
+"""Steps after which scores of all blocks are known."""
 ALGORITHMS = (
     *("allreduce", "bf16", "randomk", "int4", "onebit", "powersgd", "topk", "blocktopk", "decoupled_momentum"),
     *("tasc", "tasc(agreement='global')", "tasc(agreement='local')", "sharded_optimizer", "gossip", "choco"),
@@ -60,7 +62,7 @@ def simulated(plan: SyncPlan, ranks: int) -> dict[str, Any]:
 
 
 def counted(plan: SyncPlan, ranks: int, period: int) -> dict[str, Any]:
-    """Train for two periods; return the messages of a step in the second one."""
+    """Train for a while and one period more; return the messages of a step in the latter."""
 
     def train(of: RankContext) -> int:
         torch.manual_seed(0)
@@ -69,11 +71,11 @@ def counted(plan: SyncPlan, ranks: int, period: int) -> dict[str, Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         counts: list[int] = []
         with pliant.relax(model, optimizer, plan, agreement_every=0, timeout_s=300) as run:
-            for step in range(2 * period):
+            for step in range(WARMUP + period):
                 optimizer.zero_grad()
                 run.model(torch.ones(1, SIDE)).square().mean().backward()
                 optimizer.step()
-                if (step + 1) % period == 0:
+                if step in (WARMUP - 1, WARMUP + period - 1):
                     run.state_dict()  # what is under way ends
                     counts.append(run.stats()["sent_messages"])
         return counts[1] - counts[0]
