@@ -108,6 +108,10 @@ def moved(comm, size, num_rounds):
     assert torch.equal(gathered, torch.cat([each[:5] for each in data]))
     assert torch.equal(total, torch.stack(data).sum(0)[mine])
     assert torch.equal(swapped, torch.cat([each[mine] for each in data]))
+    for root in {0, size // 2, size - 1}:
+        told = data[root].clone() if root == comm.rank else torch.zeros(5 * size)
+        rounds.broadcast(told, root).wait()
+        assert torch.equal(told, data[root])
     return sent
 
 

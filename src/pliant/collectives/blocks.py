@@ -134,7 +134,7 @@ class LeaderMask:
     """Selection by one rank for all. Bytes: (n-1) masks out of the leader, one into each other rank."""
 
     def __init__(self, grid: BlockGrid, comm: Comm) -> None:
-        self._grid, self._comm = grid, comm
+        self._grid, self._comm = grid, comm_for_rows(comm, grid.parts.mask_bytes, grid.device)
 
     def __call__(self, chosen: Tensor | None, leader: int) -> Tensor:
         """Return the leader's choice, bool (num_blocks,); the others give None."""

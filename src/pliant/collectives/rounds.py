@@ -1,4 +1,4 @@
-"""Comm whose gathers, sums and all-to-alls of short rows take few rounds, for any number of ranks."""
+"""Comm whose gathers, sums, all-to-alls and broadcasts of short rows take few rounds, for any number of ranks."""
 
 import torch
 from torch import Tensor
@@ -17,12 +17,13 @@ class _Ended:
 
 
 class RoundsComm(WrappedComm):
-    """Carries out all_gather, reduce_scatter and all_to_all in few rounds (`layouts.rounds`).
+    """Carries out all_gather, reduce_scatter, all_to_all and broadcast in few rounds (`layouts.rounds`).
 
     Each call returns when it has ended. A rank keeps rows in the order of ranks around the circle, its own first, so
     that the rows of a message lie one after another. Bytes out and in, in rows: size - 1 of a gather or a sum; of an
     all-to-all those that are forwarded in each round, at 64 ranks 112. A rank adds what comes to what it has in the
-    order of the ranks that it comes from: so sums in one round are in the order of ranks.
+    order of the ranks that it comes from: so sums in one round are in the order of ranks. In a broadcast the ranks that
+    have it send it on as in a gather.
 
     Args:
         comm: Ranks that exchange.
@@ -91,13 +92,23 @@ class RoundsComm(WrappedComm):
         _turn(circle.flip(0), self._at(1), out.view_as(circle))  # row j has come from the rank j before this one
         return _Ended()
 
+    def broadcast(self, x: Tensor, root: int) -> Work:
+        require_contiguous(x)
+        place = (self.rank - root) % self.size
+        for hops in self._rounds:
+            sends = [(self._at(hop.distance), x) for hop in hops if place < hop.num_rows]
+            receives = [(self._at(-at), x) for at, num_rows, _ in hops if at <= place < at + num_rows]
+            if sends or receives:
+                self._comm.exchange(sends, receives).wait()
+        return _Ended()
+
     def _at(self, distance: int) -> int:
         """Return the rank that is so far from this one around the circle."""
         return (self.rank + distance) % self.size
 
 
 def comm_for_rows(comm: Comm, row_bytes: int, device: torch.device) -> Comm:
-    """Return a comm that gathers rows of so many bytes in few rounds where they are short, else the comm itself.
+    """Return a comm that gathers or broadcasts rows of so many bytes in few rounds if they are short, else the comm.
 
     A comm that prefers collectives keeps its own.
     """

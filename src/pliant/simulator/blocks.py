@@ -29,7 +29,7 @@ def blocks(
         shapes: Per bucket, of its tensors.
         num_ranks: Ranks that take part.
         coded: From elements, (num_buckets,), to the rounds of an average in codes.
-        by_ring: Whether all sums are rings, whatever their length, and so are gathers.
+        by_ring: Whether all sums are rings, whatever their length, so are gathers, and masks go down trees.
 
     Raises:
         ValueError: Sums get a schedule, so that messages depend on each rank's selection.
@@ -48,7 +48,7 @@ def blocks(
     payload = np.array([float(each.payload_bytes(ratio)) for each in parts])
     rounds = average(told, num_ranks, value_bytes=2, in_parts=True, by_ring=by_ring)
     if selection.agreement == "leader":
-        rounds.append(broadcast(masks, num_ranks))
+        rounds += broadcast(masks, num_ranks, by_tree=by_ring)
     bits = np.array([each.bits(ratio) for each in parts])
     for each in np.unique(bits):
         of_these = message * (bits == each)

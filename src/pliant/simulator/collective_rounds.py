@@ -62,12 +62,19 @@ def tree(num_bytes: Floats, num_ranks: int) -> list[Round]:
     return [*rounds, *down]
 
 
-def broadcast(num_bytes: Floats, num_ranks: int) -> Round:
-    """Broadcast of `num_bytes`, (num_buckets,), down a binomial tree, the mean over all ranks as its root."""
-    ranks, num_rounds = np.arange(num_ranks), max(1, (num_ranks - 1).bit_length())
-    share = np.full(num_ranks, (num_ranks - 1) / num_ranks / num_rounds)
+def broadcast(num_bytes: Floats, num_ranks: int, *, by_tree: bool = False) -> list[Round]:
+    """Broadcast of `num_bytes`, (num_buckets,): short ones in rounds, others, or all, down a binomial tree.
+
+    Bytes are means over all ranks as the root, messages those of the root.
+    """
+    short = np.array([is_short(size) and not by_tree for size in num_bytes])
+    ranks, depth = np.arange(num_ranks), max(1, (num_ranks - 1).bit_length())
+    share = np.full(num_ranks, (num_ranks - 1) / num_ranks / depth)
     pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes)
-    return Round(messages=pairs, repeat=num_rounds)
+    return [
+        *of_buckets(short, gather_in_rounds(num_bytes / num_ranks, num_ranks)),
+        *of_buckets(~short, [Round(messages=pairs, repeat=depth)]),
+    ]
 
 
 def gather_in_rounds(num_bytes: Floats, num_ranks: int) -> list[Round]:
