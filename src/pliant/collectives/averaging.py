@@ -5,26 +5,27 @@ from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
+from pliant.collectives.rounds import RoundsComm
 from pliant.comm.base import Comm
-from pliant.layouts.division import num_hops
+from pliant.layouts.rounds import average_form
 
 __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
 
 
 class ShortVectorAverage:
-    """Mean of vectors in as few hops as their length allows.
+    """Mean of vectors in as few rounds as their length allows.
 
-    Short: every rank sends its own to all, and adds up the others': (size - 1) N bytes out and in, one hop. Longer:
-    rank j owns the j-th part; all send it theirs, and it sends the mean to all: 2 (size - 1)/size N, two hops. Long: an
-    all-reduce, whose ring moves as much in 2 (size - 1) hops. Sums are taken in the order of ranks: results are equal
-    to the bit.
+    Short: all gather all vectors, and each adds them up in the order of ranks: (size - 1) N bytes out and in. Longer:
+    rank j owns the j-th of equal parts, sums it up and gives the sum to all: 2 (size - 1)/size N. Both take few rounds
+    each way, one up to 26 ranks (`RoundsComm`). Long: an all-reduce, whose ring moves as much as the second in
+    2 (size - 1) rounds. Each element is added up once for all or in one order: results are equal to the bit.
 
     Args:
         numel: Elements of each vector.
-        comm: Ranks to average over.
+        comm: Ranks to average over; one that prefers collectives does all by an all-reduce.
         device: Device of the buffers.
         dtype: Of the vectors.
-        in_parts: Whether to avoid one hop, in which more bytes are sent than in an all-reduce.
+        in_parts: Whether to avoid the first way, in which more bytes are sent than in an all-reduce.
 
     """
 
@@ -37,33 +38,34 @@ class ShortVectorAverage:
         dtype: torch.dtype = torch.float32,
         in_parts: bool = False,
     ) -> None:
-        self._comm, size = comm, comm.size
-        hops = 0 if comm.prefers_collectives else num_hops(numel, size, in_parts=in_parts)
-        self._direct = hops == 1
-        part = -(-numel // size)
-        self._parts = [(min(j * part, numel), min((j + 1) * part, numel)) for j in range(size)]
-        first, last = (0, numel) if self._direct else self._parts[comm.rank]
-        rows = size if size > 1 and hops else 0
-        self._all = torch.empty(rows, last - first, dtype=dtype, device=device)
+        by_ring = comm.prefers_collectives or comm.size == 1
+        form = "ring" if by_ring else average_form(numel, comm.size, in_parts=in_parts)
+        self._comm = comm if form == "ring" else RoundsComm(comm, device)
+        width = {"gather": numel, "halves": -(-numel // comm.size), "ring": 0}[form]
+        num_rows = 0 if form == "halves" and numel % comm.size == 0 else comm.size
+        self._form, self._rows = form, torch.zeros(num_rows, width, dtype=dtype, device=device)
+        self._part = torch.empty(width, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""
         if not x.numel() or self._comm.size == 1:
             return
         x.div_(self._comm.size)
-        if not len(self._all):
+        if self._form == "ring":
             self._comm.all_reduce(x).wait()
-            return
-        me, peers = self._comm.rank, [r for r in range(self._comm.size) if r != self._comm.rank]
-        parts = [x if self._direct else x[slice(*part)] for part in self._parts]
-        self._all[me].copy_(parts[me])
-        sends = [(r, self._all[me] if self._direct else parts[r]) for r in peers]
-        self._comm.exchange(sends, [(r, self._all[r]) for r in peers]).wait()
-        torch.add(self._all[0], self._all[1], out=parts[me])
-        for other in self._all[2:]:
-            parts[me].add_(other)
-        if not self._direct:
-            self._comm.exchange([(r, parts[me]) for r in peers], [(r, parts[r]) for r in peers]).wait()
+        elif self._form == "gather":
+            self._comm.all_gather(self._rows.view(-1), x).wait()
+            torch.add(self._rows[0], self._rows[1], out=x)
+            for other in self._rows[2:]:
+                x.add_(other)
+        else:
+            padded = self._rows.view(-1) if len(self._rows) else x
+            if padded is not x:
+                padded[: x.numel()].copy_(x)
+            self._comm.reduce_scatter(self._part, padded).wait()
+            self._comm.all_gather(padded, self._part).wait()
+            if padded is not x:
+                x.copy_(padded[: x.numel()])
 
 
 class CastAllReduce:

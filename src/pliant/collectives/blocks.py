@@ -12,6 +12,7 @@ from pliant.collectives.averaging import ShortVectorAverage
 from pliant.collectives.bit_masks import pack_bits, unpack_bits
 from pliant.collectives.block_grid import BlockGrid
 from pliant.collectives.compressed import CompressedAverage
+from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 from pliant.spec import ValueBits
 
@@ -96,11 +97,12 @@ class BlockAllGather:
 
     def __init__(self, grid: BlockGrid, ratio: float, comm: Comm) -> None:
         parts = grid.parts
-        self._grid, self._comm = grid, comm
+        self._grid = grid
         self._bits: ValueBits = parts.selection.value_bits
         self._dense = _mean_of(parts.message_numel(ratio), self._bits, comm, grid.device)
         self._values = torch.zeros(parts.room(ratio), device=grid.device)
         size = parts.payload_bytes(ratio)
+        self._comm = comm_for_rows(comm, size, grid.device)
         self._own = torch.zeros(size, dtype=torch.uint8, device=grid.device)
         self._all = torch.empty(comm.size * size, dtype=torch.uint8, device=grid.device)
 
@@ -132,7 +134,7 @@ class LeaderMask:
     """Selection by one rank for all. Bytes: (n-1) masks out of the leader, one into each other rank."""
 
     def __init__(self, grid: BlockGrid, comm: Comm) -> None:
-        self._grid, self._comm = grid, comm
+        self._grid, self._comm = grid, comm_for_rows(comm, grid.parts.mask_bytes, grid.device)
 
     def __call__(self, chosen: Tensor | None, leader: int) -> Tensor:
         """Return the leader's choice, bool (num_blocks,); the others give None."""
@@ -175,12 +177,15 @@ class _Mean:
 
 
 class _CodedMean:
-    """Mean as by `_Mean`, coded in both directions. The owner keeps the error of the coded mean."""
+    """Mean as by `_Mean`, coded in both directions. The owner keeps the error of the coded mean.
+
+    Short payloads among many ranks are forwarded: messages are few, and the selection stays what it is.
+    """
 
     def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
         self._message, self._owed = torch.empty(2, numel, device=device)
         self._average = CompressedAverage(
-            _CODEC, numel, comm, chunk_bytes=_CHUNK_BYTES, owner_feedback=True, device=device
+            _CODEC, numel, comm, chunk_bytes=_CHUNK_BYTES, owner_feedback=True, device=device, may_forward=True
         )
 
     def __call__(self, values: Tensor, *, poisoned: bool) -> tuple[Tensor, Tensor, bool]:

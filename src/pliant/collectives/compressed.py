@@ -5,9 +5,11 @@ from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, FusedOwner, all_finite, encode_feedback, finite_flag
-from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.halves import FromOwners, OwnerGather, OwnerReduction, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.rounds import RoundsComm
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
 from pliant.comm.base import Comm, Work
+from pliant.layouts.rounds import codes_in_rounds, forwards
 
 __all__ = ["CompressedAverage"]
 
@@ -24,7 +26,9 @@ class CompressedAverage:
     4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
     The first two are `ToOwners`, the others `FromOwners`; over a comm that prefers collectives `SwapToOwners` and
-    `GatherFromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank.
+    `GatherFromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank. Short payloads among more than
+    26 ranks are gathered in few rounds (`RoundsComm`), and come to their owners so too, with `may_forward`, where that
+    pays; then their bytes count in each round. Results are the same to the bit.
 
     One residual holds what this rank has not delivered to the *sum* yet: for other owners' parts the errors of its own
     payloads, and for its own part (where it sends nothing) the error of the coded mean, times size. So size * (sum of
@@ -39,6 +43,7 @@ class CompressedAverage:
         chunk_bytes: Uncompressed bytes of a piece.
         owner_feedback: Whether owners keep the error of the mean as well.
         device: Device of the buffers.
+        may_forward: Whether payloads may come to their owners by way of other ranks: fewer messages, more bytes.
 
     """
 
@@ -51,15 +56,25 @@ class CompressedAverage:
         chunk_bytes: int,
         owner_feedback: bool,
         device: torch.device,
+        may_forward: bool = False,
     ) -> None:
         self._codec, self._comm = codec, comm
         self._owner_feedback = owner_feedback
         ranges = cut_evenly(numel, comm.size, codec.granularity)
         parts = [pieces_of(part, chunk_bytes, codec.granularity) for part in ranges]
         self._mine = parts[comm.rank]
-        symmetric = comm.prefers_collectives
-        self._to_owners = (SwapToOwners if symmetric else ToOwners)(codec, parts, comm, device)
-        self._from_owners = (GatherFromOwners if symmetric else FromOwners)(codec, parts, comm, device)
+        to, back = comm, comm
+        largest = max(part.numel for part in ranges)
+        payload_bytes = codec.nbytes(largest)
+        if not comm.prefers_collectives and codes_in_rounds(payload_bytes, largest, chunk_bytes, comm.size):
+            back = RoundsComm(comm, device)
+            to = back if may_forward and forwards(payload_bytes, comm.size) else comm
+        self._to_owners: OwnerReduction = (SwapToOwners if to.prefers_collectives else ToOwners)(
+            codec, parts, to, device
+        )
+        self._from_owners: OwnerGather = (GatherFromOwners if back.prefers_collectives else FromOwners)(
+            codec, parts, back, device
+        )
         self._mean = self._from_owners.payloads[comm.rank]
         self._scratch = self._to_owners.scratch
         self._error = torch.zeros(max((piece.numel for piece in self._mine), default=0), device=device)

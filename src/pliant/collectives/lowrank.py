@@ -21,7 +21,7 @@ class LowRankAverage:
     Phases: M <- M + e; P <- M Q for all matrices, packed in one buffer behind the parameters that stay whole;
     average; orthogonalize each P; Q <- M^T P, packed; average; M' = P Q^T; e <- M - M'. Q starts the next step.
     Factors lie as rows, P as (r, n) and Q as (r, m): three passes over the matrix, each as fast as memory.
-    Bytes: two averages, of sum (n r) + uncompressed and of sum (m r) float32; in one hop where they are short.
+    Bytes: two averages, of sum (n r) + uncompressed and of sum (m r) float32; in few rounds where they are short.
 
     Vogels et al., PowerSGD (arXiv:1905.13727), Algorithms 1 and 2.
 

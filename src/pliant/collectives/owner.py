@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
+from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 
 __all__ = ["ReduceToOwners"]
@@ -15,11 +16,12 @@ __all__ = ["ReduceToOwners"]
 class ReduceToOwners:
     """Sum over ranks of each parameter's gradient, at its owner; all other ranks get its norm.
 
-    Phases, all messages pairwise, those of a phase one `exchange`:
+    Phases:
 
-    1. every rank packs its gradients by owner, and sends each owner one message;
+    1. every rank packs its gradients by owner, and sends each owner one message, all in one `exchange`;
     2. an owner adds them to its own, in the order of ranks, so that a sum is the same in every run;
-    3. owners send all ranks the Euclidean norms of their sums: 8 bytes for each parameter.
+    3. all gather the Euclidean norms of the sums: 8 bytes for each parameter, as many from each rank as from the owner
+       of most, in few rounds (`comm_for_rows`).
 
     Elsewhere the gradient becomes a stand-in of the same norm, all zero but for one element. So code that reads norms
     of gradients (torch's clip_grad_norm_, a GradScaler, a logger) gets on every rank the same as without owners, up to
@@ -51,7 +53,10 @@ class ReduceToOwners:
         self._outbox = {peer: self._message(self._part(peer)) for peer in self._peers if self._held[peer]}
         if codec is None:  # what is packed travels as it is
             self._outbox = {peer: self._part(peer) for peer in self._outbox}
-        self._norms = [torch.zeros(len(held), dtype=torch.float64, device=like.device) for held in self._held]
+        most = max(map(len, self._held))
+        self._norms = torch.zeros(comm.size, most, dtype=torch.float64, device=like.device)
+        self._own_norms = torch.zeros(most, dtype=torch.float64, device=like.device)
+        self._gather = comm_for_rows(comm, self._own_norms.nbytes, like.device)
 
     def __call__(self, x: Tensor, seed: int) -> None:
         """Replace x, (numel,), by sums where this rank is the owner, and by stand-ins elsewhere."""
@@ -72,13 +77,11 @@ class ReduceToOwners:
         self._unpack(x, total)
 
     def _tell_norms(self, total: Tensor) -> None:
-        norms, me = self._norms, self._comm.rank
         at = 0
-        for k, (start, stop) in enumerate(self._held[me]):
-            norms[me][k] = torch.linalg.vector_norm(total[at : at + stop - start], dtype=torch.float64)
+        for k, (start, stop) in enumerate(self._held[self._comm.rank]):
+            self._own_norms[k] = torch.linalg.vector_norm(total[at : at + stop - start], dtype=torch.float64)
             at += stop - start
-        sends = [(peer, norms[me]) for peer in self._peers if self._held[me]]
-        self._comm.exchange(sends, [(peer, norms[peer]) for peer in self._peers if self._held[peer]]).wait()
+        self._gather.all_gather(self._norms.view(-1), self._own_norms).wait()
 
     def _unpack(self, x: Tensor, total: Tensor) -> None:
         at = 0
@@ -86,10 +89,10 @@ class ReduceToOwners:
             x[start:stop].copy_(total[at : at + stop - start])
             at += stop - start
         for peer in self._peers:
-            for norm, (start, stop) in zip(self._norms[peer], self._held[peer], strict=True):
+            for norm, (start, stop) in zip(self._norms[peer], self._held[peer], strict=False):
                 x[start:stop].zero_()
                 x[start : start + 1].copy_(norm)
-        x[:1].add_(torch.cat(self._norms).sum() * 0)  # NaN if anything was not finite, anywhere
+        x[:1].add_(self._norms.sum() * 0)  # NaN if anything was not finite, anywhere
 
     def _part(self, rank: int) -> Tensor:
         return self._packed[self._cuts[rank] : self._cuts[rank + 1]]

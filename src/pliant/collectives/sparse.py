@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import BlockTopK, Dct, TopK
+from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 
 __all__ = ["SparseAverage"]
@@ -13,7 +14,7 @@ class SparseAverage:
     """Mean of vectors of which each rank sends the elements that its codec selects.
 
     Phases: encode; all-gather of the payloads; every rank adds all of them up in the order of ranks, so the results are
-    equal to the bit. Bytes: (size - 1) payloads in and out.
+    equal to the bit. Bytes: (size - 1) payloads in and out, in few rounds where they are short (`comm_for_rows`).
 
     Args:
         codec: Sparsifier.
@@ -25,7 +26,7 @@ class SparseAverage:
 
     def __init__(self, codec: TopK | BlockTopK | Dct, numel: int, comm: Comm, device: torch.device) -> None:
         self._codec = codec
-        self._comm = comm
+        self._comm = comm_for_rows(comm, codec.nbytes(numel), device)
         self._own = torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device)
         self._all = torch.empty(comm.size * self._own.numel(), dtype=torch.uint8, device=device)
 

@@ -49,7 +49,9 @@ class RecordedComm(WrappedComm):
     Bytes are those that the operation must move for this rank, n ranks and N bytes in the full tensor:
     all_reduce 2 (n-1)/n N out and in (ring); all_gather (n-1) parts out and in; reduce_scatter and all_to_all
     (n-1)/n N; exchange exactly what is posted; broadcast (n-1) N in all, sent by the root, N received by the others;
-    reduce N sent by all but the root. What `split` returns is counted here as well.
+    reduce N sent by all but the root. Messages likewise: all_reduce 2 (n-1), all_gather, reduce_scatter and all_to_all
+    n-1, broadcast and reduce ceil(log2 n) (the depth of their tree), exchange those that are posted. What `split`
+    returns is counted here as well.
     """
 
     def __init__(self, comm: Comm, listener: CommListener | None = None) -> None:
@@ -61,7 +63,7 @@ class RecordedComm(WrappedComm):
 
     def reset(self) -> None:
         """Forget everything so far."""
-        self._sent_bytes = self._received_bytes = 0
+        self._sent_bytes = self._received_bytes = self._sent_messages = 0
         self._wait_s = 0.0
         self._calls: Counter[str] = Counter()
         for part in self._parts:
@@ -76,6 +78,11 @@ class RecordedComm(WrappedComm):
     def received_bytes(self) -> int:
         """Bytes into this rank."""
         return self._received_bytes + sum(part.received_bytes for part in self._parts)
+
+    @property
+    def sent_messages(self) -> int:
+        """Messages out of this rank."""
+        return self._sent_messages + sum(part.sent_messages for part in self._parts)
 
     @property
     def wait_s(self) -> float:
@@ -116,34 +123,34 @@ class RecordedComm(WrappedComm):
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         moved = 2 * (self.size - 1) * x.nbytes // self.size
-        return self._count("all_reduce", lambda: self._comm.all_reduce(x, op), moved, moved)
+        return self._count("all_reduce", lambda: self._comm.all_reduce(x, op), moved, moved, 2 * (self.size - 1))
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         moved = (self.size - 1) * x.nbytes
-        return self._count("all_gather", lambda: self._comm.all_gather(out, x), moved, moved)
+        return self._count("all_gather", lambda: self._comm.all_gather(out, x), moved, moved, self.size - 1)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         moved = (self.size - 1) * out.nbytes
-        return self._count("reduce_scatter", lambda: self._comm.reduce_scatter(out, x, op), moved, moved)
+        return self._count("reduce_scatter", lambda: self._comm.reduce_scatter(out, x, op), moved, moved, self.size - 1)
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         moved = (self.size - 1) * x.nbytes // self.size
-        return self._count("all_to_all", lambda: self._comm.all_to_all(out, x), moved, moved)
+        return self._count("all_to_all", lambda: self._comm.all_to_all(out, x), moved, moved, self.size - 1)
 
     def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
         sent, received = sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives)
         start = partial(self._comm.exchange, sends, receives, patience_s=patience_s)
-        return self._count("exchange", start, sent, received, idle=patience_s is not None)
+        return self._count("exchange", start, sent, received, len(sends), idle=patience_s is not None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         sent = (self.size - 1) * x.nbytes if self.rank == root else 0
         received = 0 if self.rank == root else x.nbytes
-        return self._count("broadcast", lambda: self._comm.broadcast(x, root), sent, received)
+        return self._count("broadcast", lambda: self._comm.broadcast(x, root), sent, received, self._depth)
 
     def reduce(self, x: Tensor, root: int) -> Work:
         received = (self.size - 1) * x.nbytes if self.rank == root else 0
         sent = 0 if self.rank == root else x.nbytes
-        return self._count("reduce", lambda: self._comm.reduce(x, root), sent, received)
+        return self._count("reduce", lambda: self._comm.reduce(x, root), sent, received, self._depth)
 
     def barrier(self) -> None:
         self._calls["barrier"] += 1
@@ -165,11 +172,19 @@ class RecordedComm(WrappedComm):
         """Count on over another comm; the one before is closed, and so is what was split from it."""
         self._calls, self._wait_s = self.calls, self.wait_s
         self._sent_bytes, self._received_bytes = self.sent_bytes, self.received_bytes
+        self._sent_messages = self.sent_messages
         self.close()
         self._parts.clear()
         self._comm = comm
 
-    def _count(self, name: str, start: Callable[[], Work], sent: int, received: int, *, idle: bool = False) -> Work:
+    @property
+    def _depth(self) -> int:
+        """Depth of a binomial tree of all ranks."""
+        return (self.size - 1).bit_length()
+
+    def _count(
+        self, name: str, start: Callable[[], Work], sent: int, received: int, messages: int, *, idle: bool = False
+    ) -> Work:
         """Count a communication, then start it: a peer may receive it before another thread here runs.
 
         Its mark is taken first, so that counts from the moment a listener begins include all that the listener hears.
@@ -178,6 +193,7 @@ class RecordedComm(WrappedComm):
         with self._lock:
             self._calls[name] += 1
             self._sent_bytes += sent
+            self._sent_messages += messages
             self._received_bytes += 0 if idle else received
         return _Timed(self, start(), name, mark, sent, received, idle=idle)
 

@@ -69,6 +69,7 @@ class MeasuresSteps:
             exchanges=self._dispatcher.num_backwards,
             sent_bytes=self._comm.sent_bytes,
             received_bytes=self._comm.received_bytes,
+            sent_messages=self._comm.sent_messages,
             exposed_s=self.tracer.exposed_s,
             exchange_s=busy_s,
             codec_s=max(0.0, busy_s - self._comm.wait_s),

@@ -14,6 +14,8 @@ class RunStats(TypedDict):
     """Backward passes whose gradients were exchanged, or, where weights are exchanged, stayed local."""
     sent_bytes: int
     received_bytes: int
+    sent_messages: int
+    """Messages out of this rank: a ring's in each of its rounds, a broadcast's as many as its tree is deep."""
     exposed_s: float
     """Time that backward or the step has waited for exchanges."""
     exchange_s: float

@@ -1,7 +1,7 @@
 """Rules of the wire that executor and simulator share: cuts, blocks and payload sizes. No torch here."""
 
 from pliant.layouts.blocks import BlockDivision, divide_blocks, row_blocks, values_bytes
-from pliant.layouts.division import assign_owners, factor_shape, num_hops, weight_buckets
+from pliant.layouts.division import assign_owners, factor_shape, weight_buckets
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "divide_blocks",
     "factor_shape",
     "granularity",
-    "num_hops",
     "num_kept",
     "payload_bytes",
     "row_blocks",

@@ -3,32 +3,10 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["WEIGHT_BUCKET_NUMEL", "assign_owners", "factor_shape", "num_hops", "weight_buckets"]
+__all__ = ["WEIGHT_BUCKET_NUMEL", "assign_owners", "factor_shape", "weight_buckets"]
 
 WEIGHT_BUCKET_NUMEL = 25 << 18
 """Weights are exchanged in buckets of 25 MB of float32, as large as DDP's own by default."""
-
-_DIRECT_BYTES = 1 << 18
-"""Up to so many bytes out of a rank, one hop takes less time than two on the networks we know."""
-_OWNED_BYTES = 1 << 22
-"""Up to vectors of so many bytes, two hops take less time than a ring's many; then sends of all to one would jam."""
-
-
-_PARTS_BYTES = 1 << 19
-"""Largest part for messages that must be short: measured, two hops of 0.2 MB take 1.09 of what the link allows at 100
-Mbit/s, of 1.2 MB 1.41, and a ring 1.06."""
-
-
-def num_hops(numel: int, size: int, *, in_parts: bool = False) -> int:
-    """Return in how many hops `size` ranks average float32 vectors by themselves: 1, 2, or 0 for an all-reduce.
-
-    In parts, never 1, in which more bytes go than in an all-reduce.
-    """
-    if in_parts:
-        return 2 if 4 * numel <= _PARTS_BYTES else 0
-    if 4 * numel > _OWNED_BYTES:
-        return 0
-    return 1 if 4 * numel * (size - 1) <= _DIRECT_BYTES else 2
 
 
 def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pliant.layouts.blocks import divide_blocks
-from pliant.netmodel import DenseExchange, Floats, Round
-from pliant.simulator.collective_rounds import average, ring_all_gather
+from pliant.netmodel import Floats, Round
+from pliant.simulator.collective_rounds import all_gather, average, broadcast
 from pliant.spec import Selection
 
 __all__ = ["blocks"]
@@ -29,7 +29,7 @@ def blocks(
         shapes: Per bucket, of its tensors.
         num_ranks: Ranks that take part.
         coded: From elements, (num_buckets,), to the rounds of an average in codes.
-        by_ring: Whether all sums are rings, whatever their length.
+        by_ring: Whether all sums are rings, whatever their length, so are gathers, and masks go down trees.
 
     Raises:
         ValueError: Sums get a schedule, so that messages depend on each rank's selection.
@@ -46,10 +46,9 @@ def blocks(
     masks = np.array([float(each.mask_bytes * (not each.is_whole(ratio))) for each in parts])
     message = np.array([float(each.message_numel(ratio)) for each in parts])
     payload = np.array([float(each.payload_bytes(ratio)) for each in parts])
-    rounds = average(told, num_ranks, value_bytes=2, in_parts=True, by_ring=by_ring) if told.any() else []
+    rounds = average(told, num_ranks, value_bytes=2, in_parts=True, by_ring=by_ring)
     if selection.agreement == "leader":
-        give = np.repeat(masks[:, None] / num_ranks, num_ranks, 1)
-        rounds.append(Round(messages=DenseExchange(give=give, take=np.ones((1, num_ranks)))))
+        rounds += broadcast(masks, num_ranks, by_tree=by_ring)
     bits = np.array([each.bits(ratio) for each in parts])
     for each in np.unique(bits):
         of_these = message * (bits == each)
@@ -57,6 +56,4 @@ def blocks(
             rounds += coded(of_these)
         else:
             rounds += average(of_these, num_ranks, value_bytes=each // 8, in_parts=True, by_ring=by_ring)
-    if payload.any():
-        rounds.append(ring_all_gather(payload, num_ranks))
-    return rounds
+    return [*rounds, *all_gather(payload, num_ranks, by_ring=by_ring)]

@@ -4,11 +4,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pliant.layouts.division import num_hops
+from pliant.layouts.rounds import average_form, is_short, rounds_among
 from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint, Round, Together
 
-__all__ = ["among_ranks", "average", "ring", "ring_all_gather", "to_and_from", "tree"]
+__all__ = [
+    "all_gather",
+    "all_to_all_in_rounds",
+    "among_ranks",
+    "average",
+    "broadcast",
+    "gather_in_rounds",
+    "of_buckets",
+    "ring",
+    "ring_all_gather",
+    "to_and_from",
+    "tree",
+]
 
 
 def ring(num_bytes: Floats, num_ranks: int) -> Round:
@@ -49,29 +62,106 @@ def tree(num_bytes: Floats, num_ranks: int) -> list[Round]:
     return [*rounds, *down]
 
 
+def broadcast(num_bytes: Floats, num_ranks: int, *, by_tree: bool = False) -> list[Round]:
+    """Broadcast of `num_bytes`, (num_buckets,): short ones in rounds, others, or all, down a binomial tree.
+
+    Bytes are means over all ranks as the root, messages those of the root.
+    """
+    short = np.array([is_short(size) and not by_tree for size in num_bytes])
+    ranks, depth = np.arange(num_ranks), max(1, (num_ranks - 1).bit_length())
+    share = np.full(num_ranks, (num_ranks - 1) / num_ranks / depth)
+    pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes)
+    return [
+        *of_buckets(short, gather_in_rounds(num_bytes / num_ranks, num_ranks)),
+        *of_buckets(~short, [Round(messages=pairs, repeat=depth)]),
+    ]
+
+
+def gather_in_rounds(num_bytes: Floats, num_ranks: int) -> list[Round]:
+    """All-gather of `num_bytes` from each rank, (num_buckets,), as `RoundsComm` does it."""
+    return [
+        _among_all([(-at, count) for at, count, _ in hops], num_bytes, num_ranks) for hops in rounds_among(num_ranks)
+    ]
+
+
+def all_to_all_in_rounds(num_bytes: Floats, num_ranks: int) -> list[Round]:
+    """All-to-all of rows of `num_bytes`, (num_buckets,), by way of other ranks, as `RoundsComm` does it."""
+    return [
+        _among_all([(hop.distance, len(hop.rows)) for hop in hops], num_bytes, num_ranks)
+        for hops in rounds_among(num_ranks)
+    ]
+
+
+def _sum_in_rounds(num_bytes: Floats, num_ranks: int) -> list[Round]:
+    """Reduce-scatter of rows of `num_bytes`, (num_buckets,), as `RoundsComm` does it."""
+    return [
+        replace(
+            _among_all([(at, count) for at, count, _ in hops], num_bytes, num_ranks),
+            after={"reduce_bytes": num_bytes * sum(hop.num_rows for hop in hops)},
+        )
+        for hops in reversed(rounds_among(num_ranks))
+    ]
+
+
+def _among_all(hops: Sequence[tuple[int, int]], num_bytes: Floats, num_ranks: int) -> Round:
+    """Return the round in which each rank sends `count` rows to the rank `distance` further, for each hop."""
+    distance, count = np.array(hops, dtype=np.int64).T
+    source = np.repeat(np.arange(num_ranks), len(hops))
+    target = (source + np.tile(distance, num_ranks)) % num_ranks
+    share = np.tile(count, num_ranks).astype(np.float64)
+    return Round(messages=PointToPoint(source=source, target=target, share=share, num_bytes=num_bytes))
+
+
+def all_gather(num_bytes: Floats, num_ranks: int, *, by_ring: bool = False) -> list[Round]:
+    """All-gather of `num_bytes` from each rank, (num_buckets,): short ones in rounds, others, or all, around a ring."""
+    short = np.array([is_short(size) and not by_ring for size in num_bytes])
+    return [
+        *of_buckets(short, gather_in_rounds(num_bytes, num_ranks)),
+        *of_buckets(~short, [ring_all_gather(num_bytes, num_ranks)]),
+    ]
+
+
 def average(
     numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False, by_ring: bool = False
 ) -> list[Round]:
-    """Return the rounds of `ShortVectorAverage` on vectors of `numel` elements, (num_buckets,).
+    """Return the rounds of `ShortVectorAverage` on vectors of `numel` elements, (num_buckets,), each in its form.
 
-    One hop, two, or a ring; `by_ring` leaves the ring alone, for sums that go by a schedule in its place.
+    `by_ring` leaves the ring alone, for sums that go by a schedule in its place.
     """
-    hops = np.array([0 if by_ring else num_hops(int(k), num_ranks, in_parts=in_parts) for k in numel])
-    everybody = np.ones((1, num_ranks))
-    rounds: list[Round] = []
-    if (hops == 1).any():
-        size = float(value_bytes) * numel * (hops == 1)
-        take = np.repeat(size[:, None], num_ranks, 1)
-        added = {"reduce_bytes": size * (num_ranks - 1)}
-        rounds.append(Round(messages=DenseExchange(give=everybody, take=take), after=added))
-    if (hops == 2).any():
-        held = numel * (hops == 2)
-        edges = np.minimum(np.ceil(held / num_ranks)[:, None] * np.arange(num_ranks + 1), held[:, None])
-        part = value_bytes * np.diff(edges, axis=1)  # (num_buckets, num_ranks)
-        rounds += to_and_from(part, {"reduce_bytes": part.max(1) * (num_ranks - 1)})
-    if (hops == 0).any():
-        rounds.append(ring(float(value_bytes) * numel * (hops == 0), num_ranks))
-    return rounds
+    forms = np.array(["ring" if by_ring else average_form(int(k), num_ranks, in_parts=in_parts) for k in numel])
+    whole, part = value_bytes * numel, value_bytes * np.ceil(numel / num_ranks)
+    *gather, last = gather_in_rounds(whole, num_ranks)
+    by_form = {
+        "gather": [*gather, replace(last, after={"reduce_bytes": whole * (num_ranks - 1)})],
+        "halves": [*_sum_in_rounds(part, num_ranks), *gather_in_rounds(part, num_ranks)],
+        "ring": [ring(whole, num_ranks)],
+    }
+    return [each for form, rounds in by_form.items() for each in of_buckets((forms == form) & (numel > 0), rounds)]
+
+
+def of_buckets(chosen: NDArray[np.bool_], rounds: Sequence[Round]) -> list[Round]:
+    """Return rounds in which only the chosen buckets, (num_buckets,), send and compute; none if none is chosen."""
+    if not chosen.any():
+        return []
+    return [
+        replace(
+            each,
+            messages=None if each.messages is None else _messages_of(chosen, each.messages),
+            before={key: x * chosen for key, x in each.before.items()},
+            after={key: x * chosen for key, x in each.after.items()},
+        )
+        for each in rounds
+    ]
+
+
+def _messages_of(
+    chosen: NDArray[np.bool_], messages: PointToPoint | DenseExchange | Together
+) -> PointToPoint | DenseExchange | Together:
+    if isinstance(messages, Together):
+        raise TypeError("groups of ranks side by side have rounds of their own; choose buckets before that.")
+    if isinstance(messages, PointToPoint):
+        return replace(messages, num_bytes=messages.num_bytes * chosen)
+    return replace(messages, give=messages.give * chosen[:, None])
 
 
 def to_and_from(part: Floats, between: dict[str, Floats], back: Floats | None = None) -> list[Round]:

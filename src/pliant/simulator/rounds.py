@@ -6,9 +6,17 @@ import numpy as np
 
 from pliant.layouts.division import factor_shape
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
+from pliant.layouts.rounds import codes_in_rounds, forwards
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, Ints, PointToPoint, Round, passes, work
 from pliant.simulator.blocks import blocks
-from pliant.simulator.collective_rounds import average, ring, ring_all_gather
+from pliant.simulator.collective_rounds import (
+    all_gather,
+    all_to_all_in_rounds,
+    average,
+    gather_in_rounds,
+    of_buckets,
+    ring,
+)
 from pliant.spec import (
     AllGather,
     AllReduce,
@@ -37,6 +45,10 @@ __all__ = [
 ]
 
 
+_SLOT_BYTES = 16
+"""Payloads of many owners in one tensor begin at multiples of it."""
+
+
 def _num_kept(codec: CodecSpec, numel: Floats) -> Floats:
     return np.array([num_kept(codec, int(k)) for k in numel], dtype=np.float64)
 
@@ -60,25 +72,59 @@ def all_reduce_rounds(node: AllReduce, batch: BucketBatch, num_ranks: int, turn:
 
 
 def scatter_gather_rounds(node: ScatterGather, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Encode for each owner, send; owners add up, encode the mean and send it to all; decode. In pieces."""
-    codec, numel = node.codec, batch.numel
-    block = granularity(codec)
-    units = np.ceil(numel / block)
-    cuts = np.floor(np.arange(num_ranks) * units[:, None] / num_ranks) * block  # (num_buckets, num_ranks)
-    edges = np.minimum(np.concatenate([cuts, numel[:, None]], axis=1), numel[:, None])
-    part = np.diff(edges, axis=1)  # (num_buckets, num_ranks)
-    largest, others = part.max(1), numel - part.min(1)
-    pieces = np.maximum(1, np.minimum(np.ceil(4 * largest / node.chunk_bytes), np.ceil(largest / block)))
-    payload = _payloads(codec, part)
-    everybody = np.ones((1, num_ranks))
+    """Encode for each owner, send; owners add up, encode the mean and send it to all; decode."""
+    return _coded_rounds(node, batch.numel, num_ranks)
+
+
+def _coded_rounds(
+    node: ScatterGather, numel: Floats, num_ranks: int, *, may_forward: bool = False, in_pairs: bool = False
+) -> list[Round]:
+    """Return the rounds of `CompressedAverage` on vectors of `numel` elements, (num_buckets,); or all in pairs."""
+    codec = node.codec
+    part = _parts(codec, numel, num_ranks)
+    payload, largest, others = _payloads(codec, part), part.max(1), numel - part.min(1)
+    pieces = np.maximum(1, np.minimum(np.ceil(4 * largest / node.chunk_bytes), np.ceil(largest / granularity(codec))))
+    slots = np.ceil(payload.max(1) / _SLOT_BYTES) * _SLOT_BYTES
     on_worker = "encode" if node.feedback == "none" else "feedback"
     on_owner = "feedback" if node.feedback == "both" else "encode"
+    before, after = {f"{on_worker} {codec.name}": others}, {f"decode {codec.name}": others}
     reduce = {f"add {codec.name}": (num_ranks - 1) * largest, "reduce_bytes": 8 * largest}
     reduce[f"{on_owner} {codec.name}"] = largest
     reduce[f"decode {codec.name}"] = largest
+    up, down = _in_pieces(payload, pieces, before, reduce, after)
+    gathers = np.array(
+        [
+            not in_pairs and codes_in_rounds(int(size), int(most), node.chunk_bytes, num_ranks)
+            for size, most in zip(payload.max(1), largest, strict=True)
+        ]
+    )
+    sends_on = gathers & np.array([may_forward and forwards(int(size), num_ranks) for size in payload.max(1)])
+    return [
+        *of_buckets(sends_on, [work(before), *all_to_all_in_rounds(slots, num_ranks), work(reduce)]),
+        *of_buckets(~sends_on, [up]),
+        *of_buckets(gathers, [*gather_in_rounds(slots, num_ranks), work(after)]),
+        *of_buckets(~gathers, [down]),
+    ]
+
+
+def _parts(codec: CodecSpec, numel: Floats, num_ranks: int) -> Floats:
+    """Return the elements that each rank owns, (num_buckets, num_ranks)."""
+    block = granularity(codec)
+    units = np.ceil(numel / block)
+    cuts = np.floor(np.arange(num_ranks) * units[:, None] / num_ranks) * block
+    edges = np.minimum(np.concatenate([cuts, numel[:, None]], axis=1), numel[:, None])
+    return np.diff(edges, axis=1)
+
+
+def _in_pieces(
+    payload: Floats, pieces: Floats, before: dict[str, Floats], reduce: dict[str, Floats], after: dict[str, Floats]
+) -> tuple[Round, Round]:
+    """Return messages in pairs to the owners of payloads, (num_buckets, num_ranks) bytes, and back to all."""
+    num_ranks = payload.shape[1]
+    everybody = np.ones((1, num_ranks))
     up = Round(
         messages=DenseExchange(give=everybody, take=payload, rotated=True),
-        before={f"{on_worker} {codec.name}": others},
+        before=before,
         before_pieces=pieces * (num_ranks - 1),
         after=reduce,
         after_pieces=pieces,
@@ -88,11 +134,11 @@ def scatter_gather_rounds(node: ScatterGather, batch: BucketBatch, num_ranks: in
     down = Round(
         messages=DenseExchange(give=payload, take=everybody, rotated=True),
         before_pieces=pieces,
-        after={f"decode {codec.name}": others},
+        after=after,
         after_pieces=pieces,
         split=pieces,
     )
-    return [up, down]
+    return up, down
 
 
 def all_gather_rounds(
@@ -105,8 +151,8 @@ def all_gather_rounds(
     if codec.facts.kind == "transform":
         restore = {f"decode {codec.name}": batch.numel}
     before = {f"encode {codec.name}": batch.numel, **passes(batch, 2)}
-    around = ring_all_gather(_payloads(codec, batch.numel), num_ranks)
-    return [replace(around, before=before, after={**restore, **passes(batch, 3)})]
+    around = all_gather(_payloads(codec, batch.numel), num_ranks)
+    return [work(before), *around, work({**restore, **passes(batch, 3)})]
 
 
 def low_rank_rounds(node: LowRank, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
@@ -125,11 +171,12 @@ def low_rank_rounds(node: LowRank, batch: BucketBatch, num_ranks: int, turn: int
 def block_rounds(node: BlockSparse, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return what choosing, sending and adding up blocks takes."""
     by_owners = ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
+    scheduled = node.schedule != "ring"
 
     def coded(numel: Floats) -> list[Round]:
-        return scatter_gather_rounds(by_owners, replace(batch, numel=numel), num_ranks, turn)
+        return _coded_rounds(by_owners, numel, num_ranks, may_forward=True, in_pairs=scheduled)
 
-    rounds = blocks(node.selection, batch.shapes, num_ranks, coded, by_ring=node.schedule != "ring")
+    rounds = blocks(node.selection, batch.shapes, num_ranks, coded, by_ring=scheduled)
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
 
 
@@ -147,10 +194,10 @@ def owner_rounds(
     else:
         before[f"encode {codec.name}"] = batch.numel - held.min(1)
         after[f"add {codec.name}"] = most * (num_ranks - 1)
-    norms = DenseExchange(give=8 * batch.num_held, take=everybody)
     return [
         Round(messages=DenseExchange(give=everybody, take=payload), before=before, after=after),
-        Round(messages=norms, after=passes(batch, 1)),
+        *all_gather(8 * batch.num_held.max(1, initial=0), num_ranks),
+        work(passes(batch, 1)),
     ]
 
 

@@ -1,0 +1,148 @@
+"""Collectives in few rounds: what they move, for any number of ranks, and that their results are everybody's."""
+
+import itertools
+
+import pytest
+import torch
+
+from pliant.codecs import Int4
+from pliant.collectives import CompressedAverage, ShortVectorAverage
+from pliant.collectives.rounds import RoundsComm
+from pliant.comm import InOrderQueues, RecordedComm, run_world
+from pliant.comm.wrapped import WrappedComm
+from pliant.layouts.rounds import average_form, codes_in_rounds, forwards, rounds_among
+
+CPU = torch.device("cpu")
+SIZES = [*range(1, 10), 16, 29]
+
+
+def vector(rank, numel):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(rank))
+
+
+def test_rounds_bring_every_row_where_it_belongs():
+    for size, num_rounds in itertools.product([*range(1, 66), 128, 513], (0, 1, 2, 3)):
+        rounds = rounds_among(size, num_rounds)
+        assert len(rounds) <= (num_rounds or 3)
+        check_gather(rounds, size)
+        check_sum(rounds, size)
+        gone = [0] * size
+        for hop in itertools.chain(*rounds):
+            for row in hop.rows:
+                gone[row] += hop.distance
+        assert gone == list(range(size))
+
+
+def check_gather(rounds, size):
+    """Seen from one rank, as all do the same: held are the distances to the ranks whose rows are there."""
+    held = [0]
+    for hops in rounds:
+        came = [(at, [at + distance for distance in held[:count]]) for at, count, _ in hops]
+        for at, distances in came:
+            assert len(held) == at  # what comes lies behind what is there
+            held += distances
+    assert held == list(range(size))
+
+
+def check_sum(rounds, size):
+    """Summands of a row are known by the distance back to their ranks; none is added twice."""
+    summands = [{0} for _ in range(size)]
+    for hops in reversed(rounds):
+        before = [set(each) for each in summands]
+        for at, count, _ in hops:
+            for j in range(count):
+                moved = {at + back for back in before[at + j]}
+                assert not moved & summands[j]
+                summands[j] |= moved
+        del summands[hops[0].distance :]
+    assert summands == [set(range(size))]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gathers_sums_and_averages_are_those_of_any_comm(size):
+    """On queues in order, as NCCL's are; gathers and sums in one, two and three rounds."""
+    queues, numels = InOrderQueues(), (7, 8192 * size, 8192 * size + 3)
+    forms = [average_form(numel, size) for numel in numels]
+    assert forms[0] == "gather"
+    assert forms[1:] == ["halves" if size > 3 else "gather"] * 2
+
+    def body(place):
+        comm, means = queues.wrap(place.comm), list[torch.Tensor]()
+        sent = [moved(comm, size, num_rounds) for num_rounds in (1, 2, 3)]
+        for numel in numels:
+            average = ShortVectorAverage(numel, comm, CPU)
+            for _ in range(2):
+                average(x := vector(place.rank, numel))
+            means.append(x)
+        return sent, means
+
+    results = run_world(size, body, timeout_s=20)
+    for sent, _ in results:
+        for num_rounds, counted in zip((1, 2, 3), sent, strict=True):
+            hops = list(itertools.chain(*rounds_among(size, num_rounds)))
+            rows = sum(len(hop.rows) for hop in hops)
+            assert counted == [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
+    for k, numel in enumerate(numels):
+        mean = sum(vector(rank, numel).double() for rank in range(size)) / size
+        assert all(torch.equal(means[k], results[0][1][k]) for _, means in results)
+        torch.testing.assert_close(results[0][1][k].double(), mean, rtol=0, atol=1e-6)
+
+
+def moved(comm, size, num_rounds):
+    """Check a gather, a sum and an all-to-all of whole numbers, whose sums are exact; return messages and rows sent."""
+    data, mine = (
+        [torch.arange(5.0 * size) * (rank + 1) for rank in range(size)],
+        slice(5 * comm.rank, 5 * comm.rank + 5),
+    )
+    counted = RecordedComm(comm)
+    rounds, x, sent = RoundsComm(counted, CPU, num_rounds=num_rounds), data[comm.rank], []
+    gathered, total, swapped = torch.empty(5 * size), torch.empty(5), torch.empty(5 * size)
+    for call in (
+        lambda: rounds.all_gather(gathered, x[:5]),
+        lambda: rounds.reduce_scatter(total, x),
+        lambda: rounds.all_to_all(swapped, x),
+    ):
+        counted.reset()
+        call().wait()
+        sent.append((counted.sent_messages, counted.sent_bytes // 20))
+    assert torch.equal(gathered, torch.cat([each[:5] for each in data]))
+    assert torch.equal(total, torch.stack(data).sum(0)[mine])
+    assert torch.equal(swapped, torch.cat([each[mine] for each in data]))
+    for root in {0, size // 2, size - 1}:
+        told = data[root].clone() if root == comm.rank else torch.zeros(5 * size)
+        rounds.broadcast(told, root).wait()
+        assert torch.equal(told, data[root])
+    return sent
+
+
+class _Collectives(WrappedComm):
+    prefers_collectives = True
+
+
+@pytest.mark.parametrize("size", [28, pytest.param(33, marks=pytest.mark.extended)])
+def test_codes_in_rounds_give_what_any_comm_gives(size):
+    """One that prefers its own collectives gives the same to the bit; payloads are forwarded, or sent in pairs."""
+    numel = 64 * size - 1
+
+    def body(place):
+        found = []
+        for comm, may_forward in ((_Collectives(place.comm), False), (place.comm, False), (place.comm, True)):
+            comm = RecordedComm(comm)
+            average = CompressedAverage(
+                Int4(), numel, comm, chunk_bytes=1 << 20, owner_feedback=True, device=CPU, may_forward=may_forward
+            )
+            x, residual = vector(place.rank, numel), torch.zeros(numel)
+            for seed in range(2):
+                average(x, seed, residual)
+            found.append((x, residual, comm.sent_messages / 2))
+        return found
+
+    few = sum(map(len, rounds_among(size)))
+    assert codes_in_rounds(Int4().nbytes(64), 64, 1 << 20, size)
+    assert forwards(Int4().nbytes(64), size)
+    for found in run_world(size, body, timeout_s=20):
+        x, residual, _ = found[0]
+        for same, owed, _ in found[1:]:
+            assert torch.equal(x, same)
+            assert torch.equal(residual, owed)
+        assert [messages for _, _, messages in found] == [2 * (size - 1), size - 1 + few, 2 * few]
