@@ -50,6 +50,18 @@ def workload() -> Workload:
     return Workload(name="small", tensors=tuple(tensors), forward_s=1e-9, backward_s=1e-9, step_s=1e-9)
 
 
+class Model(nn.Module):
+    """Matrices beside one another, so that each has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIDE, SIDE, bias=False) for _ in range(TENSORS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what all make of x, (batch, SIDE), one after another: (batch, TENSORS * SIDE)."""
+        return torch.cat([layer(x) for layer in self.layers], 1)
+
+
 def simulated(plan: SyncPlan, ranks: int) -> dict[str, Any]:
     """Return messages out of the busiest rank and delays one after another, of a step."""
     hosts = [Host(name=f"h{k}", delay_s=DELAY_S) for k in range(ranks)]
@@ -67,8 +79,7 @@ def counted(plan: SyncPlan, ranks: int, period: int) -> dict[str, Any]:
 
     def train(of: RankContext) -> list[int]:
         torch.manual_seed(0)
-        layers = [nn.Linear(SIDE, SIDE, bias=False) for _ in range(TENSORS)]
-        model = DistributedDataParallel(nn.Sequential(*layers), process_group=of.process_group)
+        model = DistributedDataParallel(Model(), process_group=of.process_group)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         counts: list[int] = []
         with pliant.relax(model, optimizer, plan, agreement_every=0, timeout_s=300) as run:
