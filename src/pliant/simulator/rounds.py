@@ -1,5 +1,6 @@
 """Rounds of each leaf of a plan: what it sends and computes, one after another."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,6 @@ from pliant.spec import (
     BlockSparse,
     CodecSpec,
     CodedGossip,
-    CompressedMomentum,
     DecoupledMomentum,
     Gossip,
     Graph,
@@ -31,7 +31,6 @@ __all__ = [
     "block_rounds",
     "gossip_rounds",
     "low_rank_rounds",
-    "momentum_rounds",
     "owner_rounds",
     "scatter_gather_rounds",
 ]
@@ -122,12 +121,17 @@ def low_rank_rounds(node: LowRank, batch: BucketBatch, num_ranks: int, turn: int
     return [work(passes(batch, 1.5)), *left, work(passes(batch, 1)), *right, work(passes(batch, 2))]
 
 
-def block_rounds(node: BlockSparse, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Return what choosing, sending and adding up blocks takes."""
-    by_owners = ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
+def block_rounds(
+    node: BlockSparse,
+    batch: BucketBatch,
+    num_ranks: int,
+    coded_sum: Callable[[ScatterGather, BucketBatch], list[Round]],
+) -> list[Round]:
+    """Return what choosing, sending and adding up blocks takes, with that of a mean in codes."""
+    in_codes = ScatterGather(codec=CodecSpec(name="int4"), feedback="both", schedule=node.schedule)
 
     def coded(numel: Floats) -> list[Round]:
-        return scatter_gather_rounds(by_owners, replace(batch, numel=numel), num_ranks, turn)
+        return coded_sum(in_codes, replace(batch, numel=numel))
 
     rounds = blocks(node.selection, batch.shapes, num_ranks, coded, by_ring=node.schedule != "ring")
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
@@ -215,8 +219,3 @@ def _edges(graph: Graph, turn: int, num_ranks: int) -> tuple[Ints, Ints]:
     pairs = [(j, i) for i, row in enumerate(graph.mixing(turn, num_ranks)) for j in row if j != i]
     edges = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return edges[:, 0], edges[:, 1]
-
-
-def momentum_rounds(node: CompressedMomentum, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Return the rounds of the averaging, which come after a warm-up."""
-    return scatter_gather_rounds(node.averaging, batch, num_ranks, turn)
