@@ -13,7 +13,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.codecs import codec_from, encode_feedback
 from pliant.comm import run_world
 from pliant.planner.schedules import with_schedules
-from pliant.schedules import SolverOptions, candidates
+from pliant.schedules import SolverOptions, background, candidates
 from pliant.schedules.coded import ScheduledCodedAverage
 from pliant.schedules.coded_rounds import coded_rounds
 from pliant.schedules.dense import dense_merged
@@ -183,14 +183,31 @@ def test_a_value_that_is_not_finite_poisons_all_ranks_alike_and_no_residual():
         assert all(torch.equal(a.isfinite(), b.isfinite()) for a, b in zip(results, told[0][0], strict=True))
 
 
-def test_a_change_between_owners_and_a_schedule_keeps_what_is_owed():
-    """A search beside training: whatever is on trial, and whatever remains, the sum of what was given arrives."""
+class SolvedAtOnce:
+    """Search that ends when it begins."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def has_ended(self):
+        return True
+
+    def result(self):
+        return self.task.solve()
+
+    def close(self):
+        pass
+
+
+def test_a_change_between_owners_and_a_schedule_keeps_what_is_owed(monkeypatch):
+    """Whatever is on trial, and whatever remains, the sum of what was given arrives."""
+    monkeypatch.setattr(background, "SolverProcess", SolvedAtOnce)
 
     def train(context):
         comm = ScheduledComm(context.comm, mesh(3, 1), solver=SolverOptions(after=5, limit_s=5.0, trials=5))
         average = coded_average(codec_from(SIGN), 700, comm, chunk_bytes=4096, owner_feedback=True, device=CPU)
         residual, given, got, seen = torch.zeros(700), torch.zeros(700).double(), torch.zeros(700).double(), set()
-        for step in range(20_000):
+        for step in range(60):
             x = noise(context.rank, 700, step % 10)
             given += x
             average(x, step, residual)
@@ -203,7 +220,7 @@ def test_a_change_between_owners_and_a_schedule_keeps_what_is_owed():
     told = run_world(3, train)
     given, owed = (sum(each[k].double() for each in told) for k in (0, 2))
     assert all(torch.equal(each[1], told[0][1]) for each in told)
-    assert torch.allclose(3 * told[0][1] + owed, given, rtol=0, atol=1e-2)
+    assert torch.allclose(3 * told[0][1] + owed, given, rtol=0, atol=1e-3)
     assert all(1 in seen and not is_searching for *_, seen, is_searching in told)
 
 
