@@ -244,8 +244,8 @@ def test_words_that_are_no_schedule_are_refused(tmp_path):
         AllReduce(schedule="tree")
     with pytest.raises(ValueError, match="neither 'ring' nor 'auto', nor a file"):
         pliant.parse("allreduce(schedule='missing.json')")
-    with pytest.raises(ValueError, match="set agreement='leader' and value_bits=16"):
-        pliant.parse("tasc(schedule=auto)")
+    with pytest.raises(ValueError, match="that all ranks agree on; set agreement='leader'"):
+        pliant.parse("tasc(agreement='local', schedule=auto)")
     topology = tmp_path / "links.json"
     save(mesh(3, 1), topology)
     assert pliant.parse(f"allreduce(schedule={str(topology)!r})").schedule == mesh(3, 1)

@@ -71,27 +71,28 @@ def fp16(*, schedule: ScheduleLike = "ring") -> AllReduce:
     return AllReduce(codec=CodecSpec(name="fp16"), schedule=as_schedule(schedule))
 
 
-def bytegrad() -> ScatterGather:
+def bytegrad(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Quantize each block to 256 values between its least and largest element, without error feedback.
 
-    ByteGrad of BAGUA (Gan et al., arXiv:2107.01499), with a codec of blocks.
+    ByteGrad of BAGUA (Gan et al., arXiv:2107.01499), with a codec of blocks. Owners of equal parts add up; a
+    `schedule`, as for `allreduce`, finds other ways.
 
     >>> str(bytegrad())
     'ScatterGather(codec=minmax8)'
     """
-    return ScatterGather(codec=CodecSpec(name="minmax8"))
+    return ScatterGather(codec=CodecSpec(name="minmax8"), schedule=as_schedule(schedule))
 
 
-def qsgd(bits: int = 8) -> ScatterGather:
+def qsgd(bits: int = 8, *, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Quantize to 2, 4 or 8 bits with random rounding, unbiased (QSGD, Alistarh et al., arXiv:1610.02132).
 
     >>> str(qsgd(bits=4))
     'ScatterGather(codec=qsgd(bits=4))'
     """
-    return ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": bits}))
+    return ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": bits}), schedule=as_schedule(schedule))
 
 
-def onebit() -> ScatterGather:
+def onebit(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Send one bit per element and a scale per block, with error feedback on worker and chunk owner.
 
     1-bit SGD (Seide et al., Interspeech 2014) with both residuals of DoubleSqueeze (Tang et al., arXiv:1905.05957).
@@ -99,34 +100,34 @@ def onebit() -> ScatterGather:
     >>> str(onebit())
     "ScatterGather(codec=sign, feedback='both')"
     """
-    return ScatterGather(codec=CodecSpec(name="sign"), feedback="both")
+    return ScatterGather(codec=CodecSpec(name="sign"), feedback="both", schedule=as_schedule(schedule))
 
 
-def terngrad() -> ScatterGather:
+def terngrad(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Quantize to -1, 0 or 1 with random rounding, unbiased (TernGrad, Wen et al., arXiv:1705.07878).
 
     >>> str(terngrad())
     'ScatterGather(codec=ternary)'
     """
-    return ScatterGather(codec=CodecSpec(name="ternary"))
+    return ScatterGather(codec=CodecSpec(name="ternary"), schedule=as_schedule(schedule))
 
 
-def natural() -> ScatterGather:
+def natural(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Round to powers of two at random, unbiased (natural compression, Horvath et al., arXiv:1905.10988).
 
     >>> str(natural())
     'ScatterGather(codec=natural)'
     """
-    return ScatterGather(codec=CodecSpec(name="natural"))
+    return ScatterGather(codec=CodecSpec(name="natural"), schedule=as_schedule(schedule))
 
 
-def int4() -> ScatterGather:
+def int4(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Round to 4-bit integers with a scale per block, with error feedback on worker and chunk owner.
 
     >>> str(int4())
     "ScatterGather(codec=int4, feedback='both')"
     """
-    return ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
+    return ScatterGather(codec=CodecSpec(name="int4"), feedback="both", schedule=as_schedule(schedule))
 
 
 def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
@@ -211,7 +212,7 @@ def tasc(
     """Send the blocks that matter most to the loss, with `ratio` of the bytes of an all-reduce in float32.
 
     Settings are those of `Selection`; details: `BlockSparseExecutor`. The agreement 'host' is `between_hosts` of
-    'local': each host selects for itself. `schedule` is as for `allreduce`, for values of 16 or 32 bits.
+    'local': each host selects for itself. `schedule` is as for `allreduce`.
 
     >>> str(tasc(0.05))
     'BlockSparse(selection=Selection(ratio=0.05))'

@@ -1,8 +1,9 @@
 """Averages of selected blocks of a vector: one message of shared blocks, or a gather of each rank's own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,13 +58,16 @@ class SharedBlockAverage:
         grid: Of the vectors to come.
         ratio: Of bytes, which determines the size of the message.
         comm: Ranks to average over.
+        coded: Makes the average of values of 4 bits, from the arguments of `CompressedAverage`.
 
     """
 
-    def __init__(self, grid: BlockGrid, ratio: float, comm: Comm) -> None:
+    def __init__(
+        self, grid: BlockGrid, ratio: float, comm: Comm, *, coded: Callable[..., Any] = CompressedAverage
+    ) -> None:
         parts = grid.parts
         self._grid = grid
-        self._mean = _mean_of(parts.message_numel(ratio), parts.bits(ratio), comm, grid.device)
+        self._mean = _mean_of(parts.message_numel(ratio), parts.bits(ratio), comm, grid.device, coded)
         self._scores = ScoreMean(parts.told_numel(ratio), comm, grid.device)
 
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
@@ -177,14 +181,14 @@ class _Mean:
 
 
 class _CodedMean:
-    """Mean as by `_Mean`, coded in both directions. The owner keeps the error of the coded mean.
+    """Mean as by `_Mean`, coded in both directions. The owner, or root, keeps the error of the coded mean.
 
     Short payloads among many ranks are forwarded: messages are few, and the selection stays what it is.
     """
 
-    def __init__(self, numel: int, comm: Comm, device: torch.device) -> None:
+    def __init__(self, numel: int, comm: Comm, device: torch.device, coded: Callable[..., Any]) -> None:
         self._message, self._owed = torch.empty(2, numel, device=device)
-        self._average = CompressedAverage(
+        self._average = coded(
             _CODEC, numel, comm, chunk_bytes=_CHUNK_BYTES, owner_feedback=True, device=device, may_forward=True
         )
 
@@ -197,9 +201,11 @@ class _CodedMean:
         return values - self._owed[: len(values)], own.clone(), bool(message.isfinite().all())
 
 
-def _mean_of(numel: int, bits: ValueBits, comm: Comm, device: torch.device) -> _Mean | _CodedMean:
+def _mean_of(
+    numel: int, bits: ValueBits, comm: Comm, device: torch.device, coded: Callable[..., Any] = CompressedAverage
+) -> _Mean | _CodedMean:
     if bits == 4:
-        return _CodedMean(numel, comm, device)
+        return _CodedMean(numel, comm, device, coded)
     return _Mean(numel, _DTYPES[bits], comm, device)
 
 

@@ -65,7 +65,7 @@ class Genome:
     names: tuple[tuple[str, Gene], ...] = ()
     """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
     by_schedule: bool = False
-    """Whether dense sums take the fastest ways through the network, and not a ring."""
+    """Whether sums take the fastest ways through the network, and neither a ring nor owners of equal parts."""
 
     def __post_init__(self) -> None:
         base = FAMILIES[self.base.family]
@@ -119,8 +119,8 @@ class Genome:
         return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
 
 
-_SUMS = (AllReduce, LowRank)
-"""Nodes whose dense sums may go by a schedule."""
+_SUMS = (AllReduce, LowRank, ScatterGather)
+"""Nodes whose sums, dense or in codes, may go by a schedule."""
 
 
 def _by_schedule(node: Exchange) -> Exchange:

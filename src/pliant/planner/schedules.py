@@ -2,9 +2,19 @@
 
 from dataclasses import replace
 
+from pliant.layouts.payloads import payload_bytes
 from pliant.planner.genome import Genome
 from pliant.schedules.dense import fastest_schedule
-from pliant.spec import SyncPlan, Topology, Workload, with_schedule
+from pliant.spec import (
+    BlockSparse,
+    Exchange,
+    ScatterGather,
+    Scheduling,
+    SyncPlan,
+    Topology,
+    Workload,
+    with_schedule,
+)
 
 __all__ = ["scheduled_plan", "with_schedules"]
 
@@ -20,11 +30,19 @@ def scheduled_plan(genes: Genome, workload: Workload, topology: Topology) -> Syn
 def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> SyncPlan:
     """Return the plan with the schedule that is predicted to be the fastest in the place of each that is "auto".
 
-    It is made for the plan's buckets, or for the whole model if that is smaller. Where torch's own all-reduce is
-    predicted to be as fast, that remains.
+    It is made for the plan's buckets, or for the whole model if that is smaller, and for what a node sends of them.
+    Where torch's own all-reduce is predicted to be as fast, or of sums in codes owners of equal parts, that remains.
     """
     if not any(rule.exchange.needs_links for rule in plan.rules):
         return plan
     num_bytes = min(4 * workload.numel, plan.bucket_bytes or _BUCKET_BYTES)
-    found = fastest_schedule(num_bytes, topology) or "ring"
-    return replace(plan, rules=tuple(replace(r, exchange=with_schedule(r.exchange, found)) for r in plan.rules))
+
+    def fastest(node: Exchange) -> Scheduling:
+        sent_bytes, is_coded = num_bytes, isinstance(node, ScatterGather)
+        if isinstance(node, ScatterGather):
+            sent_bytes = payload_bytes(node.codec, num_bytes // 4)
+        elif isinstance(node, BlockSparse):
+            sent_bytes, is_coded = round(node.selection.ratio * num_bytes), node.selection.is_coded
+        return fastest_schedule(sent_bytes, topology, is_coded=is_coded) or "ring"
+
+    return replace(plan, rules=tuple(replace(r, exchange=with_schedule(r.exchange, fastest)) for r in plan.rules))

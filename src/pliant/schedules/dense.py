@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pliant.netmodel import Links, Overheads, PointToPoint
+from pliant.netmodel import DenseExchange, Links, Overheads, PointToPoint
 from pliant.schedules.collective import Collective, MergedCollective
 from pliant.schedules.cost import predict_cost
 from pliant.schedules.orders import host_orders, reordered
@@ -16,7 +16,7 @@ from pliant.schedules.trees import pack_trees
 from pliant.schedules.verify import verify
 from pliant.spec import Schedule, Topology
 
-__all__ = ["dense_candidates", "dense_merged", "fastest_schedule", "ring_s"]
+__all__ = ["dense_candidates", "dense_merged", "fastest_schedule", "owners_s", "ring_s"]
 
 _BLOCKS_PER_RANK = 2
 _MOST_RANKS = 24
@@ -61,12 +61,18 @@ def dense_candidates(
 
 
 @lru_cache(maxsize=256)
-def fastest_schedule(num_bytes: int, topology: Topology, overheads: Overheads | None = None) -> Schedule | None:
-    """Return the schedule that is predicted to be the fastest for a vector; None if Gloo's ring is."""
+def fastest_schedule(
+    num_bytes: int, topology: Topology, overheads: Overheads | None = None, *, is_coded: bool = False
+) -> Schedule | None:
+    """Return the schedule that is predicted to be the fastest for a vector; None if what needs none is.
+
+    That is Gloo's ring; or, of a vector in codes, whose payload has so many bytes, an average by owners.
+    """
     if topology.num_ranks == 1:
         return None
     best = dense_candidates(num_bytes, topology, overheads)[0]
-    return best.schedule if best.cost.total_s < ring_s(num_bytes, topology, overheads) else None
+    without_s = owners_s if is_coded else ring_s
+    return best.schedule if best.cost.total_s < without_s(num_bytes, topology, overheads) else None
 
 
 @lru_cache(maxsize=8)
@@ -91,6 +97,20 @@ def ring_s(num_bytes: float, topology: Topology, overheads: Overheads | None = N
     )
     added_s = num_bytes * (num_ranks - 1) / num_ranks / links.overheads.reduce_bytes_per_s * topology.ranks_per_cpu
     return float(links.load(around, 2 * (num_ranks - 1)).total_s[0]) + added_s
+
+
+def owners_s(num_bytes: float, topology: Topology, overheads: Overheads | None = None) -> float:
+    """Return what an average by owners of equal parts (`CompressedAverage`) is predicted to take for a payload.
+
+    Each rank sends every other one its part, and the owner sends the mean to all. Coding takes about as long by any
+    schedule, and is not counted.
+    """
+    num_ranks = topology.num_ranks
+    if num_ranks == 1:
+        return 0.0
+    everybody = np.ones((1, num_ranks))
+    half = DenseExchange(give=everybody, take=everybody * num_bytes / num_ranks, rotated=True)
+    return 2 * float(Links(topology, overheads).load(half).total_s[0])
 
 
 def _of_family(topology: Topology, overheads: Overheads) -> Iterator[Schedule]:

@@ -1,5 +1,6 @@
 """Rounds of each leaf of a plan: what it sends and computes, one after another."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,6 @@ from pliant.spec import (
     BlockSparse,
     CodecSpec,
     CodedGossip,
-    CompressedMomentum,
     DecoupledMomentum,
     Gossip,
     Graph,
@@ -39,7 +39,6 @@ __all__ = [
     "block_rounds",
     "gossip_rounds",
     "low_rank_rounds",
-    "momentum_rounds",
     "owner_rounds",
     "scatter_gather_rounds",
 ]
@@ -71,15 +70,11 @@ def all_reduce_rounds(node: AllReduce, batch: BucketBatch, num_ranks: int, turn:
     return [replace(around, before=before, after={**around.after, f"decode {codec.name}": numel})]
 
 
-def scatter_gather_rounds(node: ScatterGather, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Encode for each owner, send; owners add up, encode the mean and send it to all; decode."""
-    return _coded_rounds(node, batch.numel, num_ranks)
-
-
-def _coded_rounds(
-    node: ScatterGather, numel: Floats, num_ranks: int, *, may_forward: bool = False, in_pairs: bool = False
+def scatter_gather_rounds(
+    node: ScatterGather, batch: BucketBatch, num_ranks: int, *, may_forward: bool = False
 ) -> list[Round]:
-    """Return the rounds of `CompressedAverage` on vectors of `numel` elements, (num_buckets,); or all in pairs."""
+    """Return the rounds of `CompressedAverage`: encode for each owner, send; owners add up, encode the mean; decode."""
+    numel = batch.numel
     codec = node.codec
     part = _parts(codec, numel, num_ranks)
     payload, largest, others = _payloads(codec, part), part.max(1), numel - part.min(1)
@@ -94,7 +89,7 @@ def _coded_rounds(
     up, down = _in_pieces(payload, pieces, before, reduce, after)
     gathers = np.array(
         [
-            not in_pairs and codes_in_rounds(int(size), int(most), node.chunk_bytes, num_ranks)
+            codes_in_rounds(int(size), int(most), node.chunk_bytes, num_ranks)
             for size, most in zip(payload.max(1), largest, strict=True)
         ]
     )
@@ -168,15 +163,19 @@ def low_rank_rounds(node: LowRank, batch: BucketBatch, num_ranks: int, turn: int
     return [work(passes(batch, 1.5)), *left, work(passes(batch, 1)), *right, work(passes(batch, 2))]
 
 
-def block_rounds(node: BlockSparse, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Return what choosing, sending and adding up blocks takes."""
-    by_owners = ScatterGather(codec=CodecSpec(name="int4"), feedback="both")
-    scheduled = node.schedule != "ring"
+def block_rounds(
+    node: BlockSparse,
+    batch: BucketBatch,
+    num_ranks: int,
+    coded_sum: Callable[[ScatterGather, BucketBatch], list[Round]],
+) -> list[Round]:
+    """Return what choosing, sending and adding up blocks takes, with that of a mean in codes."""
+    in_codes = ScatterGather(codec=CodecSpec(name="int4"), feedback="both", schedule=node.schedule)
 
     def coded(numel: Floats) -> list[Round]:
-        return _coded_rounds(by_owners, numel, num_ranks, may_forward=True, in_pairs=scheduled)
+        return coded_sum(in_codes, replace(batch, numel=numel))
 
-    rounds = blocks(node.selection, batch.shapes, num_ranks, coded, by_ring=scheduled)
+    rounds = blocks(node.selection, batch.shapes, num_ranks, coded, by_ring=node.schedule != "ring")
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
 
 
@@ -262,8 +261,3 @@ def _edges(graph: Graph, turn: int, num_ranks: int) -> tuple[Ints, Ints]:
     pairs = [(j, i) for i, row in enumerate(graph.mixing(turn, num_ranks)) for j in row if j != i]
     edges = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return edges[:, 0], edges[:, 1]
-
-
-def momentum_rounds(node: CompressedMomentum, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Return the rounds of the averaging, which come after a warm-up."""
-    return scatter_gather_rounds(node.averaging, batch, num_ranks, turn)

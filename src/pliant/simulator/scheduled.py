@@ -11,7 +11,7 @@ from pliant.netmodel import Floats, PointToPoint, Round
 from pliant.schedules.dense import fastest_schedule
 from pliant.spec import Schedule, Scheduling, Topology
 
-__all__ = ["by_schedule"]
+__all__ = ["by_schedule", "require_ranks", "rounded_bytes"]
 
 
 def by_schedule(rounds: Sequence[Round], schedule: Scheduling, topology: Topology) -> list[Round]:
@@ -28,11 +28,7 @@ def by_schedule(rounds: Sequence[Round], schedule: Scheduling, topology: Topolog
     """
     if schedule == "ring" or topology.num_ranks == 1:
         return list(rounds)
-    if isinstance(schedule, Schedule) and schedule.num_ranks != topology.num_ranks:
-        raise ValueError(
-            f"the schedule {schedule.name!r} of the plan is for {schedule.num_ranks} ranks, but {topology.num_ranks} "
-            "are simulated; make one for these hosts with `pliant schedule`."
-        )
+    require_ranks(schedule, topology)
     found: list[Round] = []
     for each in rounds:
         messages = each.messages
@@ -43,7 +39,16 @@ def by_schedule(rounds: Sequence[Round], schedule: Scheduling, topology: Topolog
     return found
 
 
-def _rounded(num_bytes: float) -> int:
+def require_ranks(schedule: Scheduling, topology: Topology) -> None:
+    """Raise ValueError for a schedule of another number of ranks."""
+    if isinstance(schedule, Schedule) and schedule.num_ranks != topology.num_ranks:
+        raise ValueError(
+            f"the schedule {schedule.name!r} of the plan is for {schedule.num_ranks} ranks, but {topology.num_ranks} "
+            "are simulated; make one for these hosts with `pliant schedule`."
+        )
+
+
+def rounded_bytes(num_bytes: float) -> int:
     """Return the bytes to a fifth, so that few sizes are chosen for."""
     return round(2 ** (round(4 * math.log2(num_bytes)) / 4)) if num_bytes > 0 else 0
 
@@ -51,7 +56,7 @@ def _rounded(num_bytes: float) -> int:
 def _in_place_of(ring: Round, around: PointToPoint, schedule: Scheduling, topology: Topology) -> Iterator[Round]:
     """Yield the rounds of the schedules of all buckets; each round has the bytes of the buckets that are in it."""
     chosen = [
-        schedule if isinstance(schedule, Schedule) else fastest_schedule(_rounded(size), topology)
+        schedule if isinstance(schedule, Schedule) else fastest_schedule(rounded_bytes(size), topology)
         for size in around.num_bytes
     ]
     yield replace(ring, messages=None, repeat=1, after={})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,11 +16,10 @@ from pliant.simulator.rounds import (
     block_rounds,
     gossip_rounds,
     low_rank_rounds,
-    momentum_rounds,
     owner_rounds,
-    scatter_gather_rounds,
 )
 from pliant.simulator.scheduled import by_schedule
+from pliant.simulator.scheduled_codes import coded_sum_rounds
 from pliant.simulator.sharded import among_replicas, gather_rounds, reduce_scatter_rounds, shards_of
 from pliant.spec import (
     After,
@@ -197,6 +197,21 @@ def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, tur
     return ExchangeTraffic(task=(replace(around, messages=None, after={}),), rest=(replace(around, before={}),))
 
 
+def _coded_sum(node: ScatterGather, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    return ExchangeTraffic(task=tuple(coded_sum_rounds(node, batch, topology)))
+
+
+def _momentum(node: CompressedMomentum, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Count the averaging, which comes after a warm-up."""
+    return _coded_sum(node.averaging, batch, topology, turn)
+
+
+def _block_sparse(node: BlockSparse, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    coded_sum = partial(coded_sum_rounds, topology=topology, may_forward=True)
+    rounds = block_rounds(node, batch, topology.num_ranks, coded_sum)
+    return ExchangeTraffic(task=tuple(by_schedule(rounds, node.schedule, topology)))
+
+
 def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
@@ -239,12 +254,12 @@ def _scheduled(
 
 TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], ExchangeTraffic]] = {
     AllReduce: _scheduled(all_reduce_rounds),
-    ScatterGather: _among_all(scatter_gather_rounds),
+    ScatterGather: _coded_sum,
     AllGather: _among_all(all_gather_rounds),
-    BlockSparse: _scheduled(block_rounds),
+    BlockSparse: _block_sparse,
     LowRank: _scheduled(low_rank_rounds),
     DecoupledMomentum: _among_all(all_gather_rounds),
-    CompressedMomentum: _among_all(momentum_rounds),
+    CompressedMomentum: _momentum,
     ShardedOptimizer: _among_all(owner_rounds),
     ParameterServer: _among_all(owner_rounds),
     Gossip: _among_all(gossip_rounds),

@@ -58,7 +58,9 @@ class ScatterGather(Exchange):
     feedback: Literal["none", "worker", "both"] = "none"
     """Who keeps what the codec loses."""
     chunk_bytes: Annotated[int, Range(low=4096)] = 1 << 20
-    """Bytes before coding in one pipelined piece of a bucket."""
+    """Bytes before coding in one pipelined piece of a bucket, where owners of equal parts add up."""
+    schedule: Scheduling = "ring"
+    """How sums go over the network; "ring" stands for owners of equal parts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,11 +126,10 @@ class BlockSparse(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.schedule == "ring" or (self.selection.agreement != "local" and not self.selection.is_coded),
+            self.schedule == "ring" or self.selection.agreement != "local",
             "BlockSparse",
-            f"schedule must be 'ring' with the agreement {self.selection.agreement!r} and values of "
-            f"{self.selection.value_bits} bits, since schedules are for sums of blocks that all ranks agree on, in 16 "
-            "or 32 bits; set agreement='leader' and value_bits=16.",
+            f"schedule must be 'ring' with the agreement {self.selection.agreement!r}, since schedules are for sums of "
+            "blocks that all ranks agree on; set agreement='leader'.",
         )
 
     @property

@@ -70,6 +70,10 @@ class CompressedMomentum(Exchange):
         return Timing(until_step=self.warmup_steps)
 
     @property
+    def needs_links(self) -> bool:
+        return self.averaging.needs_links
+
+    @property
     def payload_codec(self) -> CodecSpec | None:
         return self.averaging.codec
 

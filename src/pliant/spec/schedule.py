@@ -1,7 +1,7 @@
 """Schedules: rounds of moves of a collective's blocks."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -58,10 +58,14 @@ class Schedule:
                 f"sum is {sum(self.shares):g}; give one of at least 0 for each block, which are 1 together."
             )
 
-    def cuts(self, numel: int) -> tuple[int, ...]:
-        """Return where the blocks of a dense vector of so many elements begin, and where the last one ends."""
+    def cuts(self, numel: int, granularity: int = 1) -> tuple[int, ...]:
+        """Return where the blocks of a dense vector of so many elements begin, and where the last one ends.
+
+        They begin at multiples of `granularity`.
+        """
         shares = self.shares or (1 / max(self.num_blocks, 1),) * self.num_blocks
-        inner = [min(numel, round(numel * part)) for part in accumulate(shares)]
+        num_units = -(-numel // granularity)
+        inner = [min(numel, granularity * round(num_units * part)) for part in accumulate(shares)]
         return (0, *inner[:-1], numel) if inner else (0,)
 
     @property
@@ -81,12 +85,19 @@ class Schedule:
 
 
 Scheduling = Literal["ring", "auto"] | Topology | Schedule
-"""How a dense sum goes over the network: by the backend's own all-reduce (of Gloo a ring); by the fastest schedule for
-the links that are measured when training starts, or for those of a topology; or by a given schedule."""
+"""How a sum goes over the network: by the backend's own all-reduce (of Gloo a ring), and in codes by owners of equal
+parts; by the fastest schedule for the links that are measured when training starts, or for those of a topology; or by a
+given schedule."""
 
 
-def with_schedule(node: Exchange, schedule: Scheduling) -> Exchange:
-    """Return the node with a schedule in the place of each that is "auto", in all nodes inside it as well."""
+def with_schedule(node: Exchange, schedule: Scheduling | Callable[[Exchange], Scheduling]) -> Exchange:
+    """Return the node with a schedule in the place of each that is "auto", in all nodes inside it as well.
+
+    Args:
+        node: Node whose schedules are to be known.
+        schedule: The schedule, or what returns that of a node.
+
+    """
     inside = {f.name: getattr(node, f.name) for f in fields(node)}
     changed: dict[str, Any] = {
         name: with_schedule(value, schedule)
@@ -94,5 +105,5 @@ def with_schedule(node: Exchange, schedule: Scheduling) -> Exchange:
         if isinstance(value, Exchange) and value.needs_links
     }
     if inside.get("schedule") == "auto":
-        changed["schedule"] = schedule
+        changed["schedule"] = schedule(node) if callable(schedule) else schedule
     return replace(node, **changed) if changed else node

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import CURVATURE, State, StateSpec, StepContext
 from pliant.algorithms.executors.budgets import minimum_counts, select_blocks
+from pliant.algorithms.executors.coded_average import coded_average
 from pliant.algorithms.executors.ratio_state import RATIO_STATE_NUMEL, RatioState, check_single_momentum, ramp_ratio
 from pliant.algorithms.executors.scheduled_blocks import ScheduledBlockSum
 from pliant.algorithms.registry import is_adaptive
@@ -42,7 +43,7 @@ class _Workspace:
             selection, whole = self.grid.parts.selection, self.grid.parts.is_whole(ratio)
             self._ratio = ratio
             if selection.agreement != "local" or whole:
-                self._carrier = SharedBlockAverage(self.grid, ratio, self.comm)
+                self._carrier = SharedBlockAverage(self.grid, ratio, self.comm, coded=coded_average)
             elif selection.topology is not None:
                 self._carrier = ScheduledBlockSum(self.grid, selection.topology, self.comm)
             else:

@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 
 from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.coded_average import coded_average
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite, codec_from, finite_flag, keep_unless
-from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
+from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import CompressedMomentum
 
 __all__ = ["CompressedMomentumExecutor", "OneBitAdam"]
@@ -132,10 +133,10 @@ class CompressedMomentumExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the payload buffers of the exchange."""
-        return CompressedAverage(
+        return coded_average(
             codec_from(self.node.averaging.codec),
             bucket.numel,
-            comm,
+            scheduled(comm, self.node.averaging.schedule),
             chunk_bytes=self.node.averaging.chunk_bytes,
             owner_feedback=True,
             device=bucket.flat.device,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.coded_average import coded_average
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
-from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
+from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import ScatterGather
 
 __all__ = ["ScatterGatherExecutor"]
@@ -24,7 +25,8 @@ class ScatterGatherExecutor:
     Each rank owns 1/n of a bucket. Rank i sends C(g_i + e_i) of each chunk to its owner; the owner decodes and adds,
     divides by n, encodes the mean and sends it to all; every rank, the owner too, decodes the same bytes.
     Bytes: 2 (n-1)/n of the codec's size out and in per rank. Residuals e are kept by workers and, with feedback
-    'both', by owners. Gan et al., BAGUA (arXiv:2107.01499, C_LP_S); Tang et al., DoubleSqueeze (arXiv:1905.05957).
+    'both', by owners. Gan et al., BAGUA (arXiv:2107.01499, C_LP_S); Tang et al., DoubleSqueeze (arXiv:1905.05957). A
+    schedule may take other ways (`ScheduledCodedAverage`).
     """
 
     node: ScatterGather
@@ -35,10 +37,10 @@ class ScatterGatherExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the payload buffers of the exchange."""
-        return CompressedAverage(
+        return coded_average(
             codec_from(self.node.codec),
             bucket.numel,
-            comm,
+            scheduled(comm, self.node.schedule),
             chunk_bytes=self.node.chunk_bytes,
             owner_feedback=self.node.feedback == "both",
             device=bucket.flat.device,

@@ -1,0 +1,174 @@
+"""Choice of the ways of a run's sums, alike on all ranks: a given schedule, or what is found beside training."""
+
+import json
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pliant.accelerator import synchronize
+from pliant.comm.base import Comm
+from pliant.comm.text_broadcast import broadcast_text
+from pliant.netmodel import Overheads
+from pliant.schedules.background import BackgroundSolver, SolverOptions
+from pliant.schedules.collective import Collective
+from pliant.spec import Schedule, Topology, from_json, to_json
+
+__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind"]
+
+SCHEDULE_SOLVER = SolverOptions(after=8, limit_s=20.0, trials=5)
+"""Sums of a kind before a search for it, its time limit, and sums on trial."""
+_EVERY = 4
+"""Sums from one word of rank 0's to the next, as long as there is something to decide."""
+_WORDS = ("stay", "change", "back", "settled")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SumKind:
+    """Sums that go the same way: of vectors of one length and dtype, or in one codec."""
+
+    name: str
+    """Name that is the same on all ranks, and no other kind's."""
+    num_bytes: int
+    """Bytes of the vector, or of its payload."""
+    device: torch.device
+    without_s: Callable[[Topology, Overheads], float]
+    """Predicts the seconds of the sum without a schedule."""
+    make: Callable[[Schedule], Callable[..., None]]
+    """Returns what carries out such a sum by a schedule; collective."""
+
+
+class ScheduleChoice:
+    """A schedule for each kind of sum, or none.
+
+    A given schedule carries out all sums from the first on. With a topology, sums begin without. Rank 0 measures them,
+    and searches for a schedule in a process of its own, for each kind in turn. What it finds is used if it is predicted
+    to be faster, and stays if the median of its first sums is faster than that of the sums before; else all return
+    together. While there is something to decide, rank 0 tells all in one byte before every fourth sum. Every rank asks
+    for the same sums in the same order.
+
+    Args:
+        comm: Ranks that add up.
+        schedule: A schedule, or the network for which to find some: that of all ranks, or of one rank for each host.
+        overheads: Overheads beside the topology.
+        solver: When searches begin and end, and how long results are on trial.
+
+    Raises:
+        ValueError: The schedule or the topology is for another number of ranks.
+
+    """
+
+    def __init__(
+        self, comm: Comm, schedule: Schedule | Topology, *, overheads: Overheads | None, solver: SolverOptions
+    ) -> None:
+        self._comm = comm
+        self._given = schedule if isinstance(schedule, Schedule) else None
+        self._topology = _topology_for(comm, schedule) if isinstance(schedule, Topology) else None
+        if self._given is not None and self._given.num_ranks != comm.size:
+            raise ValueError(
+                f"the schedule {self._given.name!r} is for {self._given.num_ranks} ranks, but {comm.size} add up; make "
+                "one for this network with `pliant schedule`."
+            )
+        self._overheads = overheads if overheads is not None else Overheads()
+        self._ready: dict[str, Callable[..., None]] = {}
+        self._known: dict[str, SumKind] = {}
+        """Kinds that were asked for, the same on all ranks."""
+        self._on_trial = ""
+        self._is_open, self._calls = False, 0
+        """Whether rank 0 has something to decide, and sums since it last began to."""
+        self._solver: BackgroundSolver | None = None
+        if self._topology is not None and comm.rank == 0:
+            self._solver = BackgroundSolver(solver, self._topology, self._overheads)
+            weakref.finalize(self, self._solver.close)
+
+    @property
+    def num_scheduled(self) -> int:
+        """Kinds of sums that go by a schedule now."""
+        return len(self._ready)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether schedules are still searched for, or on trial; alike on all ranks."""
+        return self._is_open
+
+    def way(self, kind: SumKind) -> Callable[..., None] | None:
+        """Return what carries out the next sum, which is of this kind, by a schedule; None without. Collective."""
+        if self._given is not None and kind.name not in self._ready:
+            self._ready[kind.name] = kind.make(self._given)
+        if self._topology is not None:
+            if kind.name not in self._known:
+                self._known[kind.name] = kind
+                self._is_open = True
+            if self._is_open:
+                if self._calls % _EVERY == 0:
+                    self._listen(kind.device)
+                self._calls += 1
+        return self._ready.get(kind.name)
+
+    def note(self, kind: SumKind, start_s: float) -> None:
+        """Let rank 0 know when a sum of this kind began, which has just ended."""
+        if self._solver is None or self._topology is None or not self._is_open:
+            return
+        synchronize(kind.device)
+        seconds, everybody = time.perf_counter() - start_s, (tuple(range(self._comm.size)),)
+        task = Collective(
+            num_ranks=self._comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody
+        )
+        without_s = kind.without_s(self._topology, self._overheads)
+        self._solver.note_call(kind.name.encode(), task, without_s, seconds, is_dense=True)
+
+    def _listen(self, device: torch.device) -> None:
+        """Do what rank 0 has decided."""
+        word = 0
+        if self._solver is not None:
+            decided = self._decide(self._solver)
+            word = _WORDS.index(
+                "settled" if decided == "stay" and self._solver.has_settled(len(self._known)) else decided
+            )
+        told = torch.tensor([word], dtype=torch.uint8, device=device)
+        self._comm.broadcast(told, 0).wait()
+        decision = _WORDS[int(told.item())]
+        if decision == "settled":
+            self._is_open, self._calls = False, 0
+        elif decision == "back":
+            self._ready = {name: ready for name, ready in self._ready.items() if name != self._on_trial}
+        elif decision == "change":
+            self._change(device)
+
+    def _decide(self, solver: BackgroundSolver) -> str:
+        try:
+            return solver.decide()
+        except RuntimeError as error:  # no reason to end a training that goes on without
+            warnings.warn(f"no schedule was found, and sums go on as they are: {error}", stacklevel=2)
+            return "stay"
+
+    def _change(self, device: torch.device) -> None:
+        """Use the schedule that rank 0 has found for some kind of sums."""
+        text = ""
+        if self._solver is not None:
+            name, found = self._solver.found()
+            text = json.dumps([name.decode(), to_json(found.schedule)])
+        told: list[Any] = json.loads(broadcast_text(text, self._comm, device=device))
+        self._on_trial = told[0]
+        self._ready[self._on_trial] = self._known[self._on_trial].make(from_json(Schedule, told[1]))
+
+    def close(self) -> None:
+        """End a search that still runs."""
+        if self._solver is not None:
+            self._solver.close()
+
+
+def _topology_for(comm: Comm, topology: Topology) -> Topology:
+    """Return the network of a comm's ranks: all of them, or one for each host."""
+    if comm.size == topology.num_ranks:
+        return topology
+    if comm.size == len(topology.hosts):
+        return replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
+    raise ValueError(
+        f"the topology has {topology.num_ranks} ranks on {len(topology.hosts)} hosts, but {comm.size} ranks add up; "
+        "probe this cluster, or use schedule='auto'."
+    )
