@@ -10,7 +10,7 @@ from torch import Tensor
 from pliant.codecs import Codec
 from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
-from pliant.schedules.choice import SumKind
+from pliant.schedules.choice import ScheduleChoice, SumKind
 from pliant.schedules.coded import ScheduledCodedAverage
 from pliant.schedules.dense import owners_s
 from pliant.schedules.scheduled_comm import ScheduledComm
@@ -37,7 +37,7 @@ def coded_average(
 
     """
     if isinstance(comm, ScheduledComm) and comm.size > 1:
-        return _ChosenAverage(codec, numel, comm, chunk_bytes, device, owner_feedback=owner_feedback)
+        return _ChosenAverage(codec, numel, comm.choice, chunk_bytes, device, owner_feedback=owner_feedback)
     return CompressedAverage(codec, numel, comm, chunk_bytes=chunk_bytes, owner_feedback=owner_feedback, device=device)
 
 
@@ -48,13 +48,13 @@ class _ChosenAverage:
         self,
         codec: Codec,
         numel: int,
-        comm: ScheduledComm,
+        choice: ScheduleChoice,
         chunk_bytes: int,
         device: torch.device,
         *,
         owner_feedback: bool,
     ) -> None:
-        self._choice = comm.choice
+        self._choice, comm = choice, choice.comm
         self._make_owners = partial(
             CompressedAverage, codec, numel, comm, chunk_bytes=chunk_bytes, owner_feedback=owner_feedback, device=device
         )
