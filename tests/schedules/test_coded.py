@@ -313,5 +313,5 @@ def test_ranks_with_other_schedules_are_told():
 
 @pytest.mark.parametrize("node", [pliant.int4(schedule="auto"), pliant.allreduce(schedule="auto")])
 def test_shards_have_no_schedules(node):
-    with pytest.raises(ValueError, match="gradients of a sharded model travel in one codec, but .* is more than that"):
+    with pytest.raises(ValueError, match=r"gradients of a sharded model travel in one codec, but .* is more than that"):
         pliant.sharded(gradients=node)
