@@ -309,3 +309,9 @@ def test_ranks_with_other_schedules_are_told():
             ScheduledCodedAverage(schedule, codec_from(INT4), 8, context.comm, owner_feedback=True, device=CPU)
 
     run_world(2, make)
+
+
+@pytest.mark.parametrize("node", [pliant.int4(schedule="auto"), pliant.allreduce(schedule="auto")])
+def test_shards_have_no_schedules(node):
+    with pytest.raises(ValueError, match=r"gradients of a sharded model travel in one codec, but .* is more than that"):
+        pliant.sharded(gradients=node)

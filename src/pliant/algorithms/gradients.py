@@ -74,8 +74,7 @@ def fp16(*, schedule: ScheduleLike = "ring") -> AllReduce:
 def bytegrad(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Quantize each block to 256 values between its least and largest element, without error feedback.
 
-    ByteGrad of BAGUA (Gan et al., arXiv:2107.01499), with a codec of blocks. Owners of equal parts add up; a
-    `schedule`, as for `allreduce`, finds other ways.
+    ByteGrad of BAGUA (Gan et al., arXiv:2107.01499), with a codec of blocks; `schedule` as for `allreduce`.
 
     >>> str(bytegrad())
     'ScatterGather(codec=minmax8)'

@@ -137,9 +137,10 @@ def _codec_of(given: Any, what: str) -> tuple[CodecSpec | None, bool]:
     if isinstance(given, CodecSpec):
         return given, given.facts.biased
     node = node_of(given)
-    if isinstance(node, AllReduce) and (node.codec is None or node.codec.facts.kind == "cast"):
+    by_schedule = getattr(node, "schedule", "ring") != "ring"
+    if isinstance(node, AllReduce) and not by_schedule and (node.codec is None or node.codec.facts.kind == "cast"):
         return node.codec, False
-    if isinstance(node, ScatterGather):
+    if isinstance(node, ScatterGather) and not by_schedule:
         return node.codec, node.feedback != "none"
     raise ValueError(
         f"{what} of a sharded model travel in one codec, but {node} is more than that; choose one such as allreduce, "

@@ -65,7 +65,8 @@ class ScheduleChoice:
     def __init__(
         self, comm: Comm, schedule: Schedule | Topology, *, overheads: Overheads | None, solver: SolverOptions
     ) -> None:
-        self._comm = comm
+        self.comm = comm
+        """Ranks that add up."""
         self._given = schedule if isinstance(schedule, Schedule) else None
         self._topology = _topology_for(comm, schedule) if isinstance(schedule, Topology) else None
         if self._given is not None and self._given.num_ranks != comm.size:
@@ -114,10 +115,8 @@ class ScheduleChoice:
         if self._solver is None or self._topology is None or not self._is_open:
             return
         synchronize(kind.device)
-        seconds, everybody = time.perf_counter() - start_s, (tuple(range(self._comm.size)),)
-        task = Collective(
-            num_ranks=self._comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody
-        )
+        seconds, everybody = time.perf_counter() - start_s, (tuple(range(self.comm.size)),)
+        task = Collective(num_ranks=self.comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody)
         without_s = kind.without_s(self._topology, self._overheads)
         self._solver.note_call(kind.name.encode(), task, without_s, seconds, is_dense=True)
 
@@ -130,7 +129,7 @@ class ScheduleChoice:
                 "settled" if decided == "stay" and self._solver.has_settled(len(self._known)) else decided
             )
         told = torch.tensor([word], dtype=torch.uint8, device=device)
-        self._comm.broadcast(told, 0).wait()
+        self.comm.broadcast(told, 0).wait()
         decision = _WORDS[int(told.item())]
         if decision == "settled":
             self._is_open, self._calls = False, 0
@@ -152,7 +151,7 @@ class ScheduleChoice:
         if self._solver is not None:
             name, found = self._solver.found()
             text = json.dumps([name.decode(), to_json(found.schedule)])
-        told: list[Any] = json.loads(broadcast_text(text, self._comm, device=device))
+        told: list[Any] = json.loads(broadcast_text(text, self.comm, device=device))
         self._on_trial = told[0]
         self._ready[self._on_trial] = self._known[self._on_trial].make(from_json(Schedule, told[1]))
 

@@ -1,4 +1,4 @@
-"""What ranks do with coded blocks in each round of a schedule: who encodes, sends, adds up and decodes which."""
+"""Coded blocks in each round of a schedule: who encodes, sends, adds up and decodes which."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -62,11 +62,6 @@ class ScheduledComm(WrappedComm):
         return True
 
     @property
-    def plain(self) -> Comm:
-        """The other comm, of which nothing follows a schedule."""
-        return self._comm
-
-    @property
     def num_scheduled(self) -> int:
         """Kinds of sums that go by a schedule now."""
         return self.choice.num_scheduled

@@ -56,7 +56,7 @@ def coded_average(
     )
     if not isinstance(comm, ScheduledComm) or comm.size == 1:
         return by_owners(comm)
-    plain, num_bytes = comm.plain, codec.nbytes(numel)
+    plain, num_bytes = comm.choice.comm, codec.nbytes(numel)
     kind = SumKind(
         name=f"{numel} {codec} {owner_feedback}",
         num_bytes=num_bytes,
