@@ -76,8 +76,8 @@ class Overheads:
         rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.wire_factor]
         if min(*times, self.sharing, self.pause_s) < 0 or min(*rates, self.initial_window_bytes) <= 0:
             raise ValueError(
-                "an overhead is negative or a rate is not positive; times and sharing are at least 0, rates, "
-                "the wire's factor and the first window above 0."
+                "an overhead is negative or a rate is not positive; times and sharing are at least 0, and the first "
+                "window, rates and the wire's factor above 0."
             )
         if min(self.compute_overlap, self.exchange_overlap) < 1:
             raise ValueError(

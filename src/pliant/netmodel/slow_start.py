@@ -72,8 +72,11 @@ def slow_start_s(
     opened = first * (2**doublings - 1)  # bytes of all windows before that
     growing = np.minimum(doublings, _used_up(size, first))
     lost_s = growing * trip_s - first * (2**growing - 1) / rate
-    full = np.maximum(np.ceil((size - opened) / most) - 1, 0.0) if np.isfinite(window_bytes) else np.zeros(())
-    return np.maximum(lost_s, 0.0) + full * np.maximum(trip_s - most / rate, 0.0)
+    lost_s = np.maximum(lost_s, 0.0)
+    if np.isfinite(window_bytes):  # after that each window is as large as the buffers, which may not fill the path
+        full = np.maximum(np.ceil((size - opened) / most) - 1, 0.0)
+        lost_s = lost_s + full * np.maximum(trip_s - most / rate, 0.0)
+    return lost_s
 
 
 class OpenedPaths:
