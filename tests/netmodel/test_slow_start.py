@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 import pliant as p
 from pliant.algorithms.plans import plan_of
+from pliant.comm.striping import Striping
 from pliant.netmodel import (
     IDEAL,
     DenseExchange,
@@ -126,9 +127,10 @@ def all_forms(num, num_bytes):
 
 
 @EVERY
-@given(st.sampled_from([2e3, 1e5, 3e6]), PAUSES)
-def test_all_forms_of_messages_start_alike(links, num_bytes, pause_s):
-    network = Links(hosts(4, links=links), FREE)
+@pytest.mark.parametrize("connections", [1, 8])
+@given(num_bytes=st.sampled_from([2e3, 1e5, 3e6]), pause_s=PAUSES)
+def test_all_forms_of_messages_start_alike(links, connections, num_bytes, pause_s):
+    network = Links(hosts(4, links=links, connections=connections), FREE)
     found = {name: network.load(each, 1, pause_s).start_s[0] for name, each in all_forms(4, num_bytes).items()}
     assert list(found.values()) == pytest.approx([found["named"]] * len(found), abs=1e-12), found
 
@@ -151,6 +153,28 @@ def test_without_a_pause_everything_is_as_it_was(links):
     for each in all_forms(4, 1e6).values():
         took = Links(hosts(4, links=links), FREE).load(each)
         assert took.total_s == pytest.approx(took.busy_s + took.latency_s + took.message_s, rel=1e-12)
+
+
+@given(st.integers(1, 1 << 24), st.integers(1, 32))
+def test_a_message_opens_the_windows_of_as_many_connections_as_it_takes(num_bytes, connections):
+    message = PointToPoint(
+        source=np.array([0]), target=np.array([1]), share=np.ones(1), num_bytes=np.array([float(num_bytes)])
+    )
+    taken = Striping(2, connections).count(num_bytes)
+    found = Links(hosts(2, connections=connections), FREE).load(message, 1, np.inf).start_s
+    assert found == pytest.approx(slow_start_s(num_bytes, 1.25e7, 0.1, connections=taken))
+
+
+def test_slices_of_a_ring_are_those_of_the_whole_vector():
+    num, size, ranks = 4, 2.0**20, np.arange(4)
+    around = PointToPoint(
+        source=ranks, target=(ranks + 1) % num, share=np.full(num, 0.25), num_bytes=np.array([size]), cyclic=True
+    )
+    found = Links(hosts(num, connections=8), FREE).load(around, 2 * (num - 1), np.inf).start_s
+    assert found == pytest.approx(slow_start_s(size / num, 1.25e7, 0.1, connections=Striping(num, 8).count(int(size))))
+    apart = Links(hosts(num, connections=8), FREE).load(replace(around, cyclic=False), 1, np.inf).start_s
+    assert apart == pytest.approx(slow_start_s(size / num, 1.25e7, 0.1, connections=1))
+    assert found < apart
 
 
 def test_later_rounds_pay_only_for_wider_windows():

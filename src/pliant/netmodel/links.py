@@ -166,14 +166,16 @@ class Links:
             links=size * links,
             inside=size * np.bincount(source, messages.share * ~outside, num_hosts),
             latency_s=np.where(messages.num_bytes > 0, latency_s, 0.0),
-            paths=(self._paths_of(source * num_hosts + target, share, used, size),) if opening else (),
+            paths=(self._paths_of(messages, source * num_hosts + target, used),) if opening else (),
         )
 
-    def _paths_of(self, pairs: Ints, share: Floats, used: Floats, size: Floats) -> Paths:
+    def _paths_of(self, messages: PointToPoint, pairs: Ints, used: Floats) -> Paths:
         """Return the paths of messages between pairs of hosts, those of a pair together."""
-        different, where = np.unique(pairs[share > 0], return_inverse=True)
-        shares, flows = (np.bincount(where, x[share > 0], len(different)) for x in (share, used))
-        return host_pairs(self, different, size * shares, flows[None])
+        outside = (pairs // self.num_hosts != pairs % self.num_hosts) & (messages.share > 0)
+        different, where = np.unique(pairs[outside], return_inverse=True)
+        shares, flows = (np.bincount(where, x[outside], len(different)) for x in (messages.share, used))
+        num_bytes = messages.num_bytes[:, None] * shares
+        return host_pairs(self, different, num_bytes, flows[None], len(pairs) if messages.cyclic else 1)
 
     def _first_of_pair(self, messages: PointToPoint) -> Floats:
         first = np.zeros(len(messages.source))

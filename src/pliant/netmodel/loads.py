@@ -20,8 +20,8 @@ class Paths:
     """(num_buckets, num_paths)"""
     trip_s: Floats
     """(num_buckets or 1, num_paths): round trip."""
-    flows: Floats
-    """(num_buckets or 1, num_paths): pairs of ranks that communicate."""
+    connections: Floats
+    """(num_buckets, num_paths): all that carry a slice of a message, see `paths.connections_of`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,14 +8,28 @@ import numpy as np
 from pliant.netmodel.loads import Paths
 from pliant.netmodel.messages import Floats, Ints
 from pliant.netmodel.slow_start import slow_start_s
+from pliant.spec.slices import SLICE_BYTES
 
 if TYPE_CHECKING:
     from pliant.netmodel.links import Links
 
-__all__ = ["all_to_all", "host_pairs", "lost_s"]
+__all__ = ["all_to_all", "connections_of", "host_pairs", "lost_s"]
 
 
-def host_pairs(links: "Links", pairs: Ints, num_bytes: Floats, flows: Floats) -> Paths:
+def connections_of(num_bytes: Floats, flows: Floats, most: int) -> Floats:
+    """Return how many connections messages take: one for each slice, as in `comm.striping`.
+
+    Args:
+        num_bytes: Bytes of all messages of a path; of a ring those of the whole vector, whose slices go all around.
+        flows: Pairs of ranks between which they go, broadcast.
+        most: Connections that each two ranks have.
+
+    """
+    each = np.divide(num_bytes, flows, out=np.zeros(np.broadcast(num_bytes, flows).shape), where=flows > 0)
+    return flows * np.clip(np.ceil(each / SLICE_BYTES), 1, most)
+
+
+def host_pairs(links: "Links", pairs: Ints, num_bytes: Floats, flows: Floats, ring_blocks: int = 1) -> Paths:
     """Return the paths between hosts.
 
     Args:
@@ -23,8 +37,10 @@ def host_pairs(links: "Links", pairs: Ints, num_bytes: Floats, flows: Floats) ->
         pairs: (num_paths,) source times the number of hosts, plus target; each once.
         num_bytes: (num_buckets, num_paths)
         flows: Pairs of ranks that communicate, likewise, or (1, num_paths).
+        ring_blocks: Blocks of the vector that goes around, of which each message is one.
 
     """
+    connections = connections_of(ring_blocks * num_bytes, flows, links.topology.connections)
     source, target = np.divmod(pairs, links.num_hosts)
     trip_s = links.delay_s[source] + links.delay_s[target]
     columns = [source, links.num_hosts + target]
@@ -38,7 +54,7 @@ def host_pairs(links: "Links", pairs: Ints, num_bytes: Floats, flows: Floats) ->
         own = links.link_source * links.num_hosts + links.link_target  # sorted
         at = np.minimum(np.searchsorted(own, pairs), len(own) - 1)
         columns.append(np.where(own[at] == pairs, first + 2 * num_racks + at, source))
-    return Paths(columns=np.stack(columns, axis=1), num_bytes=num_bytes, trip_s=trip_s[None], flows=flows)
+    return Paths(columns=np.stack(columns, axis=1), num_bytes=num_bytes, trip_s=trip_s[None], connections=connections)
 
 
 def all_to_all(
@@ -62,7 +78,12 @@ def all_to_all(
         np.stack([links.num_hosts + hosts, racks + num_racks if num_racks else links.num_hosts + hosts], axis=1),
     )
     found = [
-        Paths(columns=which, num_bytes=num_bytes, trip_s=links.delay_s + far_s, flows=flows)
+        Paths(
+            columns=which,
+            num_bytes=num_bytes,
+            trip_s=links.delay_s + far_s,
+            connections=connections_of(num_bytes, flows, links.topology.connections),
+        )
         for which, (num_bytes, flows, far_s) in zip(columns, (out, into), strict=True)
     ]
     return found[0], found[1]
@@ -92,7 +113,7 @@ def lost_s(links: "Links", paths: Sequence[Paths], times: Floats, pause_s: float
             each.num_bytes,
             rates,
             each.trip_s,
-            connections=each.flows * topology.connections,
+            connections=each.connections,
             pause_s=pause_s if topology.restarts_slowly else 0.0,
             initial_bytes=links.overheads.initial_window_bytes,
             window_bytes=topology.window_bytes or np.inf,
