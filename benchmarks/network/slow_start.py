@@ -5,8 +5,9 @@
 
 A cell is a rate, a one-way delay, a number of connections and a size. Its time is that from the send to the last byte:
 the receiver answers, and half a round trip is taken off. A line has the cells of one rate and delay. A first message of
-each size opens the windows and does not count. Predictions are those of `Links.load` for one message over as many
-connections as it is cut for, with the window that the machine's `tcp_wmem` sets. Needs root, for network namespaces.
+each size, or one for each connection where they take turns, opens the windows and does not count. Predictions are those
+of `Links.load` for one message over as many connections as it is cut for, with the window that the machine's `tcp_wmem`
+sets. Needs root, for network namespaces.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
 KEY = ("rate", "delay")
 RATES, DELAYS = ("10mbit", "50mbit", "200mbit"), ("0.2ms", "20ms", "60ms", "125ms")
 ASKED = {"connections": [1, 8], "bytes": [16 << 10, 128 << 10, 1 << 20, 8 << 20], "warm": 3, "paused": 2}
-PAUSE_S = 3.0
+PAUSE_S, FAR_S = 3.0, 0.02
 BURST = 16_000
 SLICE_BYTES, WHOLE_BYTES = 256 << 10, 16 << 10
 """Bytes of a slice for which a connection is used, and of messages that are not cut (docs/long-links.md)."""
@@ -69,6 +70,13 @@ def measure(rate: str, delay: str) -> list[dict[str, Any]]:
     return said
 
 
+def rest_s(cell: dict[str, Any], took_s: float) -> float:
+    """Return how long a connection is silent between messages that follow one another: they take turns on it."""
+    num_bytes, connections = cell["bytes"], cell["connections"]
+    turns = connections // min(connections, -(-num_bytes // SLICE_BYTES)) if num_bytes > WHOLE_BYTES else 1
+    return 2 * cell["delay_s"] + (turns - 1) * (took_s + 2 * cell["delay_s"])
+
+
 def predicted_s(record: dict[str, Any], cell: dict[str, Any], pause_s: float) -> float:
     """Return what a message of a cell is predicted to take, up to its last byte."""
     num_bytes = cell["bytes"]
@@ -98,17 +106,21 @@ def table(lines: Lines) -> str:
         "| rate, one way | connections | KiB | one after another | after 3 s |",
         "|---|---|---|---|---|",
     ]
-    errors: dict[str, list[float]] = {f"{kind} {model}": [] for kind in KINDS for model in ("now", "before")}
+    places = ("", ", from 20 ms on")
+    errors: dict[str, list[float]] = {
+        f"{kind} {model}{place}": [] for place in places for kind in KINDS for model in ("now", "before")
+    }
     for record in records:
         rate, delay = format_rate(parse_rate(record["rate"])), format_time(parse_time(record["delay"]))
         for cell in record["cells"]:
             shown: list[str] = []
             for kind in KINDS:
                 took_s = statistics.median(cell[f"{kind}_s"])
-                now_s = predicted_s(record, cell, PAUSE_S if kind == "paused" else 0.0)
+                now_s = predicted_s(record, cell, PAUSE_S if kind == "paused" else rest_s(cell, took_s))
                 before_s = predicted_s({**record, "buffer_bytes": 0}, cell, 0.0)
-                errors[f"{kind} now"].append(now_s / took_s - 1)
-                errors[f"{kind} before"].append(before_s / took_s - 1)
+                for place in places[: 1 + (parse_time(record["delay"]) >= FAR_S)]:
+                    errors[f"{kind} now{place}"].append(now_s / took_s - 1)
+                    errors[f"{kind} before{place}"].append(before_s / took_s - 1)
                 shown.append(f"{took_s:.3f} / {now_s:.3f} ({before_s:.3f})")
             rows.append(f"| {rate}, {delay} | {cell['connections']} | {cell['bytes'] >> 10} | {' | '.join(shown)} |")
     rows += [
