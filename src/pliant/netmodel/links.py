@@ -175,7 +175,8 @@ class Links:
         different, where = np.unique(pairs[outside], return_inverse=True)
         shares, flows = (np.bincount(where, x[outside], len(different)) for x in (messages.share, used))
         num_bytes = messages.num_bytes[:, None] * shares
-        return host_pairs(self, different, num_bytes, flows[None], len(pairs) if messages.cyclic else 1)
+        blocks = len(pairs) if messages.cyclic else 1
+        return host_pairs(self, different, num_bytes, flows[None].astype(np.float64), blocks)
 
     def _first_of_pair(self, messages: PointToPoint) -> Floats:
         first = np.zeros(len(messages.source))
