@@ -172,7 +172,8 @@ class Links:
     def _paths_of(self, pairs: Ints, share: Floats, used: Floats, size: Floats) -> Paths:
         """Return the paths of messages between pairs of hosts, those of a pair together."""
         different, where = np.unique(pairs[share > 0], return_inverse=True)
-        shares, flows = (np.bincount(where, x[share > 0], len(different)) for x in (share, used))
+        shares = np.bincount(where, share[share > 0], len(different))
+        flows = np.bincount(where, used[share > 0], len(different)).astype(np.float64)
         return host_pairs(self, different, size * shares, flows[None])
 
     def _first_of_pair(self, messages: PointToPoint) -> Floats:
