@@ -23,10 +23,11 @@ from pliant.netmodel import (
     slow_start_s,
 )
 from pliant.netmodel.slow_start import INITIAL_WINDOW_BYTES
+from pliant.recsys import Frequencies, Rates, expected_traffic, step_cost
 from pliant.schedules import Collective, candidates, predict_cost
 from pliant.schedules.dense import dense_merged
 from pliant.simulator import simulate
-from pliant.spec import Host, Link, Move, Schedule, TensorSpec, Topology, Workload
+from pliant.spec import EmbeddingPlan, Host, Link, Move, Schedule, Table, TableLayout, TensorSpec, Topology, Workload
 
 SIZES = st.floats(1, 1e9)
 RATES = st.floats(1e4, 1e10)
@@ -205,6 +206,18 @@ def test_steps_that_follow_closely_have_open_windows():
     without = replace(Overheads(), initial_window_bytes=1e30)
     far = hosts(4, delay_s=0.05)
     assert step_s(far, forward_s=0.05) == step_s(far, overheads=without, forward_s=0.05)
+
+
+def test_lookups_of_embeddings_start_slowly_after_the_dense_part():
+    table = Table(name="t", num_rows=100_000, dim=64)
+    plan = EmbeddingPlan(tables=(table,), layouts=(TableLayout(kind="rows"),), num_ranks=4, batch_size=2000)
+    traffic, rates = expected_traffic(plan, Frequencies.uniform([100_000])), Rates(overheads=FREE)
+
+    def answer_s(dense_s, **more):
+        return step_cost(traffic, Links(hosts(4, **more), FREE), rates, dense_s=dense_s).part_s("answer")
+
+    assert answer_s(3.0) > answer_s(0.1) + 0.1
+    assert answer_s(3.0, restarts_slowly=False) == answer_s(0.1)
 
 
 def test_ten_thousand_hosts_need_no_table_of_all_pairs():
