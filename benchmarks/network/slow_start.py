@@ -106,9 +106,9 @@ def table(lines: Lines) -> str:
         "| rate, one way | connections | KiB | one after another | after 3 s |",
         "|---|---|---|---|---|",
     ]
-    places = ("", ", from 20 ms on")
+    parts = ("", ", from 20 ms on")
     errors: dict[str, list[float]] = {
-        f"{kind} {model}{place}": [] for place in places for kind in KINDS for model in ("now", "before")
+        f"{kind} {model}{part}": [] for part in parts for kind in KINDS for model in ("now", "before")
     }
     for record in records:
         rate, delay = format_rate(parse_rate(record["rate"])), format_time(parse_time(record["delay"]))
@@ -118,9 +118,9 @@ def table(lines: Lines) -> str:
                 took_s = statistics.median(cell[f"{kind}_s"])
                 now_s = predicted_s(record, cell, PAUSE_S if kind == "paused" else rest_s(cell, took_s))
                 before_s = predicted_s({**record, "buffer_bytes": 0}, cell, 0.0)
-                for place in places[: 1 + (parse_time(record["delay"]) >= FAR_S)]:
-                    errors[f"{kind} now{place}"].append(now_s / took_s - 1)
-                    errors[f"{kind} before{place}"].append(before_s / took_s - 1)
+                for part in parts[: 1 + (parse_time(record["delay"]) >= FAR_S)]:
+                    errors[f"{kind} now{part}"].append(now_s / took_s - 1)
+                    errors[f"{kind} before{part}"].append(before_s / took_s - 1)
                 shown.append(f"{took_s:.3f} / {now_s:.3f} ({before_s:.3f})")
             rows.append(f"| {rate}, {delay} | {cell['connections']} | {cell['bytes'] >> 10} | {' | '.join(shown)} |")
     rows += [

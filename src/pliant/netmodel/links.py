@@ -173,10 +173,10 @@ class Links:
         """Return the paths of messages between pairs of hosts, those of a pair together."""
         outside = (pairs // self.num_hosts != pairs % self.num_hosts) & (messages.share > 0)
         different, where = np.unique(pairs[outside], return_inverse=True)
-        shares, flows = (np.bincount(where, x[outside], len(different)) for x in (messages.share, used))
-        num_bytes = messages.num_bytes[:, None] * shares
+        shares = np.bincount(where, messages.share[outside], len(different))
+        flows = np.bincount(where, used[outside], len(different)).astype(np.float64)
         blocks = len(pairs) if messages.cyclic else 1
-        return host_pairs(self, different, num_bytes, flows[None].astype(np.float64), blocks)
+        return host_pairs(self, different, messages.num_bytes[:, None] * shares, flows[None], blocks)
 
     def _first_of_pair(self, messages: PointToPoint) -> Floats:
         first = np.zeros(len(messages.source))
