@@ -232,16 +232,16 @@ def test_steps_that_follow_closely_have_open_windows():
     assert step_s(far, forward_s=0.05) == step_s(far, overheads=without, forward_s=0.05)
 
 
-def test_lookups_of_embeddings_start_slowly_after_the_dense_part():
+def test_gradients_of_embeddings_start_slowly_after_the_dense_part():
     table = Table(name="t", num_rows=100_000, dim=64)
     plan = EmbeddingPlan(tables=(table,), layouts=(TableLayout(kind="rows"),), num_ranks=4, batch_size=2000)
     traffic, rates = expected_traffic(plan, Frequencies.uniform([100_000])), Rates(overheads=FREE)
 
-    def answer_s(dense_s, **more):
-        return step_cost(traffic, Links(hosts(4, **more), FREE), rates, dense_s=dense_s).part_s("answer")
+    def gradients_s(dense_s, **more):
+        return step_cost(traffic, Links(hosts(4, **more), FREE), rates, dense_s=dense_s).part_s("gradients")
 
-    assert answer_s(3.0) > answer_s(0.1) + 0.1
-    assert answer_s(3.0, restarts_slowly=False) == answer_s(0.1)
+    assert gradients_s(3.0) > gradients_s(0.1) + 0.1
+    assert gradients_s(3.0, restarts_slowly=False) == gradients_s(0.1)
 
 
 def test_ten_thousand_hosts_need_no_table_of_all_pairs():
