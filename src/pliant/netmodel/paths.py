@@ -1,21 +1,54 @@
 """Paths of a round's messages, and the time that they lose while TCP's windows open."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from pliant.netmodel.loads import Paths
 from pliant.netmodel.messages import Floats, Ints
+from pliant.netmodel.overheads import Overheads
 from pliant.netmodel.slow_start import slow_start_s
+from pliant.spec import Topology
 
-if TYPE_CHECKING:
-    from pliant.netmodel.links import Links
-
-__all__ = ["all_to_all", "host_pairs", "lost_s"]
+__all__ = ["Network", "all_to_all", "host_pairs", "lost_s"]
 
 
-def host_pairs(links: "Links", pairs: Ints, num_bytes: Floats, flows: Floats) -> Paths:
+class Network(Protocol):
+    """Figures of a network that paths are made from; `Links` has them."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def overheads(self) -> Overheads: ...
+
+    @property
+    def num_hosts(self) -> int: ...
+
+    @property
+    def delay_s(self) -> Floats: ...
+
+    @property
+    def delays_s(self) -> Floats: ...
+
+    @property
+    def rack_of(self) -> Ints: ...
+
+    @property
+    def up_s(self) -> Floats: ...
+
+    @property
+    def link_source(self) -> Ints: ...
+
+    @property
+    def link_target(self) -> Ints: ...
+
+    @property
+    def link_s(self) -> Floats: ...
+
+
+def host_pairs(links: Network, pairs: Ints, num_bytes: Floats, flows: Floats) -> Paths:
     """Return the paths between hosts.
 
     Args:
@@ -42,7 +75,7 @@ def host_pairs(links: "Links", pairs: Ints, num_bytes: Floats, flows: Floats) ->
 
 
 def all_to_all(
-    links: "Links", out: tuple[Floats, Floats, Floats], into: tuple[Floats, Floats, Floats]
+    links: Network, out: tuple[Floats, Floats, Floats], into: tuple[Floats, Floats, Floats]
 ) -> tuple[Paths, Paths]:
     """Return the paths of messages between all hosts at once: all that leave a host as one, and all that reach it.
 
@@ -68,7 +101,7 @@ def all_to_all(
     return found[0], found[1]
 
 
-def lost_s(links: "Links", paths: Sequence[Paths], times: Floats, pause_s: float) -> Floats:
+def lost_s(links: Network, paths: Sequence[Paths], times: Floats, pause_s: float) -> Floats:
     """Return how much longer a round takes than its busiest interface, (num_buckets,), while windows open.
 
     A path takes as long as what is busiest on it, and slow start at the rate that this leaves it.
