@@ -38,13 +38,13 @@ class TcpSettings:
 
     @property
     def text(self) -> str:
-        """Settings in words."""
+        """All settings in words, for a table."""
         buffer = f", tcp_wmem = {self.send_buffer_bytes} bytes" if self.send_buffer_bytes else ""
         idle = f"tcp_slow_start_after_idle = {int(self.slow_start_after_idle)}"
         return f"TCP's congestion control is {self.congestion}, {idle}{buffer}"
 
     def apply(self, host: Namespace, address: str) -> None:
-        """Set them in a host's namespace, in which eth0 has this address."""
+        """Write them in a host's namespace, in which eth0 has this address."""
         host.run("tee", f"{_SETTINGS}tcp_congestion_control", text=CONGESTION)
         host.run("tee", f"{_SETTINGS}tcp_slow_start_after_idle", text=str(int(self.slow_start_after_idle)))
         if self.send_buffer_bytes:
