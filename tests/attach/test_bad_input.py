@@ -136,6 +136,8 @@ def test_a_signal_reaches_the_script(tmp_path):
         ((), ["no-such-program"], "the command 'no-such-program' cannot be run"),
         (("--quality", "best"), ["true"], "--quality is 'best', but it can be exact, 1%, fast"),
         (("--emulate", "hosts=two"), ["true"], "--emulate has hosts=two, but that must be a whole number"),
+        (("--emulate", "world=lan,hosts=2"), ["true"], "world=lan and hosts=2, which both say what the hosts are like"),
+        (("--emulate", "tcp_wmem=1KB"), ["true"], "a send buffer of 1000 bytes is below the 16384"),
         (("--emulate", "speed=2"), ["true"], "--emulate has 'speed', but it takes words such as hosts=4"),
         ((), ["-c"], "the command after -- begins with '-c', which is an option"),
     ],

@@ -18,7 +18,7 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
-    monkeypatch.setattr(striping, "_SLICE_BYTES", 64)
+    monkeypatch.setattr(striping, "SLICE_BYTES", 64)
     monkeypatch.setattr(striping, "_SMALL_BYTES", 32)
 
 
@@ -70,7 +70,7 @@ def test_collectives_are_the_same_to_the_bit_over_several_connections(size, nume
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_a_long_sum_keeps_its_bits_also_where_gloo_uses_many_segments(size, monkeypatch):
-    monkeypatch.setattr(striping, "_SLICE_BYTES", 1 << 18)
+    monkeypatch.setattr(striping, "SLICE_BYTES", 1 << 18)
     numel = (3 << 20) + 5  # 12 MiB
 
     def body(place):

@@ -20,7 +20,7 @@ FREE = {"bounded_staleness", "stale", "stale-free", "stale-coded", "async_averag
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
-    monkeypatch.setattr(striping, "_SLICE_BYTES", 64)
+    monkeypatch.setattr(striping, "SLICE_BYTES", 64)
     monkeypatch.setattr(striping, "_SMALL_BYTES", 32)
 
 

@@ -15,7 +15,7 @@ from cli.inside import run
 from pliant.cli.doctor.command import examine
 from pliant.cli.doctor.tcp import tcp_findings
 from pliant.cli.doctor.verdict import findings, prospects, sentence
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, slow_start_s
 from pliant.network.connections import ConnectionRates, measure_by_connections
 from pliant.network.parallel_streams import settled_throughput
 from pliant.network.rank_facts import clock_offsets, local_facts
@@ -148,6 +148,8 @@ def test_settings_of_tcp_are_named_where_they_hold_up_a_long_link():
     restart, window, other = tcp_findings([default, cured], cluster(1000, 0.05))
     assert "On a a connection starts slowly again" in restart
     assert "tcp_slow_start_after_idle=0` as root" in restart
+    lost_s = slow_start_s(4e6, 1.25e8, 0.1)
+    assert f"by the model 4MB then take {1e3 * lost_s:.3g}ms longer" in restart
     assert "On a net.ipv4.tcp_wmem ends at 4194304 bytes" in window
     assert "carries at most about 218mbit over a round trip of 100ms" in window
     assert "net.ipv4.tcp_wmem='4096 16384 25000000'" in window

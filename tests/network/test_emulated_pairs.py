@@ -12,6 +12,7 @@ from network.leftovers import PLIANT, links, marked, settles
 from pliant.network import CannotEmulateError, delay, emulate_cluster, shaped_link
 from pliant.network.changes import parse_changes
 from pliant.network.link_check import LinkReport
+from pliant.network.tcp_settings import TcpSettings, with_send_buffer
 from pliant.spec import Host, Link, Topology, save
 from waiting import until
 
@@ -186,6 +187,19 @@ def test_connections_have_the_congestion_control_that_was_asked_for(congestion):
     with emulate_cluster(Topology(hosts=HOSTS[:2]), check=False, congestion=congestion) as cluster:
         cluster.run([sys.executable, "-c", CONGESTION], on_line=lambda _, line: said.append(line), timeout_s=100)
     assert said == [congestion, congestion]
+
+
+def test_hosts_have_the_settings_of_tcp_that_the_topology_states():
+    names = ("tcp_slow_start_after_idle", "tcp_wmem")
+    before = [Path(f"/proc/sys/net/ipv4/{name}").read_text() for name in names]
+    said: list[str] = []
+    stated = Topology(hosts=HOSTS[:2], restarts_slowly=False, window_bytes=with_send_buffer(32_000_000))
+    with emulate_cluster(stated, check=False) as cluster:
+        argv = ["cat", *(f"/proc/sys/net/ipv4/{name}" for name in names)]
+        cluster.run(argv, on_line=lambda _, line: said.append(line), timeout_s=100)
+    assert sorted(said) == ["0", "0", "4096\t16384\t32000000", "4096\t16384\t32000000"]
+    assert [Path(f"/proc/sys/net/ipv4/{name}").read_text() for name in names] == before
+    assert "tcp_slow_start_after_idle = 0, tcp_wmem = 32000000 bytes" in TcpSettings.of(stated, "reno").text
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=EXTENDED)])

@@ -8,6 +8,7 @@ from pliant.network import shaped_link
 from pliant.network.host_shape import HostShape, Incoming, Outgoing
 from pliant.network.namespaces import CannotEmulateError
 from pliant.network.shaped_link import ShapedLink
+from pliant.network.tcp_settings import TcpSettings
 
 PLAIN = HostShape(send_bytes_per_s=0.0, receive_bytes_per_s=0.0, delay_s=0.0, round_trip_s=0.0)
 LATE = replace(PLAIN, delay_s=0.01)
@@ -67,7 +68,7 @@ class Relay:
 def plug(monkeypatch, *, netem):
     monkeypatch.setattr(shaped_link, "DelayRelay", Relay)
     host, bridge = Machine(netem=netem), Machine(netem=netem)
-    link = ShapedLink(host, bridge, 0, "10.77.0.1", switch="br0", burst=128_000)
+    link = ShapedLink(host, bridge, 0, "10.77.0.1", switch="br0", burst=128_000, tcp=TcpSettings())
     return link, host, bridge
 
 

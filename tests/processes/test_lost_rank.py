@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-pliant.comm.striping._SLICE_BYTES = 1024
+pliant.comm.striping.SLICE_BYTES = 1024
 run = pliant.relax(model, optimizer, "{what}", timeout_s={timeout_s}, connections={connections})
 for step in range(10**9):
     optimizer.zero_grad()

@@ -18,13 +18,13 @@ from pliant.cli.topology_file import TOPOLOGY_HELP, read_topology_file
 from pliant.network import LinkReport, RankResult, emulate_cluster
 from pliant.network.changes import Change, parse_changes
 from pliant.network.link_check import require_links
-from pliant.network.shaped_link import CONGESTION
 from pliant.network.shaping import LEAST_BURST
+from pliant.network.tcp_settings import CONGESTION, TcpSettings, with_send_buffer
 from pliant.spec import Host, Topology
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_rate, format_time, parse_bytes, parse_rate, parse_time
 
-__all__ = ["emulate", "require_command", "run_on", "show_failures", "topology_from_flags"]
+__all__ = ["emulate", "require_command", "run_on", "show_failures", "topology_from_flags", "with_tcp"]
 
 _BURST = f"{LEAST_BURST // 1000}KB"
 
@@ -82,6 +82,10 @@ def emulate(
         list[str] | None, typer.Option(help="Change links later, repeatable: 'at 60s: 2-3 10mbit'.")
     ] = None,
     congestion: Annotated[str, typer.Option(help="TCP's congestion control on all hosts.")] = CONGESTION,
+    idle_restart: Annotated[
+        bool, typer.Option(help="Whether TCP starts slowly after a pause (tcp_slow_start_after_idle).")
+    ] = True,
+    tcp_wmem: Annotated[str, typer.Option(help="Largest send buffer of a connection: 32MB; 0: the machine's.")] = "0",
     timeout: Annotated[str, typer.Option(help="End everything after this long; 0s: never.")] = "0s",
     burst: Annotated[str, typer.Option(help="What a link lets pass at once after a pause, at least.")] = _BURST,
     elastic: Annotated[
@@ -101,7 +105,7 @@ def emulate(
     else:
         cluster_spec = topology_from_flags(hosts, rate, delay, slow or [], ranks_per_host, cpus_per_host)
         cluster_spec = split_into_racks(cluster_spec, racks, uplink)
-    cluster_spec = cluster_spec if scale == 1 else cluster_spec.scaled(scale)
+    cluster_spec = with_tcp(cluster_spec if scale == 1 else cluster_spec.scaled(scale), idle_restart, tcp_wmem)
     timeout_s = parse_time(timeout)
     require_command(command)
     if restart and not elastic:
@@ -118,12 +122,20 @@ def emulate(
         changes=parse_changes(change or [], cluster_spec),
     )
     if json_file is not None:
-        _write(json_file, congestion, links, results)
+        _write(json_file, TcpSettings.of(cluster_spec, congestion), links, results)
     failed = [bool(result.exit_code) for result in results]
     if any(failed):
         show_failures(results)
     if all(failed) if elastic else any(failed):
         sys.exit(1)
+
+
+def with_tcp(topology: Topology, idle_restart: bool, tcp_wmem: str) -> Topology:
+    """Return a topology with the settings of TCP that flags ask for; without them with its own."""
+    window_bytes = with_send_buffer(parse_bytes(tcp_wmem)) if tcp_wmem != "0" else topology.window_bytes
+    return dataclasses.replace(
+        topology, restarts_slowly=topology.restarts_slowly and idle_restart, window_bytes=window_bytes
+    )
 
 
 def require_command(command: Sequence[str]) -> None:
@@ -168,7 +180,7 @@ def run_on(
     with emulate_cluster(topology, check=False, elastic=elastic, burst=burst_bytes, congestion=congestion) as cluster:
         links = cluster.check_links() if check else []
         if check:
-            _show_links(Console(stderr=True), congestion, links)
+            _show_links(Console(stderr=True), TcpSettings.of(topology, congestion), links)
             require_links(links)
 
         def on_line(rank: int, text: str) -> None:
@@ -199,8 +211,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _show_links(console: Console, congestion: str, links: list[LinkReport]) -> None:
-    table = Table("link", "asked for", "found", "round trip", title=f"links; TCP's congestion control is {congestion}")
+def _show_links(console: Console, tcp: TcpSettings, links: list[LinkReport]) -> None:
+    table = Table("link", "asked for", "found", "round trip", title=f"links; {tcp.text}")
     for link in links:
         wanted = format_rate(link.wanted_bytes_per_s) if link.wanted_bytes_per_s else "no limit"
         found = format_rate(link.found_bytes_per_s)
@@ -224,9 +236,9 @@ def _how(result: RankResult) -> str:
     return f"failed: exit code {result.exit_code}" if result.exit_code else "well"
 
 
-def _write(path: Path, congestion: str, links: list[LinkReport], results: list[RankResult]) -> None:
+def _write(path: Path, tcp: TcpSettings, links: list[LinkReport], results: list[RankResult]) -> None:
     body = {
-        "congestion": congestion,
+        **dataclasses.asdict(tcp),
         "links": [dataclasses.asdict(x) for x in links],
         "ranks": [dataclasses.asdict(x) for x in results],
     }

@@ -1,5 +1,6 @@
 """`pliant probe`: the links between the ranks of a real or emulated cluster."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, cast
@@ -10,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed import ProcessGroup
 
+from pliant.cli.doctor.tcp import tcp_findings
 from pliant.comm import new_comm
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe as measure_network
+from pliant.network.rank_facts import gather_facts
 from pliant.spec import Machine, Topology, save
 from pliant.spec.units import format_rate, format_time, parse_time
 
@@ -40,11 +43,13 @@ def probe(
         try:
             able = measure_machine(comm, budget_s=_MACHINE_SHARE * budget_s)
             found = measure_network(comm, budget_s=(1 - _MACHINE_SHARE) * budget_s)
+            name = next(host.name for k, host in enumerate(found.hosts) if comm.rank in found.ranks_of(k))
+            settings = tcp_findings(gather_facts(comm, name, clocks=False), found)
             comm.barrier()
         finally:
             comm.close()
         if dist.get_rank() == 0:
-            _hand_over(found, able, out, machine)
+            _hand_over(found, able, settings, out, machine)
     finally:
         dist.destroy_process_group()
 
@@ -60,7 +65,7 @@ def _meet(timeout_s: float) -> None:
         ) from error
 
 
-def _hand_over(found: Topology, able: Machine, out: Path | None, machine: Path | None) -> None:
+def _hand_over(found: Topology, able: Machine, settings: Sequence[str], out: Path | None, machine: Path | None) -> None:
     if out is not None:
         save(found, out)
     if machine is not None:
@@ -84,6 +89,8 @@ def _hand_over(found: Topology, able: Machine, out: Path | None, machine: Path |
             markup=False,
             highlight=False,
         )
+    for line in settings:
+        console.print(line, markup=False, highlight=False)
     codecs = Table(
         "codec", "encode", "decode", title=f"machine: GB/s of float32; a message {format_time(able.message_s)}"
     )

@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +13,24 @@ from rich.console import Console
 
 from pliant.attachment.launch import environment_of, launch_folder, read_verdict, run_command
 from pliant.attachment.verdict import QUALITIES, RunOptions, RunVerdict
-from pliant.cli.emulate import require_command, run_on, show_failures, topology_from_flags
+from pliant.cli.emulate import require_command, run_on, show_failures, topology_from_flags, with_tcp
+from pliant.cli.topology_file import read_topology_file
+from pliant.network.tcp_settings import CONGESTION
 from pliant.spec import SyncPlan, Topology, from_json, save
 from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_time
 
 __all__ = ["run"]
 
-_EMULATED = {"hosts": "4", "rate": "100mbit", "delay": "0ms", "ranks": "1", "cpus": "0", "timeout": "0s"}
-"""Words of --emulate, with the value of each that is not given."""
+_EQUAL = {"hosts": "4", "rate": "100mbit", "delay": "0ms", "ranks": "1", "cpus": "0"}
+"""Words of --emulate for equal hosts, with the value of each that is not given."""
+_ANY = {"scale": "1", "congestion": CONGESTION, "idle_restart": "yes", "tcp_wmem": "0", "timeout": "0s"}
+"""Words for any hosts, likewise."""
+_EMULATED = {**_EQUAL, "world": "", **_ANY}
+"""All words; `world` is a topology's name or file, in the place of equal hosts."""
+
+
+_KNOWN = ",".join(f"{name}={value}" for name, value in {**_EMULATED, "world": "four-continents"}.items())
 
 
 def run(
@@ -33,9 +44,7 @@ def run(
     unmeasured: Annotated[
         bool, typer.Option("--unmeasured", help="With other optimizers than SGD, count on what was measured with SGD.")
     ] = False,
-    emulate: Annotated[
-        str, typer.Option(help=f"Run on emulated hosts: {','.join(f'{k}={v}' for k, v in _EMULATED.items())}.")
-    ] = "",
+    emulate: Annotated[str, typer.Option(help=f"Run on emulated hosts: {_KNOWN}.")] = "",
     out: Annotated[Path | None, typer.Option(help="Write the plan that was chosen there, for relax().")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict there.")] = None,
 ) -> None:
@@ -49,28 +58,55 @@ def run(
     hosts = _emulated(emulate) if emulate else None
     with launch_folder(options) as folder:
         own = environment_of(folder, os.environ)
-        status = run_command(command, {**os.environ, **own}) if hosts is None else _on_hosts(*hosts, command, own)
+        status = run_command(command, {**os.environ, **own}) if hosts is None else _on_hosts(hosts, command, own)
         verdict = read_verdict(folder, status=status)
     if verdict is not None:
         _tell(verdict, out, json_file)
     sys.exit(status)
 
 
-def _emulated(text: str) -> tuple[Topology, float]:
-    """Return the hosts that --emulate asks for, and the time after which all is ended."""
+@dataclass(frozen=True, kw_only=True)
+class _Emulated:
+    """Hosts that --emulate asks for."""
+
+    topology: Topology
+    congestion: str
+    timeout_s: float
+    """Time after which all is ended; 0: never."""
+
+
+def _emulated(text: str) -> _Emulated:
+    """Return the hosts that --emulate asks for."""
     given: dict[str, str] = {}
     for pair in text.split(","):
         name, _, given[name] = pair.partition("=")
     if unknown := [name for name, value in given.items() if name not in _EMULATED or not value]:
-        known = ",".join(f"{name}={value}" for name, value in _EMULATED.items())
-        raise ValueError(f"--emulate has {unknown[0]!r}, but it takes words such as {known}.")
+        raise ValueError(f"--emulate has {unknown[0]!r}, but it takes words such as {_KNOWN}.")
     asked = {**_EMULATED, **given}
+    if asked["idle_restart"] not in ("yes", "no"):
+        raise ValueError(f"--emulate has idle_restart={asked['idle_restart']}, but that must be yes or no.")
+    topology, scale = _hosts_of(asked, given), _number(asked["scale"], "scale")
+    topology = with_tcp(topology, asked["idle_restart"] == "yes", asked["tcp_wmem"])
+    return _Emulated(
+        topology=topology if scale == 1 else topology.scaled(scale),
+        congestion=asked["congestion"],
+        timeout_s=parse_time(asked["timeout"]),
+    )
+
+
+def _hosts_of(asked: Mapping[str, str], given: Mapping[str, str]) -> Topology:
+    if asked["world"]:
+        if both := [name for name in _EQUAL if name in given]:
+            raise ValueError(
+                f"--emulate has world={asked['world']} and {both[0]}={asked[both[0]]}, which both say what the hosts "
+                "are like; use one of them."
+            )
+        return read_topology_file(asked["world"])
     for name in ("hosts", "ranks"):
         if not asked[name].isdigit():
             raise ValueError(f"--emulate has {name}={asked[name]}, but that must be a whole number.")
     hosts, ranks, cpus = int(asked["hosts"]), int(asked["ranks"]), _number(asked["cpus"], "cpus")
-    topology = topology_from_flags(hosts, asked["rate"], asked["delay"], [], ranks, cpus)
-    return topology, parse_time(asked["timeout"])
+    return topology_from_flags(hosts, asked["rate"], asked["delay"], [], ranks, cpus)
 
 
 def _number(text: str, name: str) -> float:
@@ -80,9 +116,11 @@ def _number(text: str, name: str) -> float:
         raise ValueError(f"--emulate has {name}={text}, but that must be a number.") from None
 
 
-def _on_hosts(topology: Topology, timeout_s: float, command: list[str], environment: dict[str, str]) -> int:
+def _on_hosts(hosts: _Emulated, command: list[str], environment: dict[str, str]) -> int:
     """Run the command on emulated hosts, and return the exit status of the first rank that has failed by itself."""
-    _, results = run_on(topology, command, environment=environment, timeout_s=timeout_s)
+    _, results = run_on(
+        hosts.topology, command, environment=environment, congestion=hosts.congestion, timeout_s=hosts.timeout_s
+    )
     failed = [result.exit_code for result in results if result.exit_code]
     if not failed:
         return 0

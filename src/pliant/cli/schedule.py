@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,7 @@ def schedule(
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
     draw: Annotated[Path | None, typer.Option(help="Draw the best there, as a page.")] = None,
+    pause: Annotated[str, typer.Option(help="Time between two all-reduces: after it TCP starts slowly.")] = "0s",
     out: Annotated[Path | None, typer.Option(help="Write the best schedule there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
@@ -71,7 +73,7 @@ def schedule(
     else:
         held = _random_bitmap(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
     collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
-    known = inputs.read_overheads(overheads, machine)
+    known = replace(inputs.read_overheads(overheads, machine), pause_s=parse_time(pause))
     found, notes = _search(collective, where, known, parse_time(improve))
     bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pliant.spec.slices import SLICE_BYTES
+
 __all__ = ["MAX_CONNECTIONS", "ConnectionChoice", "Striping", "ring_block", "slices"]
 
 MAX_CONNECTIONS = 32
 """The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
-_SLICE_BYTES = 256 * 1024
-"""Bytes of a message for which one more connection is used."""
 _SMALL_BYTES = 16 * 1024
 """Bytes up to which all messages take one connection, as a packet or some."""
 _SEGMENT_BYTES = 1 << 20
@@ -56,7 +56,7 @@ class Striping:
 
     def count(self, num_bytes: int) -> int:
         """Return the number of slices of a message."""
-        return max(1, min(self.connections, _ceil(num_bytes, _SLICE_BYTES)))
+        return max(1, min(self.connections, _ceil(num_bytes, SLICE_BYTES)))
 
     def sends(self, peer: int, x: Tensor) -> Sequence[tuple[int, Tensor]]:
         """Return the slices of a message to a rank, each with its connection."""

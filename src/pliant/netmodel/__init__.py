@@ -6,6 +6,7 @@ from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
 from pliant.netmodel.presets import PRESETS, Preset
 from pliant.netmodel.round import BucketBatch, Round, passes, work
 from pliant.netmodel.round_time import RoundTime
+from pliant.netmodel.slow_start import OpenedPaths, in_turn_s, retransmission_timeout_s, slow_start_s
 
 __all__ = [
     "IDEAL",
@@ -17,6 +18,7 @@ __all__ = [
     "Ints",
     "Links",
     "Messages",
+    "OpenedPaths",
     "Overheads",
     "PointToPoint",
     "Preset",
@@ -24,6 +26,9 @@ __all__ = [
     "Round",
     "RoundTime",
     "Together",
+    "in_turn_s",
     "passes",
+    "retransmission_timeout_s",
+    "slow_start_s",
     "work",
 ]

@@ -1,40 +1,19 @@
 """Time of messages on a topology: the busiest interface decides, then the slowest path."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel.messages import DenseExchange, Floats, Messages, PointToPoint, RankMatrix, Together
+from pliant.netmodel.loads import Loads, Paths, at_once
+from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.overheads import Overheads
+from pliant.netmodel.paths import all_to_all, host_pairs, lost_s
 from pliant.netmodel.round_time import RoundTime
+from pliant.netmodel.slow_start import LEAST_TIMEOUT_S
 from pliant.spec import Topology
 
 __all__ = ["Links"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Loads:
-    """Load of a round on everything that has a rate; arrays of one bucket stand for all."""
-
-    out: Floats
-    """(num_buckets, num_hosts) bytes that leave a host."""
-    into: Floats
-    """(num_buckets, num_hosts)"""
-    flows_out: Floats
-    """(num_buckets, num_hosts): messages that leave a host at once."""
-    flows_into: Floats
-    up: Floats
-    """(num_buckets, num_racks) bytes that leave a rack."""
-    down: Floats
-    links: Floats
-    """(num_buckets, num_links) bytes over links with a rate of their own."""
-    inside: Floats
-    """(num_buckets, num_hosts) bytes between ranks of a host."""
-    latency_s: Floats
-    """(num_buckets,)"""
 
 
 class Links:
@@ -46,7 +25,7 @@ class Links:
     host, need no rule of their own. Flows that share a host's interface, f at once, take `Overheads.sharing_factor`
     times as long (docs/schedules.md); flows on uplinks do not. Where ranks share CPUs, messages take
     `Topology.ranks_per_cpu` times as long. Latency is the largest on any path that is used: the delay of the receiving
-    host, or that of the link.
+    host, or that of the link. After a pause TCP starts slowly on each path (`netmodel.slow_start`).
     """
 
     def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
@@ -87,22 +66,31 @@ class Links:
             *(f"{hosts[a]} -> {hosts[b]}" for a, b in pairs),
         )
 
-    def load(self, messages: Messages, repeat: int = 1) -> RoundTime:
+    def load(self, messages: Messages, repeat: int = 1, pause_s: float | None = None) -> RoundTime:
         """Return the time of messages that are sent at once, `repeat` times one after another.
 
         Rounds that are repeated wait for one another at every rank, so that all times count `repeat` times; around a
-        ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops.
+        ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops. Slow start counts once: of
+        rounds over the same pairs the first opens the windows.
+
+        Args:
+            messages: Of one round.
+            repeat: How often.
+            pause_s: Time without messages before; if None that of the overheads.
+
         """
+        pause_s = self.overheads.pause_s if pause_s is None else pause_s
+        opening = self._opens(pause_s)
         handled = repeat * _busiest_count(messages, self.num_ranks)
         if isinstance(messages, Together):
-            loads = [self._of(part, repeat) for part in messages.parts]
-            return self._time(_at_once(loads), repeat, handled)
+            loads = [self._of(part, repeat, opening=opening) for part in messages.parts]
+            return self._time(at_once(loads), repeat, handled, pause_s)
         if not isinstance(messages, RankMatrix):
-            return self._time(self._of(messages, repeat), repeat, handled)
+            return self._time(self._of(messages, repeat, opening=opening), repeat, handled, pause_s)
         apart = 1 - np.eye(self.num_ranks)
         num_bytes = self.by_host(messages.num_bytes * apart)
         flows = self.by_host(np.minimum(messages.num_messages, 1.0) * apart)
-        return self._time(self._of_hosts(num_bytes, flows, repeat), repeat, handled)
+        return self._time(self._of_hosts(num_bytes, flows, repeat, opening=opening), repeat, handled, pause_s)
 
     def between_hosts(self, num_bytes: Floats, flows: Floats) -> RoundTime:
         """Return what a round takes of which only sums over the ranks of hosts are known; no time of messages.
@@ -112,9 +100,15 @@ class Links:
             flows: Pairs of ranks that communicate, likewise; expected ones may be fractions.
 
         """
-        return self._time(self._of_hosts(num_bytes, flows, 1), 1, np.zeros(len(num_bytes)))
+        return self._time(self._of_hosts(num_bytes, flows, 1, opening=False), 1, np.zeros(len(num_bytes)), 0.0)
 
-    def _time(self, loads: _Loads, repeat: int, handled: Floats) -> RoundTime:
+    def _opens(self, pause_s: float) -> bool:
+        """Return whether a window may be too small for a link, so that somebody has to look."""
+        restarts = self.topology.restarts_slowly and pause_s > LEAST_TIMEOUT_S
+        late = self.delay_s.any() or self._link_latency_s.any()
+        return bool(late and (restarts or self.topology.window_bytes))
+
+    def _time(self, loads: Loads, repeat: int, handled: Floats, pause_s: float) -> RoundTime:
         shared = self.overheads.sharing_factor
         times = np.concatenate(
             [
@@ -133,15 +127,17 @@ class Links:
             rate_s=repeat * times[np.arange(len(times)), at],
             loopback_bytes=repeat * loads.inside.max(1),
             latency_s=loads.latency_s,
+            start_s=lost_s(self, loads.paths, times * self.overheads.wire_factor, pause_s),
             num_messages=handled,
             busiest=tuple(self._names[k] for k in at),
         )
 
-    def _of(self, messages: PointToPoint | DenseExchange, repeat: int) -> _Loads:
-        pairs = isinstance(messages, PointToPoint)
-        return self._of_pairs(messages, repeat) if pairs else self._of_dense(messages, repeat)
+    def _of(self, messages: PointToPoint | DenseExchange, repeat: int, *, opening: bool) -> Loads:
+        if isinstance(messages, PointToPoint):
+            return self._of_pairs(messages, repeat, opening=opening)
+        return self._of_dense(messages, repeat, opening=opening)
 
-    def _of_pairs(self, messages: PointToPoint, repeat: int) -> _Loads:
+    def _of_pairs(self, messages: PointToPoint, repeat: int, *, opening: bool) -> Loads:
         num_hosts, num_racks = self.num_hosts, len(self.up_s)
         source, target = self.host_of[messages.source], self.host_of[messages.target]
         outside = source != target
@@ -160,7 +156,7 @@ class Links:
         latency_s = (
             _path_s(used * delay_s, repeat) if messages.cyclic else repeat * float(np.max(used * delay_s, initial=0.0))
         )
-        return _Loads(
+        return Loads(
             out=size * np.bincount(source, share, num_hosts),
             into=size * np.bincount(target, share, num_hosts),
             flows_out=np.bincount(source, used, num_hosts)[None].astype(np.float64),
@@ -170,14 +166,24 @@ class Links:
             links=size * links,
             inside=size * np.bincount(source, messages.share * ~outside, num_hosts),
             latency_s=np.where(messages.num_bytes > 0, latency_s, 0.0),
+            paths=(self._paths_of(messages, source * num_hosts + target, used),) if opening else (),
         )
+
+    def _paths_of(self, messages: PointToPoint, pairs: Ints, used: Floats) -> Paths:
+        """Return the paths of messages between pairs of hosts, those of a pair together."""
+        outside = (pairs // self.num_hosts != pairs % self.num_hosts) & (messages.share > 0)
+        different, where = np.unique(pairs[outside], return_inverse=True)
+        shares = np.bincount(where, messages.share[outside], len(different))
+        flows = np.bincount(where, used[outside], len(different)).astype(np.float64)
+        blocks = len(pairs) if messages.cyclic else 1
+        return host_pairs(self, different, messages.num_bytes[:, None] * shares, flows[None], blocks)
 
     def _first_of_pair(self, messages: PointToPoint) -> Floats:
         first = np.zeros(len(messages.source))
         first[np.unique(messages.source * self.num_ranks + messages.target, return_index=True)[1]] = 1.0
         return first
 
-    def _of_dense(self, messages: DenseExchange, repeat: int) -> _Loads:
+    def _of_dense(self, messages: DenseExchange, repeat: int, *, opening: bool) -> Loads:
         give, take = self._by_host(messages.give), self._by_host(messages.take)  # (num_buckets, num_hosts)
         givers, takers = self._by_host(messages.give > 0), self._by_host(messages.take > 0)
         member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)  # (num_hosts, num_racks)
@@ -188,7 +194,7 @@ class Links:
         if len(self.link_s):
             used = (give > 0)[:, :, None] & (take > 0)[:, None, :]  # (num_buckets, num_hosts, num_hosts)
             latency_s = (used * self.delays_s).max((1, 2))
-        return _Loads(
+        return Loads(
             out=give * _elsewhere(take),
             into=into,
             flows_out=givers if messages.rotated else givers * _elsewhere(takers),
@@ -198,16 +204,30 @@ class Links:
             links=give[:, self.link_source] * take[:, self.link_target],
             inside=give * take - own,
             latency_s=repeat * latency_s,
+            paths=self._dense_paths(give, take, givers, takers) if opening else (),
         )
 
-    def _of_hosts(self, hosts: Floats, flows: Floats, repeat: int) -> _Loads:
+    def _dense_paths(self, give: Floats, take: Floats, givers: Floats, takers: Floats) -> tuple[Paths, ...]:
+        if len(self.link_s):
+            return (self._all_pairs(*(a[:, :, None] * b[:, None, :] for a, b in ((give, take), (givers, takers)))),)
+        far = [((x > 0) * self.delay_s).max(axis=1, keepdims=True) for x in (give, take)]
+        out = give * _elsewhere(take), givers * _elsewhere(takers), far[1]
+        return all_to_all(self, out, (take * _elsewhere(give), takers * _elsewhere(givers), far[0]))
+
+    def _all_pairs(self, num_bytes: Floats, flows: Floats) -> Paths:
+        """Return the paths between all hosts, of (num_buckets, num_hosts, num_hosts) bytes and pairs of ranks."""
+        apart = np.flatnonzero(~np.eye(self.num_hosts, dtype=bool))
+        num_bytes, flows = (x.reshape(len(x), -1)[:, apart] for x in (num_bytes, flows))
+        return host_pairs(self, apart, num_bytes, flows)
+
+    def _of_hosts(self, hosts: Floats, flows: Floats, repeat: int, *, opening: bool) -> Loads:
         apart = 1 - np.eye(self.num_hosts)
         inside = np.diagonal(hosts, axis1=-2, axis2=-1)
         between, flows = hosts * apart, flows * apart  # (num_buckets, num_hosts, num_hosts)
         member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)
         racks = member.T @ between @ member
         racks = racks * (1 - np.eye(len(self.up_s)))
-        return _Loads(
+        return Loads(
             out=between.sum(-1),
             into=between.sum(-2),
             flows_out=flows.sum(-1),
@@ -217,6 +237,7 @@ class Links:
             links=between[:, self.link_source, self.link_target],
             inside=inside,
             latency_s=repeat * (np.minimum(flows, 1.0) * self.delays_s).max((-2, -1)),
+            paths=(self._all_pairs(between, flows),) if opening else (),
         )
 
     def _by_host(self, x: "Floats | NDArray[np.bool_]") -> Floats:
@@ -234,14 +255,6 @@ def _busiest_count(messages: Messages, num_ranks: int) -> Floats:
         counts = messages.num_messages * (1 - np.eye(num_ranks))
         return (counts.sum(-1) + counts.sum(-2)).max(-1)
     return messages.handled(num_ranks).max(1, initial=0)
-
-
-def _at_once(loads: Sequence[_Loads]) -> _Loads:
-    """Return the load of several sets of messages."""
-    names = [each.name for each in fields(_Loads) if each.name != "latency_s"]
-    latency_s = np.max([each.latency_s for each in loads], axis=0)
-    total = {name: np.asarray(sum(getattr(each, name) for each in loads)) for name in names}
-    return _Loads(**total, latency_s=latency_s)
 
 
 def _path_s(delay_s: Floats, num_hops: int) -> float:

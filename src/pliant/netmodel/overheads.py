@@ -7,6 +7,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pliant.netmodel.messages import Floats
+from pliant.netmodel.slow_start import INITIAL_WINDOW_BYTES
 from pliant.spec import Machine
 from pliant.spec.codecs import CODECS
 
@@ -57,6 +58,11 @@ class Overheads:
     """How much longer computing takes while an exchange runs beside it: at least 1."""
     exchange_overlap: float = 1.05
     """How much longer an exchange takes while the rank computes: at least 1."""
+    initial_window_bytes: float = INITIAL_WINDOW_BYTES
+    """First window of a TCP connection; 1e30 for transports without slow start."""
+    pause_s: float = 0.0
+    """Time without messages before an exchange that is predicted by itself, after which TCP starts slowly
+    (`netmodel.slow_start`); 0: it follows another over the same connections. The simulator knows its pauses."""
     provenance: str = "defaults"
 
     def __post_init__(self) -> None:
@@ -68,10 +74,10 @@ class Overheads:
         times = [self.message_s, self.bucket_s]
         times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
         rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.wire_factor]
-        if min(*times, self.sharing) < 0 or min(rates) <= 0:
+        if min(*times, self.sharing, self.pause_s) < 0 or min(*rates, self.initial_window_bytes) <= 0:
             raise ValueError(
-                "an overhead is negative or a rate is not positive; times and sharing are at least 0, rates "
-                "and the wire's factor above 0."
+                "an overhead is negative or a rate is not positive; times and sharing are at least 0, and the first "
+                "window, rates and the wire's factor above 0."
             )
         if min(self.compute_overlap, self.exchange_overlap) < 1:
             raise ValueError(
@@ -80,7 +86,9 @@ class Overheads:
             )
 
     def __hash__(self) -> int:
-        return hash((self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap))
+        return hash(
+            (self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap, self.pause_s)
+        )
 
     def sharing_factor(self, num_flows: Floats) -> Floats:
         """Return how many times as long an interface takes for f flows at once as for one: 1 + sharing (1 - 1/f).
@@ -156,6 +164,7 @@ IDEAL = Overheads(
     sharing=0.0,
     loopback_bytes_per_s=1e30,
     reduce_bytes_per_s=1e30,
+    initial_window_bytes=1e30,
     encode_s=_NOTHING,
     feedback_s=_NOTHING,
     decode_s=_NOTHING,

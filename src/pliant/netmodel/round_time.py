@@ -23,6 +23,8 @@ class RoundTime:
     """Bytes between ranks of one host, of the host where they are most."""
     latency_s: Floats
     """Delay of the longest path that is used."""
+    start_s: Floats
+    """Time that TCP's slow start adds after a pause, see `slow_start`; a later round over the same pairs has none."""
     num_messages: Floats
     """Messages that the busiest rank sends and receives."""
     busiest: tuple[str, ...]
@@ -50,8 +52,8 @@ class RoundTime:
 
     @property
     def total_s(self) -> Floats:
-        """Time of the round: delay and messages come on top of what is busy."""
-        return self.busy_s + self.latency_s + self.message_s
+        """Time of the round: delay, slow start and messages come on top of what is busy."""
+        return self.busy_s + self.latency_s + self.start_s + self.message_s
 
     @property
     def bottleneck(self) -> tuple[str, ...]:

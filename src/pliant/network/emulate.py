@@ -16,9 +16,10 @@ from pliant.network.link_check import require_links
 from pliant.network.namespaces import Namespace, require_tools
 from pliant.network.rack_switch import CORE, RackSwitch
 from pliant.network.ranks import RankResult, run_ranks
-from pliant.network.shaped_link import CONGESTION, ShapedLink, require_congestion
+from pliant.network.shaped_link import ShapedLink, require_congestion
 from pliant.network.shaping import LEAST_BURST
 from pliant.network.store_host import StoreHost
+from pliant.network.tcp_settings import CONGESTION, TcpSettings
 from pliant.spec import Topology
 
 __all__ = ["EmulatedCluster", "RankResult", "emulate_cluster", "run_ranks"]
@@ -42,7 +43,8 @@ def emulate_cluster(
     ``pliant.Elastic(secret_file=os.environ["PLIANT_SECRET_FILE"])``.
 
     Args:
-        topology: Hosts, and racks and links between pairs if it has any.
+        topology: Hosts, and racks and links between pairs if it has any; and whether their TCP starts slowly after a
+            pause, and the window of a connection.
         check: Whether to measure the links before anything else.
         elastic: See above.
         burst: Bytes that a link lets pass at once after a pause, at least; 2 ms of its rate if that is more.
@@ -64,7 +66,7 @@ def emulate_cluster(
         stack.callback(bridge.close)
         bridge.run("ip", "link", "add", CORE, "type", "bridge")
         bridge.run("ip", "link", "set", CORE, "up")
-        made = _bring_up(topology, bridge, burst, stack, elastic=elastic, congestion=congestion)
+        made = _bring_up(topology, bridge, burst, stack, elastic=elastic, tcp=TcpSettings.of(topology, congestion))
         cluster = EmulatedCluster(topology, made, burst=burst)
         if check:
             require_links(cluster.check_links())
@@ -76,7 +78,7 @@ def emulate_cluster(
 
 
 def _bring_up(
-    topology: Topology, bridge: Namespace, burst: int, stack: ExitStack, *, elastic: bool, congestion: str
+    topology: Topology, bridge: Namespace, burst: int, stack: ExitStack, *, elastic: bool, tcp: TcpSettings
 ) -> Parts:
     """Make racks and hosts; the stack takes them down, also when this does not come to its end."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pliant-")))  # nobody else's to look into
@@ -95,9 +97,7 @@ def _bring_up(
         stack.callback(made.hosts[k].close)
         made.hosts[k].show(names, Path("/etc/hosts"))
         switch = made.uplinks[rack].switch if made.uplinks else CORE
-        made.links.append(
-            ShapedLink(made.hosts[k], bridge, k, address_of(k), switch=switch, burst=burst, congestion=congestion)
-        )
+        made.links.append(ShapedLink(made.hosts[k], bridge, k, address_of(k), switch=switch, burst=burst, tcp=tcp))
         stack.callback(made.links[k].close)
         made.links[k].shape(shapes[k])
     return made

@@ -29,16 +29,18 @@ class Flow:
     round_trip_s: float
     jitter_s: float
     """Of both ways together."""
+    window_bytes: float = _WINDOW_BYTES
+    """Bytes that one connection surely has on its way."""
 
     @property
     def connections(self) -> int:
         """Number of TCP connections that fill the link."""
-        return num_connections(self.bytes_per_s, self.round_trip_s + self.jitter_s)
+        return num_connections(self.bytes_per_s, self.round_trip_s + self.jitter_s, self.window_bytes)
 
 
-def num_connections(bytes_per_s: float, round_trip_s: float) -> int:
+def num_connections(bytes_per_s: float, round_trip_s: float, window_bytes: float = _WINDOW_BYTES) -> int:
     """Return how many connections are opened: so many windows as are on their way, and half as many more."""
-    return min(max(math.ceil(_SPARE * bytes_per_s * round_trip_s / _WINDOW_BYTES), 1), _MAX_CONNECTIONS)
+    return min(max(math.ceil(_SPARE * bytes_per_s * round_trip_s / window_bytes), 1), _MAX_CONNECTIONS)
 
 
 def expected_bytes_per_s(*rates: float) -> float:
@@ -68,6 +70,7 @@ class _Rates:
             bytes_per_s=expected_bytes_per_s(*rates),
             round_trip_s=self.delay_s[a][b] + self.delay_s[b][a],
             jitter_s=sum(link.jitter_s for link in ways),
+            window_bytes=min(self.topology.window_bytes or _WINDOW_BYTES, _WINDOW_BYTES),
         )
 
     def limits(self, flow: Flow) -> dict[tuple[str, int], float]:

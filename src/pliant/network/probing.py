@@ -24,6 +24,7 @@ from pliant.network.inference import (
     split_into_rounds,
     topology_from,
 )
+from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ranks_of_hosts, require_gloo
 from pliant.network.streams import MAX_STREAM_BYTES, gather_numbers, half_trips_s, measure_throughput
 from pliant.spec import Topology, from_json, to_json
@@ -88,7 +89,8 @@ def probe(
             text = to_json(_Probe(asks, budget_s, connections).run(names, [len(ranks) for ranks in places]))
         finally:
             asks.close()
-    return replace(from_json(Topology, broadcast_text(text, comm)), num_cpus=count_cpus(comm))
+    found = from_json(Topology, broadcast_text(text, comm))
+    return replace(found, num_cpus=count_cpus(comm), restarts_slowly=starts_slowly(comm))
 
 
 class _Probe:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pliant.accelerator import device_names, synchronize
 from pliant.comm import Comm
 
-__all__ = ["RankFacts", "clock_offsets", "gather_facts", "local_facts"]
+__all__ = ["RankFacts", "clock_offsets", "gather_facts", "local_facts", "starts_slowly"]
 
 _TEXT_BYTES = 4096
 _TCP = Path("/proc/sys/net/ipv4")
@@ -72,19 +72,28 @@ def local_facts(rank: int, host: str) -> RankFacts:
     )
 
 
-def gather_facts(comm: Comm, host: str) -> list[RankFacts]:
-    """Return the facts of all ranks, in their order, with the offsets of their clocks. Collective."""
+def gather_facts(comm: Comm, host: str, *, clocks: bool = True) -> list[RankFacts]:
+    """Return the facts of all ranks, in their order, with the offsets of their clocks if asked for. Collective."""
     raw = json.dumps(asdict(local_facts(comm.rank, host))).encode()[:_TEXT_BYTES]
     mine = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
     mine[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
     table = torch.empty(comm.size * _TEXT_BYTES, dtype=torch.uint8)
     comm.all_gather(table, mine).wait()
     found = [_read(bytes(row).rstrip(b"\0")) for row in table.view(comm.size, -1).tolist()]
+    if not clocks:
+        return found
     offsets = clock_offsets(comm)
     return [
         replace(facts, clock_offset_s=offset_s, clock_error_s=error_s)
         for facts, (offset_s, error_s) in zip(found, offsets, strict=True)
     ]
+
+
+def starts_slowly(comm: Comm) -> bool:
+    """Say whether any rank's system lets TCP start slowly again after a pause; the same on all ranks. Collective."""
+    mine = torch.tensor([float(_tcp_setting("tcp_slow_start_after_idle") > 0)])
+    comm.all_reduce(mine, "max").wait()
+    return bool(mine)
 
 
 def clock_offsets(comm: Comm, now: Callable[[], float] = time.time) -> list[tuple[float, float]]:

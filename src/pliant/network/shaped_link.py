@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from pliant.network.addresses import PREFIX
 from pliant.network.delay import DelayRelay, delay_with_netem
 from pliant.network.host_shape import HostShape
 from pliant.network.namespaces import CannotEmulateError, Namespace
 from pliant.network.shaping import htb_lines, tbf_command
+from pliant.network.tcp_settings import TcpSettings
 
-__all__ = ["CONGESTION", "ShapedLink", "require_congestion"]
+__all__ = ["ShapedLink", "require_congestion"]
 
-CONGESTION = "reno"
-"""Congestion control of emulated hosts, unless another is asked for. bbr paces by itself, and so fights the shapers."""
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
@@ -37,7 +35,7 @@ class ShapedLink:
         *,
         switch: str,
         burst: int,
-        congestion: str = CONGESTION,
+        tcp: TcpSettings,
     ) -> None:
         self._burst, self._number = burst, number
         self._host, self._bridge, self._port = host, bridge, f"port{number}"
@@ -51,11 +49,7 @@ class ShapedLink:
         host.run("ip", "link", "set", "lo", "up")
         host.run("ip", "addr", "add", f"{address}/24", "dev", "eth0")
         host.run("ip", "link", "set", "eth0", "up")
-        host.run("tee", "/proc/sys/net/ipv4/tcp_congestion_control", text=CONGESTION)
-        if congestion != CONGESTION:
-            # By the route, since inside a namespace a kernel may allow less for the setting above (not cubic).
-            where = (PREFIX, "dev", "eth0", "proto", "kernel", "scope", "link", "src", address)
-            host.run("ip", "route", "replace", *where, "congctl", congestion)
+        tcp.apply(host, address)
 
     def shape(self, spec: HostShape) -> None:
         """Give the link rates, delays, jitters and losses, in the place of what it had.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel import Links, Overheads, PointToPoint
+from pliant.netmodel import Links, OpenedPaths, Overheads, PointToPoint
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology
 
@@ -24,6 +24,8 @@ class RoundCost:
     """Seconds of the host with the most bytes between its own ranks."""
     latency_s: float
     """The largest on a path that is used."""
+    start_s: float
+    """Seconds that TCP's slow start adds, where no round before went over the same pairs."""
     message_s: float
     """Seconds of the rank that handles the most messages."""
     reduce_s: float
@@ -32,7 +34,7 @@ class RoundCost:
     @property
     def total_s(self) -> float:
         """Seconds of the round."""
-        return max(self.wire_s, self.loopback_s) + self.latency_s + self.message_s + self.reduce_s
+        return max(self.wire_s, self.loopback_s) + self.latency_s + self.start_s + self.message_s + self.reduce_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def predict_cost(
 
     A round lasts as long as its busiest resource, an interface longer if flows share it (`Overheads.sharing`); since
     rounds wait for one another at every rank that takes part, their times add up. Two ranks of one host load its
-    loopback and not its link.
+    loopback and not its link. After `Overheads.pause_s` without messages TCP starts slowly on each pair.
 
     Raises:
         ValueError: The topology has another number of ranks.
@@ -69,7 +71,7 @@ def predict_cost(
             f"the schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but the topology has "
             f"{topology.num_ranks}."
         )
-    links = Links(topology, overheads)
+    links, opened = Links(topology, overheads), OpenedPaths()
     rounds: list[RoundCost] = []
     sent = [0] * schedule.num_ranks
     num_messages = 0
@@ -84,18 +86,20 @@ def predict_cost(
         for (source, _), num_bytes in pair_bytes.items():
             sent[source] += num_bytes
         num_messages += len(pair_bytes)
-        rounds.append(_round(pair_bytes, max(reduced.values(), default=0), links))
+        rounds.append(_round(pair_bytes, max(reduced.values(), default=0), links, opened))
     return Cost(rounds=tuple(rounds), sent_bytes=tuple(sent), num_messages=num_messages)
 
 
-def _round(pair_bytes: Counter[tuple[int, int]], most_reduced: int, links: Links) -> RoundCost:
+def _round(pair_bytes: Counter[tuple[int, int]], most_reduced: int, links: Links, opened: OpenedPaths) -> RoundCost:
     ends = np.array(list(pair_bytes), dtype=np.int64).reshape(-1, 2)  # (num_messages, 2)
     share = np.array(list(pair_bytes.values()), dtype=np.float64)
-    took = links.load(PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=np.ones(1)))
+    messages = PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=np.ones(1))
+    took = links.load(messages)
     return RoundCost(
         wire_s=float(took.wire_s[0]),
         loopback_s=float(took.loopback_s[0]),
         latency_s=float(took.latency_s[0]),
+        start_s=float(opened.left_s(messages, took.start_s)[0]),
         message_s=float(took.message_s[0]),
         reduce_s=most_reduced / links.overheads.reduce_bytes_per_s * links.topology.ranks_per_cpu,
     )

@@ -62,9 +62,19 @@ class SimulationContext:
         """Return counts, (num_keys,), so that they need no factor of the slowest rank or of its cores."""
         return counts * self.work_factors
 
-    def measure(self, task: Sequence[Round], rest: Sequence[Round], num: int) -> tuple[Exchanges, Exchanges]:
-        """Return the times of `num` exchanges: the part that is waited for, and the part that follows."""
+    def measure(
+        self, task: Sequence[Round], rest: Sequence[Round], num: int, pause_s: float = 0.0
+    ) -> tuple[Exchanges, Exchanges]:
+        """Return the times of `num` exchanges: the part that is waited for after a pause, and the part that follows."""
         return (
-            exchange_time(task, self.links, self.coefficients, num),
+            exchange_time(task, self.links, self.coefficients, num, pause_s=pause_s),
             exchange_time(rest, self.links, self.coefficients, num, own_work=False),
         )
+
+    def measure_beside(
+        self, task: Sequence[Round], rest: Sequence[Round], num: int, pause_s: float
+    ) -> tuple[Exchanges, Exchanges]:
+        """Return the same where ranks compute beside the exchanges, which make the pause as much shorter."""
+        warm = self.measure(task, rest, num)
+        left_s = pause_s - float(warm[0].seconds.sum() + warm[1].seconds.sum())
+        return self.measure(task, rest, num, left_s) if left_s > 0 else warm

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel import KEYS, Floats, Links, Round
+from pliant.netmodel import KEYS, Floats, Links, Messages, OpenedPaths, Round, in_turn_s
 
 __all__ = ["Exchanges", "Stage", "exchange_time"]
 
@@ -55,12 +55,19 @@ class _Stage:
 
 
 def exchange_time(
-    rounds: Sequence[Round], links: Links, coefficients: Floats, num_buckets: int, *, own_work: bool = True
+    rounds: Sequence[Round],
+    links: Links,
+    coefficients: Floats,
+    num_buckets: int,
+    *,
+    own_work: bool = True,
+    pause_s: float = 0.0,
 ) -> Exchanges:
     """Return what rounds take, one after another, with the overlap that their pieces allow.
 
     A stage ends when it has worked for its time since the first piece came, and not before it has worked on the last
     piece after that came (the makespan of a flow shop with equal pieces); the CPU and the wire do one stage at a time.
+    Buckets follow one another: the first opens TCP's windows, and others pay for what they need beyond that.
 
     Args:
         rounds: Of one exchange, for all buckets.
@@ -68,9 +75,11 @@ def exchange_time(
         coefficients: Seconds per unit of each of KEYS, (num_keys,).
         num_buckets: Of the rounds.
         own_work: Whether an exchange has the cost of a bucket.
+        pause_s: Time without messages before the first bucket.
 
     """
-    stages = _stages(rounds, links, coefficients, num_buckets, own_work=own_work)
+    wires = _Wires(links, coefficients, pause_s)
+    stages = _stages(rounds, wires, num_buckets, own_work=own_work)
     zero = np.zeros((num_buckets, len(KEYS)))
     first = end = zero
     free = {True: zero, False: zero}
@@ -101,9 +110,7 @@ def exchange_time(
     )
 
 
-def _stages(
-    rounds: Sequence[Round], links: Links, coefficients: Floats, num_buckets: int, *, own_work: bool
-) -> list[_Stage]:
+def _stages(rounds: Sequence[Round], wires: "_Wires", num_buckets: int, *, own_work: bool) -> list[_Stage]:
     none, whole = np.zeros((num_buckets, len(KEYS))), np.ones(num_buckets)
     stages: list[_Stage] = []
     if rounds and own_work:
@@ -114,7 +121,7 @@ def _stages(
         if each.before:
             stages.append(_Stage(kind="encode", busy=_counts(each.before, none), lag=none, pieces=whole, share=1.0))
         if each.messages is not None:
-            busy, lag = _wire(each, links, coefficients, none)
+            busy, lag = wires.of(each, each.messages, none)
             pieces = whole if each.before_pieces is None else each.before_pieces
             stages.append(_Stage(kind="communicate", busy=busy, lag=lag, pieces=pieces, share=1.0))
         if each.after:
@@ -131,18 +138,24 @@ def _counts(work: dict[str, Floats], none: Floats) -> Floats:
     return counts
 
 
-def _wire(each: Round, links: Links, coefficients: Floats, none: Floats) -> tuple[Floats, Floats]:
-    """Return the time that occupies the wire and the time that only delays, (num_buckets, num_keys) both."""
-    if each.messages is None:
-        return none, none
-    took = links.load(each.messages, each.repeat)
-    busy, lag = none.copy(), none.copy()
-    inside = took.loopback_bytes * coefficients[_AT["loopback_bytes"]] > took.rate_s * coefficients[_AT["wire_s"]]
-    busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
-    busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
-    busy[:, _AT["messages"]] = took.num_messages * (1 if each.split is None else each.split)
-    lag[:, _AT["latency_s"]] = took.latency_s
-    return busy, lag
+class _Wires:
+    """Time of the messages of one exchange, round by round."""
+
+    def __init__(self, links: Links, coefficients: Floats, pause_s: float) -> None:
+        self._links, self._coefficients, self._pause_s = links, coefficients, pause_s
+        self._opened = OpenedPaths()
+
+    def of(self, each: Round, messages: Messages, none: Floats) -> tuple[Floats, Floats]:
+        """Return the time that occupies the wire and the time that only delays, (num_buckets, num_keys) both."""
+        took = self._links.load(messages, each.repeat, self._pause_s)
+        loopback, wire = self._coefficients[_AT["loopback_bytes"]], self._coefficients[_AT["wire_s"]]
+        inside = took.loopback_bytes * loopback > took.rate_s * wire
+        busy, lag = none.copy(), none.copy()
+        busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
+        busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
+        busy[:, _AT["messages"]] = took.num_messages * (1 if each.split is None else each.split)
+        lag[:, _AT["latency_s"]] = took.latency_s + self._opened.left_s(messages, in_turn_s(took.start_s))
+        return busy, lag
 
 
 def _later(a: Floats, b: Floats, coefficients: Floats) -> Floats:

@@ -22,6 +22,7 @@ from pliant.simulator.layout import (
     owners_of,
     weight_parts,
 )
+from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.traffic import inside_groups, num_turns, traffic_of
 from pliant.spec import CodecSpec, Exchange, Sharded, SyncPlan, Workload
 
@@ -162,6 +163,7 @@ def _gradients(
     if not parts:
         return (), ()
     last_s = max(part.ready_s for part in parts)
+    first_s = last_s if plan.order == "at_end" else min(part.ready_s for part in parts)
     tasks: dict[int, tuple[float, int, TimedExchange]] = {}
     follow_ups: dict[int, tuple[int, TimedExchange]] = {}
     for node in distinct_nodes(part.node for part in parts):
@@ -169,8 +171,10 @@ def _gradients(
             continue  # gradients stay with their rank
         mine = [k for k, part in enumerate(parts) if part.node is node]
         stay = node.exchanges_weights
-        task, rest = _time_exchanges(node, [parts[k].tensors for k in mine], owners, context, 0, stay=stay)
         every = 1 if stay else node.timing.period
+        pause_s = pause_of_gradients_s(context.workload, first_s, every, context.slowest)
+        groups = [parts[k].tensors for k in mine]
+        task, rest = _time_exchanges(node, groups, owners, context, 0, stay=stay, pause_s=pause_s)
         for index, k in enumerate(mine):
             label = f"bucket {parts[k].bucket}"
             ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
@@ -188,7 +192,8 @@ def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[Tim
         mine = [k for k, part in enumerate(parts) if part.node is node]
         turns = range(num_turns(node, context.topology, context.num_ranks))
         groups = [parts[k].tensors for k in mine]
-        measured = [_time_exchanges(node, groups, (), context, turn, stay=False) for turn in turns]
+        pause_s = pause_of_weights_s(node, context.workload, context.slowest)
+        measured = [_time_exchanges(node, groups, (), context, turn, stay=False, pause_s=pause_s) for turn in turns]
         for index, k in enumerate(mine):
             found[k] = TimedWeightExchange(
                 part=parts[k],
@@ -209,9 +214,10 @@ def _time_exchanges(
     turn: int,
     *,
     stay: bool,
+    pause_s: float,
 ) -> tuple[Exchanges, Exchanges]:
-    """Return what the exchanges of a node take, found once for each node and grouping."""
-    key = node, tuple(groups), turn, stay
+    """Return what the exchanges of a node take after a pause, found once for each node and grouping."""
+    key = node, tuple(groups), turn, stay, pause_s
     if key in context.found:
         return context.found[key]
     num = len(groups)
@@ -220,10 +226,12 @@ def _time_exchanges(
         found = context.measure((), (), num)
     elif stay:  # weights are exchanged between hosts or racks, and gradients only inside
         num_bytes = batch.numel * (4 if node.works_in_float32 else batch.itemsize)
-        found = context.measure(inside_groups(num_bytes, node, context.topology), (), num)
+        found = context.measure(inside_groups(num_bytes, node, context.topology), (), num, pause_s)
     else:
         what = traffic_of(node, batch, context.topology, turn)
-        found = context.measure(what.task, what.rest, num)
+        late = node.timing.delay_steps > 0 or node.timing.pace == "free"
+        measure = context.measure_beside if late else context.measure
+        found = measure(what.task, what.rest, num, pause_s)
     context.found[key] = found
     return found
 

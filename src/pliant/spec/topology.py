@@ -104,6 +104,10 @@ class Topology:
     """CPUs that all ranks have together; emulated hosts have those of one machine. 0: not known, and enough."""
     connections: int = field(default=1, metadata=LATER)
     """Connections between each two ranks with which the rates were measured, and which training needs to have them."""
+    window_bytes: float = field(default=0.0, metadata=LATER)
+    """Most payload that a connection has on its way, which its sockets' buffers set; 0: the rates allow for it."""
+    restarts_slowly: bool = field(default=True, metadata=LATER)
+    """Whether TCP starts slowly again after a pause (net.ipv4.tcp_slow_start_after_idle)."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -118,6 +122,10 @@ class Topology:
                 if end not in names:
                     raise ValueError(f"a link names the host {end!r}, but the hosts are {', '.join(names)}.")
 
+        if not _sensible(self.window_bytes):
+            raise ValueError(
+                f"the topology has windows of {self.window_bytes:g} bytes; that must be finite, and 0 or more."
+            )
         if not _sensible(self.num_cpus):
             raise ValueError(f"the topology has {self.num_cpus:g} CPUs; there must be at least 0, and finitely many.")
         if self.connections < 1:

@@ -1,5 +1,7 @@
 """Times of steps: by hand where that is easy, fitted rates from steps, measured ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,22 @@ def test_prefetching_hides_asking_beside_the_dense_part():
     assert hidden.hidden_s == pytest.approx(ahead_s)
     assert plain.total_s - hidden.total_s == pytest.approx(ahead_s)
     assert step_cost(found, network, FREE, dense_s=1e-6, overlap=True).hidden_s == 1e-6
+
+
+def test_slow_start_after_the_dense_part_is_not_hidden_by_prefetching():
+    found = expected_traffic(plan(TableLayout(kind="rows"), 2, batch_size=4000), Frequencies.uniform([1000]))
+    slowly = replace(FREE, overheads=replace(IDEAL, initial_window_bytes=14_480))
+    network = [Links(topology(2, delay=0.05), each.overheads) for each in (FREE, slowly)]
+    for overlap in (False, True):
+        at_once, after = (
+            step_cost(found, each, rates, dense_s=2.0, overlap=overlap)
+            for each, rates in zip(network, (FREE, slowly), strict=True)
+        )
+        waits_s = 0.1 - 14_480 / 1e6  # of 31 kB, for the second of two windows
+        assert after.part_s("gradients") - at_once.part_s("gradients") == pytest.approx(waits_s)
+        assert after.part_s("request") == pytest.approx(at_once.part_s("request"))
+        assert after.total_s - at_once.total_s == pytest.approx(after.wire_s - at_once.wire_s)
+    assert step_cost(found, network[1], slowly).total_s == pytest.approx(step_cost(found, network[0], FREE).total_s)
 
 
 def test_all_reduces_send_what_the_recorder_counts():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pliant.netmodel import Links, PointToPoint, RankMatrix
+from pliant.netmodel import Links, PointToPoint, RankMatrix, RoundTime, in_turn_s
 from pliant.recsys.placement.rates import Rates
 from pliant.recsys.placement.traffic import PHASES, STAGES, Traffic
 
@@ -98,7 +98,8 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
 
     A phase takes as long as the busiest link, the longest delay in use and the messages of the busiest rank; a stage as
     long as the rank with the most work; they follow one another, because each needs what the one before brought.
-    Ranks that share CPUs (`Topology.num_cpus`) take at least as long as all their work does on these.
+    Ranks that share CPUs (`Topology.num_cpus`) take at least as long as all their work does on these. Gradients come
+    after the dense part, during which TCP's windows close on long links, and open them for what follows.
 
     Args:
         traffic: What the step moves and does, counted or expected.
@@ -119,8 +120,9 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
     at = busiest.argmax(axis=1)
     stages = dict(zip(STAGES, busiest.max(axis=1).tolist(), strict=True))
     counts = sum((shared[k, :, rank] for k, rank in enumerate(at)), np.zeros(rates.counts_s.size))
-    took = links.load(RankMatrix(num_bytes=traffic.num_bytes, num_messages=traffic.num_messages))
-    wires = took.busy_s + took.latency_s  # (phases,)
+    exchanged = RankMatrix(num_bytes=traffic.num_bytes, num_messages=traffic.num_messages)
+    took = links.load(exchanged, pause_s=max(dense_s, links.overheads.pause_s))
+    wires = took.busy_s + took.latency_s + _starts_s(took)  # (phases,)
     messages = traffic.num_messages.sum(axis=-1) + traffic.num_messages.sum(axis=-2)  # (phases, ranks)
     handled = _with_shares(messages, crowd).max(axis=-1)  # (phases,)
     phases = dict(zip(PHASES, (wires + handled * links.overheads.message_s).tolist(), strict=True))
@@ -153,6 +155,12 @@ def step_cost(traffic: Traffic, links: Links, rates: Rates, *, dense_s: float = 
         wire_s=float(wires.sum()) + sync_wire_s,
         features=(*counts.tolist(), lookups, float(handled.sum()) + sync_messages, 1.0),
     )
+
+
+def _starts_s(took: RoundTime) -> Floats:
+    """Return what slow start adds to each phase, (phases,): gradients pay first, and open windows for the next step."""
+    first = PHASES.index("gradients")
+    return np.roll(in_turn_s(np.roll(took.start_s, -first)), first)
 
 
 def _with_shares(work: Floats, ranks_per_cpu: float) -> Floats:

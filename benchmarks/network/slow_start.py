@@ -1,0 +1,160 @@
+"""Messages between two emulated hosts, one after another and after silence, beside what the model predicts.
+
+``python benchmarks/network/slow_start.py --jsonl F.jsonl --md F.md``            what has no line yet, and the table
+``python benchmarks/network/slow_start.py --jsonl F.jsonl --md F.md --table``    the table alone
+
+A cell is a rate, a one-way delay, a number of connections and a size. Its time is that from the send to the last byte:
+the receiver answers, and half a round trip is taken off. A line has the cells of one rate and delay. A first message of
+each size, or one for each connection where they take turns, opens the windows and does not count. Predictions are those
+of `Links.load` for one message over as many connections as it is cut for, with the window that the machine's `tcp_wmem`
+sets. Needs root, for network namespaces.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sharded.journal import Lines, place, show
+
+from pliant.netmodel import Links, PointToPoint
+from pliant.network import emulate_cluster
+from pliant.spec import Host, Topology
+from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
+
+KEY = ("rate", "delay")
+RATES, DELAYS = ("10mbit", "50mbit", "200mbit"), ("0.2ms", "20ms", "60ms", "125ms")
+ASKED = {"connections": [1, 8], "bytes": [16 << 10, 128 << 10, 1 << 20, 8 << 20], "warm": 3, "paused": 2}
+PAUSE_S, FAR_S = 3.0, 0.02
+BURST = 16_000
+SLICE_BYTES, WHOLE_BYTES = 256 << 10, 16 << 10
+"""Bytes of a slice for which a connection is used, and of messages that are not cut (docs/long-links.md)."""
+IN_FLIGHT = 0.65
+"""Part of the send buffer that is payload on its way."""
+KINDS = ("warm", "paused")
+
+
+def hosts(rate: str, delay: str) -> Topology:
+    """Return two equal hosts."""
+    bytes_per_s, delay_s = parse_rate(rate), parse_time(delay)
+    return Topology(
+        hosts=tuple(
+            Host(name=f"host{k}", send_bytes_per_s=bytes_per_s, receive_bytes_per_s=bytes_per_s, delay_s=delay_s)
+            for k in range(2)
+        ),
+    )
+
+
+def measure(rate: str, delay: str) -> list[dict[str, Any]]:
+    """Return the cells of one link."""
+    said: list[dict[str, Any]] = []
+
+    def on_line(rank: int, text: str) -> None:
+        if rank == 0 and text.startswith("{"):
+            said.append(json.loads(text))
+        elif text:
+            print(f"[{rank}] {text}", flush=True)
+
+    with emulate_cluster(hosts(rate, delay), check=False, burst=BURST) as cluster:
+        script = str(Path(__file__).with_name("slow_start_rank.py"))
+        argv = [sys.executable, script, json.dumps({**ASKED, "pause_s": PAUSE_S})]
+        results = cluster.run(argv, on_line=on_line, timeout_s=900)
+    if any(result.exit_code for result in results):
+        sys.exit(f"ranks failed: {[result.exit_code for result in results]}.")
+    return said
+
+
+def rest_s(cell: dict[str, Any], took_s: float) -> float:
+    """Return how long a connection is silent between messages that follow one another: they take turns on it."""
+    num_bytes, connections = cell["bytes"], cell["connections"]
+    turns = connections // min(connections, -(-num_bytes // SLICE_BYTES)) if num_bytes > WHOLE_BYTES else 1
+    return 2 * cell["delay_s"] + (turns - 1) * (took_s + 2 * cell["delay_s"])
+
+
+def predicted_s(record: dict[str, Any], cell: dict[str, Any], pause_s: float) -> float:
+    """Return what a message of a cell is predicted to take, up to its last byte."""
+    num_bytes = cell["bytes"]
+    cuts = 1 if num_bytes <= WHOLE_BYTES else -(-num_bytes // SLICE_BYTES)
+    topology = hosts(record["rate"], record["delay"])
+    more = {"connections": min(cell["connections"], cuts), "window_bytes": IN_FLIGHT * record["buffer_bytes"]}
+    message = PointToPoint(
+        source=np.array([0]), target=np.array([1]), share=np.ones(1), num_bytes=np.array([float(num_bytes)])
+    )
+    shaped = Topology(hosts=topology.hosts, **more)
+    return float(Links(shaped).load(message, pause_s=pause_s).total_s[0])
+
+
+def table(lines: Lines) -> str:
+    """Return the page."""
+    records = [lines.records[rate, delay] for rate in RATES for delay in DELAYS if (rate, delay) in lines.records]
+    machines = sorted({f"{r['cpu']}, {r['software']}, commit {r['commit']}" for r in records})
+    rows = [
+        "# Slow start: messages one after another, and after silence",
+        "",
+        f"`{' '.join(sys.argv)}`",
+        "",
+        "; ".join(machines) + ".",
+        "",
+        "Measured / predicted seconds; medians. In brackets what was predicted before, without windows.",
+        "",
+        "| rate, one way | connections | KiB | one after another | after 3 s |",
+        "|---|---|---|---|---|",
+    ]
+    parts = ("", ", from 20 ms on")
+    errors: dict[str, list[float]] = {
+        f"{kind} {model}{part}": [] for part in parts for kind in KINDS for model in ("now", "before")
+    }
+    for record in records:
+        rate, delay = format_rate(parse_rate(record["rate"])), format_time(parse_time(record["delay"]))
+        for cell in record["cells"]:
+            shown: list[str] = []
+            for kind in KINDS:
+                took_s = statistics.median(cell[f"{kind}_s"])
+                now_s = predicted_s(record, cell, PAUSE_S if kind == "paused" else rest_s(cell, took_s))
+                before_s = predicted_s({**record, "buffer_bytes": 0}, cell, 0.0)
+                for part in parts[: 1 + (parse_time(record["delay"]) >= FAR_S)]:
+                    errors[f"{kind} now{part}"].append(now_s / took_s - 1)
+                    errors[f"{kind} before{part}"].append(before_s / took_s - 1)
+                shown.append(f"{took_s:.3f} / {now_s:.3f} ({before_s:.3f})")
+            rows.append(f"| {rate}, {delay} | {cell['connections']} | {cell['bytes'] >> 10} | {' | '.join(shown)} |")
+    rows += [
+        "",
+        "| predictions | cells | median error | 90th percentile | mean of signed errors |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in errors.items():
+        if found:
+            size = np.abs(found)
+            bias = np.mean(found)
+            rows.append(
+                f"| {name} | {len(size)} | {np.median(size):.1%} | {np.quantile(size, 0.9):.1%} | {bias:+.1%} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Measure what is left, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a link")
+    parser.add_argument("--md", type=Path, help="the table")
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    arguments = parser.parse_args()
+    lines = Lines(arguments.jsonl, KEY)
+    buffer_bytes = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text(encoding="ascii").split()[-1])
+    for rate in RATES:
+        for delay in reversed(DELAYS):
+            if not arguments.table and not lines.has(rate, delay):
+                cells = measure(rate, delay)
+                lines.add({"rate": rate, "delay": delay, "buffer_bytes": buffer_bytes, "cells": cells, **place()})
+                print(f"{rate}, {delay}: measured", flush=True)
+    show(table(lines), arguments.md)
+
+
+if __name__ == "__main__":
+    main()

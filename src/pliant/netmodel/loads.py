@@ -1,0 +1,56 @@
+"""Load of a round of messages on everything that has a rate, and the paths that its messages take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from pliant.netmodel.messages import Floats, Ints
+
+__all__ = ["Loads", "Paths", "at_once"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Paths:
+    """Ways of messages from host to host, for the time that TCP takes to open its windows."""
+
+    columns: Ints
+    """(num_paths, num_columns): what each goes through, as columns of the times of a round; one may be there twice."""
+    num_bytes: Floats
+    """(num_buckets, num_paths)"""
+    trip_s: Floats
+    """(num_buckets or 1, num_paths): round trip."""
+    connections: Floats
+    """(num_buckets, num_paths): all that carry a slice of a message, see `paths.connections_of`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loads:
+    """Load of a round on everything that has a rate; arrays of one bucket stand for all."""
+
+    out: Floats
+    """(num_buckets, num_hosts) bytes that leave a host."""
+    into: Floats
+    """(num_buckets, num_hosts)"""
+    flows_out: Floats
+    """(num_buckets, num_hosts): messages that leave a host at once."""
+    flows_into: Floats
+    up: Floats
+    """(num_buckets, num_racks) bytes that leave a rack."""
+    down: Floats
+    links: Floats
+    """(num_buckets, num_links) bytes over links with a rate of their own."""
+    inside: Floats
+    """(num_buckets, num_hosts) bytes between ranks of a host."""
+    latency_s: Floats
+    """(num_buckets,)"""
+    paths: tuple[Paths, ...]
+    """Empty where nobody has asked for them."""
+
+
+def at_once(loads: Sequence[Loads]) -> Loads:
+    """Return the load of several sets of messages."""
+    names = [each.name for each in fields(Loads) if each.name not in ("latency_s", "paths")]
+    latency_s = np.max([each.latency_s for each in loads], axis=0)
+    total = {name: np.asarray(sum(getattr(each, name) for each in loads)) for name in names}
+    return Loads(**total, latency_s=latency_s, paths=tuple(path for each in loads for path in each.paths))

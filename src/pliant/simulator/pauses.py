@@ -1,0 +1,33 @@
+"""Pauses between exchanges, after which TCP starts slowly."""
+
+from pliant.spec import Exchange, Workload
+
+__all__ = ["pause_of_gradients_s", "pause_of_weights_s"]
+
+
+def pause_of_gradients_s(workload: Workload, first_ready_s: float, period: int, slowest: float) -> float:
+    """Return how long ranks compute from the last gradients of one exchange to the first of the next.
+
+    The optimizer's step, the forward pass, and backward until a bucket is ready; whole steps beside, where gradients
+    are exchanged in every `period`-th step alone. A sharded model gathers weights in the forward pass: it pauses for
+    the optimizer.
+
+    Args:
+        workload: Its times.
+        first_ready_s: From the start of backward to the first bucket.
+        period: In steps.
+        slowest: Factor of the slowest rank.
+
+    """
+    if workload.is_sharded:
+        return workload.step_s * slowest
+    return slowest * (workload.step_s + workload.forward_s + first_ready_s + (period - 1) * _whole_s(workload))
+
+
+def pause_of_weights_s(node: Exchange, workload: Workload, slowest: float) -> float:
+    """Return how long ranks compute from one exchange of weights to the next, of any fragment."""
+    return slowest * _whole_s(workload) * node.timing.period / node.timing.fragments
+
+
+def _whole_s(workload: Workload) -> float:
+    return workload.forward_s + workload.backward_s + workload.step_s
