@@ -12,6 +12,7 @@ from pathlib import Path
 from pliant.network.namespaces import CannotEmulateError, Namespace, die_with_parent, require_tools
 from pliant.network.shaped_link import ShapedLink
 from pliant.network.shaping import LEAST_BURST
+from pliant.network.tcp_settings import TcpSettings
 
 __all__ = ["Disk", "Hosts", "enter"]
 
@@ -45,7 +46,7 @@ class Hosts:
                 host = Namespace(f"host{k}", self._switch)
                 self._stack.callback(host.close)
                 self._hosts.append(host)
-                ShapedLink(host, self._switch, k, self.address(k), switch=_CORE, burst=LEAST_BURST)
+                ShapedLink(host, self._switch, k, self.address(k), switch=_CORE, burst=LEAST_BURST, tcp=TcpSettings())
             self._restore = self._firewall()
         except BaseException:
             self._stack.close()

@@ -1,5 +1,7 @@
 """Ratios that follow the network, in real runs on ranks that are threads."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -58,20 +60,20 @@ def test_a_link_that_waits_lowers_the_ratio():
         ddp = DistributedDataParallel(nn.Linear(128, 128, bias=False), process_group=place.process_group)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         with pliant.relax(ddp, optimizer, what, timeout_s=20) as run:
-            exchange = run._comm._comm.all_gather
+            comm = run._comm._comm
+            gather, exchange = comm.all_gather, comm.exchange
 
-            def all_gather(out, x):
-                work = exchange(out, x)
-                wait, nbytes = work.wait, x.nbytes
+            def slowed(work, num_bytes):
+                def wait(begun=work.wait):
+                    begun()
+                    dawdle(num_bytes / rate["bytes_per_s"])
 
-                class Slow:
-                    def wait(self):
-                        wait()
-                        dawdle(nbytes / rate["bytes_per_s"])
+                return SimpleNamespace(wait=wait)
 
-                return Slow()
-
-            run._comm._comm.all_gather = all_gather
+            comm.all_gather = lambda out, x: slowed(gather(out, x), x.nbytes)
+            comm.exchange = lambda sends, receives, **more: slowed(  # carries short gathers
+                exchange(sends, receives, **more), sum(x.nbytes for _, x in sends)
+            )
             ratios = []
             for _ in range(60):
                 optimizer.zero_grad()

@@ -78,14 +78,7 @@ def bench(
     learned = _learned(context, task, model)
     names = _models(models, model, learned, mode)
     kept: dict[str, Any] = {"max_epochs": max_epochs, "max_seconds": max_seconds, "evaluate_every": evaluate_every}
-    kept |= {
-        "cell_seconds": cell_seconds,
-        "bucket_mb": bucket_mb,
-        "data": data,
-        "slow_share": slow_host,
-        "own": model,
-        "lr": lr,
-    }
+    kept |= {"cell_seconds": cell_seconds, "bucket_mb": bucket_mb, "data": data, "slow_share": slow_host}
     setup = Setup(
         mode=mode,
         models=names,
@@ -93,12 +86,10 @@ def bench(
         rounds=steps or _ROUNDS[mode] if mode != "train" else _ROUNDS[mode],
         train_steps=steps or _STEPS["kill" if kill else learned],
         seeds=tuple(range(seeds)),
-        task=learned,
         target=_target(task, model, asked, train=train),
         cells=cells_of(names, _list(rates), _list(delays), slow_host) if grid else (),
-        num_points=kill,
         batch=_BATCHES["kill" if kill else learned] if batch is None else batch,
-        **place.facts() | kept,
+        **place.facts() | kept | {"own": model, "lr": lr, "task": learned, "num_points": kill},
     )
     carry_out(setup, files.of_demo() if demo else files, accuracy or [], place.topology, place.words)
 
