@@ -48,9 +48,13 @@ class Links:
         self.link_s = np.array([_per_byte(link.bytes_per_s) for link in links])
         self._link_latency_s = np.array([link.latency_s for link in links])
 
-    @cached_property
+    @property
     def delays_s(self) -> Floats:
         """One-way delay from host to host, (num_hosts, num_hosts); 0 to itself."""
+        return self._delays_s
+
+    @cached_property
+    def _delays_s(self) -> Floats:
         delays_s = np.tile(self.delay_s, (self.num_hosts, 1)) * (1 - np.eye(self.num_hosts))
         delays_s[self.link_source, self.link_target] = self._link_latency_s
         return delays_s
