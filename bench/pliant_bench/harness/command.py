@@ -89,7 +89,7 @@ def bench(
         target=_target(task, model, asked, train=train),
         cells=cells_of(names, _list(rates), _list(delays), slow_host) if grid else (),
         batch=_BATCHES["kill" if kill else learned] if batch is None else batch,
-        **place.facts() | kept | {"own": model, "lr": lr, "task": learned, "num_points": kill},
+        **place.facts() | kept | dict[str, Any](own=model, lr=lr, task=learned, num_points=kill),
     )
     carry_out(setup, files.of_demo() if demo else files, accuracy or [], place.topology, place.words)
 
