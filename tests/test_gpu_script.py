@@ -67,7 +67,11 @@ HANG = "import time; time.sleep(60)"
 
 
 @pytest.mark.parametrize(
-    ("code", "ended"), [("raise OSError('no such thing')", "failed"), (HANG, "stopped at its own")]
+    ("code", "ended"),
+    [
+        ("raise OSError('no such thing')", "failed"),
+        pytest.param(HANG, "stopped at its own", marks=pytest.mark.extended),
+    ],
 )
 def test_a_part_that_fails_or_hangs_says_so_and_the_others_go_on(results, code, ended):
     told, table = results(code)

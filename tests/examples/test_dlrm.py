@@ -42,6 +42,7 @@ def _equal(a, b):
     return a == b
 
 
+@pytest.mark.extended
 def test_it_learns(tmp_path):
     result, _ = _dlrm(tmp_path, "--steps", "60", "--algorithm", "bytegrad", "--embedding-optimizer", "adam")
     assert result["auc"] > 0.5 + _SHARE * (result["best_auc"] - 0.5)

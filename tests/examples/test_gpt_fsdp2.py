@@ -32,7 +32,8 @@ def test_shards_learn_and_a_plan_sends_less(tmp_path):
     assert "MB of residuals of gradients" in told
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("hsdp", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
 def test_whole_models_and_replicas_take_the_same_line(tmp_path, parallel):
     found, _ = _trained(tmp_path, "--parallel", parallel, "--shards", "1", "--plan", "int4")
     assert found["held_out_loss"] < 4.0

@@ -120,6 +120,7 @@ def test_a_plan_whose_residual_crosses_its_bound_is_given_up_on_all_ranks():
         assert began < left
 
 
+@pytest.mark.extended
 def test_a_sound_plan_stays():
     for began, left, told, still, records, _ in run(2, guarded, spared, pliant.Auto(watch=False), ()):
         assert began is not None
