@@ -29,7 +29,7 @@ def pytest_sessionfinish():
             counted.save()
 
 
-MANY, ONE_IN = 8, 3
+MANY, ONE_IN = 6, 4
 SAMPLED = (
     *("autotune", "collectives", "comm", "curvature", "engine", "processes", "profiling", "recsys", "sharded"),
     "simulator",
@@ -39,7 +39,7 @@ SAMPLED = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep every third case of a law with many in the first tier; the others are `extended`. With -k all stay."""
+    """Keep every fourth case of a law with many in the first tier; the others are `extended`. With -k all stay."""
     if items and items[0].config.option.keyword:
         return
     laws = {}

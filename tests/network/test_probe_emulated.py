@@ -7,14 +7,14 @@ import pytest
 
 from pliant.spec import Machine, Topology, load
 
-pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.usefixtures("emulating")]
+pytestmark = [pytest.mark.netns, pytest.mark.idle, pytest.mark.extended, pytest.mark.usefixtures("emulating")]
 
 PLIANT = [sys.executable, "-m", "pliant.cli.main"]
 
 
 @pytest.mark.parametrize(
     ("hosts", "slow", "rate", "delay_ms"),
-    [pytest.param(2, [], 10, 0, marks=pytest.mark.extended), (3, ["--slow", "1:0.25"], 20, 20)],
+    [(2, [], 10, 0), (3, ["--slow", "1:0.25"], 20, 20)],
 )
 def test_it_finds_what_was_asked_for(hosts, slow, rate, delay_ms, tmp_path):
     emulate = ["emulate", "--hosts", str(hosts), "--rate", f"{rate}mbit", "--delay", f"{delay_ms}ms", "--no-check"]
