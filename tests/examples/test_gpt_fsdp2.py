@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.extended]
 
 _SCRIPT = Path(__file__).parents[2] / "examples" / "gpt_fsdp2.py"
 
@@ -32,7 +32,6 @@ def test_shards_learn_and_a_plan_sends_less(tmp_path):
     assert "MB of residuals of gradients" in told
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
 def test_whole_models_and_replicas_take_the_same_line(tmp_path, parallel):
     found, _ = _trained(tmp_path, "--parallel", parallel, "--shards", "1", "--plan", "int4")
