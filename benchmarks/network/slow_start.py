@@ -21,11 +21,14 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from sharded.journal import Lines, place, show
+from sharded.journal import Lines, json_lines, place, show
 
+from pliant.cli.emulate import topology_from_flags
 from pliant.netmodel import Links, PointToPoint
 from pliant.network import emulate_cluster
-from pliant.spec import Host, Topology
+from pliant.network.tcp_settings import IN_FLIGHT
+from pliant.spec import Topology
+from pliant.spec.slices import SLICE_BYTES
 from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
 
 KEY = ("rate", "delay")
@@ -33,41 +36,21 @@ RATES, DELAYS = ("10mbit", "50mbit", "200mbit"), ("0.2ms", "20ms", "60ms", "125m
 ASKED = {"connections": [1, 8], "bytes": [16 << 10, 128 << 10, 1 << 20, 8 << 20], "warm": 3, "paused": 2}
 PAUSE_S, FAR_S = 3.0, 0.02
 BURST = 16_000
-SLICE_BYTES, WHOLE_BYTES = 256 << 10, 16 << 10
-"""Bytes of a slice for which a connection is used, and of messages that are not cut (docs/long-links.md)."""
-IN_FLIGHT = 0.65
-"""Part of the send buffer that is payload on its way."""
+WHOLE_BYTES = 16 << 10
+"""Bytes of messages that are not cut (docs/long-links.md)."""
 KINDS = ("warm", "paused")
 
 
 def hosts(rate: str, delay: str) -> Topology:
     """Return two equal hosts."""
-    bytes_per_s, delay_s = parse_rate(rate), parse_time(delay)
-    return Topology(
-        hosts=tuple(
-            Host(name=f"host{k}", send_bytes_per_s=bytes_per_s, receive_bytes_per_s=bytes_per_s, delay_s=delay_s)
-            for k in range(2)
-        ),
-    )
+    return topology_from_flags(2, rate, delay, [], 1, 0.0)
 
 
 def measure(rate: str, delay: str) -> list[dict[str, Any]]:
     """Return the cells of one link."""
-    said: list[dict[str, Any]] = []
-
-    def on_line(rank: int, text: str) -> None:
-        if rank == 0 and text.startswith("{"):
-            said.append(json.loads(text))
-        elif text:
-            print(f"[{rank}] {text}", flush=True)
-
     with emulate_cluster(hosts(rate, delay), check=False, burst=BURST) as cluster:
         script = str(Path(__file__).with_name("slow_start_rank.py"))
-        argv = [sys.executable, script, json.dumps({**ASKED, "pause_s": PAUSE_S})]
-        results = cluster.run(argv, on_line=on_line, timeout_s=900)
-    if any(result.exit_code for result in results):
-        sys.exit(f"ranks failed: {[result.exit_code for result in results]}.")
-    return said
+        return json_lines(cluster, [sys.executable, script, json.dumps({**ASKED, "pause_s": PAUSE_S})], timeout_s=900)
 
 
 def rest_s(cell: dict[str, Any], took_s: float) -> float:

@@ -13,7 +13,6 @@ Needs root, for network namespaces.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from sharded.journal import Lines, place, show
+from sharded.journal import Lines, json_lines, place, show
 
 from pliant.network import emulate_cluster
 from pliant.spec import Topology, save
@@ -60,22 +59,11 @@ def topologies() -> dict[str, Topology]:
 
 def measure(topology: Topology, rounds: int) -> dict[str, Any]:
     """Return the records of one mesh."""
-    said: list[dict[str, Any]] = []
-
-    def on_line(rank: int, text: str) -> None:
-        if rank == 0 and text.startswith("{"):
-            said.append(json.loads(text))
-        elif text:
-            print(f"[{rank}] {text}", flush=True)
-
     with tempfile.TemporaryDirectory() as folder, emulate_cluster(topology, check=False, burst=BURST) as cluster:
         asked = Path(folder) / "asked.json"
         save(topology, asked)
         argv = [sys.executable, str(Path(__file__).with_name("meshes_rank.py")), str(asked), str(rounds)]
-        results = cluster.run(argv, on_line=on_line, timeout_s=540)
-    if any(result.exit_code for result in results) or not said:
-        sys.exit(f"ranks failed: {[result.exit_code for result in results]}.")
-    return said[0]
+        return json_lines(cluster, argv, timeout_s=540)[0]
 
 
 def table(lines: Lines) -> str:

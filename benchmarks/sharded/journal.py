@@ -17,7 +17,7 @@ from chaos.judge import named_in
 from house.versions import commit_of, machine
 from tasc.accuracy_book import Book
 
-__all__ = ["Lines", "named_in", "place", "run_ranks", "show"]
+__all__ = ["Lines", "json_lines", "named_in", "place", "run_ranks", "show"]
 
 _LAST_WORDS = 40
 
@@ -69,6 +69,22 @@ def run_ranks(
     if any(result.exit_code for result in results):
         codes = [result.exit_code for result in results]
         raise RuntimeError("\n".join([f"{script} failed on ranks with {codes}:", *words[-_LAST_WORDS:]]))
+
+
+def json_lines(cluster: EmulatedCluster, argv: Sequence[str], timeout_s: float) -> list[dict[str, Any]]:
+    """Run a command once per rank; return rank 0's lines of JSON, which must be some, and show all others."""
+    said: list[dict[str, Any]] = []
+
+    def on_line(rank: int, text: str) -> None:
+        if rank == 0 and text.startswith("{"):
+            said.append(json.loads(text))
+        elif text:
+            print(f"[{rank}] {text}", flush=True)
+
+    results = cluster.run(argv, on_line=on_line, timeout_s=timeout_s)
+    if any(result.exit_code for result in results) or not said:
+        sys.exit(f"ranks failed: {[result.exit_code for result in results]}.")
+    return said
 
 
 def show(text: str, path: Path | None) -> None:

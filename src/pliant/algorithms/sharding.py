@@ -137,11 +137,11 @@ def _codec_of(given: Any, what: str) -> tuple[CodecSpec | None, bool]:
     if isinstance(given, CodecSpec):
         return given, given.facts.biased
     node = node_of(given)
-    by_schedule = getattr(node, "schedule", "ring") != "ring"
-    if isinstance(node, AllReduce) and not by_schedule and (node.codec is None or node.codec.facts.kind == "cast"):
-        return node.codec, False
-    if isinstance(node, ScatterGather) and not by_schedule:
-        return node.codec, node.feedback != "none"
+    if isinstance(node, AllReduce | ScatterGather) and node.schedule == "ring":
+        if isinstance(node, ScatterGather):
+            return node.codec, node.feedback != "none"
+        if node.codec is None or node.codec.facts.kind == "cast":
+            return node.codec, False
     raise ValueError(
         f"{what} of a sharded model travel in one codec, but {node} is more than that; choose one such as allreduce, "
         "bf16, bytegrad, qsgd, int4 or onebit, or give it to replicas."

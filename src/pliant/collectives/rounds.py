@@ -4,16 +4,11 @@ import torch
 from torch import Tensor
 
 from pliant.collectives.scratch import Scratch
-from pliant.comm.base import Comm, ReduceOp, Work, require_contiguous, require_numel
+from pliant.comm.base import Comm, EndedWork, ReduceOp, Work, require_contiguous, require_numel
 from pliant.comm.wrapped import WrappedComm
 from pliant.layouts.rounds import is_short, rounds_among
 
 __all__ = ["RoundsComm", "comm_for_rows"]
-
-
-class _Ended:
-    def wait(self) -> None:
-        pass
 
 
 class RoundsComm(WrappedComm):
@@ -51,7 +46,7 @@ class RoundsComm(WrappedComm):
             sends = [(self._at(-at), circle[:count]) for at, count, _ in hops]
             self._comm.exchange(sends, [(self._at(at), circle[at : at + count]) for at, count, _ in hops]).wait()
         _turn(circle, self.rank, out.view_as(circle))
-        return _Ended()
+        return EndedWork()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         if op != "sum":
@@ -71,7 +66,7 @@ class RoundsComm(WrappedComm):
                 total[: len(part)].add_(part)  # the last message may have fewer rows than are kept
             kept.copy_(total)
         out.view(-1).copy_(circle[0])
-        return _Ended()
+        return EndedWork()
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
@@ -90,7 +85,7 @@ class RoundsComm(WrappedComm):
             for rows, part in zip(moved, coming, strict=True):
                 circle.index_copy_(0, rows, part)
         _turn(circle.flip(0), self._at(1), out.view_as(circle))  # row j has come from the rank j before this one
-        return _Ended()
+        return EndedWork()
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
@@ -100,7 +95,7 @@ class RoundsComm(WrappedComm):
             receives = [(self._at(-at), x) for at, num_rows, _ in hops if at <= place < at + num_rows]
             if sends or receives:
                 self._comm.exchange(sends, receives).wait()
-        return _Ended()
+        return EndedWork()
 
     def _at(self, distance: int) -> int:
         """Return the rank that is so far from this one around the circle."""

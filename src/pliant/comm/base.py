@@ -9,6 +9,7 @@ from torch import Tensor
 __all__ = [
     "Comm",
     "CommError",
+    "EndedWork",
     "Limit",
     "PeerTensors",
     "ReduceOp",
@@ -53,6 +54,13 @@ class Work(Protocol):
         Once it has returned, waiting again returns at once.
         """
         ...
+
+
+class EndedWork:
+    """A communication that has ended before its caller waits."""
+
+    def wait(self) -> None:
+        """Return at once, since nothing is under way."""
 
 
 class Comm(Protocol):

@@ -4,15 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pliant.comm.base import Comm, ReduceOp, Work
+from pliant.comm.base import Comm, EndedWork, ReduceOp, Work
 from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["HierarchicalComm", "hierarchical_comm", "levels_of"]
-
-
-class _Done:
-    def wait(self) -> None:
-        pass
 
 
 class HierarchicalComm(WrappedComm):
@@ -57,7 +52,7 @@ class HierarchicalComm(WrappedComm):
         total = x.clone()
         self.all_reduce(total, op).wait()
         out.copy_(total.view(self.size, -1)[self.rank].view_as(out))
-        return _Done()
+        return EndedWork()
 
     def close(self) -> None:
         self.inner.close()

@@ -5,18 +5,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.netmodel.interfaces import Interfaces
 from pliant.netmodel.loads import Loads, Paths, at_once
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
-from pliant.netmodel.overheads import Overheads
 from pliant.netmodel.paths import all_to_all, host_pairs, lost_s
 from pliant.netmodel.round_time import RoundTime
 from pliant.netmodel.slow_start import LEAST_TIMEOUT_S
-from pliant.spec import Topology
 
 __all__ = ["Links"]
 
 
-class Links:
+class Links(Interfaces):
     """Rates of a topology; turns messages into seconds. It is the one model of the wire for all predictions.
 
     All messages of a round share each host's rate out and its rate in, those of the uplink where they leave a rack, and
@@ -27,37 +26,6 @@ class Links:
     `Topology.ranks_per_cpu` times as long. Latency is the largest on any path that is used: the delay of the receiving
     host, or that of the link. After a pause TCP starts slowly on each path (`netmodel.slow_start`).
     """
-
-    def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
-        hosts = topology.hosts
-        self.topology, self.num_ranks, self.num_hosts = topology, topology.num_ranks, len(hosts)
-        self.overheads = overheads if overheads is not None else Overheads()
-        self.sizes = np.array([host.num_ranks for host in hosts])  # (num_hosts,)
-        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])  # (num_hosts,) first rank of each
-        self.host_of = np.repeat(np.arange(len(hosts)), self.sizes)  # (num_ranks,)
-        self.out_s = np.array([_per_byte(host.send_bytes_per_s) for host in hosts])  # (num_hosts,) seconds per byte
-        self.in_s = np.array([_per_byte(host.receive_bytes_per_s) for host in hosts])
-        self.delay_s = np.array([host.delay_s for host in hosts])
-        self.rack_of = np.array(topology.rack_of(), dtype=np.int64)  # (num_hosts,)
-        self.up_s = np.array([_per_byte(rack.send_bytes_per_s) for rack in topology.racks])  # (num_racks,)
-        self.down_s = np.array([_per_byte(rack.receive_bytes_per_s) for rack in topology.racks])
-        index = {host.name: k for k, host in enumerate(hosts)}
-        links = sorted(topology.links, key=lambda link: (index[link.source], index[link.target]))
-        self.link_source = np.array([index[link.source] for link in links], dtype=np.int64)  # (num_links,)
-        self.link_target = np.array([index[link.target] for link in links], dtype=np.int64)
-        self.link_s = np.array([_per_byte(link.bytes_per_s) for link in links])
-        self._link_latency_s = np.array([link.latency_s for link in links])
-
-    @property
-    def delays_s(self) -> Floats:
-        """One-way delay from host to host, (num_hosts, num_hosts); 0 to itself."""
-        return self._delays_s
-
-    @cached_property
-    def _delays_s(self) -> Floats:
-        delays_s = np.tile(self.delay_s, (self.num_hosts, 1)) * (1 - np.eye(self.num_hosts))
-        delays_s[self.link_source, self.link_target] = self._link_latency_s
-        return delays_s
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
@@ -109,7 +77,7 @@ class Links:
     def _opens(self, pause_s: float) -> bool:
         """Return whether a window may be too small for a link, so that somebody has to look."""
         restarts = self.topology.restarts_slowly and pause_s > LEAST_TIMEOUT_S
-        late = self.delay_s.any() or self._link_latency_s.any()
+        late = self.delay_s.any() or self.link_latency_s.any()
         return bool(late and (restarts or self.topology.window_bytes))
 
     def _time(self, loads: Loads, repeat: int, handled: Floats, pause_s: float) -> RoundTime:
@@ -271,7 +239,3 @@ def _path_s(delay_s: Floats, num_hops: int) -> float:
 def _elsewhere(x: Floats) -> Floats:
     """Return the sum over all others, along the last axis."""
     return x.sum(-1, keepdims=True) - x
-
-
-def _per_byte(bytes_per_s: float) -> float:
-    return 1 / bytes_per_s if bytes_per_s > 0 else 0.0

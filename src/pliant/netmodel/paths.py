@@ -1,52 +1,16 @@
 """Paths of a round's messages, and the time that they lose while TCP's windows open."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
+from pliant.netmodel.interfaces import Interfaces
 from pliant.netmodel.loads import Paths
 from pliant.netmodel.messages import Floats, Ints
-from pliant.netmodel.overheads import Overheads
 from pliant.netmodel.slow_start import slow_start_s
-from pliant.spec import Topology
 from pliant.spec.slices import SLICE_BYTES
 
-__all__ = ["Network", "all_to_all", "connections_of", "host_pairs", "lost_s"]
-
-
-class Network(Protocol):
-    """Figures of a network that paths are made from; `Links` has them."""
-
-    @property
-    def topology(self) -> Topology: ...
-
-    @property
-    def overheads(self) -> Overheads: ...
-
-    @property
-    def num_hosts(self) -> int: ...
-
-    @property
-    def delay_s(self) -> Floats: ...
-
-    @property
-    def delays_s(self) -> Floats: ...
-
-    @property
-    def rack_of(self) -> Ints: ...
-
-    @property
-    def up_s(self) -> Floats: ...
-
-    @property
-    def link_source(self) -> Ints: ...
-
-    @property
-    def link_target(self) -> Ints: ...
-
-    @property
-    def link_s(self) -> Floats: ...
+__all__ = ["all_to_all", "connections_of", "host_pairs", "lost_s"]
 
 
 def connections_of(num_bytes: Floats, flows: Floats, most: int) -> Floats:
@@ -62,7 +26,7 @@ def connections_of(num_bytes: Floats, flows: Floats, most: int) -> Floats:
     return flows * np.clip(np.ceil(each / SLICE_BYTES), 1, most)
 
 
-def host_pairs(links: Network, pairs: Ints, num_bytes: Floats, flows: Floats, ring_blocks: int = 1) -> Paths:
+def host_pairs(links: Interfaces, pairs: Ints, num_bytes: Floats, flows: Floats, ring_blocks: int = 1) -> Paths:
     """Return the paths between hosts.
 
     Args:
@@ -91,7 +55,7 @@ def host_pairs(links: Network, pairs: Ints, num_bytes: Floats, flows: Floats, ri
 
 
 def all_to_all(
-    links: Network, out: tuple[Floats, Floats, Floats], into: tuple[Floats, Floats, Floats]
+    links: Interfaces, out: tuple[Floats, Floats, Floats], into: tuple[Floats, Floats, Floats]
 ) -> tuple[Paths, Paths]:
     """Return the paths of messages between all hosts at once: all that leave a host as one, and all that reach it.
 
@@ -122,7 +86,7 @@ def all_to_all(
     return found[0], found[1]
 
 
-def lost_s(links: Network, paths: Sequence[Paths], times: Floats, pause_s: float) -> Floats:
+def lost_s(links: Interfaces, paths: Sequence[Paths], times: Floats, pause_s: float) -> Floats:
     """Return how much longer a round takes than its busiest interface, (num_buckets,), while windows open.
 
     A path takes as long as what is busiest on it, and slow start at the rate that this leaves it.

@@ -78,6 +78,8 @@ class ScheduleChoice:
         self._ready: dict[str, Callable[..., None]] = {}
         self._known: dict[str, SumKind] = {}
         """Kinds that were asked for, the same on all ranks."""
+        self._tasks: dict[str, tuple[Collective, float]] = {}
+        """Kind -> its sum, and predicted seconds without a schedule; on rank 0."""
         self._on_trial = ""
         self._is_open, self._calls = False, 0
         """Whether rank 0 has something to decide, and sums since it last began to."""
@@ -115,9 +117,14 @@ class ScheduleChoice:
         if self._solver is None or self._topology is None or not self._is_open:
             return
         synchronize(kind.device)
-        seconds, everybody = time.perf_counter() - start_s, (tuple(range(self.comm.size)),)
-        task = Collective(num_ranks=self.comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody)
-        without_s = kind.without_s(self._topology, self._overheads)
+        seconds = time.perf_counter() - start_s
+        if kind.name not in self._tasks:
+            everybody = (tuple(range(self.comm.size)),)
+            task = Collective(
+                num_ranks=self.comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody
+            )
+            self._tasks[kind.name] = task, kind.without_s(self._topology, self._overheads)
+        task, without_s = self._tasks[kind.name]
         self._solver.note_call(kind.name.encode(), task, without_s, seconds, is_dense=True)
 
     def _listen(self, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pliant.comm.base import Comm, ReduceOp, Work, require_contiguous
+from pliant.comm.base import Comm, EndedWork, ReduceOp, Work, require_contiguous
 from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel import Overheads
 from pliant.schedules.background import SolverOptions
@@ -17,12 +17,7 @@ from pliant.schedules.dense import dense_merged, ring_s
 from pliant.schedules.execute import ScheduledAllReduce
 from pliant.spec import Schedule, Scheduling, Topology
 
-__all__ = ["ScheduledComm", "scheduled", "scheduled_comm"]
-
-
-class _Done:
-    def wait(self) -> None:
-        pass
+__all__ = ["ScheduledComm", "scheduled"]
 
 
 class ScheduledComm(WrappedComm):
@@ -85,7 +80,7 @@ class ScheduledComm(WrappedComm):
         else:
             return self._comm.all_reduce(x)
         self.choice.note(kind, start_s)
-        return _Done()
+        return EndedWork()
 
     def _kind_of(self, x: Tensor) -> SumKind:
         key = (x.numel(), x.dtype)
@@ -118,16 +113,8 @@ def scheduled(comm: Comm, schedule: Scheduling) -> Comm:
         ValueError: Links were to be measured, and nobody has.
 
     """
-    return comm if schedule == "ring" else scheduled_comm(comm, schedule)
-
-
-def scheduled_comm(comm: Comm, schedule: Scheduling) -> ScheduledComm:
-    """Return the same where sums are to go by a schedule.
-
-    Raises:
-        ValueError: Links were to be measured, and nobody has.
-
-    """
+    if schedule == "ring":
+        return comm
     if isinstance(schedule, str):
         raise ValueError(
             "schedule='auto' needs the network's links, which nobody has measured here; start with pliant.relax(), or "
