@@ -26,8 +26,8 @@ class Ranker:
         x = torch.tensor((features - self._mean) / self._scale, dtype=torch.float32)
         y = torch.tensor(log_s, dtype=torch.float32)
         width, hidden = x.shape[1], self._hidden
-        layers = [nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)]
-        self._net = nn.Sequential(*layers) if hidden else nn.Linear(width, 1)
+        between = [nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()] if hidden else []
+        self._net = nn.Sequential(*between, nn.Linear(hidden or width, 1))
         optimizer = torch.optim.Adam(self._net.parameters(), lr=1e-2 if not hidden else 2e-3, weight_decay=3e-4)
         rng = np.random.default_rng(self._seed)
         members = {group: np.flatnonzero(groups == group) for group in np.unique(groups)}
