@@ -12,12 +12,23 @@ from models import new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.algorithms.base import State, StepContext
 from pliant.buckets import Bucket, spans_of
+from pliant.codecs import Int4
 from pliant.comm import RecordedComm, run_world
 from pliant.spec import SyncPlan, from_json, to_json
 from pliant_bench.baselines import GTopK, OkTopk, ScaleCom, SparCml, UniformBlocks, register_baselines
 from pliant_bench.baselines.oktopk import rebalance
 from pliant_bench.baselines.sparcml import split_gather
-from pliant_bench.baselines.streams import add_stream, gather_all, kth_largest, largest, route, stream_of
+from pliant_bench.baselines.streams import (
+    add_coded,
+    add_stream,
+    codec_of,
+    coded_stream,
+    gather_all,
+    kth_largest,
+    largest,
+    route,
+    stream_of,
+)
 from pliant_bench.harness.arms import _optimizer, plan_of_arm
 from pliant_bench.harness.command import bench
 from pliant_bench.harness.names import BASELINE_ARMS, split_arms
@@ -33,6 +44,9 @@ PEERS = {
     "gtopk": GTopK(ratio=0.05, kept=1),
     "scalecom": ScaleCom(ratio=0.05),
     "uniform_blocks": UniformBlocks(ratio=0.1, block=16),
+    "sparcml-4bit": SparCml(ratio=0.05, bits=4),
+    "sparcml-4bit-dense": SparCml(ratio=0.6, bits=4),
+    "scalecom-4bit": ScaleCom(ratio=0.05, bits=4),
 }
 
 
@@ -72,7 +86,7 @@ def test_all_ranks_get_the_same_and_sent_and_residual_are_the_updates(name, size
     arrived = size * outs[0].double().sum(0)
     kept = sum(residual.double() for _, residual, _ in worlds)
     wanted = sum(gradient(r, t).double() for r in range(size) for t in range(STEPS))
-    if size in (1, 2, 4):
+    if size in (1, 2, 4) and "4bit" not in name:
         assert torch.equal(arrived + kept, wanted)
     else:
         torch.testing.assert_close(arrived + kept, wanted, rtol=0, atol=1e-3)
@@ -136,7 +150,7 @@ def test_a_low_pass_filter_keeps_beta_of_what_was_not_sent():
 def test_bytes_are_counted_exactly(size):
     def body(place):
         found = {}
-        for name in ("gtopk", "scalecom", "uniform_blocks", "sparcml"):
+        for name in ("gtopk", "scalecom", "uniform_blocks", "sparcml", "sparcml-4bit", "scalecom-4bit"):
             found[name] = exchanged(place, PEERS[name], steps=1)[2].sent_bytes
         held = gradient(place.rank, 0)
         at = largest(held, 25)
@@ -149,6 +163,8 @@ def test_bytes_are_counted_exactly(size):
     assert sum(found["gtopk"] for found, *_ in results) == (size - 1) * 8 * k * 2
     summed = sum(found["scalecom"] for found, *_ in results)
     assert 0 <= (size - 1) * 4 * k + 2 * (size - 1) * 4 * k - summed < size  # each rank counts whole bytes of a ring
+    coded = 4 + 13  # one block of 25 values has one owner
+    assert sum(found["scalecom-4bit"] for found, *_ in results) == (size - 1) * (4 * k + 2 * coded)
     blocks = 2 + 1 + 2  # 10 % of 20, 1 and 11 blocks, rounded up
     assert all(found["uniform_blocks"] == (size - 1) * 4 * blocks * 17 for found, *_ in results)
     total = sum(dense for *_, dense in results)
@@ -156,6 +172,7 @@ def test_bytes_are_counted_exactly(size):
         split = sum(8 * int(((at >= bounds[j]) & (at < bounds[j + 1])).sum()) for j in range(size) if j != rank)
         gathered = 8 * int((total[bounds[rank] : bounds[rank + 1]] != 0).sum()) * (size - 1)
         assert found["sparcml"] == split + gathered + 2 * 4 * (size - 1)
+        assert found["sparcml-4bit"] < 0.7 * found["sparcml"]
 
 
 def test_a_full_sum_is_gathered_dense():
@@ -183,6 +200,23 @@ def test_streams_are_the_shorter_of_two_and_say_which():
     assert largest(torch.tensor([1.0, torch.nan, -3, 2]), 2).tolist() == [1, 2]
     assert kth_largest(torch.tensor([1.0, -5, 3]), 2) == 3
     assert kth_largest(torch.tensor([1.0]), 2) == 0
+
+
+@pytest.mark.parametrize("num", [0, 1, 64, 65, 399, 400])
+def test_coded_streams_are_the_shorter_of_two_and_say_which(num):
+    codec, extent = Int4(), 400
+    places = torch.arange(extent)[:num]
+    values = gradient(0, 0)[:num]
+    stream = coded_stream(places, values, extent, codec, 0)
+    sparse, dense = 4 * num + codec.nbytes(num), codec.nbytes(extent)
+    assert stream.numel() == (1 + -(-min(sparse, dense) // 4) if num else 0)
+    assert num == 0 or int(stream[0]) == (num if sparse < dense else -1)
+    out = torch.ones(extent)
+    add_coded(stream, out, codec)
+    off = (out - 1 - torch.zeros(extent).index_put_((places,), values)).abs()
+    assert (off <= gradient(0, 0).abs().max() / 14 + 1e-5).all()
+    with pytest.raises(ValueError, match="5 bits"):
+        codec_of(5)
 
 
 def test_messages_of_any_length_arrive():

@@ -57,10 +57,13 @@ def test_the_short_form_and_every_run_have_names_of_their_own(load):
     accuracy = load("accuracy")
     everything = accuracy.jobs(5, ["*"])
     assert len(set(everything)) == len(everything)
-    assert 1000 < len(everything) < 1700
+    assert 1000 < len(everything) < 2000
     short = accuracy.jobs(5, accuracy.SHORT)
     assert len(short) == 5 * len(accuracy.SHORT) == 90
     assert {job.name for job in short} == set(accuracy.SHORT)
+    beside = accuracy.jobs(3, accuracy.HEADLINE)
+    assert {job.name for job in beside} < {job.name for job in everything}
+    assert {job.ratio for job in beside} == {2, 30, 130, 300}
     assert not [job for job in everything if job.arm == "dgc" and job.optimizer == "adam"]
     names = {job.arm for job in everything}
     assert {f"tasc-p{p}-{b}" for p in ("0", "0.5", "1") for b in ("rows", "b16", "b32", "b64", "b128")} < names

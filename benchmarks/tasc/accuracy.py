@@ -2,6 +2,7 @@
 
 ``python benchmarks/tasc/accuracy.py --out results.jsonl``            everything: 1500 runs of 15 to 30 s on one core
 ``python benchmarks/tasc/accuracy.py --out results.jsonl --short``    the stated short form: 90 runs
+``python benchmarks/tasc/accuracy.py --out results.jsonl --headline``  tasc beside its peers, three seeds
 ``python benchmarks/tasc/accuracy.py --out results.jsonl --only 'images/sgd/130/*' --seeds 3 --time-limit 1800``
 
 Paired runs: for each seed all arms have the same weights, batches and learning rates. Four workers are threads of this
@@ -12,13 +13,13 @@ bytes are given the setting at which they were measured to send what the ratio a
 each task, optimizer, arm and ratio); one that cannot send so little is said to (`unreachable`).
 
 Tasks: Fashion-MNIST with the network of `pliant bench --train`, and State of the Union addresses with a decoder, both
-with SGD of momentum 0.9 and with Adam. Arms and ratios are in `accuracy_arms.py`: tasc with p of 0, 0.5 and 1, rows and
-blocks of 64 at 10, 30, 130 and 300, and blocks of 16, 32 and 128 at 130, all with values of 4 bits, and blocks of 64
-also with 16 and 32; magnitude (blocks of 64 of the whole model),
-uniform (the same share of each layer; also in blocks of 16), random elements, top-k elements; peers at 130; and
-tasc with the momentum before the choice (corrected, SGD alone). The short
-form is images with SGD and language with Adam, at 130, dense, tasc of p 0 and 1 with rows and
-blocks of 64, magnitude, uniform in blocks of 16, random and top-k, five seeds.
+with SGD of momentum 0.9 and with Adam; Fashion-MNIST with a perceptron of 5.5 M parameters, with SGD and at 130 alone.
+Arms and ratios are in `accuracy_arms.py`: tasc with p of 0, 0.5 and 1, rows and blocks of 64 at 10, 30, 130 and 300,
+and blocks of 16, 32 and 128 at 130, all with values of 4 bits, and blocks of 64 also with 16 and 32; magnitude (blocks
+of 64 of the whole model), uniform (the same share of each layer; also in blocks of 16), random elements, top-k
+elements; peers at 30, 130 and 300, sparcml and scalecom also with values of 4 bits; and tasc with the momentum before
+the choice (corrected, SGD alone). The short form is images with SGD and language with Adam, at 130, dense, tasc of p 0
+and 1 with rows and blocks of 64, magnitude, uniform in blocks of 16, random and top-k, five seeds.
 
 Each finished run is appended to the file; the same command goes on where it stopped. Runs of another number of steps
 are kept apart. At the end, or with --table alone, a table: mean, deviation, paired difference to dense, its interval.
@@ -39,7 +40,7 @@ from accuracy_runs import as_record, dense_bytes, fitted_size, trained
 from accuracy_table import table
 from accuracy_tasks import OPTIMIZERS, Task, task_named
 
-STEPS = {"images": 350, "language": 250}
+STEPS = {"images": 350, "language": 250, "large": 350}
 SHORT = tuple(
     f"{cell}/{arm}"
     for cell in ("images/sgd", "language/adam")
@@ -52,6 +53,15 @@ SHORT = tuple(
         "130/topk",
     )
 )
+
+_BESIDE = ("sparcml*", "scalecom*", "oktopk", "gtopk", "tasc-p[01]-b64", "tasc-p[01]-b64-32bit")
+HEADLINE = (
+    *("images/sgd/2/dense", "language/adam/2/dense", "large/sgd/2/dense"),
+    *(f"images/sgd/{ratio}/{arm}" for ratio in (30, 130, 300) for arm in _BESIDE),
+    *(f"language/adam/{ratio}/{arm}" for ratio in (30, 130, 300) for arm in _BESIDE),
+    *(f"large/sgd/130/{arm}" for arm in _BESIDE),
+)
+"""tasc and its peers, with values of 4 and of 32 bits where they can carry them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,7 @@ def jobs(seeds: int, only: Sequence[str]) -> list[Job]:
         for arm in arms().values()
         if optimizer in arm.optimizers
         for ratio in arm.ratios
+        if task != "large" or (optimizer == "sgd" and ratio in (2, 130))
     ]
     chosen = [job for job in listed if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in only)]
     if not chosen:
@@ -176,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON-lines file, appended to")
     parser.add_argument("--only", action="append", help="pattern over task/optimizer/ratio/arm; repeatable")
     parser.add_argument("--short", action="store_true", help="the stated short form")
+    parser.add_argument("--headline", action="store_true", help="tasc beside its peers at 30, 130 and 300")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=0, help="of each run; 0: those of the task")
     parser.add_argument("--time-limit", type=float, default=0.0, help="no run begins after so many seconds; 0: none")
@@ -184,8 +196,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
-    bench = Bench(Book(given.out), given.steps, {"images": given.images, "language": given.text})
-    asked = jobs(given.seeds, given.only or (SHORT if given.short else ["*"]))
+    bench = Bench(Book(given.out), given.steps, {"images": given.images, "language": given.text, "large": given.images})
+    asked = jobs(given.seeds, given.only or (SHORT if given.short else HEADLINE if given.headline else ["*"]))
     todo = [] if given.table else [job for job in asked if not bench.done(job)]
     end_s = time.monotonic() + (given.time_limit or float("inf"))
     for num, job in enumerate(todo):

@@ -82,8 +82,10 @@ def _corrected(power: float) -> Arm:
     )
 
 
-def _peer(name: str, ratios: tuple[int, ...] = (130,), **other: Any) -> Arm:
-    return Arm(name=name, made=lambda size: pliant.parse(f"{name}(ratio={size!r})"), ratios=ratios, **other)
+def _peer(name: str, ratios: tuple[int, ...] = (30, 130, 300), bits: int = 32, **other: Any) -> Arm:
+    coded = f", bits={bits}" if bits != 32 else ""
+    named = name + (f"-{bits}bit" if coded else "")
+    return Arm(name=named, made=lambda size: pliant.parse(f"{name}(ratio={size!r}{coded})"), ratios=ratios, **other)
 
 
 def arms() -> dict[str, Arm]:
@@ -99,10 +101,9 @@ def arms() -> dict[str, Arm]:
         Arm(name="uniform-b16", made=lambda size: pliant.parse(f"uniform_blocks(ratio={size!r}, block=16)")),
         Arm(name="random", made=pliant.randomk),
         Arm(name="topk", made=pliant.topk),
-        _peer("sparcml"),
+        *(_peer(name, bits=bits) for name in ("sparcml", "scalecom") for bits in (32, 4)),
         _peer("oktopk", probe_steps=160),
         _peer("gtopk"),
-        _peer("scalecom"),
-        _peer("dgc", momentum=0.0, optimizers=("sgd",)),
+        _peer("dgc", ratios=(130,), momentum=0.0, optimizers=("sgd",)),
     ]
     return {arm.name: arm for arm in listed}

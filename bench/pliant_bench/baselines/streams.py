@@ -5,9 +5,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pliant.codecs import Codec, Int4
 from pliant.comm.base import Comm
 
-__all__ = ["PAIR_BYTES", "add_stream", "gather_all", "kth_largest", "largest", "route", "stream_of"]
+__all__ = [
+    "PAIR_BYTES",
+    "add_coded",
+    "add_stream",
+    "codec_of",
+    "coded_stream",
+    "gather_all",
+    "kth_largest",
+    "largest",
+    "route",
+    "stream_of",
+]
 
 PAIR_BYTES = 8
 """An int32 place and a float32 value."""
@@ -43,6 +55,45 @@ def add_stream(stream: Tensor, out: Tensor) -> None:
     else:
         places, values = stream.view(2, -1)
         out[places.long()] += values.view(torch.float32)  # a stream names each place once
+
+
+def codec_of(bits: float) -> Codec | None:
+    """Return the codec of values of so many bits; None for float32. Raises ValueError for any but 4 and 32."""
+    if bits not in (4, 32):
+        raise ValueError(f"values have {bits:g} bits, but peers send them in 4 or in 32.")
+    return Int4() if bits == 4 else None
+
+
+def coded_stream(places: Tensor, values: Tensor, extent: int, codec: Codec, seed: int) -> Tensor:
+    """Return a vector of `extent` elements as int32 words: the number of places, the places, and the values in codes.
+
+    The dense vector in codes, after -1 in the place of their number, where that is shorter; no word for no place.
+    """
+    num = places.numel()
+    if num == 0:
+        return torch.empty(0, dtype=torch.int32, device=values.device)
+    head = torch.tensor([num], dtype=torch.int32, device=values.device)
+    coded = values.contiguous()
+    if 4 * num + codec.nbytes(num) >= codec.nbytes(extent):
+        head, coded = head.fill_(-1), torch.zeros(extent, device=values.device).index_put_((places,), values)
+        places = places[:0]
+    payload = torch.zeros(-(-codec.nbytes(coded.numel()) // 4), dtype=torch.int32, device=values.device)
+    codec.encode(coded, payload.view(torch.uint8)[: codec.nbytes(coded.numel())], seed)
+    return torch.cat([head, places.to(torch.int32), payload])
+
+
+def add_coded(stream: Tensor, out: Tensor, codec: Codec) -> None:
+    """Add what a coded stream holds to a vector, float32 (extent,)."""
+    if stream.numel() == 0:
+        return
+    num = int(stream[0])
+    payload = stream[1 + max(num, 0) :].clone().view(torch.uint8)
+    values = torch.empty(out.numel() if num < 0 else num, device=out.device)
+    codec.decode(payload[: codec.nbytes(values.numel())], values)
+    if num < 0:
+        out.add_(values)
+    else:
+        out[stream[1 : 1 + num].long()] += values  # a stream names each place once
 
 
 def route(parts: Sequence[Tensor], comm: Comm) -> list[Tensor]:
