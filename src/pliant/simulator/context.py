@@ -65,6 +65,12 @@ class SimulationContext:
         factors[_LOOPBACK] = self.slowest  # a rate of all ranks of a host together
         return factors
 
+    @property
+    def _socket_cpu_s(self) -> tuple[float, float]:
+        """CPU seconds of the slowest rank for a message and for a byte, on its share of a core."""
+        factor, overheads = float(self.work_factors[_MESSAGES]), self.overheads
+        return factor * min(overheads.message_s, overheads.message_cpu_s), factor * overheads.byte_cpu_s
+
     def at_given_overheads(self, counts: Floats) -> Floats:
         """Return counts, (num_keys,), so that they need no factor of the slowest rank or of its cores."""
         return counts * self.work_factors
@@ -73,10 +79,10 @@ class SimulationContext:
         self, task: Sequence[Round], rest: Sequence[Round], num: int, pause_s: float = 0.0
     ) -> tuple[Exchanges, Exchanges]:
         """Return the times of `num` exchanges: the part that is waited for after a pause, and the part that follows."""
-        byte_s = self.overheads.byte_s * float(self.work_factors[_MESSAGES])
+        sockets = self._socket_cpu_s
         return (
-            exchange_time(task, self.links, self.coefficients, num, pause_s=pause_s, byte_s=byte_s),
-            exchange_time(rest, self.links, self.coefficients, num, own_work=False, byte_s=byte_s),
+            exchange_time(task, self.links, self.coefficients, num, pause_s=pause_s, socket_cpu_s=sockets),
+            exchange_time(rest, self.links, self.coefficients, num, own_work=False, socket_cpu_s=sockets),
         )
 
     def measure_beside(

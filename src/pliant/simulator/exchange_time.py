@@ -64,7 +64,7 @@ def exchange_time(
     *,
     own_work: bool = True,
     pause_s: float = 0.0,
-    byte_s: float = 0.0,
+    socket_cpu_s: tuple[float, float] = (0.0, 0.0),
 ) -> Exchanges:
     """Return what rounds take, one after another, with the overlap that their pieces allow.
 
@@ -79,7 +79,7 @@ def exchange_time(
         num_buckets: Of the rounds.
         own_work: Whether an exchange has the cost of a bucket.
         pause_s: Time without messages before the first bucket.
-        byte_s: CPU seconds for each byte that a rank sends or receives.
+        socket_cpu_s: CPU seconds for each message, and for each byte, that a rank sends or receives.
 
     """
     wires = _Wires(links, coefficients, pause_s)
@@ -102,14 +102,14 @@ def exchange_time(
             hold = 1 - follower.share * (1 - 1 / follower.pieces)  # (num_buckets,)
             first = np.where(follower.pieces[:, None] > 1, start + stage.lag + stage.busy * hold[:, None], end)
     worked = sum((s.busy for s in stages if s.kind != "communicate"), zero)
-    handled = sum((s.busy[:, _AT["messages"]] for s in stages), np.zeros(num_buckets)) * coefficients[_AT["messages"]]
+    handled = sum((s.busy[:, _AT["messages"]] for s in stages), np.zeros(num_buckets))
     sent = sum((r.sent(links.num_ranks) for r in rounds), np.zeros((num_buckets, links.num_ranks)))
     received = sum((r.received(links.num_ranks) for r in rounds), np.zeros((num_buckets, links.num_ranks)))
     return Exchanges(
         seconds=end @ coefficients,
         counts=end,
         codec_s=worked @ coefficients,
-        cpu_s=worked @ coefficients + handled + byte_s * (sent + received).max(1),
+        cpu_s=worked @ coefficients + socket_cpu_s[0] * handled + socket_cpu_s[1] * (sent + received).max(1),
         sent=sent,
         received=received,
         stages=tuple(windows),
