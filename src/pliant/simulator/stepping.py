@@ -35,9 +35,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         overheads = self.prepared.context.overheads
-        self.clock = RankClock(
-            2, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores
-        )
+        self.clock = RankClock(2, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores)
         self._turns = [_Turn(exchange=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: QueuedExchange | None = None
         self._handed_over: QueuedExchange | None = None
