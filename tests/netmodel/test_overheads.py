@@ -1,5 +1,7 @@
 """Overheads of machines: what a probe writes reaches every prediction."""
 
+from dataclasses import replace
+
 import pytest
 
 from pliant.netmodel import PRESETS, Overheads
@@ -31,6 +33,21 @@ def test_what_a_machine_says_is_taken_and_the_rest_scaled():
 def test_a_host_of_one_rank_says_nothing_of_loopback():
     alone = Machine(name="m", message_s=0, add_bytes_per_s=1, memory_bytes_per_s=1)
     assert Overheads.of(alone).loopback_bytes_per_s == Overheads().loopback_bytes_per_s
+
+
+def test_cpu_time_of_messages_is_the_default_where_a_file_lacks_it():
+    base, found = Overheads(), Overheads.of(MEASURED)
+    assert (found.message_cpu_s, found.byte_cpu_s) == (base.message_cpu_s, base.byte_cpu_s)
+    found = Overheads.of(replace(MEASURED, message_cpu_s=2e-5, byte_cpu_s=1e-10))
+    assert (found.message_cpu_s, found.byte_cpu_s) == (2e-5, 1e-10)
+    for name in ("message_cpu_s", "byte_cpu_s"):
+        with pytest.raises(ValueError, match="a time below 0"):
+            replace(MEASURED, **{name: -1.0})
+        with pytest.raises(ValueError, match="an overhead is negative"):
+            Overheads(**{name: -1.0})
+
+
+def test_no_time_is_below_zero():
     with pytest.raises(ValueError, match="a time below 0"):
         Machine(name="m", message_s=0, add_bytes_per_s=1, memory_bytes_per_s=1, loopback_bytes_per_s=-1)
 

@@ -174,6 +174,8 @@ def test_what_the_machine_can_do():
     assert machine.memory_bytes_per_s > 1e7
     assert machine.add_bytes_per_s > 1e7
     assert 0 <= machine.message_s < 0.1
+    assert 0 < machine.message_cpu_s < 0.1
+    assert 0 <= machine.byte_cpu_s < 1e-6
     assert machine.loopback_bytes_per_s > 1e6
     found = Overheads.of(machine)
     assert found.loopback_bytes_per_s == machine.loopback_bytes_per_s

@@ -274,22 +274,31 @@ def test_the_slowest_is_waited_for_only_where_ranks_wait():
     assert simulate(PLANS["allreduce"], even(), crowded, overheads=IDEAL).step_s == pytest.approx(0.62, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "bytegrad", "powersgd", "choco"])
+@pytest.mark.parametrize("name", ["allreduce", "bytegrad", "powersgd"])
 def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
-    """Four ranks on two CPUs: half the speed in all that exchanges compute; network and computing are as before."""
+    """Four ranks on two CPUs: half the speed in all that exchanges compute; the network is as before.
+
+    Computing is as before where nothing is hidden behind it, and slower else (`test_core_sharing.py`).
+    """
     base = Overheads()
     coefficients = base.coefficients()
     coefficients[
         [k for k, key in enumerate(KEYS) if key not in ("compute_s", "wire_s", "latency_s", "loopback_bytes")]
     ] *= 2
     shared, own = replace(cluster(4), num_cpus=2.0), cluster(4)
-    found = simulate(PLANS[name], even(), shared)
-    assert found.step_s == pytest.approx(
-        simulate(PLANS[name], even(), own, overheads=base.with_coefficients(coefficients)).step_s
+    twice = base.with_coefficients(coefficients)
+    exposed = replace(PLANS[name], order="at_end")
+    found = simulate(exposed, even(), shared)
+    assert found.step_s == pytest.approx(simulate(exposed, even(), own, overheads=twice).step_s)
+    assert (
+        simulate(PLANS[name], even(), shared).step_s * CLOSE
+        >= simulate(PLANS[name], even(), own, overheads=twice).step_s
     )
     counted = sum(base.coefficients()[KEYS.index(key)] * amount for key, amount in found.counted.items())
     assert counted == pytest.approx(found.step_s)
-    assert simulate(PLANS[name], even(), replace(own, num_cpus=4.0)).step_s == simulate(PLANS[name], even(), own).step_s
+    assert (
+        simulate(PLANS[name], even(), replace(own, num_cpus=12.0)).step_s == simulate(PLANS[name], even(), own).step_s
+    )
 
 
 def test_owners_divide_the_optimizer():

@@ -47,6 +47,12 @@ class Overheads:
     """Cost of flows that share an interface, see `sharing_factor`; fitted in docs/schedules.md."""
     loopback_bytes_per_s: float = 3e9
     """Between ranks of one host."""
+    message_cpu_s: float = 1.15e-4
+    """Seconds of a core for each message that a rank sends or receives: the part of message_s in which it does not
+    wait. It and the next are felt where ranks share cores (`Topology.cpus_per_rank`), by what is computed beside. Both
+    defaults are from four emulated hosts on two cores of an EPYC, by Gloo."""
+    byte_cpu_s: float = 4e-10
+    """Seconds of a core for each byte that a rank sends or receives, while the wire is busy."""
     reduce_bytes_per_s: float = 1.2e10
     """Throughput of sums and copies."""
     encode_s: Mapping[str, float] = field(default_factory=lambda: _seconds("encode"))
@@ -71,7 +77,7 @@ class Overheads:
             unknown = sorted(set(getattr(self, name)) ^ set(CODECS))
             if unknown:
                 raise ValueError(f"{name} must have a time for each codec and no other, but not so for {unknown[0]!r}.")
-        times = [self.message_s, self.bucket_s]
+        times = [self.message_s, self.bucket_s, self.message_cpu_s, self.byte_cpu_s]
         times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
         rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.wire_factor]
         if min(*times, self.sharing, self.pause_s) < 0 or min(*rates, self.initial_window_bytes) <= 0:
@@ -122,6 +128,8 @@ class Overheads:
         return replace(
             base,
             message_s=machine.message_s,
+            message_cpu_s=machine.message_cpu_s or base.message_cpu_s,
+            byte_cpu_s=machine.byte_cpu_s or base.byte_cpu_s,
             reduce_bytes_per_s=machine.add_bytes_per_s,
             loopback_bytes_per_s=machine.loopback_bytes_per_s or base.loopback_bytes_per_s,
             encode_s=encode,
@@ -161,6 +169,8 @@ IDEAL = Overheads(
     wire_factor=1.0,
     message_s=0.0,
     bucket_s=0.0,
+    message_cpu_s=0.0,
+    byte_cpu_s=0.0,
     sharing=0.0,
     loopback_bytes_per_s=1e30,
     reduce_bytes_per_s=1e30,

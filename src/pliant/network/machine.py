@@ -16,6 +16,7 @@ from pliant.comm import Comm, broadcast_text
 from pliant.network.cores import count_cpus
 from pliant.network.probing import provenance_of
 from pliant.network.rank_places import ranks_of_hosts, require_gloo
+from pliant.network.socket_cost import socket_cpu_s
 from pliant.network.streams import loopback_bytes_per_s, waited_message_s
 from pliant.spec import Machine, from_json, to_json
 from pliant.spec.codecs import CODECS
@@ -43,7 +44,7 @@ def measure_machine(
 
     Ranks that share a core run one after another, and a short run seldom meets another rank's. So each figure is the
     time of all runs in a window in which all ranks work, over their number, and over the ranks per CPU, by which
-    predictions multiply it again (`Topology.ranks_per_cpu`).
+    predictions multiply it again (`Topology.ranks_per_cpu`). Sockets' figures are CPU time, which needs no such rule.
 
     Args:
         comm: Whose ranks measure; over Gloo.
@@ -75,14 +76,16 @@ def measure_machine(
     mine = _measure_codecs(chosen, numel, each_s, torch.device(device), comm)
     if on_cpu:
         mine = [s / per_cpu for s in mine]
+    turns = _TURNS if budget_s >= _ENOUGH_S else 1
     mine += [
         loopback_bytes_per_s(comm, ranks_of_hosts(comm, hosts)[1]),
-        waited_message_s(comm, budget_s / 10, turns=_TURNS if budget_s >= _ENOUGH_S else 1) / per_cpu,
+        waited_message_s(comm, budget_s / 10, turns=turns) / per_cpu,
+        *socket_cpu_s(comm, budget_s / 10, turns),
     ]
     table = torch.empty(comm.size * len(mine), dtype=torch.float64)
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
     typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
-    coding_s = [x / numel for x in typical[2:-2]]
+    coding_s = [x / numel for x in typical[2:-4]]
     travelling = [_sent_share(codec) for codec in chosen]
     found = Machine(
         name=socket.gethostname(),
@@ -90,8 +93,10 @@ def measure_machine(
         memory_bytes_per_s=8 * numel / typical[1],
         encode_s_per_element=dict(zip(names, coding_s[::2], strict=True)),
         decode_s_per_element={n: s / part for n, s, part in zip(names, coding_s[1::2], travelling, strict=True)},
-        loopback_bytes_per_s=typical[-2],
-        message_s=typical[-1],
+        loopback_bytes_per_s=typical[-4],
+        message_s=typical[-3],
+        message_cpu_s=typical[-2],
+        byte_cpu_s=typical[-1],
         provenance=provenance_of(
             "pliant probe",
             f"median of {comm.size} ranks at once, each with {torch.get_num_threads()} threads on {device}",

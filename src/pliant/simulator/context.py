@@ -7,12 +7,14 @@ from functools import cached_property
 import numpy as np
 
 from pliant.netmodel import KEYS, Floats, Links, Overheads, Round
+from pliant.simulator.core_sharing import CoreSharing
 from pliant.simulator.exchange_time import Exchanges, exchange_time
 from pliant.spec import Topology, Workload
 
 __all__ = ["SimulationContext"]
 
-_CPU_KEYS = slice(KEYS.index("messages"), None)
+_MESSAGES = KEYS.index("messages")
+_CPU_KEYS = slice(_MESSAGES, None)
 _LOOPBACK = KEYS.index("loopback_bytes")
 
 
@@ -51,12 +53,23 @@ class SimulationContext:
         return max(self.slowdown)
 
     @cached_property
+    def cores(self) -> CoreSharing:
+        """Cores that the threads of the rank with the fewest share."""
+        return CoreSharing(cpus=self.topology.cpus_per_rank)
+
+    @cached_property
     def work_factors(self) -> Floats:
         """Factor by which each of `KEYS` takes the slowest rank longer, on its share of a core, (num_keys,)."""
         factors = np.ones(len(KEYS))
         factors[_CPU_KEYS] = self.slowest * self.topology.ranks_per_cpu
         factors[_LOOPBACK] = self.slowest  # a rate of all ranks of a host together
         return factors
+
+    @property
+    def _socket_cpu_s(self) -> tuple[float, float]:
+        """CPU seconds of the slowest rank for a message and for a byte, on its share of a core."""
+        factor, overheads = float(self.work_factors[_MESSAGES]), self.overheads
+        return factor * min(overheads.message_s, overheads.message_cpu_s), factor * overheads.byte_cpu_s
 
     def at_given_overheads(self, counts: Floats) -> Floats:
         """Return counts, (num_keys,), so that they need no factor of the slowest rank or of its cores."""
@@ -66,9 +79,10 @@ class SimulationContext:
         self, task: Sequence[Round], rest: Sequence[Round], num: int, pause_s: float = 0.0
     ) -> tuple[Exchanges, Exchanges]:
         """Return the times of `num` exchanges: the part that is waited for after a pause, and the part that follows."""
+        sockets = self._socket_cpu_s
         return (
-            exchange_time(task, self.links, self.coefficients, num, pause_s=pause_s),
-            exchange_time(rest, self.links, self.coefficients, num, own_work=False),
+            exchange_time(task, self.links, self.coefficients, num, pause_s=pause_s, socket_cpu_s=sockets),
+            exchange_time(rest, self.links, self.coefficients, num, own_work=False, socket_cpu_s=sockets),
         )
 
     def measure_beside(

@@ -34,6 +34,8 @@ class Exchanges:
     """(num_buckets, num_keys): quantities on the critical path; times the coefficients they are the seconds."""
     codec_s: Floats
     """(num_buckets,): what the busiest rank computes."""
+    cpu_s: Floats
+    """(num_buckets,): that, and what its messages and bytes take of a core; part of it may lie within wire time."""
     sent: Floats
     """(num_buckets, num_ranks) bytes."""
     received: Floats
@@ -62,6 +64,7 @@ def exchange_time(
     *,
     own_work: bool = True,
     pause_s: float = 0.0,
+    socket_cpu_s: tuple[float, float] = (0.0, 0.0),
 ) -> Exchanges:
     """Return what rounds take, one after another, with the overlap that their pieces allow.
 
@@ -76,6 +79,7 @@ def exchange_time(
         num_buckets: Of the rounds.
         own_work: Whether an exchange has the cost of a bucket.
         pause_s: Time without messages before the first bucket.
+        socket_cpu_s: CPU seconds for each message, and for each byte, that a rank sends or receives.
 
     """
     wires = _Wires(links, coefficients, pause_s)
@@ -98,12 +102,14 @@ def exchange_time(
             hold = 1 - follower.share * (1 - 1 / follower.pieces)  # (num_buckets,)
             first = np.where(follower.pieces[:, None] > 1, start + stage.lag + stage.busy * hold[:, None], end)
     worked = sum((s.busy for s in stages if s.kind != "communicate"), zero)
+    handled = sum((s.busy[:, _AT["messages"]] for s in stages), np.zeros(num_buckets))
     sent = sum((r.sent(links.num_ranks) for r in rounds), np.zeros((num_buckets, links.num_ranks)))
     received = sum((r.received(links.num_ranks) for r in rounds), np.zeros((num_buckets, links.num_ranks)))
     return Exchanges(
         seconds=end @ coefficients,
         counts=end,
         codec_s=worked @ coefficients,
+        cpu_s=worked @ coefficients + socket_cpu_s[0] * handled + socket_cpu_s[1] * (sent + received).max(1),
         sent=sent,
         received=received,
         stages=tuple(windows),

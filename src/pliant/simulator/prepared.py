@@ -39,6 +39,11 @@ class TimedExchange:
     index: int
     """Which of the exchanges that were measured together."""
 
+    @property
+    def cpu_share(self) -> float:
+        """CPU seconds of the exchange over its seconds; more than 1 where messages and coding are side by side."""
+        return float(self.of.cpu_s[self.index]) / self.seconds if self.seconds > 0 else 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWeightExchange:

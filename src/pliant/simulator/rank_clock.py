@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
+from pliant.simulator.core_sharing import CoreSharing
+
 __all__ = ["QueuedExchange", "RankActivity", "RankClock"]
 
 _EPS = 1e-15
@@ -18,6 +20,8 @@ class QueuedExchange:
     row: int
     """Which exchange of the simulation it is."""
     step: int
+    cpu_share: float = 0.0
+    """CPU seconds over seconds, both by itself."""
     remaining: float = 0.0
     before: "QueuedExchange | None" = None
     """Exchange in front of it when it was queued."""
@@ -46,20 +50,25 @@ class RankClock:
     """Simulated time of a rank and its communication threads.
 
     While the rank computes and a communication thread is busy, computing is slower by one factor and the exchange by
-    another. A shorter exchange or computation never makes anything later.
+    another: those that are given, or that of the shared cores if it is larger. With cores enough a shorter exchange or
+    computation never makes anything later.
 
     Args:
         num_lanes: Communication threads, each first in, first out.
         compute_overlap: Factor of the time of computing beside an exchange.
         exchange_overlap: Factor of the time of an exchange beside computing.
+        cores: Cores that computing and the communication threads share; enough for all, if None.
 
     """
 
-    def __init__(self, num_lanes: int, compute_overlap: float, exchange_overlap: float) -> None:
+    def __init__(
+        self, num_lanes: int, compute_overlap: float, exchange_overlap: float, cores: CoreSharing | None = None
+    ) -> None:
         self.now_s = 0.0
         self._queues: list[deque[QueuedExchange]] = [deque() for _ in range(num_lanes)]
         self._last: list[QueuedExchange | None] = [None] * num_lanes
         self._compute_overlap, self._exchange_overlap = compute_overlap, exchange_overlap
+        self._cores = CoreSharing() if cores is None else cores
         self.segments: list[RankActivity] = []
         self.items: list[QueuedExchange] = []
 
@@ -99,20 +108,25 @@ class RankClock:
             return
         from_s = self.now_s
         while not item.done:
-            self._pass(min(queue[0].remaining for queue in self._queues if queue), 1.0)
+            heads = [queue[0] for queue in self._queues if queue]
+            slow = self._cores.slowdown([head.cpu_share for head in heads])
+            self._pass(min(head.remaining for head in heads) * slow, slow)
         self.segments.append(RankActivity(kind="wait", step=step, start_s=from_s, end_s=self.now_s, item=item))
 
     def _compute_until(self, progress: float, target: float) -> float:
         while progress < target:
             heads = [queue[0] for queue in self._queues if queue]
-            slow = self._compute_overlap if heads else 1.0
+            shared = self._cores.slowdown([1.0, *(head.cpu_share for head in heads)])
+            slow, exchange_slow = (
+                max(factor, shared) if heads else 1.0 for factor in (self._compute_overlap, self._exchange_overlap)
+            )
             whole_s = (target - progress) * slow
-            next_s = min([head.remaining * self._exchange_overlap for head in heads], default=whole_s)
+            next_s = min([head.remaining * exchange_slow for head in heads], default=whole_s)
             if next_s < whole_s:
-                self._pass(next_s, self._exchange_overlap)
+                self._pass(next_s, exchange_slow)
                 progress += next_s / slow
             else:
-                self._pass(whole_s, self._exchange_overlap)
+                self._pass(whole_s, exchange_slow)
                 progress = target
         return max(progress, target)
 

@@ -79,13 +79,12 @@ def reduce_scatter_rounds(
     numels = shard_numels(batch, num_shards, padded=node.codec is None)
     others, largest = numels.sum(1) - numels.min(1), numels.max(1)
     added = (num_shards - 1) * largest
-    if node.codec is None:
-        before, after = {}, {"reduce_bytes": 4 * added}
-    else:
-        name = node.codec.name
-        before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others}
-        before |= passes(batch, 2) if node.rotated or node.residual == "int8" else {}
-        after = {f"add {name}": added}
+    if node.codec is None:  # gradients and sums are looked at for NaN
+        before, after = passes(batch, 1), {"reduce_bytes": 4 * (added + largest)}
+    else:  # and packed; the own part is zeroed, divided, unpacked and looked at
+        name, more = node.codec.name, 2 if node.rotated or node.residual == "int8" else 0
+        before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others, **passes(batch, 2 + more)}
+        after = {f"add {name}": added, "reduce_bytes": 16 * largest}
     return [_between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True)]
 
 
@@ -102,13 +101,16 @@ def gather_rounds(
     codec = None if node is None else node.codec
     numels = shard_numels(batch, len(shards[0]), padded=codec is None)
     keeps, copied = node is not None and not node.regather, {"reduce_bytes": batch.numel * batch.itemsize}
-    before, after, again = {}, copied if keeps else {}, copied
-    if node is not None and codec is not None:
-        before = {f"encode {codec.name}": numels.max(1)}
+    task = {"buckets": np.ones(len(batch.numel))}  # of its own, beside the reduce-scatter's
+    hashed = {"reduce_bytes": 4 * numels.max(1)} if keeps else {}
+    before, after, again = task | hashed, copied if keeps else {}, copied
+    if node is not None and codec is not None:  # the own shard is packed, and what differences are taken to subtracted
+        own = 4 * numels.max(1) * (1 + node.differences + keeps)
+        before = task | {f"encode {codec.name}": numels.max(1), "reduce_bytes": own}
         after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel, **copied}
         again = copied if node.differences else after
     once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False)
-    return [once, Round(messages=None, before=again) if keeps else once]
+    return [once, Round(messages=None, before=again | task) if keeps else once]
 
 
 def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Floats:

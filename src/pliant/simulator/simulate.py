@@ -190,13 +190,15 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
     each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]
     each += [prepared.meet] * _MOST_TURNS if prepared.meet is not None else []
     exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS
-    taken_s = exchange_s * overheads.exchange_overlap
+    cpu_s = sum(float(exchanged.of.cpu_s[exchanged.index]) for exchanged in each) / _MOST_TURNS
+    shared = context.cores.slowdown([1.0, cpu_s / exchange_s if exchange_s else 0.0])
+    taken_s = exchange_s * max(overheads.exchange_overlap, shared)
     steps_between = np.maximum(every, np.ceil(taken_s / paces_s)) if whole_s else np.ones(context.num_ranks)
     cycles_s = np.maximum(paces_s * steps_between, taken_s)
     in_pairs = all(mixed.in_pairs for mixed in prepared.weights)
     cycle_s = float(1 / np.mean(1 / np.maximum(cycles_s, 1e-30)) if in_pairs else cycles_s.min())
     busy = np.minimum(1.0, taken_s / np.maximum(every * paces_s, 1e-30))
-    paces_s = paces_s * (1 + (overheads.compute_overlap - 1) * busy)
+    paces_s = paces_s * (1 + (max(overheads.compute_overlap, shared) - 1) * busy)
     step_s = float(1 / np.mean(1 / np.maximum(paces_s, 1e-30)))
     per_step = step_s / cycle_s / _MOST_TURNS if cycle_s else 0.0  # of what is in `each`
     sent = per_step * sum((exchanged.of.sent[exchanged.index] for exchanged in each), np.zeros(context.num_ranks))

@@ -35,7 +35,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         overheads = self.prepared.context.overheads
-        self.clock = RankClock(2, overheads.compute_overlap, overheads.exchange_overlap)
+        self.clock = RankClock(2, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores)
         self._turns = [_Turn(exchange=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: QueuedExchange | None = None
         self._handed_over: QueuedExchange | None = None
@@ -121,7 +121,13 @@ class Stepper:
 
     def _item(self, exchanged: TimedExchange, step: int) -> QueuedExchange:
         self.exchanged.append(exchanged)
-        return QueuedExchange(label=exchanged.label, seconds=exchanged.seconds, row=len(self.exchanged) - 1, step=step)
+        return QueuedExchange(
+            label=exchanged.label,
+            seconds=exchanged.seconds,
+            row=len(self.exchanged) - 1,
+            step=step,
+            cpu_share=exchanged.cpu_share,
+        )
 
     def _submit(self, queue_name: int, exchanged: TimedExchange, step: int) -> QueuedExchange:
         return self.clock.submit(queue_name, self._item(exchanged, step))

@@ -157,6 +157,13 @@ class Topology:
         """
         return max(1.0, self.num_ranks / self.num_cpus) if self.num_cpus else 1.0
 
+    @property
+    def cpus_per_rank(self) -> float:
+        """Number of CPUs that each rank has for all its threads, where it has the fewest; infinite if not limited."""
+        machine = [self.num_cpus / self.num_ranks] if self.num_cpus else []
+        limits = [host.cpu_share / host.num_ranks for host in self.hosts if host.cpu_share]
+        return min([*machine, *limits], default=math.inf)
+
     def ranks_of(self, host_index: int) -> range:
         """Return the global ranks of a host."""
         first = sum(host.num_ranks for host in self.hosts[:host_index])
