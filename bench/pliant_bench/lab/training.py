@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import pliant
-from pliant.engine.plan_resolution import PlanLike
 from pliant.comm import RankContext
+from pliant.engine.plan_resolution import PlanLike
 from pliant_bench.lab.tasks import LabTask
 
 __all__ = ["OPTIMIZERS", "Outcome", "Point", "Recipe", "rate_factor", "train"]
