@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import pliant
 from pliant.spec import SyncPlan
 from pliant_bench.lab.models import CharLstm, ClickMlp
 from pliant_bench.lab.ratios import step_reaching, target_of, tuned_rate
@@ -19,35 +20,46 @@ from processes import ranks
 
 ALGORITHMS = ("onebit", "powersgd", "local_sgd(period=4)", "diloco(period=4)", "gossip", "choco")
 CASES = tuple(itertools.product(ALGORITHMS, ("SGD", "AdamW")))
-FEW = CASES[::3]
+FEW = [case for k, case in enumerate(CASES) if k % 4 in (0, 3)]
+"""Every algorithm with one of the optimizers."""
 RANKS, STEPS = 2, 10
 
 _RANK = """
-import os, torch, pliant, test_lab
-from pathlib import Path
+import os, torch, test_lab
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
-rank, task, found = torch.distributed.get_rank(), test_lab.toy(), []
-for algorithm, optimizer_name in test_lab.CASES CHOSEN:
+rank = torch.distributed.get_rank()
+found = [test_lab.trained_alone(case, rank, None) for case in test_lab.CASES]
+torch.save(found, os.path.join(os.environ["FOLDER"], f"{rank}.pt"))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def trained_alone(case, rank, group):
+    """Train one rank without the laboratory; return its state of the model at the end."""
     torch.manual_seed(3)
+    task, (algorithm, optimizer_name) = toy(), case
     model = task.model()
     if optimizer_name == "SGD":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    with pliant.relax(model, optimizer, algorithm) as run:
-        for step in range(test_lab.STEPS):
+    with pliant.relax(model, optimizer, algorithm, group=group) as run:
+        for step in range(STEPS):
             optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.1 * max(step - 1, 0))
-            x, y = task.batch_of(step, rank, test_lab.RANKS, 3)
+            x, y = task.batch_of(step, rank, RANKS, 3)
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(run.model(x), y).backward()
+            cross_entropy(run.model(x), y).backward()
             optimizer.step()
         run.state_dict()
-        found.append({name: value.clone() for name, value in model.state_dict().items()})
-torch.save(found, Path(os.environ["FOLDER"]) / f"{rank}.pt")
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def require_equal(case, theirs):
+    outcome = train(toy(), case[0], recipe(optimizer=case[1]))
+    for ours, their in zip(outcome.weights, theirs, strict=True):
+        torch.testing.assert_close(ours, their, rtol=1e-4, atol=1e-5)
 
 
 def toy(steps=STEPS):
@@ -78,15 +90,19 @@ def load(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("chosen", ["[::3]", pytest.param("[:]", marks=pytest.mark.extended)])
-def test_a_training_is_that_of_processes_which_train_by_themselves(chosen, tmp_path):
-    processes = ranks.fork(_RANK.replace("CHOSEN", chosen), RANKS, tmp_path)
-    assert [process.wait(60) for process in processes] == [0] * RANKS, [ranks.said(tmp_path, r) for r in range(RANKS)]
+@pytest.mark.parametrize("case", FEW)
+def test_a_training_is_that_of_ranks_which_train_by_themselves(case):
+    theirs = pliant.run_world(RANKS, lambda place: trained_alone(case, place.rank, place.process_group))
+    require_equal(case, theirs)
+
+
+@pytest.mark.extended
+def test_a_training_is_that_of_processes_which_train_by_themselves(tmp_path):
+    processes = ranks.fork(_RANK, RANKS, tmp_path)
+    assert [process.wait(120) for process in processes] == [0] * RANKS, [ranks.said(tmp_path, r) for r in range(RANKS)]
     by_rank = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
-    for number, (algorithm, optimizer) in enumerate(FEW if chosen == "[::3]" else CASES):
-        outcome = train(toy(), algorithm, recipe(optimizer=optimizer))
-        for ours, theirs in zip(outcome.weights, [found[number] for found in by_rank], strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for case, *theirs in zip(CASES, *by_rank, strict=True):
+        require_equal(case, theirs)
 
 
 def test_a_training_ends_at_its_target_and_lets_worse_exchanges_differ():
@@ -179,3 +195,27 @@ def test_trials_are_carried_out_once_and_in_order(load, tmp_path, monkeypatch, c
     job.main(["--out", str(out)])
     assert out.read_text() == written
     assert "quantized(bits=8) on 2 ranks" in capsys.readouterr().out
+
+
+def test_a_row_is_the_median_over_tasks_of_means_over_seeds(load):
+    fit = load("fit")
+
+    def line(task, seed, ratio, why=""):
+        facts = {
+            "setting": "local(every=8)",
+            "family": "local",
+            "settings": {"every": 8},
+            "optimizer": "AdamW",
+            "ranks": 4,
+        }
+        return {"kind": "curve", "task": task, "seed": seed, "ratio": ratio, "why": why, **facts}
+
+    lines = [line(task, seed, ratio) for task, ratio in (("a", 1.1), ("b", 1.2), ("c", 1.25)) for seed in range(3)]
+    lines += [line("d", 0, 1.9), line("a", 3, None, "refused: no"), {"kind": "base", "setting": "exact(bits=16)"}]
+    [row] = fit.rows(lines, 3, 3)
+    assert (row["ratio"], row["highest"], row["tasks"]) == (1.2, 1.25, 3)
+    assert fit.rows(lines, 4, 3) == []
+    lost = [line("a", seed, None, "not reached") for seed in range(3)]
+    assert fit.rows([*lost, *lines[3:9]], 3, 3)[0]["highest"] is None
+    assert "AdamW: 67% of 3 held-out pairs" in fit.report(lines, 3, 3)
+    assert fit.held_out({"a": 1.0}) == {}
