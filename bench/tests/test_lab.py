@@ -1,5 +1,6 @@
 """The laboratory of quality: its trainings are those of real ranks, and its ratios and lists are what they say."""
 
+import copy
 import importlib
 import itertools
 import json
@@ -29,18 +30,22 @@ import os, torch, test_lab
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
-found = [test_lab.trained_alone(case, rank, None) for case in test_lab.CASES]
+found = [test_lab.trained_alone(case, test_lab.first_model(), rank, None) for case in test_lab.CASES]
 torch.save(found, os.path.join(os.environ["FOLDER"], f"{rank}.pt"))
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
 
 
-def trained_alone(case, rank, group):
-    """Train one rank without the laboratory; return its state of the model at the end."""
+def first_model():
     torch.manual_seed(3)
+    return toy().model()
+
+
+def trained_alone(case, first, rank, group):
+    """Train one rank without the laboratory; return its state of the model at the end."""
     task, (algorithm, optimizer_name) = toy(), case
-    model = task.model()
+    model = copy.deepcopy(first)
     if optimizer_name == "SGD":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     else:
@@ -92,7 +97,8 @@ def load(monkeypatch):
 
 @pytest.mark.parametrize("case", FEW)
 def test_a_training_is_that_of_ranks_which_train_by_themselves(case):
-    theirs = pliant.run_world(RANKS, lambda place: trained_alone(case, place.rank, place.process_group))
+    first = first_model()
+    theirs = pliant.run_world(RANKS, lambda place: trained_alone(case, first, place.rank, place.process_group))
     require_equal(case, theirs)
 
 
