@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pliant.algorithms.registry import ALGORITHMS
 from pliant.planner.families import FAMILIES, family_name
 from pliant.planner.genome import Gene, Genome, all_of
+from pliant.planner.steps_ratios import fitted_ratios
 
 __all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "NOT_ELSEWHERE", "Quality"]
 
@@ -65,9 +66,9 @@ class Quality:
     """Limit of a plan: at most `budget` times the steps to the same accuracy. 1 admits exact plans alone.
 
     Time to accuracy is step time times steps; `ratio` is the second factor. A setting that was not measured counts as
-    the mildest measured one that is at least as strong in everything; without such, it is admitted under no budget. Our
-    ratios are of trainings with SGD: with another optimizer they admit exact plans only. Ratios that are known not to
-    hold elsewhere admit nothing.
+    the mildest measured one that is at least as strong in everything; without such, it is admitted under no budget.
+    Ratios that were fitted to trainings with this optimizer (`steps_ratios`) come before those of one model with SGD,
+    which admit exact plans only with another optimizer. Ratios that are known not to hold elsewhere admit nothing.
     """
 
     budget: float = 1.0
@@ -86,11 +87,15 @@ class Quality:
 
     def ratio_of(self, gene: Gene) -> float | None:
         """Return the ratio of steps of one gene, or None if neither it nor anything stronger was measured."""
-        for measured in (self.ratios, MEASURED_STEPS_RATIO):
-            if gene in measured:
-                return measured[gene]
-        bounds = [ratio for other, ratio in {**MEASURED_STEPS_RATIO, **self.ratios}.items() if _milder(gene, other)]
-        return min(bounds, default=None)
+        if gene in self.ratios:
+            return self.ratios[gene]
+        fitted = fitted_ratios(self.optimizer)
+        if gene in fitted:
+            return fitted[gene].ratio
+        if gene in MEASURED_STEPS_RATIO:
+            return MEASURED_STEPS_RATIO[gene]
+        known = {**MEASURED_STEPS_RATIO, **{other: row.ratio for other, row in fitted.items()}, **self.ratios}
+        return min((ratio for other, ratio in known.items() if _milder(gene, other)), default=None)
 
     def ratio(self, genes: Genome) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
@@ -103,9 +108,15 @@ class Quality:
         return self.ratio(genes) or 1.0
 
     def admits(self, gene: Gene) -> bool:
-        """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact."""
+        """Say whether a way of exchanging is within the budget; within a budget of 1 only what is exact.
+
+        What was fitted to several tasks with this optimizer is within it on the worst of them.
+        """
         ratio, exact = self.ratio_of(gene), FAMILIES[gene.family].exact
         ours = self.unmeasured or (self.optimizer == MEASURED_WITH and gene.family not in NOT_ELSEWHERE)
+        fitted = fitted_ratios(self.optimizer).get(gene)
+        if fitted is not None and gene not in self.ratios:
+            ratio, ours = fitted.highest, True
         if gene in self.rejected or ratio is None or not (exact or ours or gene in self.ratios):
             return False
         return exact if self.budget == 1 else ratio <= self.budget
@@ -115,9 +126,10 @@ class Quality:
         """Sentence on what is left out because of the optimizer; empty if nothing is."""
         if self.budget == 1 or self.unmeasured or self.optimizer == MEASURED_WITH:
             return ""
+        others = " and plans that were measured with it" if fitted_ratios(self.optimizer) else ""
         return (
-            f"Only exact plans are considered, since what others cost in steps was measured with {MEASURED_WITH} only, "
-            f"and this training uses {self.optimizer}."
+            f"Only exact plans{others} are considered, since what others cost in steps was measured with "
+            f"{MEASURED_WITH} only, and this training uses {self.optimizer}."
         )
 
 

@@ -1,11 +1,13 @@
 """Risk of a plan with a given optimizer: what is known of its accuracy, and what is not."""
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from pliant.planner.families import FAMILIES
 from pliant.planner.genome import Gene, Genome
 from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
+from pliant.planner.steps_ratios import fitted_ratios
 
 __all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "risk_of"]
 
@@ -46,9 +48,14 @@ def risk_of(genes: Genome, optimizer: str) -> Risk:
     True
 
     """
-    if all(FAMILIES[gene.family].exact for gene in genes.genes):
+    lossy = [gene for gene in genes.genes if not FAMILIES[gene.family].exact]
+    if not lossy:
         rounded = any(gene.settings.get("bits") == 16 for gene in genes.genes)
         return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: exact")
+    fitted = fitted_ratios(optimizer)
+    if all(gene in fitted for gene in lossy):
+        worst = max((fitted[gene] for gene in lossy), key=lambda row: (row.highest, row.ratio))
+        return Risk(loses=math.isinf(worst.highest), sentence=f"{worst.sentence}, with {optimizer}")
     lost = [sentence for gene in genes.genes if (sentence := _known_loss(gene, optimizer))]
     if lost:
         return Risk(loses=True, sentence=lost[0])
