@@ -76,6 +76,7 @@ def plan(
     tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
+    staged: inputs.StagedOption = False,
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: _TraceOption = None,
@@ -85,7 +86,7 @@ def plan(
     training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
     training = divided(training, sharded) if sharded else training
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
-    known = inputs.read_overheads(overheads, machine)
+    known = inputs.read_overheads(overheads, machine, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
@@ -111,7 +112,7 @@ def plan(
     _show(found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
-    _tell_limits(allowed, inputs.describe_overheads(overheads, machine))
+    _tell_limits(allowed, inputs.describe_overheads(overheads, machine, training, network))
     budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
     if out is not None:
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
