@@ -91,7 +91,7 @@ def test_a_long_vector_takes_what_the_links_between_gpus_take():
     assert took(cluster(1), size / 8, ring_all_gather).total_s[0] == pytest.approx(
         7 / 8 * size / H100.link_bytes_per_s, rel=0.01
     )
-    assert took(cluster(1, "t4", 4), size).total_s[0] == pytest.approx(2 * 3 / 4 * size / 12e9, rel=0.01)
+    assert took(cluster(1, "t4", 4), size).total_s[0] == pytest.approx(2 * 3 / 4 * size / 9e9, rel=0.01)
 
 
 def test_between_hosts_no_more_is_reached_than_the_transport_carries():
@@ -138,7 +138,7 @@ def test_in_a_mixed_cluster_the_slowest_decides():
     rate = 0.6 * 50e9 / 8
     assert took(mixed, 8e9).rate_s[0] == pytest.approx(2 * 11 / 12 * 8e9 / rate)
     inside = PointToPoint(source=np.array([8]), target=np.array([9]), share=np.ones(1), num_bytes=np.array([1e9]))
-    assert links.load(inside).loopback_s[0] == pytest.approx(1e9 / (4 * 12e9))
+    assert links.load(inside).loopback_s[0] == pytest.approx(1e9 / (4 * 9e9))
     with_cores = Topology(hosts=(*cluster(1).hosts, Host(name="cores")))
     assert Links(with_cores).overheads.message_s == Overheads().message_s
     with pytest.raises(ValueError, match="there is no machine 'x100'; there are cpu-core, v100"):

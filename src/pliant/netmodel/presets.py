@@ -4,7 +4,7 @@ Rates of memory, NVLink, PCIe and interfaces are the vendors'. What NCCL reaches
 NVLink is the cap in NCCL's own model (src/graph/tuning.cc), 370 GB/s on an H100's is its maintainer's figure
 (NVIDIA/nccl-tests#212), 130 GB/s on a V100's is what its six links give after headers. Of InfiniBand with an interface for
 each pair of GPUs some nine tenths are reached, of four on a DGX-1 40 of 50 GB/s (NVIDIA/nccl-tests#29), of TCP at 25 to 50
-Gbit/s six tenths (NVIDIA/nccl#209). Launches and messages (5 and 10 microseconds) are estimates. Nothing is fitted to the
+Gbit/s six tenths (NVIDIA/nccl#209). Between GPUs on PCIe it counts on 9 of 12 GB/s (src/graph/topo.h). Launches and messages (5 and 10 microseconds) are estimates. Nothing is fitted to the
 tables of docs/published.md, by which they are judged.
 """
 
@@ -22,6 +22,8 @@ _CORE = Overheads()
 _GBIT = 1e9 / 8
 _PCIE3, _PCIE4, _PCIE5 = 12e9, 24e9, 50e9
 """Bytes per second that a copy between a GPU and its host reaches over 16 lanes."""
+_THROUGH_CPU = 9 / 12
+"""Share of the bus that NCCL counts on between GPUs without NVLink, whose bytes go through the processor."""
 _PASS_BYTES = 9.0
 """Bytes of memory that coding one element moves: float32 in, a few bits out, float32 of the residual."""
 
@@ -54,6 +56,7 @@ def _gpus(
         message_s=1e-5,
         add_bytes_per_s=add_bytes_per_s,
         memory_bytes_per_s=memory_bytes_per_s,
+        loopback_bytes_per_s=0.0 if link_bytes_per_s else gpus * _THROUGH_CPU * host_bytes_per_s,
         encode_s_per_element=coding(_CORE.encode_s),
         decode_s_per_element=coding(_CORE.add_s),
         provenance="data sheets and NCCL's published rates",
