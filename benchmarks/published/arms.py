@@ -1,7 +1,7 @@
 """Arms of published runs that are no plans of Pliant: Horovod, BytePS, and BAGUA's algorithms as its code has them.
 
-Each returns the seconds of a step. Exchanges of buckets wait for their gradients, and for the exchange before; Horovod fuses
-tensors by the clock; BytePS sends parts by priority, and lets the next forward pass begin.
+Each returns the seconds of a step. Exchanges of buckets wait for their gradients, and for the exchange before; Horovod
+fuses tensors by the clock; BytePS sends parts by priority, and lets the next forward pass begin.
 """
 
 import heapq
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
-
 from benchmarks.published.hosts import Cluster
+
 from pliant.netmodel import DenseExchange, PointToPoint, Round
 from pliant.simulator.layout import buckets_of
 from pliant.spec import SyncPlan, Workload
@@ -20,6 +20,7 @@ __all__ = [
     "bytegrad",
     "byteps",
     "decentralized",
+    "decentralized_with_one",
     "horovod",
     "low_precision_decentralized",
     "one_bit",
@@ -101,9 +102,22 @@ def one_bit(
 
 
 def decentralized(work: Workload, cluster: Cluster) -> float:
-    """Average of all weights in one bucket, by an all-reduce beside forward and backward (its default mode)."""
+    """Average of all weights in one bucket, by an all-reduce beside forward and backward: mode "all", the default."""
+    return _averaging(work, cluster, cluster.all_reduce_s(4 * work.numel, among="leaders"))
+
+
+def decentralized_with_one(work: Workload, cluster: Cluster) -> float:
+    """The same with one other host in each step: mode "shift_one", which sends the weights once."""
+    half = cluster.num_hosts // 2
+    ranks = np.arange(2 * half)
+    size = np.array([4.0 * work.numel])
+    messages = PointToPoint(source=ranks, target=(ranks + half) % (2 * half), share=np.ones(2 * half), num_bytes=size)
+    return _averaging(work, cluster, cluster.takes_s(cluster.leaders, Round(messages=messages)))
+
+
+def _averaging(work: Workload, cluster: Cluster, exchange_s: float) -> float:
     num_bytes = 4 * work.numel
-    beside_s = cluster.inside_s(num_bytes) + cluster.all_reduce_s(num_bytes, among="leaders")
+    beside_s = cluster.inside_s(num_bytes) + exchange_s
     after_s = cluster.passes_s(2 * num_bytes) + cluster.inside_s(num_bytes)
     return max(work.forward_s + work.backward_s, beside_s) + after_s + work.step_s
 
@@ -145,19 +159,19 @@ def byteps(work: Workload, cluster: Cluster, *, serial_peers: bool = True, steps
     """Push and pull of 4 MB parts to servers on all machines, front layers first; the next forward pass waits by layer.
 
     A host sends and receives each part (h-1)/h of the time itself, and serves as much for others. A push and a pull are
-    a request and an answer each (ps-lite).
+    a request and an answer each (ps-lite); the pull of a part goes beside the push of the next.
 
     Args:
         work: The model.
         cluster: The hosts, each of which runs a server.
-        serial_peers: Whether a part leaves when the one before has come back; then each pays two round trips.
+        serial_peers: Whether a part leaves when the one before has been answered; then each pays a round trip.
         steps: The last of so many is returned, since each overlaps the next.
 
     """
     away = (cluster.num_hosts - 1) / cluster.num_hosts
     rate = cluster.topology.hosts[0].send_bytes_per_s or np.inf
     bus_s = 2 / cluster.machine.host_bytes_per_s / cluster.gpus  # each GPU copies its share out and in
-    late_s = 2 * cluster.trip_s + 2 * cluster.machine.message_s if serial_peers else 0.0
+    late_s = cluster.trip_s + 2 * cluster.machine.message_s if serial_peers else 0.0
     layers = [(tensor.ready_s, 4.0 * tensor.numel) for tensor in work.tensors]
     costs = np.diff([0.0, *(ready_s for ready_s, _ in layers)]) / 2  # of forward, from the last layer to the first
 
@@ -171,8 +185,6 @@ def byteps(work: Workload, cluster: Cluster, *, serial_peers: bool = True, steps
             now_s = max(now_s, arrived[k]) + float(costs[k])
         arrived, free_s = _by_priority(layers, now_s, free_s, part_s)
         now_s += work.backward_s + work.step_s
-        if not cluster.trip_s and not layers:
-            break
     starts.append(now_s)
     return [b - a for a, b in pairwise(starts)][-1]
 
@@ -180,7 +192,7 @@ def byteps(work: Workload, cluster: Cluster, *, serial_peers: bool = True, steps
 def _by_priority(
     layers: Sequence[tuple[float, float]], from_s: float, free_s: float, part_s: Callable[[float], float]
 ) -> tuple[list[float], float]:
-    """Return when each layer's last part has come back, and when the link is free; front layers are last in `layers`."""
+    """Return when each layer's last part has come back, and when the link is free; the front layer is the last."""
     arrived, queue, at = [0.0] * len(layers), list[tuple[int, float]](), 0
     while at < len(layers) or queue:
         if not queue:

@@ -89,7 +89,7 @@ AUTOSYNC = Source(
         ("GPUs compute at half of their peak, batches of 4 to 4096", "taken"),
     ),
     misses=(
-        "The paper claims up to 1.6 times over hand-tuned plans (1.2 to 1.6 on NCF, BERT and VGG16), found by search over "
-        "partitions and placements; builders of one kind are no such plans.",
+        "The paper claims up to 1.6 times over hand-tuned plans (1.2 to 1.6 on NCF, BERT and VGG16), found by search "
+        "over partitions and placements; builders of one kind are no such plans.",
     ),
 )

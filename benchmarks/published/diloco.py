@@ -1,10 +1,10 @@
 """DiLoCo and its kin: Streaming DiLoCo's table 4 (arXiv:2501.18512) and INTELLECT-1 (arXiv:2412.01152).
 
-Table 4 says which bandwidth leaves so large a share of the time for computing. Here each method's schedule is simulated:
-layers leave in a lane beside backward, as in the paper, two ranks send each element once in 16 bits, and nothing but the link
-costs anything. A period between two exchanges is written as one long step, whose "backward" is what the exchange may hide
-in: the backward pass, and one whole step more if it is overlapped. INTELLECT-1: DiLoCo in 8 bits on 14 nodes, at the
-rate that the published time of an all-reduce means.
+Table 4 says which bandwidth leaves so large a share of the time for computing. Here each method's schedule is
+simulated: layers leave in a lane beside backward, as in the paper, two ranks send each element once in 16 bits, and
+nothing but the link costs anything. A period between two exchanges is written as one long step, whose "backward" is
+what the exchange may hide in: the backward pass, and one whole step more if it is overlapped. INTELLECT-1: DiLoCo in 8
+bits on 14 nodes, at the rate that the published time of an all-reduce means.
 
 By formula (`by_formula`), for a step of T seconds with a backward of 2/3 T over L equal layers and B = 16 bits for each
 parameter, a wait of e = T (1/u - 1) at utilisation u, and o = 2/3 T (1 - 1/L) that backward hides:
@@ -175,8 +175,8 @@ STREAMING = Source(
     ),
     constants=(("H = 100, layers, step times, 16 and 4 bits", "the paper's text beside the table"),),
     misses=(
-        "Published values lie on a grid of ratio 1.207; the one cell off by more than a step is 100B, streaming, 99 %. Not "
-        "known are embeddings, the number of replicas, and whether T comes from 40 or 60 % of the peak.",
+        "Published values lie on a grid of ratio 1.207; the one cell off by more than a step is 100B, streaming, 99 %. "
+        "Not known are embeddings, the number of replicas, and whether T comes from 40 or 60 % of the peak.",
     ),
     ceiling=0.12,
 )

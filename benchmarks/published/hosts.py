@@ -12,9 +12,10 @@ from pliant.spec import Host, Machine, Topology
 __all__ = ["TCP_SHARE", "TCP_WINDOW_BYTES", "Cluster"]
 
 TCP_SHARE = 0.32
-"""NCCL over TCP at 100 Gbit/s between V100 hosts: 4 to 6 GB/s at best after tuning (NVIDIA/nccl#450), the lower end here."""
-TCP_WINDOW_BYTES = 3 * 2**20
-"""Half of Linux' largest receive buffer (net.ipv4.tcp_rmem, 6 MiB; tcp_adv_win_scale 1) is the window."""
+"""NCCL over TCP at 100 Gbit/s between V100 hosts: 4 to 6 GB/s at best after tuning (NVIDIA/nccl#450); the lower end."""
+TCP_WINDOW_BYTES = 2 << 20
+"""Half of Linux' largest send buffer (net.ipv4.tcp_wmem, 4 MiB), as the kernel sizes it (tcp_sndbuf_expand). Half of
+the receive buffer (tcp_rmem, 6 MiB) is more, and does not bind."""
 CHANNELS = 2
 """NCCL opens two channels for each interface, with a connection each (NVIDIA/nccl#438)."""
 

@@ -22,7 +22,7 @@ ETHERNET = replace(
 )
 """4 V100 of a host on PCIe; the rate between hosts is the paper's own, by iperf."""
 INFINIBAND = replace(PRESETS["v100"], nics=1, nic_bytes_per_s=12.5e9, transport_efficiency=0.48)
-"""8 V100 with NVLink and one interface of 100 Gbit/s InfiniBand, of which such hosts reach 6 GB/s (NVIDIA/nccl-tests#29)."""
+"""8 V100 with NVLink and one interface of 100 Gbit/s InfiniBand, of which such hosts reach 6 GB/s (nccl-tests#29)."""
 _TABLE = (  # network, hosts, GPUs of a host, batch and accumulation, ms of the all-reduce
     ("40 GbE", 16, 4, "1, 1", 2205.86),
     ("40 GbE", 16, 4, "16, 1", 2275.43),

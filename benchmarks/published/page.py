@@ -7,7 +7,7 @@ from benchmarks.published.bagua import ABLATION, BAGUA, SCALABILITY
 from benchmarks.published.diloco import INTELLECT, STREAMING, near
 from benchmarks.published.onebit_adam import ONEBIT_ADAM
 from benchmarks.published.ratios import ENDPOINTS, POWERSGD, SHARDED
-from benchmarks.published.record import Row, Source, in_order, mean_error
+from benchmarks.published.record import Row, Source, mean_error
 from benchmarks.published.tasc import TASC
 
 __all__ = ["SOURCES", "page"]
@@ -27,9 +27,10 @@ SOURCES: tuple[Source, ...] = (
 )
 _HEAD = """# Published figures
 
-What others have published, beside what [the simulator](simulator.md) says of the same model, cluster and plan. No constant is
-fitted to the table that it is judged by; where each comes from is said below its table. A cell is published / simulated (deviation);
-where a source gives no value, the simulator's stands alone. `python -m benchmarks.published --md docs/published.md` makes this page.
+What others have published, beside what [the simulator](simulator.md) says of the same model, cluster and plan. No
+constant is fitted to the table that it is judged by; where each comes from is said below its table. A cell is
+published / simulated (deviation); where a source gives no value, the simulator's stands alone.
+`python -m benchmarks.published --md docs/published.md` makes this page; times are in the unit of the first column.
 """
 
 
@@ -45,7 +46,7 @@ def _summary() -> list[str]:
         if not rows:
             lines.append(f"| {source.name} | none published | | | |")
             continue
-        right, pairs = in_order(rows)
+        right, pairs = source.ordered
         close = sum(abs(row.error) <= 0.2 for row in rows)
         order = f"{right} of {pairs}" if pairs else ""
         lines.append(f"| {source.name} | {len(rows)} | {mean_error(rows):.0%} | {close} | {order} |")
@@ -59,7 +60,10 @@ def _section(source: Source) -> list[str]:
     read = sorted({row.where for row in source.rows if row.published})
     if read:
         uncertain = max(row.uncertainty for row in source.compared)
-        lines += [f"Machine: {'; '.join(machines)}. Read from: {', '.join(read)}; values may be off by {uncertain:.0%}.", ""]
+        lines += [
+            f"Machine: {'; '.join(machines)}. Read from: {', '.join(read)}; values may be off by {uncertain:.0%}.",
+            "",
+        ]
     else:
         lines += [f"Machine: {'; '.join(machines)}.", ""]
     lines += [f"- {what}: {origin}." for what, origin in source.constants] + [""]

@@ -18,7 +18,9 @@ from pliant.spec import Exchange
 __all__ = ["ENDPOINTS", "POWERSGD", "SHARDED"]
 
 
-def _ratio(case: str, arm: str, plan: str, published: float, unit: str, where: str, predict: Callable[[], float]) -> Row:
+def _ratio(
+    case: str, arm: str, plan: str, published: float, unit: str, where: str, predict: Callable[[], float]
+) -> Row:
     return Row(
         case=case,
         arm=arm,
@@ -65,8 +67,8 @@ ENDPOINTS = Source(
     ),
     constants=(("those of BAGUA's bars", "above"),),
     misses=(
-        "The source's own bars of throughput give 2.25 for VGG16 where its curves to the end give 1.44: reading, validation "
-        "and warm-ups are in the curves and in no bar. The third curve, a Transformer on AISHELL-2, has a model unknown to us.",
+        "The source's own bars of throughput give 2.25 for VGG16 where its curves to the end give 1.44: reading, "
+        "validation and warm-ups are in the curves and in no bar. The third curve is a Transformer unknown to us.",
     ),
     ceiling=1.0,
 )
@@ -134,8 +136,8 @@ SHARDED = Source(
     ),
     constants=(("bytes by count", "no machine enters"),),
     misses=(
-        "The paper's values are 16-bit, ours 32-bit, which makes the same codes worth twice as much; its third share, a copy "
-        "of the weights inside each host, is here that backward gathers nothing again.",
+        "The paper's values are 16-bit, ours 32-bit, which makes the same codes worth twice as much; its third share, "
+        "a copy of the weights inside each host, is here that backward gathers nothing again.",
     ),
     ceiling=1.5,
 )

@@ -28,6 +28,8 @@ class Row:
     where: str
     """Table or figure; 'recalled' if it was not read again."""
     predict: Callable[[], float] = field(repr=False)
+    base: bool = False
+    """Whether the simulator's computing was taken from this value, so that it is compared in order only."""
 
     @cached_property
     def simulated(self) -> float:
@@ -56,8 +58,13 @@ class Source:
 
     @property
     def compared(self) -> list[Row]:
-        """Rows that have a published value."""
-        return [row for row in self.rows if row.published]
+        """Rows that have a published value which nothing was taken from."""
+        return [row for row in self.rows if row.published and not row.base]
+
+    @property
+    def ordered(self) -> tuple[int, int]:
+        """Pairs of arms in the published order, of all that differ."""
+        return in_order([row for row in self.rows if row.published])
 
 
 def mean_error(rows: Sequence[Row]) -> float:
@@ -66,11 +73,11 @@ def mean_error(rows: Sequence[Row]) -> float:
 
 
 def in_order(rows: Sequence[Row], *, tie: float = 1.1) -> tuple[int, int]:
-    """Return how many pairs of arms of one case are in the published order, of how many that differ by more than 10 %."""
+    """Return how many pairs of arms of one case are in the published order, of those that differ by more than 10 %."""
     pairs = [
         (a, b)
         for a, b in combinations(rows, 2)
         if a.case == b.case and max(a.published / b.published, b.published / a.published) > tie
     ]
-    right = sum((a.published < b.published) == (a.simulated < b.simulated) for a, b in pairs)
+    right = sum(bool((a.published < b.published) == (a.simulated < b.simulated)) for a, b in pairs)
     return right, len(pairs)

@@ -13,8 +13,8 @@ from pliant.netmodel.nccl import choose_collective
 from pliant.simulator import simulate
 from pliant.simulator.collective_rounds import ring, ring_all_gather
 from pliant.spec import Host, Machine, Topology, Workload, from_json, to_json
-from pliant.spec.models import LAYERS
 from pliant.spec.layers import workload_of_layers
+from pliant.spec.models import LAYERS
 
 H100 = PRESETS["h100"]
 
@@ -96,7 +96,7 @@ def test_a_long_vector_takes_what_the_links_between_gpus_take():
 
 def test_between_hosts_no_more_is_reached_than_the_transport_carries():
     size, whole = 8e9, 2 * 63 / 64 * 1.05
-    assert took(cluster(8), size).total_s[0] == pytest.approx(whole * size / (0.9 * 8 * 50e9), rel=0.02)
+    assert took(cluster(8), size).total_s[0] == pytest.approx(whole * size / (0.9 * 8 * 50e9), rel=0.03)
     assert took(cluster(8, rate=1.25e9), size).total_s[0] == pytest.approx(whole * size / 1.25e9, rel=0.02)
     assert took(cluster(8, rate=1e12), size).total_s[0] == took(cluster(8), size).total_s[0]
 
@@ -123,9 +123,10 @@ def test_staged_messages_cross_the_bus_on_either_side():
 
 
 def test_windows_hold_a_ring_back():
-    """One window of each connection in a round trip."""
+    """A round trip for each window of all connections, beside the time on the link."""
     far = replace(cluster(2, rate=1e11, delay_s=5e-3), window_bytes=1e6, connections=2)
-    assert took(far, 1e9).rate_s[0] * 1.05 == pytest.approx(2 * 15 / 16 * 1e9 * 10e-3 / 2e6)
+    each_way = 2 * 15 / 16 * 1e9
+    assert took(far, 1e9).rate_s[0] * 1.05 == pytest.approx(each_way * (1.05 / 1e11 + 10e-3 / 2e6))
 
 
 def test_in_a_mixed_cluster_the_slowest_decides():

@@ -107,8 +107,8 @@ def describe_overheads(
     names = [machine] if machine else sorted({host.machine for host in network.hosts} - {""} if network else ())
     if not names:
         said = (
-            f"overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe --machine "
-            f"FILE, and give it with --machine FILE. {_held(Overheads().uncertainty)}"
+            "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe "
+            f"--machine FILE, and give it with --machine FILE. {_held(Overheads().uncertainty)}"
         )
         return said + _misfit(work, network)
     known = [read_machine(name) for name in names]
@@ -139,8 +139,8 @@ def _misfit(work: Workload | None, network: Topology | None) -> str:
     if not reasons:
         return ""
     return (
-        f"\nwarning: {' and '.join(reasons)}, as GPUs have it, but these costs are a CPU core's, whose messages and codecs "
-        f"take ten to a hundred times as long; name the machine, as --machine v100 does ({', '.join(PRESETS)})."
+        f"\nwarning: {' and '.join(reasons)}, as GPUs have it, but these costs are a CPU core's, whose messages and "
+        f"codecs take ten to a hundred times as long; name the machine, as --machine v100 does ({', '.join(PRESETS)})."
     )
 
 

@@ -16,8 +16,8 @@ __all__ = ["by_nccl"]
 def by_nccl(found: RoundTime, messages: Messages, repeat: int, links: Interfaces) -> RoundTime | None:
     """Return the time of a collective of NCCL in the place of that of a ring's rounds; None if it is none.
 
-    The ring's bytes take as long as on the links, or as their windows allow (`_windows_s`): what NCCL adds is latency, and
-    what it may choose is a tree. Messages cost nothing of their own, since the GPU hands them on.
+    The ring's bytes take as long as on the links, and wait for their windows (`_windows_s`): what NCCL adds is latency,
+    and what it may choose is a tree. Messages cost nothing of their own, since the GPU hands them on.
 
     Args:
         found: The time of the rounds of a ring.
@@ -36,7 +36,7 @@ def by_nccl(found: RoundTime, messages: Messages, repeat: int, links: Interfaces
     sizes = np.max([ring.num_bytes for ring in pairs], axis=0) * (1 if all_reduce else num_ranks)
     hosts = len(np.unique(links.host_of[first.source[:num_ranks]]))  # of the first ring
     windows_s = np.max([_windows_s(ring, repeat, links) for ring in pairs], axis=0)
-    rate_s = np.maximum(found.rate_s, windows_s / links.overheads.wire_factor)
+    rate_s = found.rate_s + windows_s / links.overheads.wire_factor
     if hosts == num_ranks and links.own_s.any():  # one rank of each host, whose interface it is
         out, _ = bytes_outside(messages, links)
         rate_s = np.maximum(rate_s, repeat * (out * links.own_s[links.host_of]).max(axis=1))
@@ -52,9 +52,9 @@ def by_nccl(found: RoundTime, messages: Messages, repeat: int, links: Interfaces
 
 
 def _windows_s(ring: PointToPoint, repeat: int, links: Interfaces) -> Floats:
-    """Return the time of a ring's bytes where a window is on its way at a time, (num_buckets,): bytes / window trips.
+    """Return the time in which a ring's connections wait for acknowledgements, (num_buckets,): a round trip a window.
 
-    NCCL keeps a ring's links filled, so that each connection carries one window per round trip.
+    NCCL takes its buffers back when the next GPU has them whole, so that sending and waiting follow one another.
     """
     topology = links.topology
     source, target = links.host_of[ring.source], links.host_of[ring.target]

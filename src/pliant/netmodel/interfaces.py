@@ -60,13 +60,13 @@ def _per_byte(bytes_per_s: float) -> float:
 
 
 def _carried(bytes_per_s: float, machine: Machine | None) -> float:
-    """Return the rate of a host's link as the transport of its machine uses it: what is written, up to what it reaches."""
+    """Return the rate of a host's link that is used: what is written, up to what its machine's transport reaches."""
     reached = machine.transport_bytes_per_s if machine is not None else 0.0
     return min(bytes_per_s, reached) if bytes_per_s and reached else bytes_per_s or reached
 
 
 def _own_s(host: Host, machine: Machine | None) -> float:
-    """Return the seconds per byte of the one interface that a rank has to itself; 0 where a host has no more than one."""
+    """Return the seconds per byte of the one interface that a rank has to itself; 0 where a host has but one."""
     if machine is None or machine.nics < 2 or not machine.nic_bytes_per_s:
         return 0.0
     share = machine.transport_efficiency * machine.nic_bytes_per_s

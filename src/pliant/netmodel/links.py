@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel.interfaces import Interfaces
 from pliant.netmodel.gpu_rings import by_nccl
+from pliant.netmodel.interfaces import Interfaces
 from pliant.netmodel.loads import Loads, Paths, at_once
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.own_interface import bytes_outside

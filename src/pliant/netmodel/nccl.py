@@ -1,13 +1,13 @@
 """Time of NCCL's collectives in closed form: NCCL's own model, by which it chooses between rings, trees and protocols.
 
-For n ranks on h hosts and a vector of S bytes, with the rate B of the busiest link that a ring uses (NVIDIA/nccl, release
-2.10, src/graph/tuning.cc, seconds here):
+For n ranks on h hosts and a vector of S bytes, with the rate B of the busiest link that a ring uses (NVIDIA/nccl,
+release 2.10, src/graph/tuning.cc, seconds here):
 
     ring:  base + (2 (n-1) - 2 (h-1)) intra + 2 (h-1) net  +  2 (n-1)/n S / B
     tree:  base + 2 ((n/h - 1) intra + log2(h) net)        +  2 S / min(0.9 B, cap)
 
-each for the protocols LL, LL128 and Simple, with a rate below B. The choice is the least sum; it knows nothing of delays
-that somebody has added to a network, which come on top: 2 (h-1) around a ring, 2 log2(h) along a tree.
+each for the protocols LL, LL128 and Simple, with a rate below B. The choice is the least sum; it knows nothing of
+delays that somebody has added to a network, which come on top: 2 (h-1) around a ring, 2 log2(h) along a tree.
 """
 
 from dataclasses import dataclass
@@ -33,12 +33,36 @@ _CAP_ONE, _CAP_MANY = 110e9, 80e9
 """Bytes per second of a tree on at most two hosts, and on more."""
 _TREE_SHARES = np.array(
     [
-        [1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1],
-        [1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9, 1],
-        [0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.6, 0.6, 0.7, 0.8, 0.9],
+        [1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9, 1, 1],
+        [
+            0.9,
+            0.9,
+            0.9,
+            0.9,
+            0.9,
+            0.9,
+            0.9,
+            0.8,
+            0.7,
+            0.6,
+            0.6,
+            0.5,
+            0.5,
+            0.5,
+            0.5,
+            0.5,
+            0.5,
+            0.6,
+            0.6,
+            0.7,
+            0.8,
+            0.9,
+            1,
+        ],
     ]
 )
-"""Share of a tree's rate that is reached with 64 bytes, 128 bytes, and so on, doubled."""
+"""Share of a tree's rate that is reached with 64 bytes, 128 bytes, and so on, doubled; all of it from 256 MiB on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -64,7 +64,7 @@ class Overheads:
     """Time without messages before an exchange that is predicted by itself, after which TCP starts slowly
     (`netmodel.slow_start`); 0: it follows another over the same connections. The simulator knows its pauses."""
     nccl: str = ""
-    """What GPUs of a host communicate over, "nvlink" or "pcie", where NCCL's forms hold (`netmodel.nccl`); empty: Gloo."""
+    """What GPUs of a host communicate over, "nvlink" or "pcie", where NCCL's forms hold (`netmodel.nccl`)."""
     staging_bytes_per_s: float = 0.0
     """Rate of a GPU's bus, where messages to other hosts go through the host's memory; 0: they do not."""
     uncertainty: float = 0.1

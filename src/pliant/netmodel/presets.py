@@ -1,11 +1,12 @@
 """Presets of machines, from data sheets and published measurements; a probe's figures are better.
 
-Rates of memory, NVLink, PCIe and interfaces are the vendors'. What NCCL reaches of them is measured: 235 GB/s on an A100's
-NVLink is the cap in NCCL's own model (src/graph/tuning.cc), 370 GB/s on an H100's is its maintainer's figure
-(NVIDIA/nccl-tests#212), 130 GB/s on a V100's is what its six links give after headers. Of InfiniBand with an interface for
-each pair of GPUs some nine tenths are reached, of four on a DGX-1 40 of 50 GB/s (NVIDIA/nccl-tests#29), of TCP at 25 to 50
-Gbit/s six tenths (NVIDIA/nccl#209). Between GPUs on PCIe it counts on 9 of 12 GB/s (src/graph/topo.h). Launches and messages (5 and 10 microseconds) are estimates. Nothing is fitted to the
-tables of docs/published.md, by which they are judged.
+Rates of memory, NVLink, PCIe and interfaces are the vendors'. What NCCL reaches of them is measured: 235 GB/s on an
+A100's NVLink is the cap in NCCL's own model (src/graph/tuning.cc), 370 GB/s on an H100's is its maintainer's figure
+(NVIDIA/nccl-tests#212), 130 GB/s on a V100's is what its six links give after headers. Between GPUs on PCIe it counts
+on 9 of 12 GB/s (src/graph/topo.h). Of InfiniBand with an interface for each GPU some nine tenths are reached, of four
+on a DGX-1 40 of 50 GB/s (NVIDIA/nccl-tests#29), of TCP at 25 to 50 Gbit/s six tenths (NVIDIA/nccl#209). Launches and
+messages (5 and 10 microseconds) are estimates. Nothing is fitted to the tables of docs/published.md, by which they are
+judged.
 """
 
 from collections.abc import Mapping
@@ -93,7 +94,7 @@ PRESETS: Mapping[str, Machine] = MappingProxyType(
         "h200": _gpus("h200", 8, 4.8e12, _PCIE5, 8, 400e9, 0.9, link_bytes_per_s=370e9),
     }
 )
-"""Name -> machine: a CPU core, and hosts of GPUs (DGX-1, g4dn.12xlarge, a host with one GPU, DGX A100, H100 and H200)."""
+"""Name -> machine: a CPU core; DGX-1, g4dn.12xlarge, a host with one GPU, DGX A100, H100 and H200."""
 
 
 def machine_of(name: str) -> Machine:
@@ -111,8 +112,8 @@ def machine_of(name: str) -> Machine:
 def overheads_of(topology: Topology) -> Overheads:
     """Return the overheads of the machines that a topology's hosts name; the defaults where none names one.
 
-    Ranks wait for one another, so each cost is that of the machine on which it is largest. Hosts that name no machine have
-    a CPU core's, once others name one.
+    Ranks wait for one another, so each cost is that of the machine on which it is largest. Hosts that name no machine
+    have a CPU core's, once others name one.
     """
     names = list(dict.fromkeys(host.machine for host in topology.hosts))
     if names == [""]:

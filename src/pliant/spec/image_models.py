@@ -107,7 +107,7 @@ def _branch(at: str, cin: int, size: int, *units: tuple[int, int, int]) -> list[
 
 
 def inception_v3() -> list[Layer]:
-    """Inception-v3 of 299 x 299 images (Szegedy et al., arXiv:1512.00567), without the second head: 23.8 M parameters."""
+    """Inception-v3 of 299 x 299 images (Szegedy et al., arXiv:1512.00567) without its second head: 23.8 M weights."""
     layers: list[Layer] = []
     for k, (cin, cout, kernel, size) in enumerate(
         ((3, 32, 3, 149), (32, 32, 3, 147), (32, 64, 3, 147), (64, 80, 1, 73), (80, 192, 3, 71))
@@ -118,7 +118,9 @@ def inception_v3() -> list[Layer]:
         layers += _branch(f"{at}.one", cin, 35, (64, 1, 1)) + _branch(f"{at}.five", cin, 35, (48, 1, 1), (64, 5, 5))
         layers += _branch(f"{at}.three", cin, 35, (64, 1, 1), (96, 3, 3), (96, 3, 3))
         layers += _branch(f"{at}.pool", cin, 35, (pool, 1, 1))
-    layers += _branch("b.three", 288, 17, (384, 3, 3)) + _branch("b.double", 288, 17, (64, 1, 1), (96, 3, 3), (96, 3, 3))
+    layers += _branch("b.three", 288, 17, (384, 3, 3)) + _branch(
+        "b.double", 288, 17, (64, 1, 1), (96, 3, 3), (96, 3, 3)
+    )
     for k, mid in enumerate((128, 160, 160, 192)):
         at = f"c.{k}"
         layers += _branch(f"{at}.one", 768, 17, (192, 1, 1))
@@ -130,7 +132,11 @@ def inception_v3() -> list[Layer]:
     for k, cin in enumerate((1280, 2048)):
         at = f"e.{k}"
         layers += _branch(f"{at}.one", cin, 8, (320, 1, 1)) + _branch(f"{at}.pool", cin, 8, (192, 1, 1))
-        layers += _branch(f"{at}.three", cin, 8, (384, 1, 1)) + _branch(f"{at}.double", cin, 8, (448, 1, 1), (384, 3, 3))
+        layers += _branch(f"{at}.three", cin, 8, (384, 1, 1)) + _branch(
+            f"{at}.double", cin, 8, (448, 1, 1), (384, 3, 3)
+        )
         for side in ("three", "double"):
-            layers += _branch(f"{at}.{side}.wide", 384, 8, (384, 1, 3)) + _branch(f"{at}.{side}.high", 384, 8, (384, 3, 1))
+            layers += _branch(f"{at}.{side}.wide", 384, 8, (384, 1, 3)) + _branch(
+                f"{at}.{side}.high", 384, 8, (384, 3, 1)
+            )
     return [*layers, linear("fc", 2048, 1000)]
