@@ -6,6 +6,7 @@ fuses tensors by the clock; BytePS sends parts by priority, and lets the next fo
 
 import heapq
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +21,6 @@ __all__ = [
     "bytegrad",
     "byteps",
     "decentralized",
-    "decentralized_with_one",
     "horovod",
     "low_precision_decentralized",
     "one_bit",
@@ -45,9 +45,9 @@ def _buckets(work: Workload, bucket_bytes: int) -> list[tuple[float, int]]:
 
 def _beside_backward(work: Workload, buckets: Sequence[tuple[float, int]], took_s: Callable[[int], float]) -> float:
     """Return the step in which each bucket is exchanged when it is ready and the one before is done."""
-    end_s = 0.0
+    end_s, known = 0.0, cache(took_s)  # many buckets are equal
     for ready_s, numel in buckets:
-        end_s = max(end_s, ready_s) + took_s(numel)
+        end_s = max(end_s, ready_s) + known(numel)
     return work.forward_s + max(end_s, work.backward_s) + work.step_s
 
 
@@ -103,21 +103,8 @@ def one_bit(
 
 def decentralized(work: Workload, cluster: Cluster) -> float:
     """Average of all weights in one bucket, by an all-reduce beside forward and backward: mode "all", the default."""
-    return _averaging(work, cluster, cluster.all_reduce_s(4 * work.numel, among="leaders"))
-
-
-def decentralized_with_one(work: Workload, cluster: Cluster) -> float:
-    """The same with one other host in each step: mode "shift_one", which sends the weights once."""
-    half = cluster.num_hosts // 2
-    ranks = np.arange(2 * half)
-    size = np.array([4.0 * work.numel])
-    messages = PointToPoint(source=ranks, target=(ranks + half) % (2 * half), share=np.ones(2 * half), num_bytes=size)
-    return _averaging(work, cluster, cluster.takes_s(cluster.leaders, Round(messages=messages)))
-
-
-def _averaging(work: Workload, cluster: Cluster, exchange_s: float) -> float:
     num_bytes = 4 * work.numel
-    beside_s = cluster.inside_s(num_bytes) + exchange_s
+    beside_s = cluster.inside_s(num_bytes) + cluster.all_reduce_s(num_bytes, among="leaders")
     after_s = cluster.passes_s(2 * num_bytes) + cluster.inside_s(num_bytes)
     return max(work.forward_s + work.backward_s, beside_s) + after_s + work.step_s
 

@@ -82,7 +82,7 @@ def _rows() -> list[Row]:
 
 AUTOSYNC = Source(
     name="AutoSync",
-    link="https://proceedings.neurips.cc/paper/2020/hash/0a2298a72858d90d5c4b4fee954b6896-Abstract.html",
+    link="",
     rows=tuple(_rows()),
     constants=(
         ("clusters A and B", "the paper, by an extraction of others: `autosync-a` and `autosync-b` are shipped worlds"),

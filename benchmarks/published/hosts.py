@@ -45,6 +45,11 @@ class Cluster:
         return self._of(self.gpus)
 
     @cached_property
+    def everybody(self) -> Links:
+        """All GPUs."""
+        return Links(self.topology, self.overheads)
+
+    @cached_property
     def leaders(self) -> Links:
         """One GPU of each host."""
         return Links(self._of(1), self.overheads)
@@ -67,7 +72,7 @@ class Cluster:
 
     def all_reduce_s(self, num_bytes: float, *, among: str = "all") -> float:
         """Return the time of NCCL's all-reduce among all GPUs, or among one of each host."""
-        links = Links(self.topology, self.overheads) if among == "all" else self.leaders
+        links = self.everybody if among == "all" else self.leaders
         return self.takes_s(links, ring(np.array([num_bytes]), links.num_ranks))
 
     def gather_s(self, num_bytes: float) -> float:

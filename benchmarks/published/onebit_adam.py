@@ -73,5 +73,13 @@ ONEBIT_ADAM = Source(
         ("9 GB/s between GPUs on PCIe", "NVIDIA/nccl, src/graph/topo.h: 12 GB/s, three quarters through the processor"),
         ("130 GB/s between GPUs with NVLink, 900 GB/s of memory", "data sheet of V100"),
     ),
-    ceiling=0.5,
+    misses=(
+        "**Ethernet.** The rows mean 4.8 to 5.0 Gbit/s of payload, above the paper's iperf of 4.1: some 17 points.",
+        "**InfiniBand.** From 2 to 8 hosts the published time grows by 1.8, a ring's by 1.05: links or switches are "
+        "shared, of which the paper says nothing.",
+        "**Inside hosts.** 28.2 ms on NVLink are 42 GB/s, a third of what NCCL reaches on such hosts, and 240 ms on "
+        "PCIe are 4.2 GB/s, half; both as in virtual machines that hide which GPUs are neighbours.",
+        "The goal was 15 %; it was not reached without fitting one of these rates to the table.",
+    ),
+    ceiling=0.27,
 )

@@ -10,7 +10,7 @@ from benchmarks.published.ratios import ENDPOINTS, POWERSGD, SHARDED
 from benchmarks.published.record import Row, Source, mean_error
 from benchmarks.published.tasc import TASC
 
-__all__ = ["SOURCES", "page"]
+__all__ = ["SOURCES", "cell", "page"]
 
 SOURCES: tuple[Source, ...] = (
     BAGUA,
@@ -76,13 +76,18 @@ def _section(source: Source) -> list[str]:
 def _table(rows: Sequence[Row]) -> list[str]:
     """Return a row for each case and a column for each arm."""
     cases, arms = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("case", "arm"))
-    cells = {(row.case, row.arm): _cell(row) for row in rows}
+    cells = {(row.case, row.arm): cell(row) for row in rows}
     units = " / ".join(dict.fromkeys(row.unit for row in rows))
     lines = [f"| {units} | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
     return lines + [f"| {case} | " + " | ".join(cells.get((case, arm), "") for arm in arms) + " |" for case in cases]
 
 
-def _cell(row: Row) -> str:
+def cell(row: Row) -> str:
+    """Return published and simulated value and deviation, or the simulated one alone."""
     if not row.published:
-        return f"{row.simulated:.3g}"
-    return f"{row.published:.3g} / {row.simulated:.3g} ({row.error:+.0%})"
+        return _number(row.simulated)
+    return f"{_number(row.published)} / {_number(row.simulated)} ({row.error:+.0%})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -113,8 +113,8 @@ def plan(
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, inputs.describe_overheads(overheads, machine, training, network))
-    budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
     if out is not None:
+        budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)

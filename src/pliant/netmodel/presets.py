@@ -39,6 +39,7 @@ def _gpus(
     transport_efficiency: float,
     *,
     link_bytes_per_s: float = 0.0,
+    uncertainty: float = 0.0,
 ) -> Machine:
     """Return a host of GPUs, whose memory limits sums (two vectors in, one out) and element-wise codecs.
 
@@ -68,6 +69,7 @@ def _gpus(
         nic_bytes_per_s=nic_bits_per_s / 8,
         launch_s=5e-6,
         transport_efficiency=transport_efficiency,
+        uncertainty=uncertainty,
     )
 
 
@@ -86,7 +88,7 @@ _CPU_CORE = Machine(
 PRESETS: Mapping[str, Machine] = MappingProxyType(
     {
         "cpu-core": _CPU_CORE,
-        "v100": _gpus("v100", 8, 0.9e12, _PCIE3, 4, 100e9, 0.8, link_bytes_per_s=130e9),
+        "v100": _gpus("v100", 8, 0.9e12, _PCIE3, 4, 100e9, 0.8, link_bytes_per_s=130e9, uncertainty=0.2),
         "t4": _gpus("t4", 4, 0.32e12, _PCIE3, 1, 50e9, 0.6),
         "titan-x": _gpus("titan-x", 1, 0.336e12, _PCIE3, 1, 40e9, 0.6),
         "a100": _gpus("a100", 8, 2.0e12, _PCIE4, 8, 200e9, 0.9, link_bytes_per_s=235e9),
