@@ -135,7 +135,9 @@ class Links(Interfaces):
         source, target = self.host_of[messages.source], self.host_of[messages.target]
         outside = source != target
         share = messages.share * outside
-        used = self._first_of_pair(messages) * (share > 0)  # messages with the same ends are one flow
+        used = (share > 0).astype(np.float64)  # messages with the same ends are one flow
+        if (opening or self.overheads.sharing) and not messages.cyclic:
+            used *= self._first_of_pair(messages)
         gives, takes = self.rack_of[source], self.rack_of[target]
         crossing = messages.share * (gives != takes)
         size = messages.num_bytes[:, None]

@@ -11,8 +11,12 @@ __all__ = ["bytes_outside"]
 def bytes_outside(messages: Messages, links: Interfaces) -> tuple[Floats, Floats]:
     """Return the bytes of each rank to ranks of other hosts, and from them, (num_buckets, num_ranks) both."""
     if isinstance(messages, Together):
-        parts = [bytes_outside(part, links) for part in messages.parts]
-        return np.asarray(sum(out for out, _ in parts)), np.asarray(sum(into for _, into in parts))
+        out, into = bytes_outside(messages.parts[0], links)
+        for part in messages.parts[1:]:
+            more_out, more_into = bytes_outside(part, links)
+            out += more_out
+            into += more_into
+        return out, into
     if isinstance(messages, PointToPoint):
         share = messages.share * (links.host_of[messages.source] != links.host_of[messages.target])
         ends = (np.bincount(end, share, links.num_ranks) for end in (messages.source, messages.target))
