@@ -94,7 +94,3 @@ def test_an_interrupted_comparison_goes_on_where_it_was(load, tmp_path, monkeypa
     assert "did not run: no luck." in text
     with pytest.raises(ValueError, match="give another --json"):
         command("--hosts", "2")
-
-
-def test_published_bandwidths_are_within_a_grid_step_but_for_one(load):
-    assert sum(r"\*" in cell for line in load("papers").table() for cell in line.split("|")) == 1

@@ -63,7 +63,7 @@ def taking(monkeypatch, plan):
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s, connections: None)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     return plan
 
 

@@ -135,7 +135,7 @@ def clock(monkeypatch):
     for module in (trials, monitor):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(tuner, "probe", clock.probe)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     return clock
 
 

@@ -134,7 +134,7 @@ def trying(monkeypatch, plan, sabotage, seen):
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
     monkeypatch.setattr(tuner, "probe", lambda comm, budget_s, connections: None)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
 
 
 def flown(place, num_steps=18, **options):
@@ -199,7 +199,7 @@ ASKED = (Genome(Gene("quantized", {"bits": 4})), Genome(Gene("exact", {"bits": 1
 def asking(monkeypatch):
     """Let the first rank ask for two plans, the first of which breaks on all ranks; return what it refuses then."""
     monkeypatch.setattr(Qsgd, "encode", broken)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)
+    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 

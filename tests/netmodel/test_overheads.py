@@ -54,15 +54,15 @@ def test_no_time_is_below_zero():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_machine_like_one_that_was_measured(name):
-    preset = PRESETS[name]
-    assert from_json(Machine, to_json(preset.machine)) == preset.machine
-    assert set(preset.machine.encode_s_per_element) == set(CODECS)
-    found = Overheads.of(preset.machine)
+    machine = PRESETS[name]
+    assert from_json(Machine, to_json(machine)) == machine
+    assert set(machine.encode_s_per_element) == set(CODECS)
+    found = Overheads.of(machine)
     assert all(found.encode_s[codec] <= Overheads().encode_s[codec] for codec in CODECS)
 
 
 def test_the_preset_of_a_core_has_the_defaults():
-    found, base = Overheads.of(PRESETS["cpu-core"].machine), Overheads()
+    found, base = Overheads.of(PRESETS["cpu-core"]), Overheads()
     assert found.coefficients() == pytest.approx(base.coefficients())
 
 

@@ -38,7 +38,7 @@ def adopt():
 
     tuner.AutoTuner._choose = choose
     tuner.probe = lambda comm, budget_s, connections: None
-    tuner.measure_machine = lambda comm, budget_s: PRESETS["cpu-core"].machine
+    tuner.measure_machine = lambda comm, budget_s: PRESETS["cpu-core"]
 
 
 def hsdp(mesh):

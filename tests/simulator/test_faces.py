@@ -101,3 +101,39 @@ def test_models_have_their_published_size(name, millions):
     assert name in MODELS
     with pytest.raises(ValueError, match="no model 'nothing'"):
         workload_named("nothing", 1.0)
+
+
+VGG = ("--workload", "vgg16", "--compute", "140ms")
+
+
+def test_a_prediction_says_whose_costs_it_took(monkeypatch, capsys, tmp_path):
+    found = tmp_path / "found.json"
+    code, out, err = run(monkeypatch, capsys, "bf16", *VGG, "--machine", "h100", "--hosts", 4, "--json", found)
+    assert (code, err) == (0, "")
+    assert "of 32" in out
+    assert "overheads: of h100, by vendors' figures" in out
+    assert "may be off by more than half" in out
+    assert "warning" not in out
+    numbers = json.loads(found.read_text())
+    assert "h100" in numbers["costs"]
+    staged = run(monkeypatch, capsys, "bf16", *VGG, "--machine", "h100", "--hosts", 4, "--staged", "--json", found)
+    assert staged[0] == 0
+    assert json.loads(found.read_text())["step_s"] > numbers["step_s"]
+
+
+@pytest.mark.parametrize("machine", [(), ("--machine", "cpu-core")])
+def test_costs_of_a_core_for_gpus_are_warned_of(monkeypatch, capsys, machine):
+    _, out, _ = run(monkeypatch, capsys, "bf16", *VGG, "--hosts", 2, "--rate", "100gbit", *machine)
+    assert "warning: the model computes at 663 Gflop/s and a host has 100 Gbit/s, as GPUs have it" in out
+    slow = ("--workload", "cnn", "--compute", "20ms", "--hosts", 2, "--rate", "1gbit")
+    assert "warning" not in run(monkeypatch, capsys, "bf16", *slow, *machine)[1]
+
+
+def test_a_topology_may_name_machines(monkeypatch, capsys, tmp_path):
+    links = tmp_path / "links.json"
+    save(cluster(2, rate=0.0, ranks=8, machine="a100"), links)
+    _, out, _ = run(monkeypatch, capsys, "bf16", *VGG, "--topology", links)
+    assert "overheads: of a100, by vendors' figures" in out
+    code, _, err = run(monkeypatch, capsys, "bf16", *VGG, "--hosts", 2, "--staged")
+    assert code == 2
+    assert "--staged is for a --machine with GPUs" in err

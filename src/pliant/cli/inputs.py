@@ -1,6 +1,7 @@
 """The workload, the topology and the overheads that a user gives, by files or flags."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from pliant.cli.racks import split_into_racks
 from pliant.cli.topology_file import TOPOLOGY_HELP, read_topology_file
-from pliant.netmodel import PRESETS, Overheads
+from pliant.netmodel import PRESETS, Overheads, overheads_of
 from pliant.simulator import BUCKET_BYTES, MODELS, workload_named
 from pliant.spec import Host, Machine, Topology, Workload, load
 from pliant.spec.units import parse_rate, parse_time
@@ -23,9 +24,11 @@ __all__ = [
     "OverheadsOption",
     "RanksOption",
     "RateOption",
+    "StagedOption",
     "TopologyOption",
     "WorkloadOption",
     "describe_overheads",
+    "read_machine",
     "read_overheads",
     "read_topology",
     "read_workload",
@@ -49,39 +52,95 @@ OverheadsOption = Annotated[Path | None, typer.Option(help="Overheads fitted to 
 MachineOption = Annotated[
     str, typer.Option(help=f"A machine's file, as pliant probe writes it, or one of {', '.join(PRESETS)}.")
 ]
+StagedOption = Annotated[
+    bool, typer.Option("--staged", help="Messages to other hosts go through the host's memory, as Gloo has them.")
+]
 BucketOption = Annotated[str, typer.Option(help="DDP's buckets, where the plan does not say.")]
 BUCKET = f"{BUCKET_BYTES}"
 """Default of BucketOption."""
 
 
-def read_overheads(path: Path | None, machine: str = "") -> Overheads:
-    """Return overheads from their file, or those of a machine, or the defaults. Raises ValueError if both are given."""
+_CORE_FLOPS = 2e11
+"""Operations per second that no CPU core reaches."""
+_GPU_LINK_BYTES_PER_S = 25e9 / 8
+"""Rate of a host from which on its ranks are taken to be GPUs."""
+
+
+def read_overheads(
+    path: Path | None, machine: str = "", network: Topology | None = None, *, staged: bool = False
+) -> Overheads:
+    """Return overheads from their file, or those of a machine, of the machines that hosts name, or the defaults.
+
+    Raises:
+        ValueError: Both are given, or messages are to be staged on a machine that has no GPUs.
+
+    """
     if path is not None and machine:
         raise ValueError(f"--overheads {path} says what a machine costs, and so does --machine {machine}; give one.")
+    if staged and (path is not None or not machine):
+        raise ValueError("--staged is for a --machine with GPUs, such as h100; name it.")
     if path is not None:
         return load(Overheads, path)
-    return Overheads.of(_machine(machine)) if machine else Overheads()
+    if not machine:
+        return Overheads() if network is None else overheads_of(network)
+    found = read_machine(machine)
+    if staged and not found.gpus:
+        raise ValueError(f"--staged is for a machine with GPUs, but {machine} has none; leave it out.")
+    return Overheads.of(dataclasses.replace(found, staged=staged or found.staged))
 
 
-def _machine(text: str) -> Machine:
+def read_machine(text: str) -> Machine:
+    """Return a preset, or a machine from its file. Raises ValueError if it is neither."""
     if text in PRESETS:
-        return PRESETS[text].machine
+        return PRESETS[text]
     if not Path(text).exists():
         raise ValueError(f"there is no machine {text!r}: it is neither a file nor one of {', '.join(PRESETS)}.")
     return load(Machine, text)
 
 
-def describe_overheads(path: Path | None, machine: str = "") -> str:
-    """Return a line that says whose overheads a prediction is made with."""
+def describe_overheads(
+    path: Path | None, machine: str = "", work: Workload | None = None, network: Topology | None = None
+) -> str:
+    """Return lines that say on what machine costs were measured, how far they may be off, and whether they fit."""
     if path is not None:
-        return f"overheads: {path}"
-    if machine in PRESETS:
-        return f"overheads: of {machine}, by vendors' figures; measure yours with pliant probe --machine FILE"
-    if machine:
-        return f"overheads: {machine}"
+        return f"overheads: {path}, fitted to measured steps"
+    names = [machine] if machine else sorted({host.machine for host in network.hosts} - {""} if network else ())
+    if not names:
+        said = (
+            "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe "
+            f"--machine FILE, and give it with --machine FILE. {_held(Overheads().uncertainty)}"
+        )
+        return said + _misfit(work, network)
+    known = [read_machine(name) for name in names]
+    worst = max(each.uncertainty for each in known) if all(each.uncertainty for each in known) else 0.0
+    origin = "by vendors' figures" if all(name in PRESETS for name in names) else "as measured"
+    cure = "; measure yours with pliant probe --machine FILE" if origin == "by vendors' figures" else ""
+    said = f"overheads: of {', '.join(names)}, {origin}{cure}. {_held(worst)}"
+    return said if any(each.gpus for each in known) else said + _misfit(work, network)
+
+
+def _held(uncertainty: float) -> str:
+    if not uncertainty:
+        return "Predictions with these were held against no measured steps, and may be off by more than half."
+    return f"Predictions with these were off by {uncertainty:.0%} in the mean where steps were measured or published."
+
+
+def _misfit(work: Workload | None, network: Topology | None) -> str:
+    """Return a warning where costs are a CPU core's, but the model or the hosts are of GPUs; else nothing."""
+    reasons: list[str] = []
+    speed = re.search(r"at (\S+) Gflop/s", work.provenance) if work is not None else None
+    if speed and float(speed[1]) * 1e9 > _CORE_FLOPS:
+        reasons.append(f"the model computes at {float(speed[1]):.0f} Gflop/s")
+    elif work is not None and "cuda" in work.provenance:
+        reasons.append("the model was timed on CUDA")
+    rates = [host.send_bytes_per_s for host in network.hosts] if network is not None else []
+    if rates and max(rates) >= _GPU_LINK_BYTES_PER_S:
+        reasons.append(f"a host has {max(rates) * 8e-9:.0f} Gbit/s")
+    if not reasons:
+        return ""
     return (
-        "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe --machine "
-        "FILE, and give it with --machine FILE"
+        f"\nwarning: {' and '.join(reasons)}, as GPUs have it, but these costs are a CPU core's, whose messages and "
+        f"codecs take ten to a hundred times as long; name the machine, as --machine v100 does ({', '.join(PRESETS)})."
     )
 
 
@@ -110,7 +169,7 @@ def read_topology(
 ) -> Topology:
     """Return a topology from its file, or one of equal hosts. Raises ValueError if both are given, or neither.
 
-    Values that are not given are those of the preset `machine`, or one rank, no limit and no delay.
+    Values that are not given are those of the machine, or one rank, no limit and no delay.
     """
     if (path is None) == (num_hosts == 0):
         raise ValueError(
@@ -123,11 +182,14 @@ def read_topology(
         return read_topology_file(path)
     if num_hosts < 0:
         raise ValueError(f"--hosts is {num_hosts}, but there must be at least one.")
-    preset = PRESETS.get(machine, PRESETS["cpu-core"])
-    bytes_per_s = preset.bytes_per_s if not rate else 0.0 if rate == "none" else parse_rate(rate)
+    of = read_machine(machine or "cpu-core")
+    named = machine in PRESETS and of.gpus > 0
+    own_bytes_per_s = of.interfaces_bytes_per_s if named else of.transport_bytes_per_s
+    bytes_per_s = own_bytes_per_s if not rate else 0.0 if rate == "none" else parse_rate(rate)
     one = Host(
         name="host0",
-        num_ranks=preset.num_ranks if ranks is None else ranks,
+        num_ranks=(of.gpus or 1) if ranks is None else ranks,
+        machine=machine if named else "",
         send_bytes_per_s=bytes_per_s,
         receive_bytes_per_s=bytes_per_s,
         delay_s=parse_time(delay) if delay else 0.0,

@@ -76,6 +76,7 @@ def plan(
     tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
+    staged: inputs.StagedOption = False,
     overheads: inputs.OverheadsOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: _TraceOption = None,
@@ -85,7 +86,7 @@ def plan(
     training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
     training = divided(training, sharded) if sharded else training
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
-    known = inputs.read_overheads(overheads, machine)
+    known = inputs.read_overheads(overheads, machine, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
@@ -101,19 +102,18 @@ def plan(
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
 
     seeds = dict(space.baselines)
-    menus = not training.is_sharded  # menus are of whole models
-    seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget) if menus else {}
+    if not training.is_sharded:  # menus are of whole models
+        seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed)
     points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
-    Console().print(frontier_text(points, optimizer) + "\n", markup=False, highlight=False, soft_wrap=True)
-    _show(found, space, seeds)
+    _show(frontier_text(points, optimizer), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
-    _tell_limits(allowed, inputs.describe_overheads(overheads, machine))
-    budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
+    _tell_limits(allowed, inputs.describe_overheads(overheads, machine, training, network))
     if out is not None:
+        budgets = f"quality {within:g}" + ("" if error_budget is None else f", errors {error_budget:g}")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
@@ -158,7 +158,8 @@ def _tell_limits(allowed: Quality, whose: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
+def _show(limits: str, found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
+    Console().print(f"{limits}\n", markup=False, highlight=False, soft_wrap=True)
     names = {genes: name for name, genes in seeds.items()}
     alike: dict[str, tuple[Genome, float]] = {}
     for genes, seconds in found:  # plans that differ in nothing that a table has are one row

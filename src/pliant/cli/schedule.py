@@ -73,7 +73,7 @@ def schedule(
     else:
         held = _random_bitmap(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
     collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
-    known = replace(inputs.read_overheads(overheads, machine), pause_s=parse_time(pause))
+    known = replace(inputs.read_overheads(overheads, machine, where), pause_s=parse_time(pause))
     found, notes = _search(collective, where, known, parse_time(improve))
     bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)

@@ -33,6 +33,7 @@ def simulate(
     uplink: UplinkOption = "",
     compute: inputs.ComputeOption = "",
     machine: inputs.MachineOption = "",
+    staged: inputs.StagedOption = False,
     overheads: inputs.OverheadsOption = None,
     bucket: inputs.BucketOption = inputs.BUCKET,
     steps: Annotated[int, typer.Option(help="Steps of the makespan; 0: a period of the plan.")] = 0,
@@ -40,20 +41,23 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Predict the time of a training step, its waiting and its bytes. Needs no network and no model."""
+    training = inputs.read_workload(workload, compute)
+    network = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     found = simulate_plan(
         plan_of_text(plan),
-        inputs.read_workload(workload, compute),
-        inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine),
-        overheads=inputs.read_overheads(overheads, machine),
+        training,
+        network,
+        overheads=inputs.read_overheads(overheads, machine, network, staged=staged),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
     )
+    costs = inputs.describe_overheads(overheads, machine, training, network)
     _show(plan, found)
-    Console().print(inputs.describe_overheads(overheads, machine), markup=False, highlight=False, soft_wrap=True)
+    Console().print(costs, markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(found.timeline, trace)
     if json_file is not None:
-        write_atomically(json_file, json.dumps(_plain(found), indent=1, allow_nan=False) + "\n")
+        write_atomically(json_file, json.dumps(_plain(found, costs), indent=1, allow_nan=False) + "\n")
 
 
 def _show(name: str, found: Simulated) -> None:
@@ -87,7 +91,7 @@ def _legs(found: Simulated) -> list[tuple[str, float]]:
     return legs
 
 
-def _plain(found: Simulated) -> dict[str, Any]:
+def _plain(found: Simulated, costs: str) -> dict[str, Any]:
     numbers = ("step_s", "makespan_s", "compute_s", "exposed_s", "exchange_s", "codec_s", "period")
     return {
         **{name: getattr(found, name) for name in numbers},
@@ -95,4 +99,5 @@ def _plain(found: Simulated) -> dict[str, Any]:
         "bottleneck": found.bottleneck,
         "critical_path": [{"name": name, "seconds": seconds} for name, seconds in found.critical_path],
         "counted": found.counted,
+        "costs": costs,
     }

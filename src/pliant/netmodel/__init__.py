@@ -3,7 +3,7 @@
 from pliant.netmodel.links import Links
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
-from pliant.netmodel.presets import PRESETS, Preset
+from pliant.netmodel.presets import PRESETS, machine_of, overheads_of
 from pliant.netmodel.round import BucketBatch, Round, passes, work
 from pliant.netmodel.round_time import RoundTime
 from pliant.netmodel.slow_start import OpenedPaths, in_turn_s, retransmission_timeout_s, slow_start_s
@@ -21,12 +21,13 @@ __all__ = [
     "OpenedPaths",
     "Overheads",
     "PointToPoint",
-    "Preset",
     "RankMatrix",
     "Round",
     "RoundTime",
     "Together",
     "in_turn_s",
+    "machine_of",
+    "overheads_of",
     "passes",
     "retransmission_timeout_s",
     "slow_start_s",

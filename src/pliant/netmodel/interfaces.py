@@ -6,7 +6,8 @@ import numpy as np
 
 from pliant.netmodel.messages import Floats
 from pliant.netmodel.overheads import Overheads
-from pliant.spec import Topology
+from pliant.netmodel.presets import machine_of, overheads_of
+from pliant.spec import Host, Machine, Topology
 
 __all__ = ["Interfaces"]
 
@@ -16,19 +17,25 @@ class Interfaces:
 
     Args:
         topology: Hosts, racks and links.
-        overheads: What everything beside them takes; defaults if None.
+        overheads: What everything beside them takes; if None, what the hosts' machines take, or the defaults.
 
     """
 
     def __init__(self, topology: Topology, overheads: Overheads | None = None) -> None:
         hosts = topology.hosts
         self.topology, self.num_ranks, self.num_hosts = topology, topology.num_ranks, len(hosts)
-        self.overheads = overheads if overheads is not None else Overheads()
+        self.overheads = overheads if overheads is not None else overheads_of(topology)
         self.sizes = np.array([host.num_ranks for host in hosts])  # (num_hosts,)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])  # (num_hosts,) first rank of each
         self.host_of = np.repeat(np.arange(len(hosts)), self.sizes)  # (num_ranks,)
-        self.out_s = np.array([_per_byte(host.send_bytes_per_s) for host in hosts])  # (num_hosts,) seconds per byte
-        self.in_s = np.array([_per_byte(host.receive_bytes_per_s) for host in hosts])
+        machines = [machine_of(host.machine) if host.machine else None for host in hosts]
+        pairs = list(zip(hosts, machines, strict=True))
+        self.out_s = np.array([_per_byte(_carried(h.send_bytes_per_s, m)) for h, m in pairs])  # (num_hosts,) s per byte
+        self.in_s = np.array([_per_byte(_carried(h.receive_bytes_per_s, m)) for h, m in pairs])
+        self.own_s = np.array([_own_s(h, m) for h, m in pairs])  # (num_hosts,) of the interface of one rank
+        inside = [m.inside_bytes_per_s if m is not None else 0.0 for m in machines]
+        known = self.overheads.loopback_bytes_per_s
+        self.inside_factor = np.array([known / rate if rate else 1.0 for rate in inside])  # (num_hosts,)
         self.delay_s = np.array([host.delay_s for host in hosts])
         self.rack_of = np.array(topology.rack_of(), dtype=np.int64)  # (num_hosts,)
         self.up_s = np.array([_per_byte(rack.send_bytes_per_s) for rack in topology.racks])  # (num_racks,)
@@ -50,3 +57,17 @@ class Interfaces:
 
 def _per_byte(bytes_per_s: float) -> float:
     return 1 / bytes_per_s if bytes_per_s > 0 else 0.0
+
+
+def _carried(bytes_per_s: float, machine: Machine | None) -> float:
+    """Return the rate of a host's link that is used: what is written, up to what its machine's transport reaches."""
+    reached = machine.transport_bytes_per_s if machine is not None else 0.0
+    return min(bytes_per_s, reached) if bytes_per_s and reached else bytes_per_s or reached
+
+
+def _own_s(host: Host, machine: Machine | None) -> float:
+    """Return the seconds per byte of the one interface that a rank has to itself; 0 where a host has but one."""
+    if machine is None or machine.nics < 2 or not machine.nic_bytes_per_s:
+        return 0.0
+    share = machine.transport_efficiency * machine.nic_bytes_per_s
+    return 1 / min(share, host.send_bytes_per_s / machine.nics or share)

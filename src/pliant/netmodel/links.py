@@ -1,13 +1,16 @@
 """Time of messages on a topology: the busiest interface decides, then the slowest path."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.netmodel.gpu_rings import by_nccl
 from pliant.netmodel.interfaces import Interfaces
 from pliant.netmodel.loads import Loads, Paths, at_once
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
+from pliant.netmodel.own_interface import bytes_outside
 from pliant.netmodel.paths import all_to_all, host_pairs, lost_s
 from pliant.netmodel.round_time import RoundTime
 from pliant.netmodel.slow_start import LEAST_TIMEOUT_S
@@ -52,6 +55,23 @@ class Links(Interfaces):
 
         """
         pause_s = self.overheads.pause_s if pause_s is None else pause_s
+        found = self._shared(messages, repeat, pause_s)
+        if self.overheads.nccl and (by_rings := by_nccl(found, messages, repeat, self)) is not None:
+            return by_rings
+        return self._of_one_rank(found, messages, repeat)
+
+    def _of_one_rank(self, found: RoundTime, messages: Messages, repeat: int) -> RoundTime:
+        """Add what the busiest rank's own interface takes, where hosts have several, and copies of staged messages."""
+        staging = self.overheads.staging_bytes_per_s
+        if not staging and not self.own_s.any():
+            return found
+        out, into = bytes_outside(messages, self)
+        own_s = repeat * (np.maximum(out, into) * self.own_s[self.host_of]).max(axis=1)
+        copied_s = repeat * (out + into).max(axis=1) / staging if staging else 0.0
+        return replace(found, rate_s=np.maximum(found.rate_s, own_s), staging_s=found.staging_s + copied_s)
+
+    def _shared(self, messages: Messages, repeat: int, pause_s: float) -> RoundTime:
+        """Return the time on everything that ranks share."""
         opening = self._opens(pause_s)
         handled = repeat * _busiest_count(messages, self.num_ranks)
         if isinstance(messages, Together):
@@ -97,9 +117,10 @@ class Links(Interfaces):
             overheads=self.overheads,
             ranks_per_cpu=self.topology.ranks_per_cpu,
             rate_s=repeat * times[np.arange(len(times)), at],
-            loopback_bytes=repeat * loads.inside.max(1),
+            loopback_bytes=repeat * (loads.inside * self.inside_factor).max(1),
             latency_s=loads.latency_s,
             start_s=lost_s(self, loads.paths, times * self.overheads.wire_factor, pause_s),
+            staging_s=np.zeros(len(times)),
             num_messages=handled,
             busiest=tuple(self._names[k] for k in at),
         )
@@ -114,7 +135,9 @@ class Links(Interfaces):
         source, target = self.host_of[messages.source], self.host_of[messages.target]
         outside = source != target
         share = messages.share * outside
-        used = self._first_of_pair(messages) * (share > 0)  # messages with the same ends are one flow
+        used = (share > 0).astype(np.float64)  # messages with the same ends are one flow
+        if (opening or self.overheads.sharing) and not messages.cyclic:
+            used *= self._first_of_pair(messages)
         gives, takes = self.rack_of[source], self.rack_of[target]
         crossing = messages.share * (gives != takes)
         size = messages.num_bytes[:, None]
@@ -232,8 +255,9 @@ def _busiest_count(messages: Messages, num_ranks: int) -> Floats:
 def _path_s(delay_s: Floats, num_hops: int) -> float:
     """Return the delay of the longest path of so many hops around a ring, from the delays of its hops, (num_hops,)."""
     whole, rest = divmod(num_hops, len(delay_s))
-    windows = np.convolve(np.concatenate([delay_s, delay_s]), np.ones(rest))[rest - 1 :] if rest else np.zeros(1)
-    return whole * float(delay_s.sum()) + float(windows[: len(delay_s)].max())
+    before_s = np.concatenate([[0.0], np.cumsum(np.concatenate([delay_s, delay_s]))])
+    windows_s = before_s[rest : rest + len(delay_s)] - before_s[: len(delay_s)]
+    return whole * float(delay_s.sum()) + float(windows_s.max())
 
 
 def _elsewhere(x: Floats) -> Floats:

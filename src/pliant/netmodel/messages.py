@@ -28,6 +28,8 @@ class PointToPoint:
     """Whether message k + 1 begins where message k ends, around a ring, where a rank waits only for the message before
     its own. Repeated rounds then take the delay of the longest path of so many hops, not so many times the largest
     delay."""
+    ring_ranks: int = 0
+    """Ranks of each ring, where repeated rounds sum or gather around rings, which NCCL does in its own way; 0: none."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return the bytes out of each rank, (num_buckets, num_ranks)."""

@@ -69,6 +69,12 @@ class Overheads:
     pause_s: float = 0.0
     """Time without messages before an exchange that is predicted by itself, after which TCP starts slowly
     (`netmodel.slow_start`); 0: it follows another over the same connections. The simulator knows its pauses."""
+    nccl: str = ""
+    """What GPUs of a host communicate over, "nvlink" or "pcie", where NCCL's forms hold (`netmodel.nccl`)."""
+    staging_bytes_per_s: float = 0.0
+    """Rate of a GPU's bus, where messages to other hosts go through the host's memory; 0: they do not."""
+    uncertainty: float = 0.1
+    """Mean relative error of predictions, where they were held against measurements; 0: they were not."""
     provenance: str = "defaults"
 
     def __post_init__(self) -> None:
@@ -80,7 +86,8 @@ class Overheads:
         times = [self.message_s, self.bucket_s, self.message_cpu_s, self.byte_cpu_s]
         times += [t for each in (self.encode_s, self.feedback_s, self.decode_s, self.add_s) for t in each.values()]
         rates = [self.loopback_bytes_per_s, self.reduce_bytes_per_s, self.wire_factor]
-        if min(*times, self.sharing, self.pause_s) < 0 or min(*rates, self.initial_window_bytes) <= 0:
+        at_least_0 = (*times, self.sharing, self.pause_s, self.staging_bytes_per_s, self.uncertainty)
+        if min(at_least_0) < 0 or min(*rates, self.initial_window_bytes) <= 0:
             raise ValueError(
                 "an overhead is negative or a rate is not positive; times and sharing are at least 0, and the first "
                 "window, rates and the wire's factor above 0."
@@ -89,6 +96,10 @@ class Overheads:
             raise ValueError(
                 f"overlap factors {self.compute_overlap} and {self.exchange_overlap} say how much longer things take "
                 "side by side; make them at least 1."
+            )
+        if self.nccl not in ("", "nvlink", "pcie"):
+            raise ValueError(
+                f"overheads have GPUs that communicate over {self.nccl!r}; write 'nvlink', 'pcie', or nothing for Gloo."
             )
 
     def __hash__(self) -> int:
@@ -126,16 +137,18 @@ class Overheads:
         encode = {**base.encode_s, **machine.encode_s_per_element}
         add = {**base.add_s, **machine.decode_s_per_element}
         return replace(
-            base,
-            message_s=machine.message_s,
+            base if not machine.gpus else _on_gpus(base, machine),
+            message_s=machine.message_s + (base.message_s if machine.staged else 0.0),
             message_cpu_s=machine.message_cpu_s or base.message_cpu_s,
             byte_cpu_s=machine.byte_cpu_s or base.byte_cpu_s,
             reduce_bytes_per_s=machine.add_bytes_per_s,
-            loopback_bytes_per_s=machine.loopback_bytes_per_s or base.loopback_bytes_per_s,
+            loopback_bytes_per_s=machine.inside_bytes_per_s or base.loopback_bytes_per_s,
             encode_s=encode,
             add_s=add,
             feedback_s={name: s * _ratio(encode[name], base.encode_s[name]) for name, s in base.feedback_s.items()},
             decode_s={name: s * _ratio(add[name], base.add_s[name]) for name, s in base.decode_s.items()},
+            staging_bytes_per_s=machine.host_bytes_per_s if machine.staged else 0.0,
+            uncertainty=machine.uncertainty,
             provenance=f"machine {machine.name}: {machine.provenance}",
         )
 
@@ -157,6 +170,22 @@ class Overheads:
             add_s=add,
             provenance="fitted coefficients",
         )
+
+
+_KERNELS = 10
+"""Kernels that an exchange of a bucket launches beside its messages: copies, casts, sums, records of events."""
+
+
+def _on_gpus(base: Overheads, machine: Machine) -> Overheads:
+    """Return the overheads of ranks on GPUs, where kernels and messages hardly slow each other down."""
+    return replace(
+        base,
+        bucket_s=_KERNELS * machine.launch_s,
+        sharing=0.0,
+        compute_overlap=1.0,
+        exchange_overlap=1.0,
+        nccl="" if machine.staged else "nvlink" if machine.link_bytes_per_s else "pcie",
+    )
 
 
 def _ratio(measured: float, known: float) -> float:
@@ -181,6 +210,7 @@ IDEAL = Overheads(
     add_s=_NOTHING,
     compute_overlap=1.0,
     exchange_overlap=1.0,
+    uncertainty=0.0,
     provenance="nothing but links costs anything: for closed forms and for figures of other people's simulators",
 )
 """Overheads under which only links take time."""

@@ -25,6 +25,8 @@ class RoundTime:
     """Delay of the longest path that is used."""
     start_s: Floats
     """Time that TCP's slow start adds after a pause, see `slow_start`; a later round over the same pairs has none."""
+    staging_s: Floats
+    """Time in which a rank's messages to and from other hosts go over its bus, where they are staged."""
     num_messages: Floats
     """Messages that the busiest rank sends and receives."""
     busiest: tuple[str, ...]
@@ -52,8 +54,8 @@ class RoundTime:
 
     @property
     def total_s(self) -> Floats:
-        """Time of the round: delay, slow start and messages come on top of what is busy."""
-        return self.busy_s + self.latency_s + self.start_s + self.message_s
+        """Time of the round: delay, slow start, copies and messages come on top of what is busy."""
+        return self.busy_s + self.latency_s + self.start_s + self.staging_s + self.message_s
 
     @property
     def bottleneck(self) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ __all__ = [
 SEGMENT_BYTES = 1448
 """Payload of a segment: 1500 bytes less headers of IP and TCP, and TCP's time stamps."""
 INITIAL_WINDOW_BYTES = 10 * SEGMENT_BYTES
+_MOST_RANKS = 1_048_583
+"""A prime above the number of ranks that a topology may have: numpy's hash of a power of two is slow."""
 LEAST_TIMEOUT_S = 0.2
 """Part of Linux' retransmission time-out beside the round trip (TCP_RTO_MIN), which varies little."""
 
@@ -86,20 +88,31 @@ class OpenedPaths:
         self._pairs: Ints = np.zeros(0, dtype=np.int64)
         self._all = False
         self._paid_s: Floats = np.zeros(1)
+        self._free: list[Messages] = []
+        """Of rounds that had nothing to pay, whose pairs are looked up once a later one has."""
 
     def left_s(self, messages: Messages, start_s: Floats) -> Floats:
         """Return what a round has to pay of its slow start, (num_buckets,), and remember its pairs of ranks.
 
         A round in which any pair is new pays all of its own; exchanges of all with all open all pairs.
         """
+        if not start_s.any():
+            self._free.append(messages)
+            return start_s
+        while self._free:
+            self._open(_pairs_of(self._free.pop()))
         pairs = _pairs_of(messages)
         known = self._all or (pairs is not None and bool(np.isin(pairs, self._pairs).all()))
         left_s = np.maximum(start_s - self._paid_s, 0.0) if known else start_s
         self._paid_s = np.maximum(self._paid_s, start_s)
-        self._all = self._all or pairs is None
-        if not known and pairs is not None:
-            self._pairs = np.union1d(self._pairs, pairs)
+        if not known:
+            self._open(pairs)
         return left_s
+
+    def _open(self, pairs: Ints | None) -> None:
+        self._all = self._all or pairs is None
+        if pairs is not None:
+            self._pairs = np.union1d(self._pairs, pairs)
 
 
 def in_turn_s(start_s: Floats) -> Floats:
@@ -111,7 +124,7 @@ def in_turn_s(start_s: Floats) -> Floats:
 def _pairs_of(messages: Messages) -> Ints | None:
     """Return a number for each pair of ranks that communicate; None for all with all."""
     if isinstance(messages, PointToPoint):
-        return messages.source << 32 | messages.target
+        return messages.source * _MOST_RANKS + messages.target
     if isinstance(messages, Together):
         found = [_pairs_of(part) for part in messages.parts]
         pairs = [each for each in found if each is not None]

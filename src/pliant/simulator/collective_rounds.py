@@ -36,7 +36,14 @@ def ring(num_bytes: Floats, num_ranks: int) -> Round:
     """
     ranks = np.arange(num_ranks)[::-1]
     share = np.full(num_ranks, 1 / num_ranks)
-    pairs = PointToPoint(source=ranks, target=(ranks - 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
+    pairs = PointToPoint(
+        source=ranks,
+        target=(ranks - 1) % num_ranks,
+        share=share,
+        num_bytes=num_bytes,
+        cyclic=True,
+        ring_ranks=num_ranks,
+    )
     added = num_bytes * (num_ranks - 1) / num_ranks
     return Round(messages=pairs, repeat=2 * (num_ranks - 1), after={"reduce_bytes": added})
 
@@ -45,7 +52,14 @@ def ring_all_gather(num_bytes: Floats, num_ranks: int) -> Round:
     """All-gather of `num_bytes` from each rank, (num_buckets,), in n-1 rounds: each rank passes on its last message."""
     ranks = np.arange(num_ranks)
     share = np.ones(num_ranks)
-    pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
+    pairs = PointToPoint(
+        source=ranks,
+        target=(ranks + 1) % num_ranks,
+        share=share,
+        num_bytes=num_bytes,
+        cyclic=True,
+        ring_ranks=num_ranks,
+    )
     return Round(messages=pairs, repeat=num_ranks - 1)
 
 

@@ -160,7 +160,8 @@ class _Wires:
         busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
         busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
         busy[:, _AT["messages"]] = took.num_messages * (1 if each.split is None else each.split)
-        lag[:, _AT["latency_s"]] = took.latency_s + self._opened.left_s(messages, in_turn_s(took.start_s))
+        starting_s = self._opened.left_s(messages, in_turn_s(took.start_s))
+        lag[:, _AT["latency_s"]] = took.latency_s + took.staging_s + starting_s
         return busy, lag
 
 

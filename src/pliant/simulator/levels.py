@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,7 +21,8 @@ def groups_of(level: Level, topology: Topology) -> list[Ints]:
         ValueError: The topology has no racks.
 
     """
-    hosts = [np.array(topology.ranks_of(k)) for k in range(len(topology.hosts))]
+    first = np.cumsum([0, *(host.num_ranks for host in topology.hosts)])
+    hosts = [np.arange(a, b) for a, b in pairwise(first.tolist())]
     if level == "host":
         return hosts
     if not topology.racks:

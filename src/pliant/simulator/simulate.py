@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pliant.netmodel import KEYS, Floats, Overheads
+from pliant.netmodel import KEYS, Floats, Overheads, overheads_of
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.critical_path import CriticalSegment, critical_path
 from pliant.simulator.events import timeline_of
@@ -94,7 +94,7 @@ def simulate(
         plan: What is exchanged, how, and when.
         workload: The model and its times on a rank that nothing slows down.
         topology: The ranks and the links between their hosts. A host with fewer CPUs than ranks computes slower.
-        overheads: What everything but the links overheads; defaults if None.
+        overheads: Costs of everything but the links; those of the machines that hosts name, or defaults, if None.
         bucket_bytes: DDP's buckets, where the plan does not say how large they are.
         steps: How many the makespan is of; 0 for one period of the plan.
         slowdown: Per rank, how many times longer it computes than the workload says; nothing means once.
@@ -137,7 +137,8 @@ def context_for(
         for _ in range(host.num_ranks)
     ]
     factors = tuple(a * b for a, b in zip(given, crowded, strict=True))
-    return SimulationContext(workload=workload, topology=topology, overheads=overheads or Overheads(), slowdown=factors)
+    known = overheads or overheads_of(topology)
+    return SimulationContext(workload=workload, topology=topology, overheads=known, slowdown=factors)
 
 
 def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated:

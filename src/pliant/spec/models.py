@@ -3,38 +3,10 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from pliant.spec.image_models import densenet121, inception_v3, resnet18, resnet50, resnet101, vgg16, vgg19
 from pliant.spec.layers import Layer, conv, embedding_layer, linear, norm, transformer_blocks
 
 __all__ = ["LAYERS"]
-
-
-def _vgg16() -> list[Layer]:
-    """VGG16 of 224 x 224 images (Simonyan and Zisserman, arXiv:1409.1556): 138 M parameters, most in one matrix."""
-    layers: list[Layer] = []
-    cin, size = 3, 224
-    for block in ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)):
-        for cout in block:
-            layers.append(conv(f"features.{len(layers)}", cin, cout, 3, size, bias=True))
-            cin = cout
-        size //= 2
-    widths = (512 * 7 * 7, 4096, 4096, 1000)
-    return [*layers, *(linear(f"classifier.{k}", widths[k], widths[k + 1]) for k in range(3))]
-
-
-def _resnet50() -> list[Layer]:
-    """ResNet-50 of 224 x 224 images (He et al., arXiv:1512.03385): 25.6 M parameters in 161 tensors."""
-    layers = [conv("conv1", 3, 64, 7, 112), norm("bn1", "BatchNorm2d", 64)]
-    cin = 64
-    for stage, (blocks, width, size) in enumerate(((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7)), 1):
-        for block in range(blocks):
-            at = f"layer{stage}.{block}"
-            for k, (a, b, kernel) in enumerate(((cin, width, 1), (width, width, 3), (width, 4 * width, 1)), 1):
-                layers += [conv(f"{at}.conv{k}", a, b, kernel, size), norm(f"{at}.bn{k}", "BatchNorm2d", b)]
-            if block == 0:
-                layers.append(conv(f"{at}.downsample.0", cin, 4 * width, 1, size))
-                layers.append(norm(f"{at}.downsample.1", "BatchNorm2d", 4 * width))
-            cin = 4 * width
-    return [*layers, linear("fc", 2048, 1000)]
 
 
 def _bert(depth: int, width: int, length: int, head: Layer) -> list[Layer]:
@@ -109,8 +81,13 @@ def _cnn() -> list[Layer]:
 
 LAYERS: Mapping[str, Callable[[], list[Layer]]] = MappingProxyType(
     {
-        "vgg16": _vgg16,
-        "resnet50": _resnet50,
+        "vgg16": vgg16,
+        "vgg19": vgg19,
+        "resnet18": resnet18,
+        "resnet50": resnet50,
+        "resnet101": resnet101,
+        "densenet121": densenet121,
+        "inception-v3": inception_v3,
         "bert": _bert_base,
         "bert-large": _bert_large,
         "gpt2": _gpt2,

@@ -25,6 +25,8 @@ class Host:
     """Extra one-way delay of everything that the host receives."""
     cpu_share: float = 0.0
     """CPUs that its processes may use in all; 0 means not limited."""
+    machine: str = field(default="", metadata=LATER)
+    """Name of a preset, such as `h100`, whose links inside, interfaces and speeds it has; empty: not said."""
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:

@@ -1,6 +1,7 @@
 """Named worlds: topologies of networks that there are, for emulation and predictions."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pliant.spec.matrices import topology_of_matrices
@@ -138,6 +139,22 @@ def _home_uplinks() -> Topology:
     return Topology(hosts=hosts, links=found.links, provenance="world home-uplinks")
 
 
+def _gpu_hosts(names: list[str], machine: str, num_ranks: int, bytes_per_s: float) -> tuple[Host, ...]:
+    return tuple(replace(host, machine=machine, num_ranks=num_ranks) for host in _hosts(names, bytes_per_s))
+
+
+def _autosync_a() -> Topology:
+    """Eleven hosts with one TITAN X each, on one switch of 40 Gbit/s: cluster A of AutoSync (Zhang et al., 2020)."""
+    hosts = _gpu_hosts([f"host{k}" for k in range(11)], "titan-x", 1, 40 * _GBIT)
+    return Topology(hosts=hosts, provenance="world autosync-a")
+
+
+def _autosync_b() -> Topology:
+    """Four g4dn.12xlarge with four T4 each, at 50 Gbit/s: cluster B of AutoSync."""
+    hosts = _gpu_hosts([f"host{k}" for k in range(4)], "t4", 4, 50 * _GBIT)
+    return Topology(hosts=hosts, provenance="world autosync-b")
+
+
 WORLDS: Mapping[str, Callable[[], Topology]] = MappingProxyType(
     {
         "lan": _lan,
@@ -146,6 +163,8 @@ WORLDS: Mapping[str, Callable[[], Topology]] = MappingProxyType(
         "four-continents": _four_continents,
         "ten-regions": _ten_regions,
         "home-uplinks": _home_uplinks,
+        "autosync-a": _autosync_a,
+        "autosync-b": _autosync_b,
     }
 )
 """Name -> what makes the topology, with the rates that the real network has."""

@@ -64,21 +64,22 @@ def report(
     timelines = [_load(path) for path in paths]
     check(timelines, [str(path) for path in paths])
     timelines.sort(key=lambda timeline: timeline.events[0].rank)
-    predicted = None
+    predicted, costs = None, inputs.describe_overheads(overheads, machine)
     if plan or workload or topology is not None or hosts:
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
         wanted = plan_of_text(plan)
         network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
         check_prediction(timelines[0], str(paths[0]), wanted, network)
-        known = inputs.read_overheads(overheads, machine)
+        known = inputs.read_overheads(overheads, machine, network)
         work = inputs.read_workload(workload, compute)
+        costs = inputs.describe_overheads(overheads, machine, work, network)
         predicted = simulate(wanted, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
     if predicted is not None:
-        Console().print(inputs.describe_overheads(overheads, machine), markup=False, highlight=False, soft_wrap=True)
-    write_atomically(html, _page(measured, predicted, inputs.describe_overheads(overheads, machine)))
+        Console().print(costs, markup=False, highlight=False, soft_wrap=True)
+    write_atomically(html, _page(measured, predicted, costs))
     if trace is not None:
         write_trace(merge_timelines(timelines), trace)
     if json_file is not None:
