@@ -131,8 +131,8 @@ _CONSTANTS = (
 )
 _MISSES = (
     "**Readings.** 'ms of latency' are taken as a round trip. Were they one way, the mean error would be 42 %. With "
-    "windows of 3 MiB, half of Linux' receive buffer, it would be 20 %. Both readings were chosen with the table in sight; "
-    "no number was fitted to it.",
+    "windows of 3 MiB, half of Linux' receive buffer, it would be 20 %. Both readings were chosen with the table in "
+    "sight; no number was fitted to it.",
     "**VGG16 at 100 Gbit/s.** Published steps are 15 to 40 % longer. BAGUA waits for its streams at each bucket, and "
     "BytePS' servers add up on CPU cores that feed the GPUs as well; neither is modelled, nor is what exchanges "
     "take from computing.",
