@@ -27,7 +27,8 @@ def sharded_optimizer(
         max_bytes: Most bytes of a part; 0 for one part of each rank.
         owners: Ranks to which the parts go in turn; empty to balance the load.
 
-    >>> str(sharded_optimizer("qsgd"))
+    >>> from pliant.spec import CodecSpec
+    >>> str(sharded_optimizer(CodecSpec(name="qsgd")))
     'ShardedOptimizer(codec=qsgd)'
     >>> str(sharded_optimizer(cut="rows", owners=(0, 2)))
     "ShardedOptimizer(placement=Placement(cut='rows', owners=(0, 2, )))"

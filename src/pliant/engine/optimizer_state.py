@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 
 from pliant.engine.joint_optimizer import JointOptimizer
 
-__all__ = ["check_optimizer_state", "clone_optimizer", "load_optimizer_state", "optimizer_state", "parameter_names"]
+__all__ = [
+    "Cuts",
+    "check_optimizer_state",
+    "clone_optimizer",
+    "load_optimizer_state",
+    "optimizer_state",
+    "parameter_names",
+]
 
 
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ class OwnerStep:
 
     @property
     def owned_here(self) -> list[OwnedRanges]:
-        """What this rank owns."""
+        """Ranges that this rank owns, parameter by parameter."""
         return self.owned_by(self._comm.rank)
 
     @property
