@@ -1,5 +1,6 @@
 """Every plan that the space offers is valid, within its budget, and comes from its parents."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -92,7 +93,7 @@ def test_plans_that_mix_what_cannot_be_mixed_are_refused():
 
 def test_owners_stand_beside_other_exchanges_and_follow_links_and_optimizer():
     owner, bf16 = Gene("owner", {}), Gene("exact", {"bits": 16})
-    mixed = Genome(bf16, (("Linear", owner),))
+    mixed = Genome(bf16, (("Linear", owner),), cut="auto")
     assert [str(rule.exchange) for rule in mixed.plan().rules] == ["ShardedOptimizer", "AllReduce(codec=bf16)"]
     assert mixed in Space(WORKLOAD, FLAT, Quality())
     assert mixed not in Space(WORKLOAD, FLAT, Quality(optimizer="Muon"))
@@ -109,7 +110,9 @@ def test_owners_stand_beside_other_exchanges_and_follow_links_and_optimizer():
     assert any(space.mutate(by_bandwidth, rng) == space.baselines["zero-owner"] for _ in range(100))
     assert {genes.bandwidths for genes in space.enumerate()} == {(), (2.0, 2.0, 1.0)}
     assert by_bandwidth not in Space(WORKLOAD, FLAT, Quality())
-    assert replace(Genome(bf16), cut="whole", bandwidths=(1.0,)) == Genome(bf16)
+    assert replace(Genome(bf16), cut="auto", bandwidths=(1.0,)) == Genome(bf16)
+    old = from_json(Genome, json.dumps(json.loads(to_json(Genome(owner))) | {"bucket_bytes": 7}))
+    assert old.plan().rules[-1].exchange.placement == Placement(cut="whole")  # as it was measured then
 
 
 def test_ratios_of_steps_bound_what_is_milder():

@@ -80,8 +80,8 @@ class Genome:
     """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
     by_schedule: bool = False
     """Whether sums take the fastest ways through the network, and neither a ring nor owners of equal parts."""
-    cut: Cut = field(default="auto", metadata=LATER)
-    """Where parameters that have owners may be cut."""
+    cut: Cut = field(default="whole", metadata=LATER)
+    """Where parameters that have owners may be cut; nowhere in genes that were written down before there were cuts."""
     bandwidths: tuple[float, ...] = field(default=(), metadata=LATER)
     """Ranks' bandwidths, after which owners hold parts; equal parts if not given."""
 
@@ -95,7 +95,7 @@ class Genome:
         if not any(isinstance(node, _SUMS) for gene in self.genes for node in gene.exchange.walk()):
             object.__setattr__(self, "by_schedule", False)
         if not any(gene.exchange.has_owners for gene in self.genes):
-            object.__setattr__(self, "cut", "auto")
+            object.__setattr__(self, "cut", "whole")
             object.__setattr__(self, "bandwidths", ())
         if not self.names:  # otherwise what a layer says may be for all of it but a named part
             object.__setattr__(self, "layers", tuple(each for each in self.layers if each[1] != self.base))
@@ -116,7 +116,7 @@ class Genome:
         parts += ["at the end"] if self.at_end else []
         parts += ["between hosts"] if self.by_hosts else []
         parts += ["sums by schedule"] if self.by_schedule else []
-        parts += [f"cut {self.cut}"] if self.cut != "auto" else []
+        parts += [f"cut {self.cut}"] if self.cut != "whole" else []
         parts += ["owners by bandwidth"] if self.bandwidths else []
         return ", ".join(parts)
 

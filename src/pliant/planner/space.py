@@ -148,7 +148,6 @@ class Space:
                 at_end=pick[4].at_end,
                 by_hosts=pick[5].by_hosts,
                 by_schedule=last.by_schedule,
-                cut=self._cut,
                 bandwidths=rng.choice((one, other)).bandwidths if self._bandwidths else (),
             )
 
@@ -182,7 +181,6 @@ class Space:
             at_end=rng.random() < 0.2 and not self._is_sharded,
             by_hosts=self._with_hosts and rng.random() < 0.5,
             by_schedule=self._with_schedules and rng.random() < 0.5,
-            cut=self._cut,
             bandwidths=self._bandwidths if self._bandwidths and rng.random() < 0.5 else (),
         )
 
@@ -235,7 +233,7 @@ class Space:
 
     def _first_inside(self, draw: Callable[[], Genome], instead: Genome | None = None) -> Genome:
         for _ in range(_TRIES):
-            if (genes := draw()) in self and genes != instead:
+            if (genes := replace(draw(), cut=self._cut)) in self and genes != instead:
                 return genes
         if instead is not None:
             return instead
