@@ -27,7 +27,7 @@ def placed(shapes, placement, size, itemsize=4):
 def loads(parts, size):
     held = np.zeros(size)
     for own in parts:
-        np.add.at(held, own.owners, own.numels)
+        held += own.per_rank(own.numels, size)
     return held
 
 

@@ -37,20 +37,26 @@ class OwnedParts:
         """Elements of each part, (num_parts,)."""
         return np.diff(self.stops, prepend=0)
 
-    def by_owner(self) -> list[tuple[int, Range]]:
-        """Return the owner and the range of each part that is not empty; neighbours of one owner are one part.
+    @property
+    def joined(self) -> "OwnedParts":
+        """The same without empty parts, and with neighbours of one owner as one part; of no elements one empty part."""
+        held = self.numels > 0
+        stops, owners = self.stops[held], self.owners[held]
+        if not len(stops):
+            return OwnedParts(stops=self.stops[-1:], owners=self.owners[-1:])
+        last = np.append(owners[1:] != owners[:-1], True)
+        return OwnedParts(stops=stops[last], owners=owners[last])
 
-        A parameter without elements has one empty part.
-        """
-        found: list[tuple[int, Range]] = []
-        start = 0
-        for stop, owner in zip(self.stops.tolist(), self.owners.tolist(), strict=True):
-            if found and found[-1][0] == owner:
-                found[-1] = owner, (found[-1][1][0], stop)
-            elif stop > start:
-                found.append((owner, (start, stop)))
-            start = stop
-        return found or [(int(self.owners[0]), (0, 0))]
+    def by_owner(self) -> list[tuple[int, Range]]:
+        """Return the owner and the range of each part, `joined`."""
+        joined = self.joined
+        stops: list[int] = joined.stops.tolist()
+        owners: list[int] = joined.owners.tolist()
+        return list(zip(owners, zip([0, *stops[:-1]], stops, strict=True), strict=True))
+
+    def per_rank(self, amounts: _Ints | _Floats, num_ranks: int) -> _Floats:
+        """Return the sum of an amount of each part, (num_parts,), over the parts of each rank, (num_ranks,)."""
+        return np.bincount(self.owners, amounts, num_ranks)
 
 
 def joint_numel(shape: Sequence[int], cut: Cut) -> int:

@@ -133,8 +133,9 @@ def batch_of(
     held, num_held = np.zeros((len(groups), num_ranks)), np.zeros((len(groups), num_ranks))
     for b, group in enumerate(groups):
         for k in group:
-            np.add.at(held[b], parts[k].owners, parts[k].numels)
-            np.add.at(num_held[b], [owner for owner, _ in parts[k].by_owner()], 1)
+            joined = parts[k].joined
+            held[b] += joined.per_rank(joined.numels, num_ranks)
+            num_held[b] += joined.per_rank(np.ones(len(joined.owners)), num_ranks)
     return BucketBatch(numel=numel, itemsize=size, shapes=shapes, held=held, num_held=num_held)
 
 

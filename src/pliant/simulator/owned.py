@@ -37,7 +37,7 @@ def owned_bytes(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: 
     """Return the bytes of weights that each rank sends to all after a step, (1, num_ranks)."""
     held = np.zeros((1, num_ranks))
     for k, own in parts.items():
-        np.add.at(held[0], own.owners, own.numels * itemsize(workload.tensors[k]))
+        held[0] += own.per_rank(own.numels * itemsize(workload.tensors[k]), num_ranks)
     return held
 
 
@@ -45,10 +45,7 @@ def busiest_share(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks
     """Return the part of the optimizer's work that the busiest rank does: its own, and all that has no owner."""
     steps = np.zeros(num_ranks)
     for k, tensor in enumerate(workload.tensors):
-        if k in parts:
-            np.add.at(steps, parts[k].owners, parts[k].numels)
-        else:
-            steps += tensor.numel
+        steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else tensor.numel
     return float(steps.max() / max(1, workload.numel)) if parts else 1.0
 
 
@@ -66,7 +63,7 @@ def server_exchange(
     num_ranks = context.num_ranks
     numel = np.zeros(num_ranks)
     for own in parts.values():
-        np.add.at(numel, own.owners, own.numels)
+        numel += own.per_rank(own.numels, num_ranks)
     step_s = np.array([context.workload.step_s * busiest * context.slowest])
     before, most = {"reduce_bytes": _bytes_of(context.workload)}, numel.max(keepdims=True)
     added = {"reduce_bytes": 4 * most * num_ranks}
