@@ -56,7 +56,7 @@ class OwnedParts:
 
     def per_rank(self, amounts: _Ints | _Floats, num_ranks: int) -> _Floats:
         """Return the sum of an amount of each part, (num_parts,), over the parts of each rank, (num_ranks,)."""
-        return np.bincount(self.owners, amounts, num_ranks)
+        return np.bincount(self.owners, amounts, num_ranks).astype(np.float64)
 
 
 def joint_numel(shape: Sequence[int], cut: Cut) -> int:
