@@ -96,10 +96,9 @@ def exact_halves(comm, device):
 
 def owners(codec):
     def make(comm, device):
-        numels = [NUMEL // 8] * 8  # more than ranks, or some ranks own nothing
-        total = ReduceToOwners(
-            numels, [k % 4 % comm.size for k in range(8)], comm, like=torch.zeros(NUMEL, device=device), codec=codec
-        )
+        each = NUMEL // 8  # more than ranks, or some ranks own nothing
+        parts = [(k % 4 % comm.size, (k * each, (k + 1) * each)) for k in range(8)]
+        total = ReduceToOwners(parts, comm, like=torch.zeros(NUMEL, device=device), codec=codec)
         return lambda x: total(x, 1)
 
     return make

@@ -59,7 +59,6 @@ from .algorithms.gradients import (
     allreduce as allreduce,
     bf16 as bf16,
     blocktopk as blocktopk,
-    bounded_staleness as bounded_staleness,
     bytegrad as bytegrad,
     decoupled_momentum as decoupled_momentum,
     fp16 as fp16,
@@ -70,10 +69,13 @@ from .algorithms.gradients import (
     powersgd as powersgd,
     qsgd as qsgd,
     randomk as randomk,
-    sharded_optimizer as sharded_optimizer,
     tasc as tasc,
     terngrad as terngrad,
     topk as topk,
+)
+from .algorithms.owners import (
+    bounded_staleness as bounded_staleness,
+    sharded_optimizer as sharded_optimizer,
 )
 from .algorithms.weights import (
     async_average as async_average,

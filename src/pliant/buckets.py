@@ -38,6 +38,8 @@ class Bucket:
     """The parameters themselves, in the same order; `as_real` gives one the shape of its span."""
     flat: Tensor
     """(numel,), contiguous, any floating dtype. The engine puts this step's tensor here before each exchange."""
+    parts: tuple[tuple[int, tuple[int, int]], ...] = ()
+    """Owner of each part of a parameter, and its range in `flat`, in their order; empty without owners."""
 
     @property
     def numel(self) -> int:

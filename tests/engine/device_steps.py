@@ -25,7 +25,7 @@ from pliant.engine.comm_thread import CommThread
 from pliant.engine.comms import Comms
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.gradient_exchange import GradientExchange
-from pliant.engine.owners import place_owners
+from pliant.engine.owned_ranges import place_owners
 from pliant.engine.pair_partner import Partner
 from pliant.engine.places import Places
 from pliant.engine.tracer import Tracer
@@ -103,7 +103,7 @@ class StepRun:
         generator = torch.Generator().manual_seed(7)
         self.parameters = {name: self._bring(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
         self.store = AlgorithmState(self.parameters, dict.fromkeys(SHAPES, node), comms)
-        place_owners(self.store, comm.size)
+        place_owners(self.store, comm.size, {})
         optimizer = _Rates()
         tracer = Tracer(CPU, comm)
         self.thread = CommThread(device, "gradients", tracer)

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import nn
 
 import pliant
 from models import new_ddp, train, weights
-from pliant.collectives import assign_owners
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
@@ -16,28 +14,6 @@ OPTIMIZERS = {
 }
 sizes = pytest.mark.parametrize("size", [2, 3, 4, pytest.param(8, marks=pytest.mark.extended)])
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
-
-
-@given(
-    st.lists(st.integers(0, 10_000), max_size=40),
-    st.lists(st.floats(0.1, 10), min_size=1, max_size=8),
-)
-def test_placement_is_near_what_bandwidths_allow(numels, bandwidths):
-    owners = assign_owners(numels, bandwidths)
-    assert owners == assign_owners(tuple(numels), tuple(bandwidths))
-    assert len(owners) == len(numels)
-    times = [sum(n for n, o in zip(numels, owners, strict=True) if o == r) / b for r, b in enumerate(bandwidths)]
-    best = max(sum(numels) / sum(bandwidths), max(numels, default=0) / max(bandwidths))
-    assert max(times) <= 2 * best + 1e-6  # Gonzalez, Ibarra, Sahni 1977: less than 2 on machines of any speeds
-    if len(set(bandwidths)) == 1:
-        assert max(times) - min(times) <= max(numels, default=0) / bandwidths[0] + 1e-6
-
-
-def test_placement_follows_bandwidths():
-    assert assign_owners([5, 5, 5, 5], [3.0, 1.0]) == (0, 0, 0, 1)
-    assert assign_owners([1, 9, 2], [1.0, 1.0]) == (1, 0, 1)
-    with pytest.raises(ValueError, match="positive"):
-        assign_owners([1], [0.0])
 
 
 @sizes
@@ -73,11 +49,13 @@ def test_equals_an_all_reduce_and_the_plain_optimizer(size, optimizer, clip):
         assert torch.equal(owned, results[0][0][0])
     owned, exact = (sum(r[k][2] for r in results) for k in (0, 1))
     numel, tensors = results[0][0][0].numel(), 10
-    # All ranks gather norms of 8 bytes, as many from each as from the owner of most, bucket by bucket.
+    # All ranks gather norms of 8 bytes, as many from each as from the owner of most parts, bucket by bucket.
     gathered, rest = divmod(owned - 6 * 2 * (size - 1) * 4 * numel, 8 * (size - 1) * size)
     assert rest == 0
-    assert 6 * -(-tensors // size) <= gathered <= 6 * tensors
-    assert owned == pytest.approx(exact, rel=0.005)
+    assert 6 <= gathered <= 6 * tensors
+    assert owned == pytest.approx(exact, rel=0.03)
+    sent = [r[0][2] for r in results]
+    assert max(sent) <= 1.05 * sum(sent) / size
 
 
 @optimizers
@@ -87,18 +65,19 @@ def test_optimizer_state_lies_with_owners_and_is_whole_at_the_end(optimizer):
         made = OPTIMIZERS[optimizer](ddp.parameters())
         with pliant.relax(ddp, made, "sharded_optimizer", timeout_s=20):
             train(ddp, made, place.rank, range(3))
-            mine = {name for name, p in ddp.module.named_parameters() if p in made.state}
-            numel = sum(p.numel() for p in made.state)
-        return mine, numel, made.state_dict()["state"]
+            tensors = [x for state in made.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
+            held = sum(x.numel() for x in tensors if x.dim())
+        shapes = [(tuple(p.shape), made.state[p]) for p in ddp.parameters()]
+        whole = all(x.shape == shape for shape, state in shapes for x in state.values() if x.dim())
+        return held, sum(p.numel() for p in ddp.parameters()), whole, made.state_dict()["state"]
 
     results = pliant.run_world(3, body, timeout_s=60)
-    names = {name for name, _ in pliant.run_world(1, lambda place: list(new_ddp(place).module.named_parameters()))[0]}
-    assert set.union(*(r[0] for r in results)) == names
-    assert sum(len(r[0]) for r in results) == len(names)
-    assert max(r[1] for r in results) == 3072  # the largest parameter: nothing smaller can be, uncut
-    for _, _, state in results:
-        assert len(state) == len(names)
-        for key, own in results[0][2].items():
+    total = results[0][1] * (1 if optimizer == "sgd" else 2)
+    assert sum(r[0] for r in results) == total
+    assert max(r[0] for r in results) <= 1.05 * total / 3
+    for _, _, whole, state in results:
+        assert whole
+        for key, own in results[0][3].items():
             assert all(torch.equal(own[k], state[key][k]) for k in own)
 
 
@@ -132,15 +111,22 @@ def test_switching_moves_the_optimizer_state(optimizer):
     def body(place):
         found = []
         for plans in (
-            ["sharded_optimizer", "allreduce", pliant.sharded_optimizer(bandwidths=(1.0, 5.0, 2.0))],
-            ["allreduce"] * 3,
+            [
+                "sharded_optimizer",
+                pliant.sharded_optimizer(bandwidths=(1.0, 5.0, 2.0)),
+                pliant.sharded_optimizer(cut="rows", owners=(2, 0)),
+                "allreduce",
+                pliant.bounded_staleness(0, max_bytes=512),
+                pliant.sharded_optimizer(cut="whole"),
+            ],
+            ["allreduce"] * 6,
         ):
             ddp = new_ddp(place)
             made = OPTIMIZERS[optimizer](ddp.parameters())
             with pliant.relax(ddp, made, plans[0], timeout_s=20) as run:
                 for k, plan in enumerate(plans):
                     run.switch(plan)
-                    train(ddp, made, place.rank, range(3 * k, 3 * k + 3))
+                    train(ddp, made, place.rank, range(2 * k, 2 * k + 2))
             found.append(weights(ddp).clone())
         return found
 

@@ -1,5 +1,6 @@
 """Every plan that the space offers is valid, within its budget, and comes from its parents."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.algorithms import plan_of
 from pliant.planner import BASELINES, FAMILIES, Gene, Genome, Quality, Space
 from pliant.planner.schedules import with_schedules
-from pliant.spec import Host, Link, Schedule, TensorSpec, Topology, Workload, from_json, to_json
+from pliant.spec import Host, Link, Placement, Schedule, TensorSpec, Topology, Workload, from_json, to_json
 from pliant.spec.plan import SyncPlan
 
 EVERYTHING = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
@@ -88,6 +89,30 @@ def test_plans_that_mix_what_cannot_be_mixed_are_refused():
         Genome(exact, (("Linear", gossip),)).plan()
     with pytest.raises(ValueError, match="has the settings bits, not rank"):
         Genome(Gene("exact", {"rank": 4})).plan()
+
+
+def test_owners_stand_beside_other_exchanges_and_follow_links_and_optimizer():
+    owner, bf16 = Gene("owner", {}), Gene("exact", {"bits": 16})
+    mixed = Genome(bf16, (("Linear", owner),), cut="auto")
+    assert [str(rule.exchange) for rule in mixed.plan().rules] == ["ShardedOptimizer", "AllReduce(codec=bf16)"]
+    assert mixed in Space(WORKLOAD, FLAT, Quality())
+    assert mixed not in Space(WORKLOAD, FLAT, Quality(optimizer="Muon"))
+    muon = Space(WORKLOAD, FLAT, Quality(optimizer="Muon"))
+    assert str(muon.baselines["zero-owner"].plan().rules[-1].exchange.placement) == str(Placement(cut="whole"))
+    assert muon.baselines["zero-owner"] in muon
+    rates = (2e7, 2e7, 1e7)
+    uneven = Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=rate) for k, rate in enumerate(rates)))
+    space, rng = Space(WORKLOAD, uneven, Quality()), random.Random(0)
+    by_bandwidth = replace(space.baselines["zero-owner"], bandwidths=(2.0, 2.0, 1.0))
+    assert by_bandwidth in space
+    assert from_json(Genome, to_json(by_bandwidth)) == by_bandwidth
+    assert by_bandwidth.plan().rules[-1].exchange.placement.bandwidths == (2.0, 2.0, 1.0)
+    assert any(space.mutate(by_bandwidth, rng) == space.baselines["zero-owner"] for _ in range(100))
+    assert {genes.bandwidths for genes in space.enumerate()} == {(), (2.0, 2.0, 1.0)}
+    assert by_bandwidth not in Space(WORKLOAD, FLAT, Quality())
+    assert replace(Genome(bf16), cut="auto", bandwidths=(1.0,)) == Genome(bf16)
+    old = from_json(Genome, json.dumps(json.loads(to_json(Genome(owner))) | {"bucket_bytes": 7}))
+    assert old.plan().rules[-1].exchange.placement == Placement(cut="whole")  # as it was measured then
 
 
 def test_ratios_of_steps_bound_what_is_milder():

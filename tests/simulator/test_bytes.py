@@ -7,11 +7,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant as p
 from pliant.algorithms.plans import plan_of
-from pliant.codecs import BlockTopK, spec_of
+from pliant.codecs import BlockTopK, Qsgd, spec_of
 from pliant.codecs.templates import SparsifyingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.simulator import simulate
-from pliant.spec import CodecSpec, Host, Rack, TensorSpec, Topology, Workload
+from pliant.spec import CodecSpec, Host, Rack, SyncPlan, TensorSpec, Topology, Workload
 from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for, sampled
 
 HOSTS = [[0, 1], [2, 3]]
@@ -27,6 +27,9 @@ EXTRA = {
     "gossip-hypercube": p.gossip(p.Graph(kind="hypercube")),
     "late-sparse": p.delayed(p.topk(0.1)),
     "owner-uneven": p.sharded_optimizer(bandwidths=(4.0, 2.0, 1.0, 1.0)),
+    "owner-whole": p.sharded_optimizer(cut="whole"),
+    "owner-rows": p.sharded_optimizer(Qsgd(bits=8), cut="rows", owners=(3, 0, 1)),
+    "stale-parts": p.bounded_staleness(0, max_bytes=9000),
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
@@ -59,7 +62,8 @@ def sent_by_engine(name: str, algorithm, period: int, hosts=HOSTS, racks="") -> 
         optimizer = optimizer_for(name, ddp.parameters(), lr=1e-4)
         counts = []
         where = {"hosts": hosts, "rack": rack_of.get(place.rank, "")}
-        with p.relax(ddp, optimizer, plan_of(algorithm), **where, agreement_every=0, timeout_s=30) as run:
+        plan = algorithm if isinstance(algorithm, SyncPlan) else plan_of(algorithm)
+        with p.relax(ddp, optimizer, plan, **where, agreement_every=0, timeout_s=30) as run:
             for step in range(WARMUP + period):
                 generator = torch.Generator().manual_seed(100 * step + place.rank)
                 optimizer.zero_grad()
@@ -81,8 +85,19 @@ def test_bytes_are_those_of_the_engine(name):
     sent = sent_by_engine(name, algorithm, found.period)
     assert max(sent) > 0
     # At a free pace, settling is one more exchange with the owners.
-    exchanges = found.period + 1 if name in ("bounded_staleness", "stale-coded") else found.period
+    is_served = name in ("bounded_staleness", "stale-coded", "stale-parts")
+    exchanges = found.period + 1 if is_served else found.period
     assert [round(x * exchanges, 3) for x in found.sent_bytes] == sent
+
+
+@pytest.mark.parametrize("beside", ["bytegrad", "local_sgd(2)"])
+def test_bytes_of_owners_beside_others_are_those_of_the_engine(beside):
+    """Of one model, part by owners and part otherwise, in one bucket."""
+    plan = p.partition({"2.*": p.sharded_optimizer(bandwidths=(1.0, 1.0, 2.0, 3.0)), "*": p.parse(beside)})
+    topology = Topology(hosts=tuple(Host(name=f"h{k}", num_ranks=len(ranks)) for k, ranks in enumerate(HOSTS)))
+    found = simulate(plan, workload_of(model()), topology)
+    sent = sent_by_engine("mixed", plan, found.period)
+    assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
 
 
 LEVELS = {

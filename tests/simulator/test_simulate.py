@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 import pliant as p
 from pliant.netmodel import BucketBatch, DenseExchange, Links, PointToPoint
-from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many
+from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many, workload_named
 from pliant.simulator.collective_rounds import average, ring, tree
 from pliant.simulator.traffic import inside_groups, traffic_of
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
@@ -304,6 +304,16 @@ def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
 def test_owners_divide_the_optimizer():
     found = simulate(PLANS["sharded_optimizer"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), overheads=IDEAL)
     assert found.step_s == pytest.approx(0.3 + 0.4 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_owners_of_slices_take_no_longer_than_an_all_reduce(size):
+    """VGG16, with most in one matrix, where the network decides; with whole parameters its owner is the slowest."""
+    workload, topology = workload_named("vgg16", 0.05), cluster(size, 1.25e7, 1e-4)
+    plans = [plan_for(p.sharded_optimizer(cut=cut)) for cut in ("auto", "rows", "whole")]
+    cut_s, rows_s, whole_s, exact_s = simulate_many([*plans, PLANS["allreduce"]], workload, topology)
+    assert max(cut_s, rows_s) <= 1.05 * exact_s
+    assert whole_s > 2 * exact_s
 
 
 def test_makespan_counts_steps():

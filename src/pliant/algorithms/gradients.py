@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pliant.algorithms.inputs import CodecLike, ScheduleLike, as_codec_spec, as_schedule
+from pliant.algorithms.inputs import ScheduleLike, as_schedule
 from pliant.spec import (
     Agreement,
     AllGather,
@@ -13,11 +13,8 @@ from pliant.spec import (
     CompressedMomentum,
     DecoupledMomentum,
     LowRank,
-    ParameterServer,
-    Placement,
     ScatterGather,
     Selection,
-    ShardedOptimizer,
     Topology,
     ValueBits,
 )
@@ -26,7 +23,6 @@ __all__ = [
     "allreduce",
     "bf16",
     "blocktopk",
-    "bounded_staleness",
     "bytegrad",
     "decoupled_momentum",
     "fp16",
@@ -37,7 +33,6 @@ __all__ = [
     "powersgd",
     "qsgd",
     "randomk",
-    "sharded_optimizer",
     "tasc",
     "terngrad",
     "topk",
@@ -236,35 +231,6 @@ def tasc(
         schedule=as_schedule(schedule),
     )
     return BetweenHosts(inner=node) if agreement == "host" else node
-
-
-def sharded_optimizer(codec: CodecLike | None = None, *, bandwidths: tuple[float, ...] = ()) -> ShardedOptimizer:
-    """Let each parameter's owner step it: optimizer state and work are divided by the ranks (ZeRO-1, arXiv:1910.02054).
-
-    Args:
-        codec: An unbiased codec in which gradients travel; None for full precision.
-        bandwidths: One for each rank, in any unit: a rank owns parameters in proportion. Equal if empty.
-
-    >>> str(sharded_optimizer(qsgd().codec))
-    'ShardedOptimizer(codec=qsgd)'
-
-    """
-    return ShardedOptimizer(codec=as_codec_spec(codec), placement=Placement(bandwidths=tuple(bandwidths)))
-
-
-def bounded_staleness(
-    staleness: int = 1, *, codec: CodecLike | None = None, bandwidths: tuple[float, ...] = ()
-) -> ParameterServer:
-    """Let owners apply gradients as they arrive; a rank is at most `staleness` steps ahead of the slowest.
-
-    Stale synchronous parallel (Ho et al., NeurIPS 2013). Gradients travel in `codec`, with error feedback on the
-    worker, or in float32. Owners hold parts as large as `bandwidths`, in any unit, of their ranks' networks.
-
-    >>> str(bounded_staleness(2))
-    'ParameterServer(staleness=2)'
-    """
-    placement = Placement(bandwidths=tuple(bandwidths))
-    return ParameterServer(staleness=staleness, codec=as_codec_spec(codec), placement=placement)
 
 
 def onebit_adam(beta: float = 0.9, *, warmup_steps: int = 100) -> CompressedMomentum:

@@ -10,7 +10,7 @@ from pliant.collectives.hierarchical import HierarchicalAverage
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.collectives.owner import ReduceToOwners
 from pliant.collectives.sparse import SparseAverage
-from pliant.layouts.division import assign_owners, factor_shape
+from pliant.layouts.division import factor_shape
 
 __all__ = [
     "BlockAllGather",
@@ -30,6 +30,5 @@ __all__ = [
     "ShortVectorAverage",
     "SparseAverage",
     "StalenessClock",
-    "assign_owners",
     "factor_shape",
 ]

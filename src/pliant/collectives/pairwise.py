@@ -1,14 +1,14 @@
 """Exact reduce-scatter and all-gather of parts, pairwise: Gloo's own reduce-scatter sends as much as an all-reduce."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pliant.collectives.scratch import Scratch
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, PeerTensors
 
-__all__ = ["gather_parts", "mean_of_parts", "rotated_peers"]
+__all__ = ["gather_parts", "mean_of_parts", "rotated_peers", "swap"]
 
 _ALONE_BYTES = 1 << 19
 """Size of a part from which on only one is on its way to a rank at a time.
@@ -39,7 +39,8 @@ def mean_of_parts(parts: Sequence[Tensor], out: Tensor, comm: Comm, scratch: Scr
     """
     mine = parts[comm.rank]
     inbox = scratch.take("inbox", (comm.size, mine.numel()), mine.dtype)
-    _swap(comm, parts, parts.__getitem__, inbox.__getitem__)
+    sends = [(to, parts[to]) for to in rotated_peers(comm)]
+    swap(comm, sends, [(of, inbox[of]) for of in rotated_peers(comm)], max(part.nbytes for part in parts))
     wide = torch.float64 if mine.dtype == torch.float64 else torch.float32
     total = out if out.dtype == wide else scratch.take("total", (mine.numel(),), wide)
     for rank in range(comm.size):
@@ -58,18 +59,28 @@ def gather_parts(parts: Sequence[Tensor], comm: Comm) -> None:
 
     Bytes: (size-1) times the own part out, all other parts in.
     """
-    mine = parts[comm.rank]
-    _swap(comm, parts, lambda peer: mine, parts.__getitem__)
+    mine, peers = parts[comm.rank], rotated_peers(comm)
+    largest_bytes = max(part.nbytes for part in parts)
+    swap(comm, [(to, mine) for to in peers], [(of, parts[of]) for of in peers], largest_bytes)
 
 
-def _swap(comm: Comm, parts: Sequence[Tensor], given: Callable[[int], Tensor], taken: Callable[[int], Tensor]) -> None:
-    """Send to every peer what is given to it, and receive from each what is taken from it; empty parts are left out."""
+def swap(comm: Comm, sends: PeerTensors, receives: PeerTensors, largest_bytes: int) -> None:
+    """Exchange messages with peers, all at once if they are small, else with one peer after another.
+
+    Empty ones are left out.
+
+    Args:
+        comm: Ranks that exchange.
+        sends: Messages in the order of `rotated_peers`.
+        receives: Tensors that are filled, likewise.
+        largest_bytes: Size of the largest message of all ranks, known to all.
+
+    """
+    leaving, coming = ([each for each in given if each[1].numel()] for given in (sends, receives))
     peers = rotated_peers(comm)
     rounds = [
-        ([(to, given(to))] if given(to).numel() else [], [(of, taken(of))] if taken(of).numel() else [])
+        ([each for each in leaving if each[0] == to], [each for each in coming if each[0] == of])
         for to, of in zip(peers, reversed(peers), strict=True)
     ]
-    if max(part.nbytes for part in parts) < _ALONE_BYTES:
-        rounds = [([s for sends, _ in rounds for s in sends], [r for _, receives in rounds for r in receives])]
-    for sends, receives in rounds:
-        comm.exchange(sends, receives).wait()
+    for out, into in rounds if largest_bytes >= _ALONE_BYTES else [(leaving, coming)]:
+        comm.exchange(out, into).wait()

@@ -1,7 +1,7 @@
 """State of algorithms, kept per parameter, so that it survives new buckets, a switch of plan, and a restart."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, State, StateSpec
 from pliant.algorithms.executors import executor_for
-from pliant.buckets import Bucket, real_shape
+from pliant.buckets import Bucket, Span, real_shape
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
 from pliant.engine.comms import Comms
+from pliant.layouts.parts import Range
 from pliant.spec import Exchange
 from pliant.spec.exchange import Level
 
@@ -31,7 +32,7 @@ CORRECTION = "correction"
 _OF_A_RANK = ("residual", "velocity", CORRECTION)
 """Slots of exchanges of weights that differ between ranks."""
 
-_OF_HOST = ("owner", "course", "power")
+_OF_HOST = ("course", "power")
 """Slots of numbers that the host reads, and so are in its memory, whatever the device of the parameter."""
 
 _FOLLOWED = ("anchor", "replica")
@@ -51,6 +52,8 @@ class AlgorithmState:
         self.nodes = dict(nodes)
         self._ranks_per_group = _ranks_per_group(comms)
         self.tensors: dict[str, dict[str, Tensor]] = {}
+        self.parts: dict[str, list[tuple[int, Range]]] = {}
+        """Parameter -> owner and range of each part, where it has owners (`place_owners`)."""
         self._slots: dict[str, StateSpec] = {}
         for name, parameter in parameters.items():
             node = nodes[name]
@@ -81,6 +84,14 @@ class AlgorithmState:
             if shape is not None
         }
         return State(flat=flat, of=own)
+
+    def parts_in(self, spans: Sequence[Span]) -> tuple[tuple[int, Range], ...]:
+        """Return the owner and the range of each part of a bucket's parameters, in the bucket's order."""
+        return tuple(
+            (owner, (span.offset + start, span.offset + stop))
+            for span in spans
+            for owner, (start, stop) in self.parts.get(span.name, ())
+        )
 
     def _slots_of(self, name: str, *, between_steps: bool) -> StateSpec:
         slots = self._slots[name]

@@ -13,7 +13,8 @@ from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket, complete_buckets
 from pliant.engine.gradient_exchange import GradientExchange, NonFiniteGradientError
 from pliant.engine.loss_scale import LossScale
-from pliant.engine.rank_state import ResumePoint, SavedLayout
+from pliant.engine.rank_state import ResumePoint
+from pliant.engine.saved_layout import SavedLayout
 from pliant.engine.sources import GradientSource, NoGradients
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial

@@ -139,9 +139,11 @@ def split_bucket(
         direct = len(runs) == 1 and dtype == like.dtype
         staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
         algorithm, comm = store.algorithms[node], comms.of(node)
+        own_spans = spans_of([s.name for s in spans], [s.shape for s in spans])
         bucket = Bucket(
             name=f"bucket {index}" + (f" part {k}" if len(nodes) > 1 else ""),
-            spans=spans_of([s.name for s in spans], [s.shape for s in spans]),
+            spans=own_spans,
+            parts=store.parts_in(own_spans),
             weights=tuple(store.parameters[s.name] for s in spans),
             flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
         )

@@ -19,8 +19,9 @@ from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
 from pliant.engine.nodes import layer_classes, nodes_for
+from pliant.engine.owned_ranges import place_owners
 from pliant.engine.owner_step import OwnerStep
-from pliant.engine.owners import Owners, Servers, place_owners
+from pliant.engine.owners import Owners, Servers
 from pliant.engine.parts import Part
 from pliant.engine.places import Places
 from pliant.engine.ratio_controller import RatioController, controllers_for
@@ -153,7 +154,7 @@ class ExecutorBuilder:
             nodes = {name: with_schedule(node, self._places.links) for name, node in nodes.items()}
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
-        place_owners(store, self._comms.all.size)
+        place_owners(store, self._comms.all.size, self._steppers)
         request = requests_in(store, self._steppers)
         if request is not None:
             self._relaxed.require_whole("the plan looks at the curvature of a whole model", "set power=0")

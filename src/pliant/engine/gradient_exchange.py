@@ -1,6 +1,7 @@
 """Exchange of gradients: one bucket through the executors of its parts, with checks of NaN and Inf."""
 
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from pliant.engine.comms import Comms
 from pliant.engine.device_findings import DeviceFindings
 from pliant.engine.nonfinite import Findings, HostFindings, NonFinite, NonFiniteGradientError, Place
 from pliant.engine.rank_checks import describe_failure
-from pliant.engine.sparse_gradients import average_rows, has_finite_rows
+from pliant.engine.sparse_gradients import RowAverage, has_finite_rows
 from pliant.spec import DecoupledMomentum
 
 __all__ = ["GradientExchange", "NonFinite", "NonFiniteGradientError"]
@@ -77,6 +78,8 @@ class GradientExchange:
         self._was_spoiled: bool | Tensor = False
         """Whether a result of the pass before was not finite."""
         self._paid: dict[str, Tensor] = {}
+        self._row_averages = defaultdict[str, RowAverage](RowAverage)
+        """Parameter -> mean of its sparse gradients."""
 
     def layout_of(
         self, index: int, names: Sequence[str], shapes: Sequence[tuple[int, ...]], buffer: Tensor
@@ -205,7 +208,7 @@ class GradientExchange:
         if node.averages_in_host and step >= node.timing.until_step:
             comm = self._comms.with_levels(node).inner
         with describe_failure(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
-            founds = average_rows(gradient, bad, comm)
+            founds = self._row_averages[bucket.names[0]](gradient, bad, comm)
         if self._undoes:
             self._spoiled |= not has_finite_rows(gradient)
         if self._nonfinite == "raise" and not (max(founds) < 0 and has_finite_rows(gradient)):

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +11,14 @@ from torch.optim import Optimizer
 
 from pliant.engine.joint_optimizer import JointOptimizer
 
-__all__ = ["check_optimizer_state", "clone_optimizer", "load_optimizer_state", "optimizer_state", "parameter_names"]
+__all__ = [
+    "Cuts",
+    "check_optimizer_state",
+    "clone_optimizer",
+    "load_optimizer_state",
+    "optimizer_state",
+    "parameter_names",
+]
 
 
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -20,28 +28,55 @@ def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> d
     return {names.get(id(p), f"parameter {k} of the optimizer"): p for k, p in enumerate(held)}
 
 
-def optimizer_state(optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]) -> dict[str, Any]:
+class Cuts(Protocol):
+    """Protocol of what a rank owns of a parameter: it cuts a state of the whole down to that."""
+
+    def cut(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the owned part of a parameter's state."""
+        ...
+
+
+def optimizer_state(
+    optimizer: Optimizer,
+    named: Mapping[str, Tensor],
+    kept: Collection[str],
+    owned: Mapping[str, Cuts] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return copies of the optimizer's state of given parameters.
 
-    Shapes depend on the model and the optimizer alone: zeros stand for state that is not there yet, and "held" is then
-    0. So a new run gives a checkpoint's loader a place for everything.
+    Shapes depend on the model, the optimizer and the owners alone: zeros stand for state that is not there yet, and
+    "held" is then 0. So a new run gives a checkpoint's loader a place for everything.
+
+    Args:
+        optimizer: The optimizer.
+        named: Name -> parameter, of all that count.
+        kept: Names of those whose state is returned.
+        owned: Name -> what this rank owns of it, where a parameter may be cut.
 
     Returns:
         {"held": int64 (num_parameters,), 1 where the optimizer holds something, "state": {parameter: {key: value}}}.
 
     """
     state = {
-        name: _copy(optimizer.state.get(p) or _first_state(optimizer, p)) for name, p in named.items() if name in kept
+        name: _copy(_cut(name, optimizer.state.get(p) or _first_state(optimizer, p), owned))
+        for name, p in named.items()
+        if name in kept
     }
     held = torch.tensor([int(bool(optimizer.state.get(p))) for p in named.values()], dtype=torch.int64)
     return {"held": held, "state": {name: own for name, own in state.items() if own}}
 
 
 def check_optimizer_state(
-    saved: Mapping[str, Any], optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]
+    saved: Mapping[str, Any],
+    optimizer: Optimizer,
+    named: Mapping[str, Tensor],
+    kept: Collection[str],
+    owned: Mapping[str, Cuts] = MappingProxyType({}),
 ) -> None:
     """Raise ValueError if what was saved is not the state of such an optimizer, or lacks what it held."""
-    wanted = optimizer_state(optimizer, named, kept)["state"]
+    wanted = optimizer_state(optimizer, named, kept, owned)["state"]
+    for name in owned.keys() & named.keys() & set(kept):  # a loaded optimizer may hold another rank's part
+        wanted[name] = _cut(name, _first_state(optimizer, named[name]), owned)
     for (name, parameter), held in zip(named.items(), saved["held"].tolist(), strict=True):
         if not held:
             continue
@@ -53,13 +88,13 @@ def check_optimizer_state(
                     "optimizer.load_state_dict()."
                 )
             continue
-        own = cast(Mapping[str, Any], saved["state"].get(name, {}))
+        own = _cut(name, cast(Mapping[str, Any], saved["state"].get(name, {})), owned)
         if not own:
             raise ValueError(
                 f"the state holds nothing of this rank's optimizer for {name}, which had gathered something when it "
                 "was saved; save and load run.state_dict() whole."
             )
-        if name in wanted and (odd := _first_mismatch(own, wanted[name])):
+        if wanted.get(name) and (odd := _first_mismatch(own, wanted[name])):
             raise ValueError(
                 f"the state holds another optimizer's {odd} for {name}; give relax() an optimizer of the kind that the "
                 "saved run had."
@@ -68,7 +103,11 @@ def check_optimizer_state(
 
 @torch.no_grad()
 def load_optimizer_state(
-    saved: Mapping[str, Any], optimizer: Optimizer, named: Mapping[str, Tensor], kept: Collection[str]
+    saved: Mapping[str, Any],
+    optimizer: Optimizer,
+    named: Mapping[str, Tensor],
+    kept: Collection[str],
+    owned: Mapping[str, Cuts] = MappingProxyType({}),
 ) -> None:
     """Put back a state that `check_optimizer_state` has accepted; parameters without one then lose theirs."""
     for (name, parameter), held in zip(named.items(), saved["held"].tolist(), strict=True):
@@ -76,7 +115,7 @@ def load_optimizer_state(
             optimizer.state.pop(parameter, None)
         elif name in kept:
             now = optimizer.state.get(parameter, {})
-            own = _copy(saved["state"][name])
+            own = _copy(_cut(name, saved["state"][name], owned))
             optimizer.state[parameter] = {key: _place(value, now.get(key), parameter) for key, value in own.items()}
 
 
@@ -104,6 +143,10 @@ def _first_state(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
         return {}
     found = twin.state.get(like, {})
     return {key: torch.zeros_like(value) if isinstance(value, Tensor) else value for key, value in found.items()}
+
+
+def _cut(name: str, state: Mapping[str, Any], owned: Mapping[str, Cuts]) -> Mapping[str, Any]:
+    return owned[name].cut(state) if name in owned else state
 
 
 def _first_mismatch(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -1,28 +1,31 @@
-"""Parameters with owners, which step them and send the new weights to all ranks."""
+"""Parameters with owners, which step their parts and send the new weights to all ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.accelerator import finish_copies
-from pliant.buckets import as_real
+from pliant.collectives.pairwise import rotated_peers, swap
 from pliant.comm.base import Comm, CommError
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.initial_sync import broadcast_data
+from pliant.engine.optimizer_copy import OptimizerCopy
+from pliant.engine.owned_ranges import OwnedRanges, pack, unpack, whole_state
+from pliant.layouts.parts import Range
 
-__all__ = ["OwnerStep", "pack", "unpack"]
+__all__ = ["OwnerStep"]
 
 
 class OwnerStep:
-    """Parameters with one owner each, and the optimizer's state, which only owners hold.
+    """Parameters whose parts have owners, and the optimizer's state, of which each rank holds that of its own parts.
 
-    The optimizer's state of others' parameters is dropped here; `give_all` brings it back.
+    The user's optimizer steps the parameters that this rank owns whole, and a copy of it what it owns of others
+    (`OptimizerCopy`). The optimizer's state of what others own is dropped here; `give_all` brings it back.
 
     Args:
-        store: Nodes and state of all parameters; the slot "owner" holds the rank of each.
+        store: Nodes of all parameters, and their parts.
         comm: Comm of the run.
         optimizer: Optimizer whose state is divided.
 
@@ -31,93 +34,144 @@ class OwnerStep:
     def __init__(self, store: AlgorithmState, comm: Comm, optimizer: Optimizer) -> None:
         self._comm, self._optimizer = comm, optimizer
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        ours = [n for n, node in store.nodes.items() if node.has_owners and id(store.parameters[n]) in held]
-        self._owners = {name: int(store.tensors[name]["owner"]) for name in ours}
-        self.parameters = {name: store.parameters[name] for name in self._owners}
-        lockstep = [name for name in self._owners if store.nodes[name].staleness_bound is None]
-        # Per owner and dtype: the parameters that travel in one message.
-        self._packets: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = {}
-        for rank in range(comm.size):
-            for dtype in dict.fromkeys(self.parameters[n].dtype.to_real() for n in lockstep):
-                held = [self.parameters[n] for n in lockstep if self._owners[n] == rank]
-                held = [p for p in held if p.dtype.to_real() == dtype]
-                if held and comm.size > 1:
-                    flat = torch.empty(sum(as_real(p).numel() for p in held), dtype=dtype, device=held[0].device)
-                    self._packets[rank, dtype] = flat, held
-        self.drop_others()
+        self.parameters = {n: p for n, p in store.parameters.items() if n in store.parts and id(p) in held}
+        self._owned = [  # per rank: parameter -> what it owns of it
+            {name: own for name in self.parameters if (own := _owned_by(rank, name, store)) is not None}
+            for rank in range(comm.size)
+        ]
+        lockstep = {name for name in self.parameters if store.nodes[name].staleness_bound is None}
+        # Per owner and dtype: what travels in one message.
+        self._packets: dict[tuple[int, torch.dtype], tuple[Tensor, list[OwnedRanges]]] = {}
+        for rank in range(comm.size) if comm.size > 1 else ():
+            theirs = [own for name, own in self._owned[rank].items() if name in lockstep]
+            for dtype in dict.fromkeys(own.parameter.dtype.to_real() for own in theirs):
+                like = [own for own in theirs if own.parameter.dtype.to_real() == dtype]
+                numel, device = sum(own.numel for own in like), like[0].parameter.device
+                self._packets[rank, dtype] = torch.empty(numel, dtype=dtype, device=device), like
+        self._cut = [own for n, own in self._owned[comm.rank].items() if n in lockstep and not own.is_whole]
+        self._vectors = [own.empty() for own in self._cut]
+        self._copy = OptimizerCopy(optimizer, self._cut, self._vectors)
+        self.tables = {name: _table(store.parts[name]) for name in self.parameters}
+        """Parameter -> int64 (num_parts, 3): owner, start and stop of each part."""
+        self.drop_others(keeps_cut=False)
 
     @property
     def names(self) -> set[str]:
-        """All parameters that have an owner."""
-        return set(self._owners)
+        """All parameters whose parts have owners."""
+        return set(self.parameters)
 
-    def names_of(self, rank: int) -> list[str]:
-        """Return the parameters that a rank owns, in the model's order."""
-        return [name for name, own in self._owners.items() if own == rank]
+    def owned_by(self, rank: int) -> list[OwnedRanges]:
+        """Return what a rank owns of each parameter, in the model's order, without those of which it owns nothing."""
+        return list(self._owned[rank].values())
 
+    def own(self, name: str) -> OwnedRanges | None:
+        """Return what this rank owns of a parameter, or None."""
+        return self._owned[self._comm.rank].get(name)
+
+    @property
+    def owned_here(self) -> list[OwnedRanges]:
+        """Ranges that this rank owns, parameter by parameter."""
+        return self.owned_by(self._comm.rank)
+
+    @property
+    def num_cut(self) -> int:
+        """Parameters that are cut."""
+        return sum(len(table) > 1 for table in self.tables.values())
+
+    @property
+    def loads(self) -> list[int]:
+        """Elements that each rank owns."""
+        return [sum(own.numel for own in held.values()) for held in self._owned]
+
+    @torch.no_grad()
     def before_step(self) -> None:
-        """Drop gradients of others' parameters, so that the optimizer leaves those alone."""
-        for name, own in self._owners.items():
-            if own != self._comm.rank:
-                self.parameters[name].grad = None
+        """Take the gradients of what this rank owns in part, and leave the optimizer those of what it owns whole."""
+        for own, vector in zip(self._cut, self._vectors, strict=True):
+            gradient = own.parameter.grad
+            vector.grad = None if gradient is None else torch.cat(own.views(gradient))
+        for name, parameter in self.parameters.items():
+            own = self.own(name)
+            if own is None or not own.is_whole:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step_parts(self) -> None:
+        """Step what this rank owns in part; the optimizer has stepped the rest."""
+        for own, vector in zip(self._cut, self._vectors, strict=True):
+            pack(vector, own.views(own.parameter))
+        self._copy.follow_schedule()
+        self._copy.take_states()
+        self._copy.step()
+        for own, vector in zip(self._cut, self._vectors, strict=True):
+            vector.grad = None
+            unpack(vector, own.views(own.parameter))
 
     @torch.no_grad()
     def share(self, step: int) -> None:
         """Send new weights to all, and receive theirs. Collective; runs in the communication thread, after a step."""
-        me, size = self._comm.rank, self._comm.size
+        me, peers = self._comm.rank, rotated_peers(self._comm)
         sends: list[tuple[int, Tensor]] = []
         receives: list[tuple[int, Tensor]] = []
         for (rank, _), (flat, held) in self._packets.items():
             if rank == me:
-                pack(flat, held)
-                sends += [((me + k) % size, flat) for k in range(1, size)]  # rotated: nobody's first is another's
+                pack(flat, [view for own in held for view in own.views(own.parameter)])
+                sends += [(peer, flat) for peer in peers]
             else:
                 receives.append((rank, flat))
         try:
-            self._comm.exchange(sends, receives).wait()
+            swap(self._comm, sends, receives, max((flat.nbytes for flat, _ in self._packets.values()), default=0))
         except CommError as error:
             text = f"while sending new weights to all after step {step}: {error}"
             raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
         for (rank, _), (flat, held) in self._packets.items():
             if rank != me:
-                unpack(flat, held)
+                unpack(flat, [view for own in held for view in own.views(own.parameter)])
 
+    @torch.no_grad()
     def give_all(self) -> None:
         """Give every rank the whole optimizer state. Collective."""
-        for rank in range(self._comm.size) if self._comm.size > 1 else ():
-            names = self.names_of(rank)
+        if self._comm.size == 1:
+            return
+        found: dict[str, list[tuple[OwnedRanges, Mapping[str, Any]]]] = {name: [] for name in self.parameters}
+        for rank, held in enumerate(self._owned):
             device = next(iter(self.parameters.values())).device
-            theirs = broadcast_data([dict(self._state_of(name)) for name in names], rank, self._comm, device)
-            if rank != self._comm.rank:
-                for name, state in zip(names, theirs, strict=True):
-                    if state:
-                        self._optimizer.state[self.parameters[name]] = state
+            theirs = broadcast_data([dict(self._state_of(name)) for name in held], rank, self._comm, device)
+            for own, state in zip(held.values(), theirs, strict=True):
+                if state:
+                    found[own.name].append((own, state))
+        for name, parts in found.items():
+            own = self.own(name)
+            if parts and (own is None or not own.is_whole):
+                self._optimizer.state[self.parameters[name]] = whole_state(parts)
 
     def _state_of(self, name: str) -> Mapping[str, Any]:
-        return self._optimizer.state.get(self.parameters[name], {})
+        state, own = self._optimizer.state.get(self.parameters[name], {}), self.own(name)
+        return state if own is None else own.cut(state)
 
-    def drop_others(self) -> None:
-        """Drop the optimizer's state of others' parameters."""
-        for name, own in self._owners.items():
-            if own != self._comm.rank:
-                self._optimizer.state.pop(self.parameters[name], None)
+    def drop_others(self, *, keeps_cut: bool = True) -> None:
+        """Drop the optimizer's state of what others own.
+
+        Args:
+            keeps_cut: Whether states that are cut already are those of this rank. Else they are another's, which a
+                loaded optimizer has brought along, and are dropped as well.
+
+        """
+        states = self._optimizer.state
+        for name, parameter in self.parameters.items():
+            own = self.own(name)
+            if parameter not in states or (own is not None and own.is_whole):
+                continue
+            kept = {} if own is None else own.cut(states[parameter])
+            if own is None or not (own.is_cut(kept) if keeps_cut else own.is_of_all(states[parameter])):
+                states.pop(parameter)
+            else:
+                states[parameter] = kept
 
 
-def pack(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Copy tensors, one after another, to flat, (sum of their elements,); complex ones as pairs of real numbers."""
-    reals = [as_real(tensor) for tensor in tensors]
-    for part, tensor in zip(flat.split([t.numel() for t in reals]), reals, strict=True):
-        part.view(tensor.shape).copy_(tensor, non_blocking=True)
-    if reals and flat.device != reals[0].device:
-        finish_copies(reals[0].device)
+def _owned_by(rank: int, name: str, store: AlgorithmState) -> OwnedRanges | None:
+    ranges = tuple(part for owner, part in store.parts[name] if owner == rank)
+    return OwnedRanges(name=name, parameter=store.parameters[name], ranges=ranges) if ranges else None
 
 
-@torch.no_grad()
-def unpack(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Copy flat, (sum of their elements,), to tensors; pairs of it to those that are complex.
-
-    What is in host memory is not to be overwritten before the next `pack` on the same stream, which waits for copies.
-    """
-    reals = [as_real(tensor) for tensor in tensors]
-    for part, tensor in zip(flat.split([t.numel() for t in reals]), reals, strict=True):
-        tensor.copy_(part.view(tensor.shape), non_blocking=True)
+def _table(parts: Sequence[tuple[int, Range]]) -> Tensor:
+    return torch.tensor([(owner, *part) for owner, part in parts], dtype=torch.int64)

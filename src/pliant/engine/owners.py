@@ -1,23 +1,26 @@
-"""Owners of parameters for several optimizers: the parameters of each optimizer have owners of their own."""
+"""Owners of parts for several optimizers: the parameters of each optimizer have owners of their own."""
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.collectives import assign_owners
-from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.comm_thread import CommThread
+from pliant.engine.owned_ranges import OwnedRanges, is_elementwise
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.parts import Part
 from pliant.engine.server_threads import ServerThreads
 from pliant.engine.tracer import Tracer
-from pliant.spec import ParameterServer, ShardedOptimizer
 
-__all__ = ["Owners", "Servers", "place_owners"]
+__all__ = ["Owners", "Servers"]
 
 
 class Owners(Part):
     """Steps of owners, around each optimizer's step.
+
+    Its state is who owns what, which decides of which parts each rank holds the optimizer's state.
 
     Args:
         owned: The owners of each optimizer's parameters; empty if every rank steps every parameter.
@@ -27,21 +30,25 @@ class Owners(Part):
 
     """
 
+    checks_structure = True
+
     def __init__(
         self, owned: Mapping[Optimizer, OwnerStep], comm_thread: CommThread, tracer: Tracer, *, sends: bool = True
     ) -> None:
         self._owned, self._comm_thread, self._tracer, self._sends = owned, comm_thread, tracer, sends
         if owned:
+            self.key = "owned"
             self.keeps_from_joining = "this plan lets one rank step each parameter, and it would have to go on"
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
-        """Drop an optimizer's gradients of others' parameters."""
+        """Drop an optimizer's gradients of others' parts."""
         if optimizer in self._owned:
             self._owned[optimizer].before_step()
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
-        """Send the new weights that an optimizer has stepped to all, and receive theirs. Collective."""
+        """Step parts, send the new weights that an optimizer has stepped to all, and receive theirs. Collective."""
         if self._sends and optimizer in self._owned:
+            self._owned[optimizer].step_parts()
             share = self._owned[optimizer].share
             with self._tracer.record_wait():
                 self._comm_thread.submit(lambda: share(step + 1), name="new weights", step=step).wait()
@@ -52,7 +59,7 @@ class Owners(Part):
             owned.give_all()
 
     def after_load(self) -> None:
-        """Drop all optimizers' state of others' parameters."""
+        """Drop all optimizers' state of others' parts."""
         for owned in self._owned.values():
             owned.drop_others()
 
@@ -61,9 +68,39 @@ class Owners(Part):
         """All parameters that have an owner."""
         return {name for owned in self._owned.values() for name in owned.names}
 
-    def names_of(self, rank: int) -> list[str]:
-        """Return the parameters that a rank owns."""
-        return [name for owned in self._owned.values() for name in owned.names_of(rank)]
+    @property
+    def mine(self) -> dict[str, OwnedRanges]:
+        """Parameter -> what this rank owns of it, without those of which it owns nothing."""
+        return {own.name: own for owned in self._owned.values() for own in owned.owned_here}
+
+    def explain(self) -> str:
+        """Say where parameters are cut, and how even the loads of owners are."""
+        told: list[str] = []
+        for optimizer, owned in self._owned.items():
+            name, loads = type(optimizer).__name__, owned.loads
+            cut = f"{owned.num_cut} of {len(owned.names)} parameters of {name} are cut"
+            kind = "works element by element" if is_elementwise(optimizer) else "may need whole parameters"
+            mean = max(1.0, sum(loads) / len(loads))
+            told.append(f"Owners: {cut}, since it {kind}; the busiest rank owns {max(loads) / mean:.3g} of the mean.")
+        return "\n".join(told)
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Parameter -> int64 (num_parts, 3): owner, start and stop of each part."""
+        return {name: table for owned in self._owned.values() for name, table in owned.tables.items()}
+
+    @state.setter
+    def state(self, saved: Any) -> None:
+        """Take nothing over, since the plan says who owns what."""
+
+    def check_state(self, saved: Any, step: int) -> None:
+        """Raise ValueError for parts that others owned when the state was saved; it is empty where states are whole."""
+        mine = self.state
+        if saved and (saved.keys() != mine.keys() or any(not torch.equal(saved[n].cpu(), t) for n, t in mine.items())):
+            raise ValueError(
+                "the state was saved when parameters were cut into other parts, or these had other owners, than under "
+                "this plan, optimizer and Pliant; load it with pliant.load_run(..., resize=True), which cuts it anew."
+            )
 
 
 class Servers(Part):
@@ -107,19 +144,3 @@ class Servers(Part):
         """Continue from the current weights and optimizer states."""
         for served in self._served.values():
             served.begin()
-
-
-def place_owners(store: AlgorithmState, size: int) -> None:
-    """Give each parameter of a store that is to have an owner one of `size` ranks, the same on all."""
-    for node in set(store.nodes.values()):
-        if not isinstance(node, (ShardedOptimizer, ParameterServer)):
-            continue
-        bandwidths = node.placement.bandwidths or (1.0,) * size
-        if len(bandwidths) != size:
-            raise ValueError(
-                f"the plan gives {len(bandwidths)} bandwidths, but there are {size} ranks; give one for each."
-            )
-        names = [name for name, own in store.nodes.items() if own == node]
-        owners = assign_owners([store.parameters[name].numel() for name in names], bandwidths)
-        for name, rank in zip(names, owners, strict=True):
-            store.tensors[name]["owner"].fill_(rank)

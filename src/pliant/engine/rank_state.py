@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.algorithms.base import Deferred
 from pliant.buckets import real_shape
 from pliant.comm.base import Comm
-from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.executor import PlanExecutor
 from pliant.engine.generators import load_generators, save_generators
-from pliant.engine.gradient_exchange import GradientExchange
 from pliant.engine.optimizer_state import (
     check_optimizer_state,
     load_optimizer_state,
@@ -26,51 +23,11 @@ from pliant.engine.optimizer_state import (
 from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.engine.relaxed_model import name_without_wrappers
 from pliant.engine.same_structure import require_same_structure
-from pliant.engine.saved_layout import check_layout, layout_tensor, read_layout
+from pliant.engine.saved_layout import SavedLayout, check_layout, layout_tensor, read_layout
 from pliant.engine.step_counts import StepCounts, describe_difference, has_free_pace, plan_number
 from pliant.spec import SyncPlan
 
-__all__ = ["ResumePoint", "SavedLayout", "Saver"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedLayout:
-    """Buckets of a saved run, used in the first backward passes after a resume.
-
-    A new DDP begins with provisional buckets and rebuilds them after one pass, or two if its graph is static. Codecs
-    cut at bucket borders, so passes would differ from the uninterrupted ones; here gradients are gathered into the
-    saved buckets first.
-    """
-
-    buckets: Mapping[int, tuple[str, ...]]
-
-    def run(
-        self, buckets: Sequence[ReadyBucket], gradients: GradientExchange, *, step: int, num_backwards: int
-    ) -> list[tuple[str, Deferred]]:
-        """Exchange the gradients, bucket by saved bucket; return deferred work."""
-        deferred: list[tuple[str, Deferred]] = []
-        pieces: dict[str, Tensor] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for ready in buckets:
-            at = 0
-            if ready.buffer.is_sparse:
-                pieces[ready.names[0]], shapes[ready.names[0]] = ready.buffer, ready.shapes[0]
-                continue
-            for name, shape in zip(ready.names, ready.shapes, strict=True):
-                numel = torch.Size(shape).numel()
-                pieces[name], shapes[name] = ready.buffer[at : at + numel], shape
-                at += numel
-        for index, names in sorted(self.buckets.items()):
-            own = [pieces[name] for name in names]
-            buffer = own[0] if own[0].is_sparse else torch.cat(own)  # (bucket numel,)
-            bucket = gradients.layout_of(index, names, [shapes[name] for name in names], buffer)
-            deferred += gradients.run(
-                bucket, buffer, gradients.check_finite(bucket, buffer), step=step, num_backwards=num_backwards
-            )
-            if not buffer.is_sparse:
-                for piece, result in zip(own, buffer.split([x.numel() for x in own]), strict=True):
-                    piece.copy_(result)
-        return deferred
+__all__ = ["ResumePoint", "Saver"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +78,7 @@ class Saver:
             "layout": layout_tensor(layout, list(executor.gradients.store.tensors)),
             "slots": {name: dict(slots) for name, slots in executor.gradients.store.tensors.items() if slots},
             "model": model,  # buffers only where parameters are equal on all ranks
-            "optimizer": optimizer_state(self.optimizer, self._named, self._kept),
+            "optimizer": optimizer_state(self.optimizer, self._named, self._kept, self.executor.owners.mine),
             "random": save_generators(self._device),
             "scale": torch.tensor(unit, dtype=torch.float64),  # of the loss, in which slots are
         }
@@ -183,10 +140,12 @@ class Saver:
             wanted["random"] = {}
         optimizer = wanted.pop("optimizer")
         for part in (each for each in self.executor.parts if each.checks_structure):
-            wanted.pop(part.key)
+            wanted.pop(part.key, None)
         require_same_structure({key: own[key] for key in wanted}, wanted, "")
         require_same_structure(own["optimizer"]["held"], optimizer["held"], "optimizer held")
-        check_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
+        check_optimizer_state(
+            self._of_this_rank(own), self.optimizer, self._here, self._kept, self.executor.owners.mine
+        )
         check_layout(own["layout"])
         self._check_debts(own.get("owed", {}), num_owed)
         for part in self.executor.parts:
@@ -230,7 +189,7 @@ class Saver:
         live = self._live
         for name, saved in own["model"].items():
             live[name].copy_(saved)
-        load_optimizer_state(own["optimizer"], self.optimizer, self._named, self._kept)
+        load_optimizer_state(self._of_this_rank(own), self.optimizer, self._here, self._kept, executor.owners.mine)
         for part in executor.parts:
             part.after_load()
             if part.key in own:
@@ -251,20 +210,27 @@ class Saver:
     def _device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
 
-    @property
-    def _named(self) -> dict[str, Tensor]:
-        """Return the optimizer's state, without others' parameters, of which it has none."""
-        others = self.executor.owners.names - self._mine
-        return {n: p for n, p in parameter_names(self.optimizer, self.parameters).items() if n not in others}
+    def _of_this_rank(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what was saved of the optimizer, without parameters of which this rank owns nothing."""
+        here, saved = self._here, own["optimizer"]
+        held = [count for name, count in zip(self._named, saved["held"].tolist(), strict=True) if name in here]
+        return {**saved, "held": torch.tensor(held, dtype=torch.int64)}
 
     @property
-    def _mine(self) -> set[str]:
-        return set(self.executor.owners.names_of(self.comm.rank))
+    def _named(self) -> dict[str, Tensor]:
+        """Return the parameters of the optimizer."""
+        return parameter_names(self.optimizer, self.parameters)
+
+    @property
+    def _here(self) -> dict[str, Tensor]:
+        """Return those of which the optimizer has a state on this rank."""
+        others = self.executor.owners.names - self.executor.owners.mine.keys()
+        return {n: p for n, p in self._named.items() if n not in others}
 
     @property
     def _kept(self) -> set[str]:
         """Return the parameters whose optimizer state is on this rank only."""
-        return set(self._named) if self.executor.ranks_differ else self._mine
+        return set(self._here) if self.executor.ranks_differ else set(self.executor.owners.mine)
 
 
 def _is_shard(value: Tensor) -> bool:

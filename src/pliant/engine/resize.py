@@ -10,7 +10,7 @@ from pliant.engine.shard_resize import ShardResize
 
 __all__ = ["converter", "resize", "state_of_rank"]
 
-_ANEW = ("counters", "slots", "random", "shards")
+_ANEW = ("counters", "slots", "random", "shards", "optimizer", "owned")
 """Keys that are made for the new ranks; all others are those of the first rank."""
 
 
@@ -18,8 +18,9 @@ def resize(states: Sequence[Mapping[str, Any]], size: int, *, num_shards: int | 
     """Return the states with which `size` ranks continue where others have stopped, in the order of ranks.
 
     For plans that exchange gradients. Every new rank gets the mean over the old ones of each tensor that algorithms
-    keep. A rank's residual counts 1/n among n ranks, so the mean of residuals is conserved; what ranks have alike stays
-    as it is. Buffers are rank 0's, as DDP would have it, and random generators are left out: those of the new ranks
+    keep, and whole the optimizer's states that owners had in parts: a run cuts them anew when it loads them. A
+    rank's residual counts 1/n among n ranks, so the mean of residuals is conserved; what ranks have alike stays as
+    it is. Buffers are rank 0's, as DDP would have it, and random generators are left out: those of the new ranks
     stay as the script has seeded them. What ranks of a sharded model keep is cut anew, to the new ranges of shards.
 
     Args:
@@ -30,7 +31,7 @@ def resize(states: Sequence[Mapping[str, Any]], size: int, *, num_shards: int | 
 
     Raises:
         ValueError: The states are not those of all ranks of one run at one step, or belong to ranks: of weights that
-            differ, of owners, or of slices between hosts.
+            differ, or of slices between hosts.
 
     >>> import torch
     >>> from pliant import relax, run_world
@@ -66,8 +67,8 @@ def converter(
         )
     if any(_is_of_ranks(each) for each in own):
         raise ValueError(
-            "the states hold weights, or parts of the optimizer, of single ranks, since their plan exchanges weights "
-            "or has owners; switch() to a plan that exchanges gradients before the state is saved."
+            "the states hold weights, or parts of the optimizer, of single ranks, since their plan exchanges weights; "
+            "switch() to a plan that exchanges gradients before the state is saved."
         )
     if any("owed" in each for each in own):
         raise ValueError("a switch of plans has left gradients that are still to be paid; make one step before saving.")
@@ -78,6 +79,7 @@ def converter(
             "plan that is not hierarchical before the state is saved."
         )
     slots_of, shards_of = _conversion(own, size, num_shards)
+    optimizer = _whole_optimizer(own)
     step, turn, _, *rest = counters[0]
 
     def convert(rank: int) -> dict[str, Any]:
@@ -86,6 +88,8 @@ def converter(
                 **{key: value for key, value in own[0].items() if key not in _ANEW},
                 "counters": torch.tensor([step, turn, size, *rest], dtype=torch.int64),
                 "random": {},
+                "optimizer": optimizer,
+                **({"owned": {}} if "owned" in own[0] else {}),
                 "slots": slots_of(rank),
                 **shards_of(rank),
             }
@@ -136,8 +140,32 @@ def state_of_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
 
 
 def _is_of_ranks(own: Mapping[str, Any]) -> bool:
-    has_owners = any("owner" in slots for slots in own["slots"].values())
-    return "weights" in own or has_owners or bool(own["optimizer"]["state"])
+    return "weights" in own or (bool(own["optimizer"]["state"]) and "owned" not in own)
+
+
+def _whole_optimizer(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the optimizer's states of whole parameters, from those of parts: vectors of all elements, where cut."""
+    held = torch.stack([each["optimizer"]["held"] for each in own]).amax(0)
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in own[0].get("owned", {}).items():
+        parts: list[tuple[int, int, int]] = [tuple(row) for row in table.tolist()]
+        states = {rank: own[rank]["optimizer"]["state"].get(name, {}) for rank in dict.fromkeys(p[0] for p in parts)}
+        first = next(iter(states.values()))
+        found[name] = dict(first) if len(states) == 1 else {key: _join(states, key, parts) for key in first}
+    return {"held": held, "state": {name: state for name, state in found.items() if state}}
+
+
+def _join(states: Mapping[int, Mapping[str, Any]], key: str, parts: Sequence[tuple[int, int, int]]) -> Any:
+    """Return one value of a state for all elements of a parameter; what is no vector is alike in all its parts."""
+    first = next(iter(states.values()))[key]
+    if not isinstance(first, Tensor) or not first.dim():
+        return first
+    whole, taken = first.new_empty(parts[-1][2]), dict.fromkeys(states, 0)
+    for owner, start, stop in parts:
+        at = taken[owner]
+        whole[start:stop] = states[owner][key][at : at + stop - start]
+        taken[owner] = at + stop - start
+    return whole
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

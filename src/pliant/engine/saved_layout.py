@@ -1,11 +1,56 @@
-"""Layout of buckets as one tensor in a checkpoint."""
+"""Layout of buckets as one tensor in a checkpoint, and its use after a resume."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_layout", "layout_tensor", "read_layout"]
+from pliant.algorithms.base import Deferred
+from pliant.engine.ddp_hook import ReadyBucket
+from pliant.engine.gradient_exchange import GradientExchange
+
+__all__ = ["SavedLayout", "check_layout", "layout_tensor", "read_layout"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedLayout:
+    """Buckets of a saved run, used in the first backward passes after a resume.
+
+    A new DDP begins with provisional buckets and rebuilds them after one pass, or two if its graph is static. Codecs
+    cut at bucket borders, so passes would differ from the uninterrupted ones; here gradients are gathered into the
+    saved buckets first.
+    """
+
+    buckets: Mapping[int, tuple[str, ...]]
+
+    def run(
+        self, buckets: Sequence[ReadyBucket], gradients: GradientExchange, *, step: int, num_backwards: int
+    ) -> list[tuple[str, Deferred]]:
+        """Exchange the gradients, bucket by saved bucket; return deferred work."""
+        deferred: list[tuple[str, Deferred]] = []
+        pieces: dict[str, Tensor] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for ready in buckets:
+            at = 0
+            if ready.buffer.is_sparse:
+                pieces[ready.names[0]], shapes[ready.names[0]] = ready.buffer, ready.shapes[0]
+                continue
+            for name, shape in zip(ready.names, ready.shapes, strict=True):
+                numel = torch.Size(shape).numel()
+                pieces[name], shapes[name] = ready.buffer[at : at + numel], shape
+                at += numel
+        for index, names in sorted(self.buckets.items()):
+            own = [pieces[name] for name in names]
+            buffer = own[0] if own[0].is_sparse else torch.cat(own)  # (bucket numel,)
+            bucket = gradients.layout_of(index, names, [shapes[name] for name in names], buffer)
+            deferred += gradients.run(
+                bucket, buffer, gradients.check_finite(bucket, buffer), step=step, num_backwards=num_backwards
+            )
+            if not buffer.is_sparse:
+                for piece, result in zip(own, buffer.split([x.numel() for x in own]), strict=True):
+                    piece.copy_(result)
+        return deferred
 
 
 def layout_tensor(layout: Mapping[int, Sequence[str]], names: Sequence[str]) -> Tensor:

@@ -1,32 +1,33 @@
 """Questions of a rank to an owner: its gradients, in float32 or coded with error feedback."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from pliant.accelerator import finish_copies, is_accelerator
-from pliant.buckets import as_real
 from pliant.codecs import Codec, all_finite, encode_feedback
 from pliant.engine.messages import Message
-from pliant.engine.owner_step import pack, unpack
+from pliant.engine.owned_ranges import OwnedRanges, pack, unpack
 from pliant.engine.weight_parts import first_bad
 
 __all__ = ["Question"]
 
 
 class Question:
-    """Gradients of the parameters of one owner, on their way there.
+    """Gradients of what one owner holds, on their way there.
 
     With a codec they are coded where they are, and only the payload comes to host memory.
 
     Args:
-        parameters: Those of the owner, in an order that all ranks know.
+        owned: What the owner holds of each parameter, in an order that all ranks know.
         codec: Codec of the gradients; None for float32.
 
     """
 
-    def __init__(self, parameters: list[Tensor], codec: Codec | None) -> None:
-        self._codec, self._device = codec, parameters[0].device
-        numel = sum(as_real(p).numel() for p in parameters)
+    def __init__(self, owned: Sequence[OwnedRanges], codec: Codec | None) -> None:
+        self._codec, self._device = codec, owned[0].parameter.device
+        numel = sum(own.numel for own in owned)
         self.message = Message(4 * numel if codec is None else codec.nbytes(numel), self._device)
         if codec is not None:
             self._gradient, self._residual = (torch.empty(numel, device=self._device) for _ in range(2))

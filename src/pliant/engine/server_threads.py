@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.buckets import as_real
 from pliant.codecs import Codec
 from pliant.comm.base import Comm, CommError, Work, duplicate
 from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.engine.messages import Message, wait_for, waiting_thread
-from pliant.engine.owner_step import OwnerStep, unpack
+from pliant.engine.owned_ranges import OwnedRanges, unpack
+from pliant.engine.owner_step import OwnerStep
 from pliant.engine.server_question import Question
 from pliant.engine.server_shard import ServerShard
 from pliant.engine.server_state import SharedShard
@@ -73,15 +73,13 @@ class ServerThreads:
             staleness, codec = 0, None
         self._comm, self._codec, self._slots, self._staleness = comm, codec, slots, staleness
         self._asks, self._answers = duplicate(comm), duplicate(comm)
-        held = {r: [owned.parameters[name] for name in owned.names_of(r)] for r in range(comm.size)}
-        self._held = {rank: parameters for rank, parameters in held.items() if parameters}
-        self._device = next(p.device for parameters in held.values() for p in parameters)
-        self._names = {rank: owned.names_of(rank) for rank in self._held}
-        numels = {rank: sum(as_real(p).numel() for p in parameters) for rank, parameters in self._held.items()}
-        self._questions = {rank: Question(parameters, codec) for rank, parameters in self._held.items()}
+        self._held = {rank: held for rank in range(comm.size) if (held := owned.owned_by(rank))}
+        self._device = next(own.parameter.device for held in self._held.values() for own in held)
+        numels = {rank: sum(own.numel for own in held) for rank, held in self._held.items()}
+        self._questions = {rank: Question(held, codec) for rank, held in self._held.items()}
         self._out = {rank: question.message for rank, question in self._questions.items()}
         self._in = {rank: Message(4 * numel, self._device) for rank, numel in numels.items()}
-        self._shard = shard = ServerShard(held[comm.rank], optimizer, codec)
+        self._shard = shard = ServerShard(owned.owned_by(comm.rank), optimizer, codec)
         self._numel, self._shared = shard.numel, SharedShard(shard, comm, self._staleness)
         self._asked: list[Work] | None = None
         """Answers and questions under way, one of each for each peer."""
@@ -101,20 +99,26 @@ class ServerThreads:
         """Send the gradients to the owners, drop them from the optimizer, and receive weights."""
         if self._staleness > 0:
             self._take()
-        for rank, parameters in self._held.items():
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            residuals = [] if self._codec is None else [self._slots[name]["residual"] for name in self._names[rank]]
-            if not self._questions[rank].fill(gradients, residuals, step << 32 | self._comm.rank):
+        parameters = {own.name: own.parameter for held in self._held.values() for own in held}
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
+        for rank, held in self._held.items():
+            theirs = [view for own in held for view in own.views(gradients[own.name])]
+            residuals = [] if self._codec is None else [view for own in held for view in self._residuals_of(own)]
+            if not self._questions[rank].fill(theirs, residuals, step << 32 | self._comm.rank):
                 raise NonFiniteGradientError(
                     f"in step {step} rank {self._comm.rank} has a NaN or Inf in a gradient, and has not sent it. "
                     "Lower the learning rate or clip."
                 )
-            for parameter in parameters:
-                parameter.grad = None
+        for parameter in parameters.values():
+            parameter.grad = None
         self._shared.follow_schedule()
         self._ask(_PUSH)
         if self._staleness == 0:
             self._take()
+
+    def _residuals_of(self, own: OwnedRanges) -> list[Tensor]:
+        residual = self._slots[own.name]["residual"]  # in the order of the bucket, and not of the parameter's memory
+        return [residual] if own.is_whole else [residual.view(-1)[start:stop] for start, stop in own.ranges]
 
     def finish(self) -> None:
         """Wait until all ranks have come here and all gradients are used; then all have equal weights. Collective."""
@@ -199,7 +203,7 @@ class ServerThreads:
             if (failed := int(message.head)) >= 0:
                 self._raise_for(failed, f"rank {rank} has reported it")
         for rank, message in self._in.items():
-            unpack(message.body, self._held[rank])
+            unpack(message.body, [view for own in self._held[rank] for view in own.views(own.parameter)])
 
     def _settle(self) -> CommError | None:
         """Wait for all messages in flight, so that no peer is left with an answer that nobody takes."""

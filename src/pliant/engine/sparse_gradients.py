@@ -1,13 +1,21 @@
-"""Sparse gradients, as of ``nn.Embedding(sparse=True)``: exchanged exactly, as pairs of index and values."""
+"""Sparse gradients, as of ``nn.Embedding(sparse=True)``: exchanged exactly, as pairs of index and values or dense."""
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, PeerTensors
 
-__all__ = ["average_rows", "has_finite_rows"]
+__all__ = ["RowAverage", "cheapest_way", "has_finite_rows"]
+
+Way = Literal["gather", "owners", "dense"]
+
+_ROUND_BYTES = 1 << 16
+"""Bytes that must be saved for another way than a gather, which takes fewer rounds of messages."""
 
 
 def has_finite_rows(g: Tensor) -> bool:
@@ -16,33 +24,147 @@ def has_finite_rows(g: Tensor) -> bool:
     return all_finite(as_real(values))
 
 
-def average_rows(g: Tensor, bad: int, comm: Comm) -> list[int]:
-    """Replace a sparse gradient by its mean over ranks, in place; return `bad` of every rank.
+def cheapest_way(rows: Sequence[int], distinct: float, num_rows: int, row_bytes: int) -> Way:
+    """Return the way in which a rank sends fewest bytes; "dense" only where it does whatever `distinct` is.
 
-    All-gather of counts, then of indices and of values, padded to the rank with most rows; added up in the order of
-    ranks, as DDP over Gloo does it, to the bit. Bytes out and in per rank: (n-1) (16 + rows (8 + row bytes)).
+    So a resumed run, which does not know `distinct`, goes on to the bit: only "dense" adds up in another order.
 
     Args:
-        g: Sparse COO of any shape; afterwards without an index that comes twice.
-        bad: Anything at least 0 if this rank's is not finite, else -1.
-        comm: Ranks to average over.
+        rows: Rows that each rank has.
+        distinct: Rows of the mean over the sum of `rows`: below 1 where ranks share rows.
+        num_rows: Rows of the table.
+        row_bytes: Bytes of a row's values.
+
+    >>> cheapest_way([4000] * 4, 1.0, 10**6, 256), cheapest_way([4000] * 4, 0.3, 10**6, 256)
+    ('gather', 'owners')
+    >>> cheapest_way([49_900] * 4, 0.9, 50_000, 256)
+    'dense'
 
     """
-    mine = g.div_(comm.size).coalesce()
-    device, indices, values = mine.device, mine.indices(), mine.values()
-    counts = torch.empty(2 * comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(counts, torch.tensor([values.shape[0], bad], dtype=torch.int64, device=device)).wait()
-    rows: list[list[int]] = counts.view(comm.size, 2).tolist()
-    most = max(held for held, _ in rows)
-    total = torch.sparse_coo_tensor(indices[:, :0], values[:0], mine.shape, is_coalesced=True, check_invariants=False)
-    if most:
-        all_indices = _gather_rows(indices.t(), most, comm)  # (size, most, sparse dimensions)
-        all_values = _gather_rows(values, most, comm)  # (size, most, *dense dimensions)
-        for rank, (held, _) in enumerate(rows):
-            own = all_indices[rank, :held].t(), all_values[rank, :held]
-            total = total + torch.sparse_coo_tensor(*own, mine.shape, is_coalesced=True, check_invariants=False)
-    g.copy_(total.coalesce())
-    return [theirs for _, theirs in rows]
+    n, most, pair_bytes = len(rows), max(rows), 8 + row_bytes
+    gather_bytes = (n - 1) * most * pair_bytes
+    owners_bytes = (n - 1) / n * (most + distinct * sum(rows)) * pair_bytes
+    dense_bytes = 2 * (n - 1) / n * num_rows * (row_bytes + 1)
+    if dense_bytes <= 2 * (n - 1) / n * most * pair_bytes and gather_bytes - dense_bytes >= _ROUND_BYTES:
+        return "dense"
+    return "owners" if gather_bytes - owners_bytes >= _ROUND_BYTES else "gather"
+
+
+class RowAverage:
+    """Mean over ranks of the sparse gradients of one table, by the way that sends fewest bytes.
+
+    All ranks gather how many rows each has, and how many of them for each owner: 8 (n + 1) bytes. Then either
+
+    - gather: indices and values of all ranks, padded to the rank with most rows, m: (n-1) m (8 + w) bytes, with w bytes
+      of values in a row;
+    - owners: rows go to the owner of their range of the table, who adds up, and sums to all: (n-1)/n (m + u) (8 + w)
+      bytes, with u rows in the mean, if owners have equally many of them;
+    - dense: an all-reduce of the table and of a mark for each row, 2 (n-1)/n V (w + 1) bytes for V rows.
+
+    Which of them follows from `cheapest_way` with the rows that ranks shared the last time, alike on all ranks; the
+    first time none. The first two add up in the order of ranks, as DDP over Gloo does it, to the bit.
+    """
+
+    def __init__(self) -> None:
+        self._distinct = 1.0
+
+    def __call__(self, g: Tensor, bad: int, comm: Comm) -> list[int]:
+        """Replace a sparse gradient by its mean over ranks, in place; return `bad` of every rank.
+
+        Args:
+            g: Sparse COO of any shape; afterwards without an index that comes twice.
+            bad: Anything at least 0 if this rank's is not finite, else -1.
+            comm: Ranks to average over.
+
+        """
+        mine = g.div_(comm.size).coalesce()
+        by_row = mine.sparse_dim() == 1 and not mine.is_complex()
+        held, founds = _counts(mine, bad, comm)
+        rows = [sum(each) for each in held]
+        row_bytes = mine.values()[:0].element_size() * mine.shape[1:].numel()
+        way = cheapest_way(rows, self._distinct, mine.shape[0], row_bytes) if by_row else "gather"
+        if not max(rows):
+            total = mine
+        elif way == "gather":
+            total = _gathered(mine, rows, comm)
+        else:
+            total = _by_owners(mine, held, comm) if way == "owners" else _dense(mine, comm)
+        self._distinct = total.values().shape[0] / sum(rows) if max(rows) else self._distinct
+        g.copy_(total)
+        return founds
+
+
+def _counts(mine: Tensor, bad: int, comm: Comm) -> tuple[list[list[int]], list[int]]:
+    """Return how many rows each rank has for each owner, and `bad` of every rank. Collective."""
+    first = mine.indices()[0]  # ascending
+    ends = torch.tensor([_cut(mine.shape[0], k + 1, comm.size) for k in range(comm.size)], device=mine.device)
+    own = torch.searchsorted(first.contiguous(), ends).diff(prepend=ends.new_zeros(1))
+    told = torch.cat([own, own.new_tensor([bad])])
+    found = torch.empty(comm.size * told.numel(), dtype=torch.int64, device=mine.device)
+    comm.all_gather(found, told).wait()
+    table: list[list[int]] = found.view(comm.size, -1).tolist()
+    return [row[:-1] for row in table], [row[-1] for row in table]
+
+
+def _cut(num_rows: int, owner: int, num_ranks: int) -> int:
+    """Return the first row of an owner's range of a table."""
+    return num_rows * owner // num_ranks
+
+
+def _gathered(mine: Tensor, rows: Sequence[int], comm: Comm) -> Tensor:
+    """Return the sum of all ranks' rows, in the order of ranks."""
+    most = max(rows)
+    all_indices = _gather_rows(mine.indices().t(), most, comm)  # (size, most, sparse dimensions)
+    all_values = _gather_rows(mine.values(), most, comm)  # (size, most, *dense dimensions)
+    return _added(mine, [(all_indices[r, :held].t(), all_values[r, :held]) for r, held in enumerate(rows)])
+
+
+def _by_owners(mine: Tensor, held: Sequence[Sequence[int]], comm: Comm) -> Tensor:
+    """Return the same sum, of which each rank adds up a range of rows."""
+    me, size = comm.rank, comm.size
+    index_parts, value_parts = mine.indices()[0].split(list(held[me])), mine.values().split(list(held[me]))
+    came = [
+        (mine.indices().new_empty(held[rank][me]), mine.values().new_empty(held[rank][me], *mine.shape[1:]))
+        for rank in range(size)
+    ]
+    came[me] = index_parts[me], value_parts[me]
+    peers = [(me + k) % size for k in range(1, size)]  # rotated: nobody's first is another's
+    sends: PeerTensors = [
+        (peer, part.contiguous()) for peer in peers if held[me][peer] for part in (index_parts[peer], value_parts[peer])
+    ]
+    receives: PeerTensors = [(peer, part) for peer in peers if held[peer][me] for part in came[peer]]
+    comm.exchange(sends, receives).wait()
+    own = _added(mine, [(indices[None], values) for indices, values in came])
+    counts = torch.empty(size, dtype=torch.int64, device=mine.device)
+    comm.all_gather(counts, counts.new_tensor([own.values().shape[0]])).wait()
+    rows: list[int] = counts.tolist()
+    all_indices = _gather_rows(own.indices()[0], max(rows), comm)
+    all_values = _gather_rows(own.values(), max(rows), comm)
+    indices = torch.cat([all_indices[rank, :count] for rank, count in enumerate(rows)])[None]
+    values = torch.cat([all_values[rank, :count] for rank, count in enumerate(rows)])
+    return _sparse(indices, values, mine)
+
+
+def _dense(mine: Tensor, comm: Comm) -> Tensor:
+    """Return the same sum, up to rounding, by an all-reduce of the whole table."""
+    table, marks = mine.to_dense(), torch.zeros(mine.shape[0], dtype=torch.uint8, device=mine.device)
+    marks[mine.indices()[0]] = 1
+    comm.all_reduce(table).wait()
+    comm.all_reduce(marks, "max").wait()
+    touched = marks.nonzero().t()
+    return _sparse(touched, table[touched[0]], mine)
+
+
+def _added(like: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the coalesced sum of (indices, values), one after another."""
+    total = _sparse(like.indices()[:, :0], like.values()[:0], like)
+    for indices, values in parts:
+        total = total + _sparse(indices, values, like)
+    return total.coalesce()
+
+
+def _sparse(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, like.shape, is_coalesced=True, check_invariants=False)
 
 
 def _gather_rows(x: Tensor, most: int, comm: Comm) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["WEIGHT_BUCKET_NUMEL", "assign_owners", "factor_shape", "weight_buckets"]
+__all__ = ["WEIGHT_BUCKET_NUMEL", "factor_shape", "weight_buckets"]
 
 WEIGHT_BUCKET_NUMEL = 25 << 18
 """Weights are exchanged in buckets of 25 MB of float32, as large as DDP's own by default."""
@@ -43,26 +43,3 @@ def weight_buckets(numels: Sequence[int], num_fragments: int) -> list[tuple[int,
             buckets[-1][1].append(k)
             room -= numels[k]
     return buckets
-
-
-def assign_owners(numels: Sequence[int], bandwidths: Sequence[float]) -> tuple[int, ...]:
-    """Return the owner of each parameter: the largest first, each to the rank that would finish it soonest.
-
-    Graham's longest-processing-time rule (SIAM J. Appl. Math. 17, 1969), for machines of different speed: with equal
-    bandwidths the fullest rank has at most 4/3 of its load in the best placement. A parameter is never cut, so that
-    optimizers of whole matrices (Muon, LAMB, Adafactor) work as they are. Equal arguments give equal owners on every
-    rank: ties go to the lower index.
-
-    Args:
-        numels: Elements of each parameter.
-        bandwidths: Bandwidth of each rank's network, in any unit; positive.
-
-    """
-    if not bandwidths or min(bandwidths) <= 0:
-        raise ValueError(f"the bandwidths of the owners are {tuple(bandwidths)}, but each must be positive.")
-    held = [0] * len(bandwidths)
-    owners = [0] * len(numels)
-    for k in sorted(range(len(numels)), key=lambda k: (-numels[k], k)):
-        owners[k] = min(range(len(held)), key=lambda r: ((held[r] + numels[k]) / bandwidths[r], r))
-        held[owners[k]] += numels[k]
-    return tuple(owners)

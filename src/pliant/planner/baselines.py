@@ -14,7 +14,7 @@ BASELINES: dict[str, Genome] = {
     "one-bucket": Genome(_EXACT, bucket_bytes=1 << 40),
     "per-tensor": Genome(_EXACT, bucket_bytes=1),
     "by-hosts": Genome(_EXACT, bucket_bytes=_DDP_BYTES, by_hosts=True),
-    "zero-owner": Genome(Gene("owner", {}), bucket_bytes=_DDP_BYTES),
+    "zero-owner": Genome(Gene("owner", {}), bucket_bytes=_DDP_BYTES, cut="auto"),
     "parallax": Genome(
         _BF16,
         (("Embedding*", Gene("sparse", {"choice": "topk", "ratio": 0.01})),),

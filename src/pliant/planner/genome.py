@@ -1,10 +1,24 @@
 """Genome of a plan: the settings that a search may change."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
 from pliant.planner.families import FAMILIES, Settings
-from pliant.spec import AllReduce, BetweenHosts, Exchange, LocalSteps, LowRank, Match, Rule, ScatterGather, SyncPlan
+from pliant.spec import (
+    AllReduce,
+    BetweenHosts,
+    Exchange,
+    LocalSteps,
+    LowRank,
+    Match,
+    Placement,
+    Rule,
+    ScatterGather,
+    ShardedOptimizer,
+    SyncPlan,
+)
+from pliant.spec.owners import Cut
+from pliant.spec.plain import LATER
 
 __all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of"]
 
@@ -66,6 +80,10 @@ class Genome:
     """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
     by_schedule: bool = False
     """Whether sums take the fastest ways through the network, and neither a ring nor owners of equal parts."""
+    cut: Cut = field(default="whole", metadata=LATER)
+    """Where parameters that have owners may be cut; nowhere in genes that were written down before there were cuts."""
+    bandwidths: tuple[float, ...] = field(default=(), metadata=LATER)
+    """Ranks' bandwidths, after which owners hold parts; equal parts if not given."""
 
     def __post_init__(self) -> None:
         base = FAMILIES[self.base.family]
@@ -76,6 +94,9 @@ class Genome:
             object.__setattr__(self, "by_hosts", False)
         if not any(isinstance(node, _SUMS) for gene in self.genes for node in gene.exchange.walk()):
             object.__setattr__(self, "by_schedule", False)
+        if not any(gene.exchange.has_owners for gene in self.genes):
+            object.__setattr__(self, "cut", "whole")
+            object.__setattr__(self, "bandwidths", ())
         if not self.names:  # otherwise what a layer says may be for all of it but a named part
             object.__setattr__(self, "layers", tuple(each for each in self.layers if each[1] != self.base))
 
@@ -95,6 +116,8 @@ class Genome:
         parts += ["at the end"] if self.at_end else []
         parts += ["between hosts"] if self.by_hosts else []
         parts += ["sums by schedule"] if self.by_schedule else []
+        parts += [f"cut {self.cut}"] if self.cut != "whole" else []
+        parts += ["owners by bandwidth"] if self.bandwidths else []
         return ", ".join(parts)
 
     def plan(self, name: str = "") -> SyncPlan:
@@ -102,8 +125,6 @@ class Genome:
         genes = self.genes
         if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
-        if len({gene.exchange.has_owners for gene in genes}) > 1:
-            raise ValueError("one class of layers has owners and another has none; a searched plan does one.")
         rules = [Rule(match=Match(pattern=name), exchange=self._finish(gene)) for name, gene in self.names]
         rules += [Rule(match=Match(layer=layer), exchange=self._finish(gene)) for layer, gene in self.layers]
         rules.append(Rule(exchange=self._finish(self.base)))
@@ -115,6 +136,8 @@ class Genome:
 
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
+        if isinstance(node, ShardedOptimizer):
+            return replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
         node = _by_schedule(node) if self.by_schedule else node
         return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
 

@@ -9,8 +9,10 @@ from pliant.planner.baselines import BASELINES, SHARDED_BASELINES
 from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.families import FAMILIES
 from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, all_of
+from pliant.planner.placements import rank_bandwidths
 from pliant.planner.quality import Quality
 from pliant.spec import BlockSparse, Topology, Workload
+from pliant.spec.owners import ELEMENTWISE_OPTIMIZERS, Cut
 
 __all__ = ["Space"]
 
@@ -30,8 +32,9 @@ class Space:
     Args:
         workload: The classes of its layers are told apart.
         topology: Hierarchy is offered where a host has several ranks and there are several hosts, schedules where pairs
-            of hosts have links of their own.
-        quality: What a plan may cost in steps.
+            of hosts have links of their own, owners by bandwidth where ranks' rates differ.
+        quality: What a plan may cost in steps, and the optimizer: owners cut parameters where it works element by
+            element, which is never slower, and nowhere else.
         error_budget: How much of the gradient a plan may lose, as `CodecErrors.of` says; None for no such bound. With
             one, only what the workload was measured under is inside.
 
@@ -48,7 +51,10 @@ class Space:
         if error_budget is not None:
             self._errors.require_some()
         self._is_sharded, self._has_replicas = workload.is_sharded, workload.has_replicas(topology.num_ranks)
-        self.baselines = SHARDED_BASELINES if self._is_sharded and not self._has_replicas else BASELINES
+        self._cut: Cut = "auto" if quality.optimizer in ELEMENTWISE_OPTIMIZERS else "whole"
+        self._bandwidths = rank_bandwidths(topology)
+        named = SHARDED_BASELINES if self._is_sharded and not self._has_replicas else BASELINES
+        self.baselines = {name: replace(genes, cut=self._cut) for name, genes in named.items()}
         """Plans that a person would try first here, by name; not all need be inside."""
         total = workload.numel
         self._buckets, self._chunks = _useful(_BUCKETS, 4 * total), _useful(_CHUNKS, 4 * total)
@@ -75,6 +81,8 @@ class Space:
         if (genes.by_hosts and not self._with_hosts) or (genes.at_end and self._is_sharded):
             return False
         if genes.by_schedule and not self._with_schedules:
+            return False
+        if genes != replace(genes, cut=self._cut) or genes.bandwidths not in ((), self._bandwidths):
             return False
         if any(gene.family not in self._families for gene in genes.genes):
             return False
@@ -122,6 +130,7 @@ class Space:
     def mutate(self, genes: Genome, rng: random.Random) -> Genome:
         """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""
         changes = (*self._changes, Space._change_schedule) if self._with_schedules else self._changes
+        changes += (Space._change_owners,) if self._bandwidths else ()
         return self._first_inside(lambda: rng.choice(changes)(self, genes, rng), instead=genes)
 
     def cross(self, one: Genome, other: Genome, rng: random.Random) -> Genome:
@@ -139,6 +148,7 @@ class Space:
                 at_end=pick[4].at_end,
                 by_hosts=pick[5].by_hosts,
                 by_schedule=last.by_schedule,
+                bandwidths=rng.choice((one, other)).bandwidths if self._bandwidths else (),
             )
 
         return self._first_inside(draw, instead=one)
@@ -149,8 +159,11 @@ class Space:
         by_schedule = (False, True) if self._with_schedules else (False,)
         settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts, by_schedule)
         every = dict.fromkeys(
-            Genome(g, bucket_bytes=b, at_end=end, by_hosts=by, by_schedule=scheduled)
+            Genome(
+                g, bucket_bytes=b, at_end=end, by_hosts=by, by_schedule=scheduled, cut=self._cut, bandwidths=bandwidths
+            )
             for g, b, end, by, scheduled in settings
+            for bandwidths in dict.fromkeys(((), self._bandwidths))
         )
         yield from (genes for genes in every if genes in self)
 
@@ -168,6 +181,7 @@ class Space:
             at_end=rng.random() < 0.2 and not self._is_sharded,
             by_hosts=self._with_hosts and rng.random() < 0.5,
             by_schedule=self._with_schedules and rng.random() < 0.5,
+            bandwidths=self._bandwidths if self._bandwidths and rng.random() < 0.5 else (),
         )
 
     def _change_bucket(self, genes: Genome, rng: random.Random) -> Genome:
@@ -184,6 +198,9 @@ class Space:
 
     def _change_schedule(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, by_schedule=not genes.by_schedule)
+
+    def _change_owners(self, genes: Genome, _: random.Random) -> Genome:
+        return replace(genes, bandwidths=() if genes.bandwidths else self._bandwidths)
 
     def _change_base(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, base=self._near(genes.base, rng))
@@ -216,7 +233,7 @@ class Space:
 
     def _first_inside(self, draw: Callable[[], Genome], instead: Genome | None = None) -> Genome:
         for _ in range(_TRIES):
-            if (genes := draw()) in self and genes != instead:
+            if (genes := replace(draw(), cut=self._cut)) in self and genes != instead:
                 return genes
         if instead is not None:
             return instead

@@ -1,14 +1,15 @@
 """Layout of buckets: of gradients as torch's DDP makes them, and of weights as the engine does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from pliant.layouts.division import assign_owners, weight_buckets
-from pliant.netmodel import BucketBatch, Floats
-from pliant.spec import Exchange, ParameterServer, ShardedOptimizer, SyncPlan, TensorSpec, Timing, Workload
+from pliant.layouts.division import weight_buckets
+from pliant.layouts.parts import OwnedParts
+from pliant.netmodel import BucketBatch
+from pliant.spec import Exchange, SyncPlan, TensorSpec, Timing, Workload
 
 __all__ = [
     "GradientPart",
@@ -18,8 +19,6 @@ __all__ = [
     "distinct_nodes",
     "gradient_parts",
     "itemsize",
-    "owned_bytes",
-    "owners_of",
     "weight_parts",
 ]
 
@@ -113,13 +112,15 @@ def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[Simulate
     return parts
 
 
-def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequence[int], num_ranks: int) -> BucketBatch:
+def batch_of(
+    workload: Workload, groups: Sequence[Sequence[int]], parts: Mapping[int, OwnedParts], num_ranks: int
+) -> BucketBatch:
     """Return what several parts hold, so that they are counted together.
 
     Args:
         workload: The tensors.
         groups: Per part, places in workload.tensors.
-        owners: Per tensor its owner, or nothing if there are none.
+        parts: Place in workload.tensors -> parts of the tensor; empty if none has owners.
         num_ranks: How many may own.
 
     """
@@ -127,41 +128,15 @@ def batch_of(workload: Workload, groups: Sequence[Sequence[int]], owners: Sequen
     numel = np.array([sum(tensors[k].numel for k in group) for group in groups], dtype=np.float64)
     size = np.array([itemsize(tensors[group[0]]) for group in groups], dtype=np.float64)
     shapes = tuple(tuple(tensors[k].shape for k in group) for group in groups)
-    if not owners:
+    if not parts:
         return BucketBatch(numel=numel, itemsize=size, shapes=shapes, num_shards=workload.num_shards)
     held, num_held = np.zeros((len(groups), num_ranks)), np.zeros((len(groups), num_ranks))
     for b, group in enumerate(groups):
         for k in group:
-            held[b, owners[k]] += tensors[k].numel
-            num_held[b, owners[k]] += 1
+            joined = parts[k].joined
+            held[b] += joined.per_rank(joined.numels, num_ranks)
+            num_held[b] += joined.per_rank(np.ones(len(joined.owners)), num_ranks)
     return BucketBatch(numel=numel, itemsize=size, shapes=shapes, held=held, num_held=num_held)
-
-
-def owners_of(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> tuple[int, ...]:
-    """Return the owner of each tensor, 0 where it has none; nothing if no tensor has one. As the engine places them."""
-    owners = [0] * len(nodes)
-    model_order = range(len(nodes) - 1, -1, -1)
-    owned = distinct_nodes(nodes[k] for k in model_order if nodes[k].has_owners)
-    for node in owned:
-        given = node.placement.bandwidths if isinstance(node, (ShardedOptimizer, ParameterServer)) else ()
-        bandwidths = given or (1.0,) * num_ranks
-        if len(bandwidths) != num_ranks:
-            raise ValueError(
-                f"the plan gives {len(bandwidths)} bandwidths, but there are {num_ranks} ranks; give one for each."
-            )
-        mine = [k for k in model_order if nodes[k] is node]
-        for k, rank in zip(mine, assign_owners([workload.tensors[k].numel for k in mine], bandwidths), strict=True):
-            owners[k] = rank
-    return tuple(owners) if owned else ()
-
-
-def owned_bytes(nodes: Sequence[Exchange], workload: Workload, owners: Sequence[int], num_ranks: int) -> Floats:
-    """Return the bytes of weights that each rank sends to all after a step, (1, num_ranks)."""
-    held = np.zeros((1, num_ranks))
-    for node, tensor, owner in zip(nodes, workload.tensors, owners, strict=True):
-        if node.has_owners:
-            held[0, owner] += tensor.numel * itemsize(tensor)
-    return held
 
 
 def _ddp_buckets(tensors: Sequence[TensorSpec], first_bytes: int, bucket_bytes: int) -> list[list[int]]:

@@ -1,14 +1,14 @@
 """Plans ready to be simulated: every exchange with its time by itself."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.layouts.payloads import payload_bytes
-from pliant.netmodel import DenseExchange, Floats, Round
-from pliant.simulator.collective_rounds import ring, to_and_from
+from pliant.layouts.parts import OwnedParts
+from pliant.netmodel import Round
+from pliant.simulator.collective_rounds import ring
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.exchange_time import Exchanges
 from pliant.simulator.layout import (
@@ -17,14 +17,12 @@ from pliant.simulator.layout import (
     buckets_of,
     distinct_nodes,
     gradient_parts,
-    itemsize,
-    owned_bytes,
-    owners_of,
     weight_parts,
 )
+from pliant.simulator.owned import busiest_share, owned_bytes, owned_parts, server_exchange, weights_from_owners
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.traffic import inside_groups, num_turns, traffic_of
-from pliant.spec import CodecSpec, Exchange, Sharded, SyncPlan, Workload
+from pliant.spec import Exchange, Sharded, SyncPlan, Workload
 
 __all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
 
@@ -107,17 +105,17 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     """Measure every exchange that a plan makes."""
     workload, num_ranks = context.workload, context.num_ranks
     nodes = _nodes(plan, workload, num_ranks)
-    owners = owners_of(nodes, workload, num_ranks) if num_ranks > 1 else ()
-    gradients, follow_ups = _gradients(plan, nodes, owners, context, bucket_bytes) if num_ranks > 1 else ((), ())
+    parts = owned_parts(nodes, workload, num_ranks) if num_ranks > 1 else {}
+    gradients, follow_ups = _gradients(plan, nodes, parts, context, bucket_bytes) if num_ranks > 1 else ((), ())
     weights = _weights(nodes, context)
     meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights if not mixed.in_pairs)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
-    held = owned_bytes(nodes, workload, owners, num_ranks) if owners else np.zeros((1, num_ranks))
+    held = owned_bytes(workload, parts, num_ranks) if parts else np.zeros((1, num_ranks))
     bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
     served = [bound for bound in bounds if bound is not None]
     coded = next((node.payload_codec for node in distinct_nodes(nodes) if node.staleness_bound is not None), None)
-    busiest = float(held.max() / held.sum()) if owners else 1.0
-    lockstep_owners = bool(owners) and not served
+    busiest = busiest_share(workload, parts, num_ranks)
+    lockstep_owners = bool(parts) and not served
     periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
     return PreparedPlan(
         context=context,
@@ -125,8 +123,8 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
         follow_ups=follow_ups,
         weights=weights,
         meet=_one("meet", tell, context),
-        share=_one("new weights", _from_owners(held), context) if lockstep_owners else None,
-        served=_one("owners", _server_exchange(owners, coded, context, busiest), context) if served else None,
+        share=_one("new weights", weights_from_owners(held), context) if lockstep_owners else None,
+        served=_one("owners", server_exchange(parts, coded, context, busiest), context) if served else None,
         staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
         period=math.lcm(*periods),
@@ -159,7 +157,11 @@ def _for_workload(node: Exchange, workload: Workload, num_ranks: int) -> Exchang
 
 
 def _gradients(
-    plan: SyncPlan, nodes: Sequence[Exchange], owners: Sequence[int], context: SimulationContext, bucket_bytes: int
+    plan: SyncPlan,
+    nodes: Sequence[Exchange],
+    owned: Mapping[int, OwnedParts],
+    context: SimulationContext,
+    bucket_bytes: int,
 ) -> tuple[tuple[tuple[float, int, TimedExchange], ...], tuple[tuple[int, TimedExchange], ...]]:
     key = plan.bucket_bytes, bucket_bytes
     if key not in context.buckets:
@@ -179,7 +181,7 @@ def _gradients(
         every = 1 if stay else node.timing.period
         pause_s = pause_of_gradients_s(context.workload, first_s, every, context.slowest)
         groups = [parts[k].tensors for k in mine]
-        task, rest = _time_exchanges(node, groups, owners, context, 0, stay=stay, pause_s=pause_s)
+        task, rest = _time_exchanges(node, groups, owned, context, 0, stay=stay, pause_s=pause_s)
         for index, k in enumerate(mine):
             label = f"bucket {parts[k].bucket}"
             ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
@@ -198,7 +200,7 @@ def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[Tim
         turns = range(num_turns(node, context.topology, context.num_ranks))
         groups = [parts[k].tensors for k in mine]
         pause_s = pause_of_weights_s(node, context.workload, context.slowest)
-        measured = [_time_exchanges(node, groups, (), context, turn, stay=False, pause_s=pause_s) for turn in turns]
+        measured = [_time_exchanges(node, groups, {}, context, turn, stay=False, pause_s=pause_s) for turn in turns]
         for index, k in enumerate(mine):
             found[k] = TimedWeightExchange(
                 part=parts[k],
@@ -214,7 +216,7 @@ def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[Tim
 def _time_exchanges(
     node: Exchange,
     groups: list[tuple[int, ...]],
-    owners: Sequence[int],
+    owned: Mapping[int, OwnedParts],
     context: SimulationContext,
     turn: int,
     *,
@@ -222,11 +224,11 @@ def _time_exchanges(
     pause_s: float,
 ) -> tuple[Exchanges, Exchanges]:
     """Return what the exchanges of a node take after a pause, found once for each node and grouping."""
-    key = node, tuple(groups), turn, stay, pause_s
+    key = node, tuple(groups), turn, stay, pause_s, tuple(owned) if node.has_owners else ()
     if key in context.found:
         return context.found[key]
     num = len(groups)
-    batch = batch_of(context.workload, groups, owners if node.has_owners else (), context.num_ranks)
+    batch = batch_of(context.workload, groups, owned if node.has_owners else {}, context.num_ranks)
     if context.num_ranks == 1:
         found = context.measure((), (), num)
     elif stay:  # weights are exchanged between hosts or racks, and gradients only inside
@@ -247,33 +249,3 @@ def _timed_exchange(label: str, of: Exchanges, index: int) -> TimedExchange:
 
 def _one(label: str, rounds: Sequence[Round], context: SimulationContext) -> TimedExchange | None:
     return _timed_exchange(label, context.measure(rounds, (), 1)[0], 0) if rounds else None
-
-
-def _from_owners(held: Floats) -> tuple[Round, ...]:
-    copied = {"reduce_bytes": held.sum(1)}
-    return (Round(messages=DenseExchange(give=held, take=np.ones((1, held.shape[1]))), before=copied, after=copied),)
-
-
-def _server_exchange(
-    owners: Sequence[int], codec: CodecSpec | None, context: SimulationContext, busiest: float
-) -> tuple[Round, ...]:
-    """Return the round trip to servers: a head and gradients to each owner, its step, and float32 back."""
-    tensors, num_ranks = context.workload.tensors, context.num_ranks
-    numel = np.zeros(num_ranks)
-    for tensor, owner in zip(tensors, owners, strict=True):
-        numel[owner] += tensor.numel
-    step_s = np.array([context.workload.step_s * busiest * context.slowest])
-    before, most = {"reduce_bytes": _bytes_of(context.workload)}, numel.max(keepdims=True)
-    added = {"reduce_bytes": 4 * most * num_ranks}
-    if codec is not None:
-        before[f"encode {codec.name}"] = numel.sum(keepdims=True)
-        added = {f"add {codec.name}": most * num_ranks}
-    answer, question = (
-        np.array([[8 + payload_bytes(each, int(n)) if n else 0.0 for n in numel]]) for each in (None, codec)
-    )
-    rounds = to_and_from(question, {**added, "compute_s": step_s}, back=answer)
-    return (Round(messages=None, before=before), *rounds)
-
-
-def _bytes_of(workload: Workload) -> Floats:
-    return np.array([float(sum(tensor.numel * itemsize(tensor) for tensor in workload.tensors))])

@@ -182,7 +182,7 @@ def block_rounds(
 def owner_rounds(
     node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int, turn: int
 ) -> list[Round]:
-    """Gradients to owners, who add up and tell all the norms; weights follow once, after the step."""
+    """Gradients to owners, who add up and tell all the norms of parts; weights follow once, after the step."""
     codec, held = node.payload_codec, batch.held
     payload = held * batch.itemsize[:, None] if codec is None else _payloads(codec, held)
     everybody = np.ones((1, num_ranks))
@@ -194,7 +194,7 @@ def owner_rounds(
         before[f"encode {codec.name}"] = batch.numel - held.min(1)
         after[f"add {codec.name}"] = most * (num_ranks - 1)
     return [
-        Round(messages=DenseExchange(give=everybody, take=payload), before=before, after=after),
+        Round(messages=DenseExchange(give=everybody, take=payload, rotated=True), before=before, after=after),
         *all_gather(8 * batch.num_held.max(1, initial=0), num_ranks),
         work(passes(batch, 1)),
     ]

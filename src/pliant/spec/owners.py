@@ -1,29 +1,63 @@
-"""Nodes under which each parameter has an owner, who alone steps it."""
+"""Nodes under which each part of a parameter has an owner, who alone steps it."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Timing, require, require_codec
 from pliant.spec.ranges import Number, Range, check_ranges
 
-__all__ = ["ParameterServer", "Placement", "ShardedOptimizer"]
+__all__ = ["ELEMENTWISE_OPTIMIZERS", "Cut", "ParameterServer", "Placement", "ShardedOptimizer", "placement_of"]
+
+Cut = Literal["auto", "whole", "rows", "flat"]
+"""Where parameters may be cut: nowhere, between rows of their first axis, or anywhere; "auto" is the last for an
+optimizer that works element by element, and the first for all others."""
+
+ELEMENTWISE_OPTIMIZERS = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+"""Optimizers of `torch.optim` whose step of an element depends on that element's own gradients alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Parameters per owner: the share that each rank's bandwidth allows."""
+    """Parts into which parameters are cut, and their owners."""
 
     bandwidths: Annotated[tuple[float, ...], Range(low=0, above=True)] = ()
     """What each rank's network carries, in any unit: owners hold parts of that size; equal if not given."""
+    cut: Cut = "auto"
+    max_bytes: Number = 0
+    """Most bytes of a part; 0 for one part of each rank."""
+    owners: Annotated[tuple[int, ...], Range(low=0)] = ()
+    """Ranks to which the parts go in turn, in the model's order; all ranks, by their load, if not given."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        require(
+            not (self.owners and self.bandwidths),
+            "Placement",
+            f"owners must be empty with bandwidths, which say who owns how much themselves, got {self.owners}.",
+        )
+        require(
+            self.max_bytes == 0 or self.cut != "whole",
+            "Placement",
+            f"max_bytes must be 0 with cut='whole', under which nothing is cut, got {self.max_bytes}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedOptimizer(Exchange):
-    """Gradients to the owner of their parameter, who alone steps it and sends new weights to all (ZeRO, stage 1)."""
+    """Gradients to the owners of their parts, who alone step them and send new weights to all (ZeRO, stage 1)."""
 
     made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
     codec: CodecSpec | None = None
@@ -86,3 +120,10 @@ class ParameterServer(Exchange):
     @property
     def works_in_float32(self) -> bool:
         return False
+
+
+def placement_of(node: Exchange) -> Placement:
+    """Return the placement of a node that has owners. Raises TypeError for any other."""
+    if isinstance(node, (ShardedOptimizer, ParameterServer)):
+        return node.placement
+    raise TypeError(f"{node} has no owners, and so no placement.")

@@ -1,4 +1,4 @@
-"""Owners of parameters, which hold their optimizer state and step them: ZeRO stage 1 and parameter servers."""
+"""Owners of parts, which hold their optimizer state and step them: ZeRO stage 1 and parameter servers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ __all__ = ["OwnerExecutor"]
 
 @dataclass(frozen=True)
 class OwnerExecutor:
-    """Gradients go to the owner of their parameter, which steps it and sends the new weights to all.
+    """Gradients go to the owners of their parts, which step them and send the new weights to all.
 
-    In lockstep, of parameter p with owner o(p), on n ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 1; Li et
+    In lockstep, of a part p with owner o(p), on n ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 1; Li et
     al., parameter server, OSDI 2014):
 
         at o(p):  g <- (1/n) sum_i g_i;  x_p <- optimizer(x_p, g);  everywhere:  x_p <- x_p of o(p)
@@ -35,13 +35,16 @@ class OwnerExecutor:
     node: ShardedOptimizer | ParameterServer
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """The owner's rank, which the engine sets when a plan begins; and a residual for servers with a codec."""
+        """A residual, for servers with a codec."""
         is_coded = isinstance(self.node, ParameterServer) and self.node.codec is not None
-        return {"owner": (), "residual": None} if is_coded else {"owner": ()}
+        return {"residual": None} if is_coded else {}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Make room for the collective, which is made once owners are known."""
-        return list[ReduceToOwners]()
+        """Make the collective, for the parts that the engine has placed; servers have none."""
+        if isinstance(self.node, ParameterServer):
+            return None
+        codec = None if self.node.codec is None else codec_from(self.node.codec)
+        return ReduceToOwners(bucket.parts, comm, like=bucket.flat, codec=codec)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Scale first, then add up; at a free pace gradients stay, and go to owners when all are there."""
@@ -51,11 +54,5 @@ class OwnerExecutor:
 
     def on_prescaled(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Add up at the owners."""
-        made: list[ReduceToOwners] = state.workspace
-        if not made:
-            given = self.node.codec if isinstance(self.node, ShardedOptimizer) else None
-            codec = None if given is None else codec_from(given)
-            owners = [int(state.of["owner"][span.name]) for span in bucket.spans]
-            numels = [span.numel for span in bucket.spans]
-            made.append(ReduceToOwners(numels, owners, comm, like=bucket.flat, codec=codec))
-        made[0](bucket.flat, context.seed)
+        reduce: ReduceToOwners = state.workspace
+        reduce(bucket.flat, context.seed)

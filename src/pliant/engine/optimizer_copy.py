@@ -1,0 +1,73 @@
+"""A copy of the user's optimizer, which steps other tensors in place of its parameters."""
+
+import weakref
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.engine.optimizer_state import clone_optimizer
+from pliant.engine.owned_ranges import OwnedRanges
+
+__all__ = ["OptimizerCopy"]
+
+_OF_SCALER = ("grad_scale", "found_inf")
+"""What a GradScaler leaves on a fused optimizer before it steps."""
+
+
+class OptimizerCopy:
+    """Steps vectors of what a rank owns with the settings and the state of the user's optimizer.
+
+    A parameter's state is one object in both, so that it is saved and loaded with the user's optimizer, where it holds
+    what is owned alone. That is held weakly: its hooks hold the run.
+
+    Args:
+        optimizer: The user's.
+        owned: What this rank owns of each parameter.
+        vectors: What is stepped in place of each.
+
+    """
+
+    def __init__(self, optimizer: Optimizer, owned: Sequence[OwnedRanges], vectors: Sequence[Tensor]) -> None:
+        self._user, self._owned, self._vectors = weakref.ref(optimizer), list(owned), list(vectors)
+        self._stepper = clone_optimizer(optimizer)
+        self._stepper.state = type(optimizer.state)(dict)
+        of_parameter = {id(own.parameter): vector for own, vector in zip(owned, vectors, strict=True)}
+        self._groups = [  # (group of the user's optimizer, our vectors in it)
+            (k, held)
+            for k, group in enumerate(optimizer.param_groups)
+            if (held := [of_parameter[id(p)] for p in group["params"] if id(p) in of_parameter])
+        ]
+        self.follow_schedule()
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        if (optimizer := self._user()) is None:
+            raise RuntimeError("the optimizer of this run is gone; keep it as long as you train.")
+        return optimizer
+
+    def follow_schedule(self) -> None:
+        """Copy learning rates and other settings from the user's optimizer."""
+        groups = self._optimizer.param_groups
+        self._stepper.param_groups = [{**groups[k], "params": held} for k, held in self._groups]
+
+    def take_states(self) -> None:
+        """Go on from the states of the user's optimizer, whole ones or what is owned of them."""
+        states = self._optimizer.state
+        for own, vector in zip(self._owned, self._vectors, strict=True):
+            if own.parameter not in states:
+                self._stepper.state.pop(vector, None)
+            elif states[own.parameter] is not self._stepper.state.get(vector):
+                states[own.parameter] = self._stepper.state[vector] = own.cut(states[own.parameter])
+
+    def step(self) -> None:
+        """Step the vectors that have gradients."""
+        if not self._groups:
+            return
+        optimizer = self._optimizer
+        for name in _OF_SCALER:
+            setattr(self._stepper, name, getattr(optimizer, name, None))
+        self._stepper.step()
+        for own, vector in zip(self._owned, self._vectors, strict=True):
+            if vector in self._stepper.state:  # an entry of its own, once there is something in it
+                optimizer.state[own.parameter] = self._stepper.state[vector]
