@@ -20,7 +20,7 @@ from pliant.schedules.dense import dense_merged
 from pliant.schedules.scheduled_comm import ScheduledComm
 from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
-from pliant.spec import CodecSpec, Move, ScatterGather, Schedule, Topology, from_json, to_json
+from pliant.spec import CodecSpec, Move, Schedule, Topology, from_json, to_json
 from schedules.cases import hosts
 from schedules.test_dense import mesh
 from simulator.test_bytes import model, sent_by_engine, workload_of
@@ -254,24 +254,25 @@ CODED = {
     "onebit": pliant.onebit(schedule=FOUR),
     "bytegrad by the family": pliant.bytegrad(schedule=schedules(4)["halving"]),
     "tasc": pliant.tasc(0.3, schedule=FOUR),
-    "momentum": pliant.parse("onebit_adam(warmup_steps=3)"),
+    "onebit_adam": pliant.onebit_adam(warmup_steps=3, schedule=FOUR),
 }
 
 
 @pytest.mark.parametrize("name", CODED)
 def test_bytes_are_those_of_the_simulator(name):
     node = CODED[name]
-    if name == "momentum":
-        averaging = ScatterGather(codec=SIGN, feedback="both", schedule=FOUR)
-        node = type(node)(**{**vars(node), "averaging": averaging})
     found = simulate(plan_of(node), workload_of(model()), hosts([2, 2]))
-    sent = sent_by_engine("onebit_adam" if name == "momentum" else name, node, found.period)
+    sent = sent_by_engine(name, node, found.period)
     assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
 
 
 @pytest.mark.parametrize("schedule", ["auto", FOUR, mesh(3, 1)])
 def test_plans_keep_schedules_of_sums_in_codes(schedule):
-    for node in (pliant.int4(schedule=schedule), pliant.tasc(0.1, schedule=schedule)):
+    for node in (
+        pliant.int4(schedule=schedule),
+        pliant.tasc(0.1, schedule=schedule),
+        pliant.onebit_adam(schedule=schedule),
+    ):
         assert pliant.parse(str(node)) == node
         assert from_json(type(plan_of(node)), to_json(plan_of(node))) == plan_of(node)
 
