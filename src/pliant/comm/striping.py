@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pliant.spec.slices import SLICE_BYTES
+from pliant.spec.slices import RING_SEGMENT_BYTES, SLICE_BYTES
 
 __all__ = ["MAX_CONNECTIONS", "ConnectionChoice", "Striping", "ring_block", "slices"]
 
@@ -17,8 +17,6 @@ MAX_CONNECTIONS = 32
 """The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
 _SMALL_BYTES = 16 * 1024
 """Bytes up to which all messages take one connection, as a packet or some."""
-_SEGMENT_BYTES = 1 << 20
-"""The longest segment of Gloo's ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ def ring_block(numel: int, size: int, itemsize: int) -> int:
 
     A block has at least two segments of equal length, each of at most 1 MiB.
     """
-    longest = max(1, _SEGMENT_BYTES // itemsize)
+    longest = max(1, RING_SEGMENT_BYTES // itemsize)
     segments_of_rank = max(2, _ceil(_ceil(numel, longest), size))
     return segments_of_rank * _ceil(numel, segments_of_rank * size)
 
