@@ -22,7 +22,7 @@ from pliant.schedules.scheduled_comm import ScheduledComm
 from pliant.spec import Schedule, Topology, from_json, load, to_json
 
 _TIMEOUT_S = 240.0
-_BYTES = {"dense": 1 << 21, "agreed": (1 << 23) // 40 * 4}
+BYTES = {"dense": 1 << 21, "agreed": (1 << 23) // 40 * 4}
 _PROBE_S = 10.0
 _WINDOW_S, _MOST_CALLS = 1.0, 10
 _ONCE_S = 3.0
@@ -97,7 +97,7 @@ def main() -> None:
     probe_s, records = time.monotonic() - start_s, []
     if topology.num_ranks != asked.num_ranks:
         raise RuntimeError(f"{topology.num_ranks} ranks were probed, but {asked.num_ranks} were asked for.")
-    for kind, num_bytes in _BYTES.items():
+    for kind, num_bytes in BYTES.items():
         each = [vector_of(rank, num_bytes) for rank in range(comm.size)]
         x, wanted = each[comm.rank], torch.stack(each).sum(0)
         arms = arms_of(num_bytes, topology, comm)

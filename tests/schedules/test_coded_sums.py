@@ -1,6 +1,6 @@
 """Means in codes along schedules: by an oracle that walks the moves, conservation, equal bits, and the bytes."""
 
-import copy
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -21,7 +21,7 @@ from pliant.schedules.scheduled_comm import ScheduledComm
 from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
 from pliant.spec import CodecSpec, Move, Schedule, Topology, from_json, to_json
-from schedules.cases import hosts
+from schedules.cases import hosts, trained
 from schedules.test_dense import mesh
 from simulator.test_bytes import model, sent_by_engine, workload_of
 
@@ -230,22 +230,11 @@ def test_training_in_codes_by_a_schedule_is_training(text):
     torch.manual_seed(0)
     start = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
 
-    def train(context, node):
-        net = copy.deepcopy(start)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        generator = torch.Generator().manual_seed(context.rank)
-        with pliant.relax(net, optimizer, node, group=context.process_group) as run:
-            for _ in range(4):
-                run.model(torch.randn(5, 6, generator=generator)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return torch.cat([p.detach().flatten() for p in net.parameters()])
-
     schedule = schedules(3)["relays"]
-    node = pliant.parse(text)
-    first, *others = run_world(3, lambda context: train(context, type(node)(**{**vars(node), "schedule": schedule})))
+    by = replace(pliant.parse(text), schedule=schedule)
+    first, *others = run_world(3, lambda context: trained(context, start, by))
     assert all(torch.equal(first, other) for other in others)
-    by_owners, *_ = run_world(3, lambda context: train(context, text))
+    by_owners, *_ = run_world(3, lambda context: trained(context, start, text))
     assert torch.allclose(first, by_owners, atol=0.02 if text == "bytegrad" else 0.2)
 
 
