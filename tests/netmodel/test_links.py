@@ -105,8 +105,7 @@ def test_simulator_schedules_and_embeddings_agree(topology, seed):
         assert found.part_s(phase) == pytest.approx(float(links.load(one).total_s[0]), rel=1e-12), phase
 
 
-def four_hosts(*delays_s, bytes_per_s=0.01):
-    """Hosts whose rates are so low that a block takes longer than its segments wait."""
+def four_hosts(*delays_s, bytes_per_s=0.0):
     rates = {"send_bytes_per_s": bytes_per_s, "receive_bytes_per_s": bytes_per_s}
     return Topology(hosts=tuple(Host(name=f"h{k}", delay_s=delay_s, **rates) for k, delay_s in enumerate(delays_s)))
 

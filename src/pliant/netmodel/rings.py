@@ -13,6 +13,9 @@ from pliant.spec.slices import RING_SEGMENT_BYTES
 
 __all__ = ["path_s", "turn_s"]
 
+_TWO_BYTES = 8
+"""Bytes of two numbers, the least that make two segments: of a flag nothing waits, since it has one way to go."""
+
 
 def path_s(delay_s: Floats, num_hops: int) -> float:
     """Return the delay of the longest path of so many hops around a ring, from the delays of its hops, (num_hops,)."""
@@ -32,4 +35,4 @@ def turn_s(block_bytes: Floats, num_blocks: int, trip_s: float, connections: int
 
     """
     slice_bytes = block_bytes / connections_of(num_blocks * block_bytes, np.ones(1), connections)
-    return trip_s * np.maximum(np.ceil(slice_bytes / RING_SEGMENT_BYTES) / 2, 1.0) * (block_bytes > 0)
+    return trip_s * np.maximum(np.ceil(slice_bytes / RING_SEGMENT_BYTES) / 2, 1.0) * (block_bytes >= _TWO_BYTES)
