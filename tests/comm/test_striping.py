@@ -8,9 +8,12 @@ from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
 import pliant
+from pliant.codecs import codec_from
+from pliant.collectives.compressed import CompressedAverage
 from pliant.comm import HierarchicalComm, RecordedComm, hierarchical_comm, striping
 from pliant.comm.base import duplicate
 from pliant.comm.striping import Striping, slices
+from pliant.spec import CodecSpec
 
 CONNECTIONS = 4
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -228,3 +231,31 @@ def test_who_hangs_up_closes_all_connections_and_a_loss_is_told_once():
     text = pliant.run_world(2, body, timeout_s=10)[1]
     assert "rank 1 of 2: exchange of 4000 bytes failed" in text
     assert "Timed out" not in text
+
+
+def test_pieces_of_a_coded_average_use_all_connections_and_give_the_same_bits(monkeypatch):
+    monkeypatch.setattr(striping, "SLICE_BYTES", 1 << 18)
+    placed, taken = Striping.placed, set()
+
+    def noted(self, x, turn):
+        found = placed(self, x, turn)
+        taken.update(k for k, _ in found if self.connections > 1)
+        return found
+
+    monkeypatch.setattr(Striping, "placed", noted)
+    codec, numel = codec_from(CodecSpec(name="minmax8")), 20_000
+
+    def body(place):
+        several, results = duplicate(place.comm, CONNECTIONS), []
+        for comm in (place.comm, several):
+            results.append(numbers(place.rank, numel))
+            average = CompressedAverage(
+                codec, numel, comm, chunk_bytes=4096, owner_feedback=False, device=torch.device("cpu")
+            )
+            average(results[-1], 1)
+        several.close()
+        return results
+
+    for one, more in pliant.run_world(2, body):
+        assert torch.equal(one, more)
+    assert taken == set(range(CONNECTIONS))
