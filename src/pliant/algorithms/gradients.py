@@ -271,11 +271,9 @@ def onebit_adam(beta: float = 0.9, *, warmup_steps: int = 100, schedule: Schedul
     """Exchange the momentum of 1-bit Adam in one bit after a warm-up (Tang et al., arXiv:2102.02888).
 
     It belongs to the optimizer `pliant.OneBitAdam`; by name, ``relax(model, optimizer, "onebit_adam")``, it takes its
-    settings from there. `schedule` is as for `allreduce`, and for the momenta alone: gradients of the warm-up go around
-    the ring.
+    settings from there. `schedule` is as for `allreduce`, for the momenta alone: the warm-up has a ring.
 
     >>> str(onebit_adam(warmup_steps=50))
     'CompressedMomentum(beta=0.9, warmup_steps=50)'
     """
-    averaging = ScatterGather(codec=CodecSpec(name="sign"), feedback="both", schedule=as_schedule(schedule))
-    return CompressedMomentum(beta=beta, warmup_steps=warmup_steps, averaging=averaging)
+    return CompressedMomentum(beta=beta, warmup_steps=warmup_steps, averaging=onebit(schedule=schedule))
