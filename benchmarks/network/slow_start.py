@@ -2,12 +2,12 @@
 
 ``python benchmarks/network/slow_start.py --jsonl F.jsonl --md F.md``            what has no line yet, and the table
 ``python benchmarks/network/slow_start.py --jsonl F.jsonl --md F.md --table``    the table alone
+``python benchmarks/network/slow_start.py --jsonl F.jsonl --on 50mbit,125ms --bytes 131072``    one link, one size
 
 A cell is a rate, a one-way delay, a number of connections and a size. Its time is that from the send to the last byte:
 the receiver answers, and half a round trip is taken off. A line has the cells of one rate and delay. A first message of
-each size, or one for each connection where they take turns, opens the windows and does not count. Predictions are those
-of `Links.load` for one message over as many connections as it is cut for, with the window that the machine's `tcp_wmem`
-sets. Needs root, for network namespaces.
+each size opens the windows and does not count. Predictions are those of `Links.load` for one message over as many
+connections as it is cut for, with the window that the machine's `tcp_wmem` sets. Needs root, for network namespaces.
 """
 
 import argparse
@@ -36,8 +36,6 @@ RATES, DELAYS = ("10mbit", "50mbit", "200mbit"), ("0.2ms", "20ms", "60ms", "125m
 ASKED = {"connections": [1, 8], "bytes": [16 << 10, 128 << 10, 1 << 20, 8 << 20], "warm": 3, "paused": 2}
 PAUSE_S, FAR_S = 3.0, 0.02
 BURST = 16_000
-WHOLE_BYTES = 16 << 10
-"""Bytes of messages that are not cut (docs/long-links.md)."""
 KINDS = ("warm", "paused")
 
 
@@ -46,24 +44,23 @@ def hosts(rate: str, delay: str) -> Topology:
     return topology_from_flags(2, rate, delay, [], 1, 0.0)
 
 
-def measure(rate: str, delay: str) -> list[dict[str, Any]]:
+def measure(rate: str, delay: str, sizes: list[int]) -> list[dict[str, Any]]:
     """Return the cells of one link."""
     with emulate_cluster(hosts(rate, delay), check=False, burst=BURST) as cluster:
         script = str(Path(__file__).with_name("slow_start_rank.py"))
-        return json_lines(cluster, [sys.executable, script, json.dumps({**ASKED, "pause_s": PAUSE_S})], timeout_s=900)
+        asked = json.dumps({**ASKED, "pause_s": PAUSE_S, "bytes": sizes})
+        return json_lines(cluster, [sys.executable, script, asked], timeout_s=900)
 
 
-def rest_s(cell: dict[str, Any], took_s: float) -> float:
-    """Return how long a connection is silent between messages that follow one another: they take turns on it."""
-    num_bytes, connections = cell["bytes"], cell["connections"]
-    turns = connections // min(connections, -(-num_bytes // SLICE_BYTES)) if num_bytes > WHOLE_BYTES else 1
-    return 2 * cell["delay_s"] + (turns - 1) * (took_s + 2 * cell["delay_s"])
+def rest_s(cell: dict[str, Any]) -> float:
+    """Return how long a connection is silent between messages that follow one another: the answer's way and back."""
+    return 2 * cell["delay_s"]
 
 
 def predicted_s(record: dict[str, Any], cell: dict[str, Any], pause_s: float) -> float:
     """Return what a message of a cell is predicted to take, up to its last byte."""
     num_bytes = cell["bytes"]
-    cuts = 1 if num_bytes <= WHOLE_BYTES else -(-num_bytes // SLICE_BYTES)
+    cuts = -(-num_bytes // SLICE_BYTES)
     topology = hosts(record["rate"], record["delay"])
     more = {"connections": min(cell["connections"], cuts), "window_bytes": IN_FLIGHT * record["buffer_bytes"]}
     message = PointToPoint(
@@ -99,7 +96,7 @@ def table(lines: Lines) -> str:
             shown: list[str] = []
             for kind in KINDS:
                 took_s = statistics.median(cell[f"{kind}_s"])
-                now_s = predicted_s(record, cell, PAUSE_S if kind == "paused" else rest_s(cell, took_s))
+                now_s = predicted_s(record, cell, PAUSE_S if kind == "paused" else rest_s(cell))
                 before_s = predicted_s({**record, "buffer_bytes": 0}, cell, 0.0)
                 for part in parts[: 1 + (parse_time(record["delay"]) >= FAR_S)]:
                     errors[f"{kind} now{part}"].append(now_s / took_s - 1)
@@ -126,14 +123,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a link")
     parser.add_argument("--md", type=Path, help="the table")
+    parser.add_argument("--on", default="", help="rate and delay of the one link to measure: 50mbit,125ms")
+    parser.add_argument("--bytes", type=int, nargs="+", default=ASKED["bytes"], help="sizes of messages")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
     lines = Lines(arguments.jsonl, KEY)
     buffer_bytes = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text(encoding="ascii").split()[-1])
     for rate in RATES:
         for delay in reversed(DELAYS):
-            if not arguments.table and not lines.has(rate, delay):
-                cells = measure(rate, delay)
+            left = not arguments.table and not lines.has(rate, delay)
+            if left and arguments.on in ("", f"{rate},{delay}"):
+                cells = measure(rate, delay, arguments.bytes)
                 lines.add({"rate": rate, "delay": delay, "buffer_bytes": buffer_bytes, "cells": cells, **place()})
                 print(f"{rate}, {delay}: measured", flush=True)
     show(table(lines), arguments.md)

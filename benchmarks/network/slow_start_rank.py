@@ -15,8 +15,6 @@ from pliant.comm import Comm, new_comm
 from pliant.network.streams import round_trip_s
 
 TIMEOUT_S = 300.0
-SLICE_BYTES, WHOLE_BYTES = 256 << 10, 16 << 10
-"""Bytes of a slice for which a connection is used, and of messages that are not cut (docs/long-links.md)."""
 RANK = int(os.environ["RANK"])
 PEER = 1 - RANK
 
@@ -44,9 +42,7 @@ def measure(comm: Comm, control: Comm, num_bytes: int, connections: int, asked: 
         answer(control)
         return time.perf_counter() - start_s - back_s
 
-    turns = connections // min(connections, -(-num_bytes // SLICE_BYTES))
-    for _ in range(1 + (turns if num_bytes > WHOLE_BYTES else 0)):  # messages take the connections in turn
-        one()
+    one()
     warm = [one() for _ in range(asked["warm"])]
     paused: list[float] = []
     for _ in range(asked["paused"]):

@@ -22,9 +22,9 @@ from pliant.schedules.scheduled_comm import ScheduledComm
 from pliant.spec import Schedule, Topology, from_json, load, to_json
 
 _TIMEOUT_S = 240.0
-_BYTES = {"dense": 1 << 21, "agreed": (1 << 23) // 40 * 4}
+BYTES = {"dense": 1 << 21, "agreed": (1 << 23) // 40 * 4}
 _PROBE_S = 10.0
-_WINDOW_S, _MOST_CALLS = 1.0, 10
+WINDOW_S, MOST_CALLS = 1.0, 10
 _ONCE_S = 3.0
 """An arm that takes longer has one turn: what is slow that long hardly varies."""
 
@@ -74,7 +74,7 @@ def vector_of(rank: int, num_bytes: int) -> Tensor:
 
 def timed(arm: Arm, x: Tensor, comm: Comm) -> float:
     """Return the seconds of one sum among several, each by itself, of the slowest rank."""
-    y, calls = torch.zeros_like(x), max(1, min(_MOST_CALLS, math.ceil(_WINDOW_S / arm.predicted_s)))
+    y, calls = torch.zeros_like(x), max(1, min(MOST_CALLS, math.ceil(WINDOW_S / arm.predicted_s)))
     took_s = 0.0
     for _ in range(calls):
         comm.barrier()
@@ -97,7 +97,7 @@ def main() -> None:
     probe_s, records = time.monotonic() - start_s, []
     if topology.num_ranks != asked.num_ranks:
         raise RuntimeError(f"{topology.num_ranks} ranks were probed, but {asked.num_ranks} were asked for.")
-    for kind, num_bytes in _BYTES.items():
+    for kind, num_bytes in BYTES.items():
         each = [vector_of(rank, num_bytes) for rank in range(comm.size)]
         x, wanted = each[comm.rank], torch.stack(each).sum(0)
         arms = arms_of(num_bytes, topology, comm)

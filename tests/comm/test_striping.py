@@ -8,9 +8,12 @@ from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
 import pliant
+from pliant.codecs import codec_from
+from pliant.collectives.compressed import CompressedAverage
 from pliant.comm import HierarchicalComm, RecordedComm, hierarchical_comm, striping
 from pliant.comm.base import duplicate
 from pliant.comm.striping import Striping, slices
+from pliant.spec import CodecSpec
 
 CONNECTIONS = 4
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -100,17 +103,18 @@ def test_the_order_of_sums_matters_and_so_the_law_above_can_fail():
         assert not all(pliant.run_world(4, body))
 
 
-@given(num_bytes=st.integers(0, 5000), connections=st.integers(1, 32))
-def test_both_ends_cut_a_message_alike_from_its_bytes(num_bytes, connections):
-    one, other = Striping(2, connections), Striping(2, connections)
+@given(num_bytes=st.integers(0, 5000), connections=st.integers(1, 32), turn=st.integers(0, 40))
+def test_a_message_is_cut_by_its_bytes_and_turn_alone(num_bytes, connections, turn):
+    cut = Striping(2, connections)
     sent, into = torch.arange(num_bytes).to(torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
-    out, back = one.sends(1, sent), other.receives(0, into)
+    cut.placed(torch.empty(700, dtype=torch.uint8), 3)  # what went before does not matter
+    out, back = cut.placed(sent, turn), Striping(2, connections).placed(into, turn)
     assert [k for k, _ in out] == [k for k, _ in back]
     for (_, a), (_, b) in zip(out, back, strict=True):
         b.copy_(a)
     assert bool((into == sent).all())
-    assert len(out) <= min(connections, max(1, -(-num_bytes // 64)))
-    assert out[0][0] == 0  # the first
+    assert len({k for k, _ in out}) == len(out) <= min(connections, max(1, -(-num_bytes // 64)))
+    assert cut.placed(sent, 0)[0][0] == 0
 
 
 def test_slices_are_views():
@@ -122,13 +126,20 @@ def test_slices_are_views():
 
 def test_chunks_of_a_pipeline_use_all_connections():
     cut = Striping(3, 4)
-    taken = [k for _ in range(4) for k, _ in cut.sends(2, torch.empty(128, dtype=torch.uint8))]
+    taken = [k for turn in range(4) for k, _ in cut.placed(torch.empty(128, dtype=torch.uint8), turn)]
     assert taken == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert [cut.sends(2, torch.empty(n))[0][0] for n in (9, 9, 8, 8, 9)] == [0, 1, 0, 0, 2]  # small ones have no turn
-    assert [k for k, _ in cut.sends(1, torch.empty(128, dtype=torch.uint8))] == [
-        0,
-        1,
-    ]  # each rank has turns of its own
+    one_by_one = [cut.placed(torch.empty(n), turn)[0][0] for turn, n in enumerate((9, 9, 8, 8, 9))]
+    assert one_by_one == [0, 1, 0, 0, 0]  # small ones have no turn
+
+
+def test_messages_by_themselves_take_the_connection_with_the_widest_window():
+    cut, sent = Striping(2, 8), [0] * 8
+    for num_bytes in [40, 64, 500, 64, 130, 40, 64]:
+        slices_of = cut.placed(torch.empty(num_bytes, dtype=torch.uint8), 0)
+        assert all(sent[k] == max(sent) for k, _ in slices_of if len(slices_of) == 1)
+        for k, part in slices_of:
+            sent[k] += part.nbytes
+    assert sent[0] == max(sent)
 
 
 def test_messages_between_two_ranks_keep_their_order():
@@ -138,9 +149,11 @@ def test_messages_between_two_ranks_keep_their_order():
         comm, peer = duplicate(place.comm, CONNECTIONS), 1 - place.rank
         sends = [(peer, torch.full((n,), 10 * place.rank + k, dtype=torch.uint8)) for k, n in enumerate(sizes)]
         into = [torch.empty(n, dtype=torch.uint8) for n in sizes]
-        works = [comm.exchange([], [(peer, x)]) for x in into]
+        works = [comm.exchange([], [(peer, x)], turn=max(k - 6, 0)) for k, x in enumerate(into)]
         comm.exchange(sends[:4], []).wait()
-        comm.exchange(sends[4:], []).wait()
+        comm.exchange(sends[4:6], []).wait()
+        for k, each in enumerate(sends[6:]):
+            comm.exchange([each], [], turn=k).wait()
         for work in works:
             work.wait()
         comm.close()
@@ -218,3 +231,31 @@ def test_who_hangs_up_closes_all_connections_and_a_loss_is_told_once():
     text = pliant.run_world(2, body, timeout_s=10)[1]
     assert "rank 1 of 2: exchange of 4000 bytes failed" in text
     assert "Timed out" not in text
+
+
+def test_pieces_of_a_coded_average_use_all_connections_and_give_the_same_bits(monkeypatch):
+    monkeypatch.setattr(striping, "SLICE_BYTES", 1 << 18)
+    placed, taken = Striping.placed, set()
+
+    def noted(self, x, turn):
+        found = placed(self, x, turn)
+        taken.update(k for k, _ in found if self.connections > 1)
+        return found
+
+    monkeypatch.setattr(Striping, "placed", noted)
+    codec, numel = codec_from(CodecSpec(name="minmax8")), 20_000
+
+    def body(place):
+        several, results = duplicate(place.comm, CONNECTIONS), []
+        for comm in (place.comm, several):
+            results.append(numbers(place.rank, numel))
+            average = CompressedAverage(
+                codec, numel, comm, chunk_bytes=4096, owner_feedback=False, device=torch.device("cpu")
+            )
+            average(results[-1], 1)
+        several.close()
+        return results
+
+    for one, more in pliant.run_world(2, body):
+        assert torch.equal(one, more)
+    assert taken == set(range(CONNECTIONS))

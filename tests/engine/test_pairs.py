@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 
 import pliant as p
-from models import batch, new_ddp, train, weights
+from models import applied_and_given, new_ddp, train, weights
 
 HOSTS = [[0], [1, 2]]
 WRAPS = {
@@ -77,22 +76,8 @@ def test_nothing_that_is_owed_is_lost(name):
 
     def body(place):
         ddp = new_ddp(place)
-        total, applied = torch.zeros_like(weights(ddp)), torch.zeros_like(weights(ddp))
         with run_of(place, ddp, name, lr=0.0) as run:
-            for step in range(9):
-                if step == 8:
-                    run.switch("allreduce")
-                x, y = batch(place.rank, step)
-                local = new_ddp(place, bucket_cap_mb=25)
-                with local.no_sync():
-                    nn.functional.cross_entropy(local(x), y).backward()
-                total += torch.cat([each.grad.flatten() for each in local.parameters()])
-                run.optimizer.zero_grad()
-                nn.functional.cross_entropy(ddp(x), y).backward()
-                applied += torch.cat([each.grad.flatten() for each in ddp.parameters()])
-                run.optimizer.step()
-        place.comm.all_reduce(total).wait()
-        return applied, total / place.size
+            return applied_and_given(place, ddp, run, 9)
 
-    for applied, total in p.run_world(3, body, timeout_s=60):
-        torch.testing.assert_close(applied, total, rtol=1e-4, atol=1e-5)
+    for applied, given in p.run_world(3, body, timeout_s=60):
+        torch.testing.assert_close(applied, given, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,8 @@
 """One rate law: the same messages take the same seconds in every form, and wherever they are predicted."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -102,8 +105,9 @@ def test_simulator_schedules_and_embeddings_agree(topology, seed):
         assert found.part_s(phase) == pytest.approx(float(links.load(one).total_s[0]), rel=1e-12), phase
 
 
-def four_hosts(*delays_s):
-    return Topology(hosts=tuple(Host(name=f"h{k}", delay_s=delay_s) for k, delay_s in enumerate(delays_s)))
+def four_hosts(*delays_s, bytes_per_s=0.0):
+    rates = {"send_bytes_per_s": bytes_per_s, "receive_bytes_per_s": bytes_per_s}
+    return Topology(hosts=tuple(Host(name=f"h{k}", delay_s=delay_s, **rates) for k, delay_s in enumerate(delays_s)))
 
 
 def ring(n):
@@ -127,6 +131,27 @@ def test_a_path_is_walked_hop_by_hop(delays_s, hops):
     n = len(delays_s)
     longest = max(sum(delays_s[(start + k + 1) % n] for k in range(hops)) for start in range(n))
     assert Links(four_hosts(*delays_s), IDEAL).load(ring(n), repeat=hops).latency_s[0] == pytest.approx(longest)
+
+
+def by_segments_s(block_s, trip_s, num_segments, rounds):
+    """Return what a hop's blocks take, segment by segment: the next but one leaves when word of one is back."""
+    starts, free_s, each_s = [], 0.0, block_s / num_segments
+    for j in range(num_segments * rounds):
+        starts.append(max(free_s, starts[j - 2] + each_s + trip_s) if j >= 2 else free_s)
+        free_s = starts[-1] + each_s
+    return free_s
+
+
+@given(st.floats(1e3, 1e7), st.floats(1e-3, 0.2), st.integers(2, 6))
+def test_two_segments_of_a_ring_are_under_way_at_a_time(num_bytes, delay_s, n):
+    rate, rounds, megabytes = 1e7, 40, replace(ring(n), num_bytes=np.array([n * num_bytes]))
+    network = Links(four_hosts(*[delay_s] * n, bytes_per_s=rate), replace(IDEAL, sharing=0.0))
+    took = network.load(megabytes, repeat=rounds)
+    num_segments = max(2, math.ceil(num_bytes / 2**20))
+    expected_s = by_segments_s(num_bytes / rate, 2 * delay_s, num_segments, rounds)
+    once_s = num_bytes / rate + 2 * delay_s
+    assert expected_s - once_s <= took.total_s[0] <= expected_s + once_s + rounds * delay_s  # once around the ring more
+    assert took.total_s[0] >= rounds * num_segments * delay_s
 
 
 def test_served_in_turn_an_interface_has_one_flow():

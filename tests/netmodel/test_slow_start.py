@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 import pliant as p
@@ -164,6 +165,35 @@ def test_a_message_opens_the_windows_of_as_many_connections_as_it_takes(num_byte
     taken = Striping(2, connections).count(num_bytes)
     found = Links(hosts(2, connections=connections), FREE).load(message, 1, np.inf).start_s
     assert found == pytest.approx(slow_start_s(num_bytes, 1.25e7, 0.1, connections=taken))
+
+
+def lost_in_order_s(sizes, rate, trip_s, connection_of):
+    """Return what messages lose that follow one another, each on a connection whose window grows by what is acked."""
+    windows, lost_s = [float(INITIAL_WINDOW_BYTES)] * 8, []
+    for turn, size in enumerate(sizes):
+        k, left = connection_of(turn, size), float(size)
+        lost_s.append(0.0)
+        while left > windows[k]:
+            lost_s[-1] += max(trip_s - windows[k] / rate, 0.0)
+            left, windows[k] = left - windows[k], 2 * windows[k]
+        windows[k] += left
+    return lost_s
+
+
+@pytest.mark.parametrize("sizes", [[128 << 10] * 5, [256 << 10, 20 << 10, 200 << 10, 100 << 10]])
+def test_messages_that_are_not_cut_follow_one_another_on_an_open_connection(sizes):
+    rate, trip_s, cut = 6.25e6, 0.25, Striping(2, 8)
+    pauses_s = [np.inf] + [trip_s] * (len(sizes) - 1)
+    predicted_s = [slow_start_s(size, rate, trip_s, pause_s=s) for size, s in zip(sizes, pauses_s, strict=True)]
+
+    def ours(_, size):
+        ((k, _),) = cut.placed(torch.empty(size, dtype=torch.uint8), 0)
+        return k
+
+    found_s = lost_in_order_s(sizes, rate, trip_s, ours)
+    assert found_s == pytest.approx(predicted_s)
+    assert found_s[0] > 0
+    assert all(lost_s > trip_s / 2 for lost_s in lost_in_order_s(sizes, rate, trip_s, lambda turn, _: turn))
 
 
 def test_slices_of_a_ring_are_those_of_the_whole_vector():

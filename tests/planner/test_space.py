@@ -9,10 +9,22 @@ from hypothesis import given, strategies as st
 
 import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
-from pliant.algorithms import plan_of
-from pliant.planner import BASELINES, FAMILIES, Gene, Genome, Quality, Space
+from pliant.algorithms import parse, plan_of
+from pliant.planner import BASELINES, FAMILIES, Gene, Genome, Quality, Space, schedules
 from pliant.planner.schedules import with_schedules
-from pliant.spec import Host, Link, Placement, Schedule, TensorSpec, Topology, Workload, from_json, to_json
+from pliant.simulator import simulate
+from pliant.spec import (
+    BlockSparse,
+    Host,
+    Link,
+    Placement,
+    Schedule,
+    TensorSpec,
+    Topology,
+    Workload,
+    from_json,
+    to_json,
+)
 from pliant.spec.plan import SyncPlan
 
 EVERYTHING = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
@@ -183,3 +195,38 @@ def test_what_a_search_found_is_sent_with_a_schedule_for_the_network():
     assert all(isinstance(rule.exchange.schedule, Schedule) for rule in plan.rules)
     exact = BASELINES["ddp"].plan()
     assert with_schedules(exact, WORKLOAD, Topology(hosts=hosts, links=links)) is exact
+
+
+def test_agreed_blocks_go_by_a_schedule_where_others_do():
+    hosts = tuple(Host(name=f"h{k}", send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for k in range(3))
+    links = tuple(
+        Link(source=a.name, target=b.name, bytes_per_s=1e4 if a is hosts[0] and b is hosts[2] else 1e7, latency_s=1e-3)
+        for a in hosts
+        for b in hosts
+        if a is not b
+    )
+    topology = Topology(hosts=hosts, links=links)
+    offered = Space(WORKLOAD, topology, Quality(budget=10, unmeasured=True))
+    drawn = [each for each in offered.enumerate() if each.base.family == "tasc" and each.by_schedule]
+    assert {each.base.settings["agreement"] for each in drawn} == {"leader", "global"}
+    plan = with_schedules(drawn[0].plan(), WORKLOAD, topology)
+    scheduled = [rule.exchange for rule in plan.rules if isinstance(rule.exchange, BlockSparse)]
+    assert [type(node.schedule) for node in scheduled] == [Schedule]
+    ring, by_schedule = (Genome(drawn[0].base, by_schedule=by).plan() for by in (False, True))
+    assert simulate(by_schedule, WORKLOAD, topology).step_s < simulate(ring, WORKLOAD, topology).step_s
+
+
+def test_a_schedule_is_chosen_for_the_pause_before_its_sums(monkeypatch):
+    """Windows that a pause has closed make each round dear, as the simulator says of the same plan."""
+    asked = []
+
+    def note(num_bytes, topology, overheads, *, is_coded):
+        asked.append(overheads.pause_s)
+
+    monkeypatch.setattr(schedules, "fastest_schedule", note)
+    hosts = tuple(Host(name=f"h{k}", delay_s=0.1) for k in range(3))
+    work = replace(WORKLOAD, forward_s=2.0, backward_s=1.0, step_s=0.5)
+    for node in ("allreduce(schedule=auto)", "local_sgd(period=4, averaging=allreduce(schedule=auto))"):
+        with_schedules(plan_of(parse(node)), work, Topology(hosts=hosts))
+    first_s = min(tensor.ready_s for tensor in work.tensors)
+    assert asked == [2.5 + first_s, 4 * 3.5]

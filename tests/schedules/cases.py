@@ -1,10 +1,13 @@
 """Topologies, bitmaps and shapes for the tests of schedules: drawn by hypothesis, or listed."""
 
+import copy
 import random
 from dataclasses import replace
 
+import torch
 from hypothesis import strategies as st
 
+import pliant
 from pliant.schedules.collective import Collective
 from pliant.schedules.family import shapes
 from pliant.spec import Host, Link, Rack, Topology
@@ -105,3 +108,16 @@ def problems(draw, max_ranks=9):
     shape = draw(st.sampled_from(shapes(topology)))
     owners = random.Random(seed).choices(range(sum(sizes)), k=collective.num_blocks)
     return collective, topology, shape, owners
+
+
+def trained(context, start, algorithm):
+    """Return the weights of a copy of a model after four steps, each rank with inputs of its own."""
+    model = copy.deepcopy(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator, dtype = torch.Generator().manual_seed(context.rank), next(model.parameters()).dtype
+    with pliant.relax(model, optimizer, algorithm, group=context.process_group) as run:
+        for _ in range(4):
+            run.model(torch.randn(5, 6, generator=generator, dtype=dtype)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

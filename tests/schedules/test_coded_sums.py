@@ -1,6 +1,6 @@
 """Means in codes along schedules: by an oracle that walks the moves, conservation, equal bits, and the bytes."""
 
-import copy
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -20,8 +20,8 @@ from pliant.schedules.dense import dense_merged
 from pliant.schedules.scheduled_comm import ScheduledComm
 from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
-from pliant.spec import CodecSpec, Move, ScatterGather, Schedule, Topology, from_json, to_json
-from schedules.cases import hosts
+from pliant.spec import CodecSpec, Move, Schedule, Topology, from_json, to_json
+from schedules.cases import hosts, trained
 from schedules.test_dense import mesh
 from simulator.test_bytes import model, sent_by_engine, workload_of
 
@@ -230,22 +230,11 @@ def test_training_in_codes_by_a_schedule_is_training(text):
     torch.manual_seed(0)
     start = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
 
-    def train(context, node):
-        net = copy.deepcopy(start)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        generator = torch.Generator().manual_seed(context.rank)
-        with pliant.relax(net, optimizer, node, group=context.process_group) as run:
-            for _ in range(4):
-                run.model(torch.randn(5, 6, generator=generator)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return torch.cat([p.detach().flatten() for p in net.parameters()])
-
     schedule = schedules(3)["relays"]
-    node = pliant.parse(text)
-    first, *others = run_world(3, lambda context: train(context, type(node)(**{**vars(node), "schedule": schedule})))
+    by = replace(pliant.parse(text), schedule=schedule)
+    first, *others = run_world(3, lambda context: trained(context, start, by))
     assert all(torch.equal(first, other) for other in others)
-    by_owners, *_ = run_world(3, lambda context: train(context, text))
+    by_owners, *_ = run_world(3, lambda context: trained(context, start, text))
     assert torch.allclose(first, by_owners, atol=0.02 if text == "bytegrad" else 0.2)
 
 
@@ -254,24 +243,25 @@ CODED = {
     "onebit": pliant.onebit(schedule=FOUR),
     "bytegrad by the family": pliant.bytegrad(schedule=schedules(4)["halving"]),
     "tasc": pliant.tasc(0.3, schedule=FOUR),
-    "momentum": pliant.parse("onebit_adam(warmup_steps=3)"),
+    "onebit_adam": pliant.onebit_adam(warmup_steps=3, schedule=FOUR),
 }
 
 
 @pytest.mark.parametrize("name", CODED)
 def test_bytes_are_those_of_the_simulator(name):
     node = CODED[name]
-    if name == "momentum":
-        averaging = ScatterGather(codec=SIGN, feedback="both", schedule=FOUR)
-        node = type(node)(**{**vars(node), "averaging": averaging})
     found = simulate(plan_of(node), workload_of(model()), hosts([2, 2]))
-    sent = sent_by_engine("onebit_adam" if name == "momentum" else name, node, found.period)
+    sent = sent_by_engine(name, node, found.period)
     assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
 
 
 @pytest.mark.parametrize("schedule", ["auto", FOUR, mesh(3, 1)])
 def test_plans_keep_schedules_of_sums_in_codes(schedule):
-    for node in (pliant.int4(schedule=schedule), pliant.tasc(0.1, schedule=schedule)):
+    for node in (
+        pliant.int4(schedule=schedule),
+        pliant.tasc(0.1, schedule=schedule),
+        pliant.onebit_adam(schedule=schedule),
+    ):
         assert pliant.parse(str(node)) == node
         assert from_json(type(plan_of(node)), to_json(plan_of(node))) == plan_of(node)
 

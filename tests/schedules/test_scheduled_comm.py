@@ -1,6 +1,5 @@
 """Sums by schedules inside comms and plans: exact, alike on all ranks, and back where they do not pay."""
 
-import copy
 import math
 import warnings
 
@@ -17,7 +16,7 @@ from pliant.schedules.dense import dense_candidates, fastest_schedule
 from pliant.schedules.scheduled_comm import ScheduledComm, scheduled
 from pliant.simulator import simulate
 from pliant.spec import AllReduce, Rule, Schedule, SyncPlan, TensorSpec, Workload, from_json, save, to_json
-from schedules.cases import hosts
+from schedules.cases import hosts, trained
 from schedules.test_dense import mesh
 
 SOON = SolverOptions(after=5, limit_s=5.0, trials=5)
@@ -192,25 +191,13 @@ def test_training_by_a_schedule_is_training(text, tmp_path):
     torch.manual_seed(0)
     start = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
 
-    def train(context, algorithm):
-        model = copy.deepcopy(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        generator = torch.Generator().manual_seed(context.rank)
-        with pliant.relax(model, optimizer, algorithm, group=context.process_group) as run:
-            for _ in range(4):
-                x = torch.randn(5, 6, generator=generator, dtype=torch.float64)
-                run.model(x).square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return torch.cat([p.detach().flatten() for p in model.parameters()])
-
     where = f"schedule={str(schedule)!r}"
     if text.startswith("local_sgd"):
         by = f"local_sgd(period=2, averaging=allreduce({where}))"
     else:
         by = f"{text[:-1]}, {where})" if text.endswith(")") else f"{text}({where})"
-    ring, *_ = run_world(3, lambda context: train(context, text))
-    first, *others = run_world(3, lambda context: train(context, by))
+    ring, *_ = run_world(3, lambda context: trained(context, start, text))
+    first, *others = run_world(3, lambda context: trained(context, start, by))
     assert all(torch.equal(first, other) for other in others)
     assert torch.allclose(first, ring, atol=1e-2 if text == "bf16" else 1e-5)
 

@@ -233,13 +233,13 @@ def tasc(
     return BetweenHosts(inner=node) if agreement == "host" else node
 
 
-def onebit_adam(beta: float = 0.9, *, warmup_steps: int = 100) -> CompressedMomentum:
+def onebit_adam(beta: float = 0.9, *, warmup_steps: int = 100, schedule: ScheduleLike = "ring") -> CompressedMomentum:
     """Exchange the momentum of 1-bit Adam in one bit after a warm-up (Tang et al., arXiv:2102.02888).
 
     It belongs to the optimizer `pliant.OneBitAdam`; by name, ``relax(model, optimizer, "onebit_adam")``, it takes its
-    settings from there.
+    settings from there. `schedule` is as for `allreduce`, for the momenta alone: the warm-up has a ring.
 
     >>> str(onebit_adam(warmup_steps=50))
     'CompressedMomentum(beta=0.9, warmup_steps=50)'
     """
-    return CompressedMomentum(beta=beta, warmup_steps=warmup_steps)
+    return CompressedMomentum(beta=beta, warmup_steps=warmup_steps, averaging=onebit(schedule=schedule))

@@ -120,7 +120,7 @@ class ToOwners(OwnerReduction):
                     sends = [(owner, self._out[owner][k])]
                 receives = [(worker, self._in[worker][k])] if k < len(self._mine) else []
                 if sends or receives:
-                    works.append(self._comm.exchange(sends, receives))
+                    works.append(self._comm.exchange(sends, receives, turn=k))
         return posted
 
     def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
@@ -191,7 +191,7 @@ class FromOwners(OwnerGather):
         own = self.payloads[self._comm.rank]
         sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
         receives = [(peer, self.payloads[peer][k]) for peer in self._peers if k < len(self.payloads[peer])]
-        return self._comm.exchange(sends, receives)
+        return self._comm.exchange(sends, receives, turn=k)
 
 
 def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:

@@ -102,11 +102,20 @@ class Comm(Protocol):
         """Send part j of x, (size * numel,), to rank j; part j of out comes from rank j."""
         ...
 
-    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
+    def exchange(
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, patience_s: float | None = None
+    ) -> Work:
         """Post all receives, then all sends, each with its peer; messages between two ranks keep their order.
 
-        Sizes must agree on both sides: a receive buffer that is too small ends the process inside Gloo. With
-        `patience_s` the wait may take that long instead of `timeout_s`, for servers that may be idle.
+        Sizes and turns must agree on both sides: a receive buffer that is too small ends the process inside Gloo.
+
+        Args:
+            sends: Tensors, each with the rank to which it goes.
+            receives: Likewise, each with the rank from which it comes.
+            turn: Number of these messages in a pipeline, whose messages are under way at once: it spreads them over the
+                connections, if there are several.
+            patience_s: Longest wait in the place of `timeout_s`, for servers that may be idle.
+
         """
         ...
 

@@ -47,8 +47,7 @@ def all_reduce(groups: Groups, x: Tensor, op: ReduceOp, striping: Striping) -> W
     """Replace x by the sum, minimum or maximum over ranks, to the bit as in one piece."""
     is_exact = not (x.is_floating_point() or x.is_complex())
     parts = striping.of_sum(x, any_order=is_exact or (op == "sum" and groups[0].size() <= 2))
-    places = zip(striping.of_collective(len(parts)), parts, strict=True)
-    return [all_reduce_together(each, _OPS[op], groups[k]) for k, each in places]
+    return [all_reduce_together(each, _OPS[op], groups[k]) for k, each in enumerate(parts)]
 
 
 def all_gather(groups: Groups, out: Tensor, x: Tensor, striping: Striping) -> Works:
@@ -57,8 +56,7 @@ def all_gather(groups: Groups, out: Tensor, x: Tensor, striping: Striping) -> Wo
     if count == 1:
         return [_all_gather_single(_movable(out), _movable(x), groups[0], async_op=True)]
     cut = list(zip(*(slices(each, count) for each in (*out.view(groups[0].size(), -1), x)), strict=True))
-    places = zip(striping.of_collective(len(cut)), cut, strict=True)
-    return [dist.all_gather(outs, part, groups[k], async_op=True) for k, (*outs, part) in places]
+    return [dist.all_gather(outs, part, groups[k], async_op=True) for k, (*outs, part) in enumerate(cut)]
 
 
 def reduce_scatter(group: ProcessGroup, out: Tensor, x: Tensor, op: ReduceOp) -> Works:
@@ -74,15 +72,15 @@ def all_to_all(groups: Groups, out: Tensor, x: Tensor, striping: Striping) -> Wo
     outs, parts = out.view(size, -1), x.view(size, -1)
     outs[rank].copy_(parts[rank])
     peers = [peer for peer in range(size) if peer != rank]
-    return exchange(groups, [(peer, parts[peer]) for peer in peers], [(peer, outs[peer]) for peer in peers], striping)
+    sends, receives = ([(peer, each[peer]) for peer in peers] for each in (parts, outs))
+    return exchange(groups, sends, receives, striping, 0)
 
 
 def broadcast(groups: Groups, x: Tensor, root: int, striping: Striping) -> Works:
     """Replace x by root's."""
     count = striping.count(x.nbytes)
     parts = [_movable(x)] if count == 1 else slices(x, count)
-    places = zip(striping.of_collective(len(parts)), parts, strict=True)
-    return [dist.broadcast(part, group=groups[k], group_src=root, async_op=True) for k, part in places]
+    return [dist.broadcast(part, group=groups[k], group_src=root, async_op=True) for k, part in enumerate(parts)]
 
 
 def reduce(group: ProcessGroup, x: Tensor, root: int) -> Works:
@@ -90,15 +88,15 @@ def reduce(group: ProcessGroup, x: Tensor, root: int) -> Works:
     return [dist.reduce(x, group=group, group_dst=root, async_op=True)]
 
 
-def exchange(groups: Groups, sends: PeerTensors, receives: PeerTensors, striping: Striping) -> Works:
+def exchange(groups: Groups, sends: PeerTensors, receives: PeerTensors, striping: Striping, turn: int) -> Works:
     """Post all receives, then all sends."""
     beside = next((x.device for _, x in (*sends, *receives) if is_accelerator(x.device)), None)
     if beside is not None and backend_of(groups[0], beside) != "gloo":
         return batched(groups[0], sends, receives)
     # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
-    parts = ((peer, k, part) for peer, x in receives for k, part in striping.receives(peer, x))
+    parts = ((peer, k, part) for peer, x in receives for k, part in striping.placed(x, turn))
     works = [groups[k].recv([_movable(part)], peer, 0) for peer, k, part in parts]
-    parts = ((peer, k, part) for peer, x in sends for k, part in striping.sends(peer, x))
+    parts = ((peer, k, part) for peer, x in sends for k, part in striping.placed(x, turn))
     return works + [groups[k].send([_movable(part)], peer, 0) for peer, k, part in parts]
 
 

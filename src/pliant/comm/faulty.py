@@ -68,10 +68,12 @@ class FaultyComm(WrappedComm):
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         return self._comm.all_to_all(out, x) if self._passes("all_to_all") else _Never()
 
-    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
+    def exchange(
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, patience_s: float | None = None
+    ) -> Work:
         if not self._passes("exchange"):
             return _Never()
-        return self._comm.exchange(sends, receives, patience_s=patience_s)
+        return self._comm.exchange(sends, receives, turn=turn, patience_s=patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._comm.broadcast(x, root) if self._passes("broadcast") else _Never()

@@ -209,6 +209,7 @@ class InOrderComm(WrappedComm):
         sends: Sequence[tuple[int, Tensor]],
         receives: Sequence[tuple[int, Tensor]],
         *,
+        turn: int = 0,
         patience_s: float | None = None,
     ) -> Work:
         messages = [((self.rank, peer), x) for peer, x in sends] + [((peer, self.rank), x) for peer, x in receives]

@@ -116,7 +116,9 @@ class ProcessGroupComm:
         require_numel("all_to_all", out, x.numel())
         return self._start("all_to_all", x, lambda: calls.all_to_all(self._groups, out, x, self._striping))
 
-    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
+    def exchange(
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, patience_s: float | None = None
+    ) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))
         num_bytes = sum(x.nbytes for _, x in sends)
         size, group = f" of {num_bytes} bytes", self._open_group
@@ -127,7 +129,7 @@ class ProcessGroupComm:
         for peer, _ in receives:
             self.progress.awaits(peer)
         try:
-            works = calls.exchange([group, *self._more], sends, receives, self._striping)
+            works = calls.exchange([group, *self._more], sends, receives, self._striping, turn)
         except RuntimeError as error:
             raise self.given_up("exchange", error, size, 0.0) from error
         on_host = not any(is_accelerator(x.device) for _, x in (*sends, *receives))

@@ -137,9 +137,11 @@ class RecordedComm(WrappedComm):
         moved = (self.size - 1) * x.nbytes // self.size
         return self._count("all_to_all", lambda: self._comm.all_to_all(out, x), moved, moved, self.size - 1)
 
-    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
+    def exchange(
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, patience_s: float | None = None
+    ) -> Work:
         sent, received = sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives)
-        start = partial(self._comm.exchange, sends, receives, patience_s=patience_s)
+        start = partial(self._comm.exchange, sends, receives, turn=turn, patience_s=patience_s)
         return self._count("exchange", start, sent, received, len(sends), idle=patience_s is not None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:

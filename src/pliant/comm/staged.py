@@ -92,18 +92,20 @@ class StagedComm(WrappedComm):
         sends: Sequence[tuple[int, Tensor]],
         receives: Sequence[tuple[int, Tensor]],
         *,
+        turn: int = 0,
         patience_s: float | None = None,
     ) -> Work:
         tensors = [x for _, x in (*sends, *receives)]
         require_contiguous(*tensors)
         if not any(is_accelerator(x.device) for x in tensors):
-            return self._comm.exchange(sends, receives, patience_s=patience_s)
+            return self._comm.exchange(sends, receives, turn=turn, patience_s=patience_s)
         sent = {id(x): x for _, x in sends}  # one that goes to several ranks is copied once
         buffers = dict(zip(sent, self._copies(list(sent.values())), strict=True))
         into = [(peer, x, self.buffers.take(x)) for peer, x in receives]
         work = self._comm.exchange(
             [(peer, buffers[id(x)]) for peer, x in sends],
             [(peer, buffer) for peer, _, buffer in into],
+            turn=turn,
             patience_s=patience_s,
         )
         return _StagedWork(self, work, [(x, buffer) for _, x, buffer in into], list(buffers.values()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pliant.spec.slices import SLICE_BYTES
+from pliant.spec.slices import RING_SEGMENT_BYTES, SLICE_BYTES
 
 __all__ = ["MAX_CONNECTIONS", "ConnectionChoice", "Striping", "ring_block", "slices"]
 
@@ -17,8 +17,6 @@ MAX_CONNECTIONS = 32
 """The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
 _SMALL_BYTES = 16 * 1024
 """Bytes up to which all messages take one connection, as a packet or some."""
-_SEGMENT_BYTES = 1 << 20
-"""The longest segment of Gloo's ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +28,14 @@ class ConnectionChoice:
 
 
 class Striping:
-    """Connections of a comm, and the slices of its messages on each of them. No communication.
+    """Connections of a comm, and the slices of its messages on each of them. No communication, and no state.
 
-    Note [order of slices]: both ends compute from the bytes of a message alone in how many slices it goes. One of up to
-    16 KB takes connection 0. The slices of others take the connections that follow those of the one before, in the
-    order of messages between the two ranks, which both ends share. So messages keep their order on each connection, and
-    a pipeline of chunks of a slice each uses all of them. Collectives of several slices do the same, in the order of
-    all ranks; those of one slice take connection 0.
+    Note [order of slices]: both ends compute the connections of a message from its bytes and its turn alone. A message
+    goes in a slice for each 256 KB, and its slices take the connections from the first one on. So the first has the
+    widest window, messages that are not cut go over it, and none starts slowly on a connection that has rested.
+    Messages of a pipeline, which are under way at once, have turns: each takes the connections behind those of the turn
+    before, so that together they use all; but those of up to 16 KB, which take the first. Messages keep their order on
+    each connection. Slices of collectives begin at the first connection, too.
 
     Args:
         size: Ranks of the comm.
@@ -51,36 +50,24 @@ class Striping:
                 f"{MAX_CONNECTIONS}."
             )
         self.connections, self._size = connections, size
-        # The next connection of messages to each rank, from each, and of collectives.
-        self._sent, self._received, self._together = [0] * size, [0] * size, [0]
 
     def count(self, num_bytes: int) -> int:
         """Return the number of slices of a message."""
         return max(1, min(self.connections, _ceil(num_bytes, SLICE_BYTES)))
 
-    def sends(self, peer: int, x: Tensor) -> Sequence[tuple[int, Tensor]]:
-        """Return the slices of a message to a rank, each with its connection."""
-        return self._placed(x, self._sent, peer)
+    def placed(self, x: Tensor, turn: int) -> Sequence[tuple[int, Tensor]]:
+        """Return the slices of a message, each with its connection; the same for who sends and who receives it.
 
-    def receives(self, peer: int, x: Tensor) -> Sequence[tuple[int, Tensor]]:
-        """Return the slices of a message from a rank, each with its connection."""
-        return self._placed(x, self._received, peer)
+        Args:
+            x: Contiguous.
+            turn: Number of the message in its pipeline; 0 of one by itself.
 
-    def of_collective(self, num_slices: int) -> Sequence[int]:
-        """Return the connection of each slice of a collective, which is about to begin."""
-        return [0] if num_slices == 1 else self._take(self._together, 0, num_slices)
-
-    def _placed(self, x: Tensor, following: list[int], peer: int) -> Sequence[tuple[int, Tensor]]:
+        """
         if self.connections == 1 or x.nbytes <= _SMALL_BYTES:
             return [(0, x)]
         count = self.count(x.nbytes)
         parts = [x] if count == 1 else slices(x, count)
-        return list(zip(self._take(following, peer, len(parts)), parts, strict=True))
-
-    def _take(self, following: list[int], peer: int, num_slices: int) -> Sequence[int]:
-        first = following[peer]
-        following[peer] = (first + num_slices) % self.connections
-        return [(first + k) % self.connections for k in range(num_slices)]
+        return [((turn * count + k) % self.connections, part) for k, part in enumerate(parts)]
 
     def of_sum(self, x: Tensor, *, any_order: bool) -> Sequence[Sequence[Tensor]]:
         """Return lists of tensors, each list to be reduced as one message; together they are x.
@@ -124,7 +111,7 @@ def ring_block(numel: int, size: int, itemsize: int) -> int:
 
     A block has at least two segments of equal length, each of at most 1 MiB.
     """
-    longest = max(1, _SEGMENT_BYTES // itemsize)
+    longest = max(1, RING_SEGMENT_BYTES // itemsize)
     segments_of_rank = max(2, _ceil(_ceil(numel, longest), size))
     return segments_of_rank * _ceil(numel, segments_of_rank * size)
 

@@ -44,8 +44,10 @@ class WrappedComm:
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         return self._comm.all_to_all(out, x)
 
-    def exchange(self, sends: PeerTensors, receives: PeerTensors, *, patience_s: float | None = None) -> Work:
-        return self._comm.exchange(sends, receives, patience_s=patience_s)
+    def exchange(
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, patience_s: float | None = None
+    ) -> Work:
+        return self._comm.exchange(sends, receives, turn=turn, patience_s=patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._comm.broadcast(x, root)

@@ -12,6 +12,7 @@ from pliant.netmodel.loads import Loads, Paths, at_once
 from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.own_interface import bytes_outside
 from pliant.netmodel.paths import all_to_all, host_pairs, lost_s
+from pliant.netmodel.rings import path_s, turn_s
 from pliant.netmodel.round_time import RoundTime
 from pliant.netmodel.slow_start import LEAST_TIMEOUT_S
 
@@ -45,8 +46,9 @@ class Links(Interfaces):
         """Return the time of messages that are sent at once, `repeat` times one after another.
 
         Rounds that are repeated wait for one another at every rank, so that all times count `repeat` times; around a
-        ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops. Slow start counts once: of
-        rounds over the same pairs the first opens the windows.
+        ring (`PointToPoint.cyclic`) the delay is that of the longest path of `repeat` hops, or the round trips for
+        which its segments wait (`rings`). Slow start counts once: of rounds over the same pairs the first opens the
+        windows.
 
         Args:
             messages: Of one round.
@@ -113,12 +115,17 @@ class Links(Interfaces):
             axis=1,
         )  # (num_buckets, num_interfaces)
         at = times.argmax(1)
+        rate_s = times[np.arange(len(times)), at]
+        latency_s = loads.latency_s
+        if not self.overheads.nccl:  # which has windows of its own
+            wire_s = rate_s * self.overheads.wire_factor
+            latency_s = np.maximum(latency_s, repeat * (loads.turn_s - wire_s / 2))
         return RoundTime(
             overheads=self.overheads,
             ranks_per_cpu=self.topology.ranks_per_cpu,
-            rate_s=repeat * times[np.arange(len(times)), at],
+            rate_s=repeat * rate_s,
             loopback_bytes=repeat * (loads.inside * self.inside_factor).max(1),
-            latency_s=loads.latency_s,
+            latency_s=latency_s,
             start_s=lost_s(self, loads.paths, times * self.overheads.wire_factor, pause_s),
             staging_s=np.zeros(len(times)),
             num_messages=handled,
@@ -141,15 +148,17 @@ class Links(Interfaces):
         gives, takes = self.rack_of[source], self.rack_of[target]
         crossing = messages.share * (gives != takes)
         size = messages.num_bytes[:, None]
-        delay_s = self.delay_s[target]
+        delay_s, back_s = self.delay_s[target], self.delay_s[source]
         links = np.zeros(len(self.link_s))
         if len(self.link_s):  # else nobody asks for a table of all pairs of hosts
-            delay_s = self.delays_s[source, target]
+            delay_s, back_s = self.delays_s[source, target], self.delays_s[target, source]
             pairs = np.bincount(source * num_hosts + target, share, num_hosts * num_hosts)
             links = pairs[self.link_source * num_hosts + self.link_target]
         up, down = (np.bincount(racks, crossing, num_racks)[:num_racks] for racks in (gives, takes))
+        trip_s = float(np.max(used * (delay_s + back_s), initial=0.0)) if messages.cyclic else 0.0
+        block_bytes = messages.num_bytes * share.max(initial=0.0)
         latency_s = (
-            _path_s(used * delay_s, repeat) if messages.cyclic else repeat * float(np.max(used * delay_s, initial=0.0))
+            path_s(used * delay_s, repeat) if messages.cyclic else repeat * float(np.max(used * delay_s, initial=0.0))
         )
         return Loads(
             out=size * np.bincount(source, share, num_hosts),
@@ -161,6 +170,7 @@ class Links(Interfaces):
             links=size * links,
             inside=size * np.bincount(source, messages.share * ~outside, num_hosts),
             latency_s=np.where(messages.num_bytes > 0, latency_s, 0.0),
+            turn_s=turn_s(block_bytes, len(share), trip_s, self.topology.connections),
             paths=(self._paths_of(messages, source * num_hosts + target, used),) if opening else (),
         )
 
@@ -199,6 +209,7 @@ class Links(Interfaces):
             links=give[:, self.link_source] * take[:, self.link_target],
             inside=give * take - own,
             latency_s=repeat * latency_s,
+            turn_s=np.zeros(1),
             paths=self._dense_paths(give, take, givers, takers) if opening else (),
         )
 
@@ -232,6 +243,7 @@ class Links(Interfaces):
             links=between[:, self.link_source, self.link_target],
             inside=inside,
             latency_s=repeat * (np.minimum(flows, 1.0) * self.delays_s).max((-2, -1)),
+            turn_s=np.zeros(1),
             paths=(self._all_pairs(between, flows),) if opening else (),
         )
 
@@ -250,14 +262,6 @@ def _busiest_count(messages: Messages, num_ranks: int) -> Floats:
         counts = messages.num_messages * (1 - np.eye(num_ranks))
         return (counts.sum(-1) + counts.sum(-2)).max(-1)
     return messages.handled(num_ranks).max(1, initial=0)
-
-
-def _path_s(delay_s: Floats, num_hops: int) -> float:
-    """Return the delay of the longest path of so many hops around a ring, from the delays of its hops, (num_hops,)."""
-    whole, rest = divmod(num_hops, len(delay_s))
-    before_s = np.concatenate([[0.0], np.cumsum(np.concatenate([delay_s, delay_s]))])
-    windows_s = before_s[rest : rest + len(delay_s)] - before_s[: len(delay_s)]
-    return whole * float(delay_s.sum()) + float(windows_s.max())
 
 
 def _elsewhere(x: Floats) -> Floats:

@@ -44,13 +44,17 @@ class Loads:
     """(num_buckets, num_hosts) bytes between ranks of a host."""
     latency_s: Floats
     """(num_buckets,)"""
+    turn_s: Floats
+    """(num_buckets,): round trips for which the segments of a ring's block wait, see `rings`; 0 of other messages."""
     paths: tuple[Paths, ...]
     """Empty where nobody has asked for them."""
 
 
 def at_once(loads: Sequence[Loads]) -> Loads:
     """Return the load of several sets of messages."""
-    names = [each.name for each in fields(Loads) if each.name not in ("latency_s", "paths")]
-    latency_s = np.max([each.latency_s for each in loads], axis=0)
+    names = [each.name for each in fields(Loads) if each.name not in ("latency_s", "turn_s", "paths")]
+    latency_s, turn_s = (np.max([getattr(each, name) for each in loads], axis=0) for name in ("latency_s", "turn_s"))
     total = {name: np.asarray(sum(getattr(each, name) for each in loads)) for name in names}
-    return Loads(**total, latency_s=latency_s, paths=tuple(path for each in loads for path in each.paths))
+    return Loads(
+        **total, latency_s=latency_s, turn_s=turn_s, paths=tuple(path for each in loads for path in each.paths)
+    )

@@ -70,7 +70,8 @@ def _serve(asks: Comm, answers: Comm, peer: int) -> None:
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        answers.exchange([(peer, chunk)] * _CHUNKS, []).wait()
+        for sent in [answers.exchange([(peer, chunk)], [], turn=k) for k in range(_CHUNKS)]:
+            sent.wait()
 
 
 def _receive(asks: Comm, answers: Comm, peer: int, duration_s: float) -> Arrivals:
@@ -98,6 +99,6 @@ def _receive(asks: Comm, answers: Comm, peer: int, duration_s: float) -> Arrival
 def _ask(asks: Comm, answers: Comm, peer: int, size: int) -> list[Work]:
     """Ask for chunks of so many bytes; return what completes as each of them comes."""
     buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers.exchange([], [(peer, buffer)]) for _ in range(_CHUNKS)]
+    posted = [answers.exchange([], [(peer, buffer)], turn=k) for k in range(_CHUNKS)]
     asks.exchange([(peer, torch.tensor([size]))], []).wait()
     return posted

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
+from typing import TypeGuard
 
 from pliant.planner.families import FAMILIES, Settings
 from pliant.spec import (
     AllReduce,
     BetweenHosts,
+    BlockSparse,
     Exchange,
     LocalSteps,
     LowRank,
@@ -92,7 +94,7 @@ class Genome:
             object.__setattr__(self, "at_end", False)
         if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
             object.__setattr__(self, "by_hosts", False)
-        if not any(isinstance(node, _SUMS) for gene in self.genes for node in gene.exchange.walk()):
+        if not any(_adds_up(node) for gene in self.genes for node in gene.exchange.walk()):
             object.__setattr__(self, "by_schedule", False)
         if not any(gene.exchange.has_owners for gene in self.genes):
             object.__setattr__(self, "cut", "whole")
@@ -142,12 +144,15 @@ class Genome:
         return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
 
 
-_SUMS = (AllReduce, LowRank, ScatterGather)
-"""Nodes whose sums, dense or in codes, may go by a schedule."""
+def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse]:
+    """Say whether sums of a node, dense, in codes or of agreed blocks, may go by a schedule."""
+    if isinstance(node, BlockSparse):
+        return node.selection.agreement != "local"
+    return isinstance(node, AllReduce | LowRank | ScatterGather)
 
 
 def _by_schedule(node: Exchange) -> Exchange:
-    if isinstance(node, _SUMS):
+    if _adds_up(node):
         return replace(node, schedule="auto")
     inside = ((own.name, getattr(node, own.name)) for own in fields(node))
     return replace(node, **{name: _by_schedule(inner) for name, inner in inside if isinstance(inner, Exchange)})

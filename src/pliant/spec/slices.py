@@ -1,6 +1,8 @@
-"""Slices of a message between two ranks that have several connections."""
+"""Slices of a message between two ranks that have several connections, and segments of a ring."""
 
-__all__ = ["SLICE_BYTES"]
+__all__ = ["RING_SEGMENT_BYTES", "SLICE_BYTES"]
 
 SLICE_BYTES = 256 * 1024
 """Bytes of a message for which one more connection is used."""
+RING_SEGMENT_BYTES = 1 << 20
+"""Longest segment of Gloo's ring."""
