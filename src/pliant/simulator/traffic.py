@@ -139,8 +139,8 @@ def _inside_groups(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list
         source.append(ranks)
         target.append(np.roll(ranks, -1))
         share.append(np.full(len(ranks), 2 * (len(group) - 1) / len(group) / repeat))
-    froms, tos, shares = (np.concatenate(each) for each in (source, target, share))
-    pairs = PointToPoint(source=froms, target=tos, share=shares, num_bytes=num_bytes, ring_ranks=most)
+    sources, targets, shares = (np.concatenate(each) for each in (source, target, share))
+    pairs = PointToPoint(source=sources, target=targets, share=shares, num_bytes=num_bytes, ring_ranks=most)
     return [Round(messages=pairs, repeat=repeat, after={"reduce_bytes": num_bytes})]
 
 
