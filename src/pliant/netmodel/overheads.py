@@ -49,8 +49,8 @@ class Overheads:
     """Between ranks of one host."""
     message_cpu_s: float = 1.15e-4
     """Seconds of a core for each message that a rank sends or receives: the part of message_s in which it does not
-    wait. It and the next count where ranks share cores (`Topology.cpus_per_rank`), and slow what is computed beside. Both
-    defaults are from four emulated hosts on two cores of an EPYC, by Gloo."""
+    wait. It and the next count where ranks share cores (`Topology.cpus_per_rank`), and slow what is computed beside.
+    Both defaults are from four emulated hosts on two cores of an EPYC, by Gloo."""
     byte_cpu_s: float = 4e-10
     """Seconds of a core for each byte that a rank sends or receives, while the wire is busy."""
     reduce_bytes_per_s: float = 1.2e10

@@ -1,10 +1,10 @@
 """Presets of machines, from data sheets and published measurements; a probe's figures are better.
 
-Rates of memory, NVLink, PCIe and interfaces are the vendors'. What NCCL reaches of them is measured. 235 GB/s on an
-A100's NVLink is the cap in NCCL's own model (src/graph/tuning.cc). 370 GB/s on an H100's is its maintainer's figure
-(NVIDIA/nccl-tests#212), and 130 GB/s on a V100's is what its six links give after headers. Between GPUs on PCIe it counts
-on 9 of 12 GB/s (src/graph/topo.h). Of InfiniBand with an interface for each GPU some nine tenths are reached, of four
-on a DGX-1 40 of 50 GB/s (NVIDIA/nccl-tests#29), of TCP at 25 to 50 Gbit/s six tenths (NVIDIA/nccl#209). Launches and
+Rates of memory, NVLink, PCIe and interfaces are the vendors'. What NCCL reaches of them was measured by others. An
+A100's NVLink gives 235 GB/s, the cap in NCCL's own model (src/graph/tuning.cc), and an H100's 370 GB/s by its maintainer's
+figure (NVIDIA/nccl-tests#212). A V100's six links give 130 GB/s after headers. Between GPUs on PCIe NCCL counts on 9 of
+12 GB/s (src/graph/topo.h). Of InfiniBand with an interface for each GPU some nine tenths are reached, of four on a
+DGX-1 40 of 50 GB/s (NVIDIA/nccl-tests#29), of TCP at 25 to 50 Gbit/s six tenths (NVIDIA/nccl#209). Launches and
 messages (5 and 10 microseconds) are estimates. Nothing is fitted to the tables of docs/published.md, by which they are
 judged.
 """
