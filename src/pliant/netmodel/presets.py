@@ -1,7 +1,7 @@
 """Presets of machines, from data sheets and published measurements; a probe's figures are better.
 
 Rates of memory, NVLink, PCIe and interfaces are the vendors'. What NCCL reaches of them was measured by others. An
-A100's NVLink gives 235 GB/s, the cap in NCCL's own model (src/graph/tuning.cc), and an H100's 370 GB/s by its maintainer's
+A100's NVLink gives 235 GB/s, the cap in NCCL's own model (src/graph/tuning.cc), an H100's 370 GB/s by a maintainer's
 figure (NVIDIA/nccl-tests#212). A V100's six links give 130 GB/s after headers. Between GPUs on PCIe NCCL counts on 9 of
 12 GB/s (src/graph/topo.h). Of InfiniBand with an interface for each GPU some nine tenths are reached, of four on a
 DGX-1 40 of 50 GB/s (NVIDIA/nccl-tests#29), of TCP at 25 to 50 Gbit/s six tenths (NVIDIA/nccl#209). Launches and
