@@ -63,11 +63,12 @@ class SparCml:
         sent, codec = held[chosen], codec_of(self.bits)
         if codec is None:
             split_gather(bucket.flat, chosen, sent, comm)
+            lost = None
         else:
             lost = coded_split_gather(bucket.flat, chosen, sent, comm, codec, context.seed)
         if finite:
             held[chosen] = 0
-        if finite and codec is not None:
+        if finite and lost is not None:
             held.add_(torch.where(lost.isfinite(), lost, 0.0))
         bucket.flat.div_(comm.size)
 
