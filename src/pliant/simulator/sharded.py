@@ -1,6 +1,6 @@
 """Rounds of a model that is divided among ranks: gradients to their shards, weights to all."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -8,9 +8,41 @@ import numpy as np
 from pliant.layouts.shards import coded_bytes
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes
 from pliant.simulator.collective_rounds import ring
-from pliant.spec import CodecSpec, Host, ReduceScatter, Sharded, Topology, WeightGather
+from pliant.simulator.levels import sums_inside
+from pliant.simulator.rounds import all_reduce_rounds
+from pliant.spec import AllReduce, CodecSpec, Exchange, Host, ReduceScatter, Sharded, Topology, WeightGather
 
-__all__ = ["among_replicas", "gather_rounds", "reduce_scatter_rounds", "shard_numels", "shards_of"]
+__all__ = ["ShardTraffic", "among_replicas", "exchanged", "shard_numels", "shard_traffic", "shards_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTraffic:
+    """Rounds of the gathers and the reduce-scatter of groups of parameters, by the pass that needs or follows them."""
+
+    before_forward: tuple[Round, ...]
+    before_backward: tuple[Round, ...]
+    after_backward: tuple[Round, ...]
+
+
+def exchanged(node: Exchange, batch: BucketBatch) -> BucketBatch:
+    """Return a batch in the type in which a node exchanges it."""
+    if node.works_in_float32 or node.exchanges_weights:
+        return replace(batch, itemsize=np.full_like(batch.itemsize, 4.0))
+    return batch
+
+
+def shard_traffic(node: Sharded, batch: BucketBatch, topology: Topology) -> ShardTraffic:
+    """Return what ranks send each other of their shards of some buckets in a step."""
+    batch = exchanged(node, batch)
+    shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
+    if node.gradients is None and len(shards) > 1:
+        scatter = sums_inside(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
+        if node.replicas is None:
+            scatter += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, 0)
+    else:
+        scatter = _reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
+    forward, backward = _gather_rounds(node.weights, batch, shards, num_ranks)
+    return ShardTraffic(before_forward=forward, before_backward=backward, after_backward=tuple(scatter))
 
 
 def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -67,7 +99,7 @@ def shard_numels(batch: BucketBatch, num_shards: int, *, padded: bool) -> Floats
     return found
 
 
-def reduce_scatter_rounds(
+def _reduce_scatter_rounds(
     node: ReduceScatter | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
 ) -> list[Round]:
     """Encode for each owner, send, and add up; None is torch's own, which takes a whole all-reduce over Gloo."""
@@ -88,29 +120,28 @@ def reduce_scatter_rounds(
     return [_between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True)]
 
 
-def gather_rounds(
+def _gather_rounds(
     node: WeightGather | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
-) -> list[Round]:
-    """Encode the own shard, send it to all, and decode: once in a step, or twice where backward gathers again.
+) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+    """Encode the own shard, send it to all, and decode: before forward, and before backward if that gathers again.
 
-    FSDP2's own copies, into the row of a gather and out of it, are no part of it: they are the same under every plan,
-    and `observe` sees them in the times of computing.
+    Otherwise backward decodes or copies what forward has received. FSDP2's own copies, into the row of a gather and out
+    of it, are no part of it: they are the same under every plan, and `observe` sees them in the times of computing.
     """
     if len(shards[0]) == 1:
-        return []
+        return (), ()
     codec = None if node is None else node.codec
     numels = shard_numels(batch, len(shards[0]), padded=codec is None)
     keeps, copied = node is not None and not node.regather, {"reduce_bytes": batch.numel * batch.itemsize}
-    task = {"buckets": np.ones(len(batch.numel))}  # of its own, beside the reduce-scatter's
-    hashed = {"reduce_bytes": 4 * numels.max(1)} if keeps else {}
-    before, after, again = task | hashed, copied if keeps else {}, copied
+    before: dict[str, Floats] = {"reduce_bytes": 4 * numels.max(1)} if keeps else {}  # the hash
+    after, again = copied if keeps else {}, copied
     if node is not None and codec is not None:  # the own shard is packed, and what differences are taken to subtracted
         own = 4 * numels.max(1) * (1 + node.differences + keeps)
-        before = task | {f"encode {codec.name}": numels.max(1), "reduce_bytes": own}
+        before = {f"encode {codec.name}": numels.max(1), "reduce_bytes": own}
         after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel, **copied}
         again = copied if node.differences else after
     once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False)
-    return [once, Round(messages=None, before=again | task) if keeps else once]
+    return (once,), (Round(messages=None, before=again) if keeps else once,)
 
 
 def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Floats:
