@@ -5,8 +5,8 @@ from math import prod
 
 import numpy as np
 
-from pliant.layouts.shards import coded_bytes
-from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes
+from pliant.layouts.shards import CHUNK_BYTES, coded_bytes
+from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes, work
 from pliant.simulator.collective_rounds import ring
 from pliant.simulator.levels import sums_inside
 from pliant.simulator.rounds import all_reduce_rounds
@@ -113,11 +113,21 @@ def _reduce_scatter_rounds(
     added = (num_shards - 1) * largest
     if node.codec is None:  # gradients and sums are looked at for NaN
         before, after = passes(batch, 1), {"reduce_bytes": 4 * (added + largest)}
-    else:  # and packed; the own part is zeroed, divided, unpacked and looked at
-        name, more = node.codec.name, 2 if node.rotated or node.residual == "int8" else 0
-        before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others, **passes(batch, 2 + more)}
-        after = {f"add {name}": added, "reduce_bytes": 16 * largest}
-    return [_between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True)]
+        return [_between_pairs(_bytes(None, numels, batch), shards, num_ranks, before, after, to_owners=True)]
+    # and packed; the own part is zeroed, divided, unpacked and looked at
+    name, more = node.codec.name, 2 if node.rotated or node.residual == "int8" else 0
+    before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others}
+    after = {f"add {name}": added, "reduce_bytes": 16 * largest}
+    pieces = _num_pieces(largest)
+    sent = _between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True)
+    in_pieces = replace(
+        sent,
+        before_pieces=pieces * (num_shards - 1),
+        after_pieces=pieces,
+        after_share=1 / (num_shards - 1),  # a piece is added up when the last peer's has come
+        split=pieces,
+    )
+    return [work(passes(batch, 2 + more)), in_pieces]
 
 
 def _gather_rounds(
@@ -141,7 +151,15 @@ def _gather_rounds(
         after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel, **copied}
         again = copied if node.differences else after
     once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False)
+    if codec is not None:
+        pieces = _num_pieces(numels.max(1))
+        once = replace(once, before_pieces=pieces, split=pieces)
     return (once,), (Round(messages=None, before=again) if keeps else once,)
+
+
+def _num_pieces(numel: Floats) -> Floats:
+    """Return the messages in which each coded part of so many elements goes, (num_buckets,)."""
+    return np.maximum(1.0, np.ceil(4 * numel / CHUNK_BYTES))
 
 
 def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Floats:
