@@ -7,15 +7,9 @@ from torch import Tensor
 
 from pliant.collectives.scratch import Scratch
 from pliant.comm.base import Comm
+from pliant.layouts.shards import ALONE_BYTES
 
 __all__ = ["gather_parts", "mean_of_parts", "rotated_peers"]
-
-_ALONE_BYTES = 1 << 19
-"""Size of a part from which on only one is on its way to a rank at a time.
-
-Several large flows that meet at a link overflow its queue: of four hosts at 100 Mbit/s, parts of 0.8 MB then take 1.4
-times as long as one after the other. Small ones fit into the queue, and would wait for each other in vain.
-"""
 
 
 def rotated_peers(comm: Comm) -> list[int]:
@@ -69,7 +63,7 @@ def _swap(comm: Comm, parts: Sequence[Tensor], given: Callable[[int], Tensor], t
         ([(to, given(to))] if given(to).numel() else [], [(of, taken(of))] if taken(of).numel() else [])
         for to, of in zip(peers, reversed(peers), strict=True)
     ]
-    if max(part.nbytes for part in parts) < _ALONE_BYTES:
+    if max(part.nbytes for part in parts) < ALONE_BYTES:
         rounds = [([s for sends, _ in rounds for s in sends], [r for _, receives in rounds for r in receives])]
     for sends, receives in rounds:
         comm.exchange(sends, receives).wait()
