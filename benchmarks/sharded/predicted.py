@@ -38,4 +38,3 @@ def divided(workload: Workload, num_shards: int) -> Workload:
         for tensor, name in zip(workload.tensors, names, strict=True)
     ]
     return replace(workload, tensors=tuple(sorted(tensors, key=lambda t: t.ready_s)), num_shards=num_shards)
-

@@ -8,9 +8,9 @@ import pytest
 from cases import cluster, even, plan_for
 
 import pliant as p
-from pliant.simulator import IDEAL, CostFeatures, simulate
-from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
+from pliant.simulator import IDEAL, KEYS, CostFeatures, simulate
 from pliant.simulator.prepared import prepare
+from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
 from pliant.spec import Workload
 from pliant.spec.workload import ROOT_GROUP
 
@@ -133,4 +133,4 @@ def test_coded_parts_of_more_than_a_piece_have_a_message_for_each():
     large = replace(workload, tensors=tuple(replace(t, shape=(4 * 786_432 // 8, 4)) for t in workload.tensors))
     found = simulate(plan_for(PLANS["int8, once"]), large, cluster(4))
     handled = {e.label: e.of for e in found.stepper.exchanged}["weights of bucket 0"]
-    assert handled.counts[0, list(p.simulator.KEYS).index("messages")] == 3 * 6
+    assert handled.counts[0, KEYS.index("messages")] == 3 * 6

@@ -22,7 +22,7 @@ def pause_of_gradients_s(workload: Workload, first_ready_s: float, period: int, 
 
 
 def pause_of_gathers_s(workload: Workload, slowest: float) -> float:
-    """Return how long ranks compute from the last exchange of a sharded model's step to the first gather of the next."""
+    """Return how long ranks of a sharded model compute from the last exchange of a step to the next one's first."""
     return slowest * workload.step_s
 
 

@@ -50,7 +50,8 @@ class ShardPasses:
     @property
     def in_forward(self) -> tuple[GroupGathers, ...]:
         """Groups in the order of forward: the root, and the others from the first layer on."""
-        return tuple(sorted(self.groups[::-1], key=lambda group: not group.is_root))
+        of_root = [group for group in self.groups if group.is_root]
+        return (*of_root, *(group for group in reversed(self.groups) if not group.is_root))
 
 
 def prepare_shards(parts: Sequence[GradientPart], context: SimulationContext) -> ShardPasses:
@@ -68,12 +69,12 @@ def prepare_shards(parts: Sequence[GradientPart], context: SimulationContext) ->
     for node in nodes:
         mine = [k for k, part in enumerate(parts) if part.node is node]
         found = _measure(node, [parts[k] for k in mine], context, own_queue=own_queue)
-        of_weights, of_gradients = (
-            [("weights of", node.weights is None), ("weights again of", node.weights is None)],
-            ("gradients of", node.gradients is None),
+        kinds = (
+            (forward, "weights of", node.weights is None),
+            (backward, "weights again of", node.weights is None),
+            (scatters, "gradients of", node.gradients is None),
         )
-        kinds = [*of_weights, of_gradients]
-        for held, of, (what, blocks) in zip((forward, backward, scatters), found, kinds, strict=True):
+        for (held, what, blocks), of in zip(kinds, found, strict=True):
             for index, k in enumerate(mine):
                 if of.seconds[index] > 0 or of.sent[index].any():
                     label = f"{what} bucket {parts[k].bucket}"

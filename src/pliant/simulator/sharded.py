@@ -113,13 +113,13 @@ def _reduce_scatter_rounds(
     added = (num_shards - 1) * largest
     if node.codec is None:  # gradients and sums are looked at for NaN
         before, after = passes(batch, 1), {"reduce_bytes": 4 * (added + largest)}
-        return [_between_pairs(_bytes(None, numels, batch), shards, num_ranks, before, after, to_owners=True, exact=True)]
+        return [_between_pairs(None, numels, batch, shards, num_ranks, before, after, to_owners=True)]
     # and packed; the own part is zeroed, divided, unpacked and looked at
     name, more = node.codec.name, 2 if node.rotated or node.residual == "int8" else 0
     before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others}
     after = {f"add {name}": added, "reduce_bytes": 16 * largest}
     pieces = _num_pieces(largest)
-    sent = _between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True, exact=False)
+    sent = _between_pairs(node.codec, numels, batch, shards, num_ranks, before, after, to_owners=True)
     in_pieces = replace(
         sent,
         before_pieces=pieces * (num_shards - 1),
@@ -150,7 +150,7 @@ def _gather_rounds(
         before = {f"encode {codec.name}": numels.max(1), "reduce_bytes": own}
         after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel, **copied}
         again = copied if node.differences else after
-    once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False, exact=codec is None)
+    once = _between_pairs(codec, numels, batch, shards, num_ranks, before, after, to_owners=False)
     if codec is not None:
         pieces = _num_pieces(numels.max(1))
         once = replace(once, before_pieces=pieces, split=pieces)
@@ -171,23 +171,25 @@ def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Float
 
 
 def _between_pairs(
-    part: Floats,
+    codec: CodecSpec | None,
+    numels: Floats,
+    batch: BucketBatch,
     shards: tuple[tuple[int, ...], ...],
     num_ranks: int,
     before: dict[str, Floats],
     after: dict[str, Floats],
     *,
     to_owners: bool,
-    exact: bool,
 ) -> Round:
-    """Send part j, (num_buckets, num_shards) bytes, to its owner from all others of its copy, or the other way.
+    """Send part j of (num_buckets, num_shards) elements to its owner from all others of its copy, or the other way.
 
     To all of them at once, but for large exact parts, of which each rank sends one after the other.
     """
+    part = _bytes(codec, numels, batch)
     if len(shards) == 1:
         everybody = np.ones((1, num_ranks))
         give, take = (everybody, part) if to_owners else (part, everybody)
-        alone = (part.max(1, keepdims=True) >= ALONE_BYTES) & exact
+        alone = (part.max(1, keepdims=True) >= ALONE_BYTES) & (codec is None)
         return Round(messages=DenseExchange(give=give, take=take, rotated=alone), before=before, after=after)
     pairs = np.array([(a, b) for ranks in shards for a in ranks for b in ranks if a != b], dtype=np.int64)
     messages = PointToPoint(source=pairs[:, 0], target=pairs[:, 1], share=np.ones(len(pairs)), num_bytes=part.max(1))

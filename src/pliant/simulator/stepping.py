@@ -105,6 +105,7 @@ class Stepper:
             self._compute_backward(from_s, until_s, due, step)
             from_s = until_s
         self._compute_backward(from_s, seconds, arrivals, step)
+
     def _arrivals(self, step: int, seconds: float) -> list[tuple[float, int, QueuedExchange]]:
         """Return the exchanges of this step's gradients, with the times in backward at which they are queued."""
         slow = self.prepared.context.slowest

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round, passes, work
+from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels, sums_inside
 from pliant.simulator.rounds import (
