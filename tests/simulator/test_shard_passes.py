@@ -81,7 +81,7 @@ def test_counted_quantities_sum_to_the_step(name, rate):
 
 
 def test_forward_waits_for_each_blocks_weights_while_the_next_ones_come():
-    """Computing of 25 ms a block in forward, 60 ms for each gather: all but the last block's computing is hidden."""
+    """A group computes when its gather has ended, and the next gather is in the queue before it does."""
     found = predicted("exact", 1e6)
     gathers = spans(found, "weights of")
     forward = [s for s in found.stepper.clock.segments if s.kind == "forward"]
@@ -89,7 +89,7 @@ def test_forward_waits_for_each_blocks_weights_while_the_next_ones_come():
     for (_, ready_s), segment in zip(gathers, forward, strict=True):
         assert segment.start_s >= ready_s
     for (start_s, _), segment in zip(gathers[1:], forward, strict=False):
-        assert start_s <= segment.start_s  # the next gather was queued before the block computed
+        assert start_s <= segment.start_s
 
 
 def test_the_roots_weights_are_gathered_first_and_once():

@@ -90,15 +90,12 @@ class Stepper:
         """Compute, and queue exchanges of gradients as they are complete; of a sharded model group by group."""
         arrivals = self._arrivals(step, seconds)
         groups, from_s = self.prepared.shards.groups, 0.0
-        again = [_Gathers(each=group.before_backward) for group in groups if group.before_backward]
-        waiting = iter(again)
-        coming = next(waiting, None)
+        coming = [_Gathers(each=group.before_backward) for group in groups if group.before_backward]
         for group in groups:
-            if group.before_backward and coming is not None:
-                self._await(coming, step)
-                coming = next(waiting, None)
-                if coming is not None:
-                    self._issue(coming, step)
+            if group.before_backward:
+                self._await(coming.pop(0), step)
+                if coming:
+                    self._issue(coming[0], step)
             until_s = min(group.ready_s * self.prepared.context.slowest, seconds)
             due = [each for each in arrivals if each[0] <= until_s]
             arrivals = arrivals[len(due) :]
