@@ -16,6 +16,7 @@ from pliant.simulator import bert_large, simulate, vgg16, workload_named
 from pliant.spec import Exchange
 from pliant.spec.layers import workload_of_layers
 from pliant.spec.models import LAYERS
+from pliant.spec.workload import ROOT_GROUP
 
 __all__ = ["ENDPOINTS", "POWERSGD", "SHARDED"]
 
@@ -111,10 +112,16 @@ POWERSGD = Source(
 
 
 def _bytes_between_hosts(**settings: object) -> float:
-    """Return the bytes that a rank sends in a step of a model that 32 ranks share."""
+    """Return the bytes that a rank sends in a step of a model that 32 ranks share.
+
+    The root's weights are gathered twice as all others are: ZeRO does not keep them for backward, as FSDP2 does.
+    """
     machine = PRESETS["v100"]
     cluster = Cluster(machine=machine, num_hosts=4, gpus=8)
     work = divided(workload_of_layers("gpt2", LAYERS["gpt2"](), batch=4, operations_per_s=1e13, dtype="bfloat16"), 32)
+    work = replace(
+        work, tensors=tuple(replace(each, group=each.group.replace(ROOT_GROUP, "root")) for each in work.tensors)
+    )
     node = pliant.sharded(**settings)
     return max(simulate(plan_of(node), work, cluster.topology, overheads=cluster.overheads).sent_bytes)
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from journal import Lines, place, run_ranks, show
-from predicted import divided, predict
+from predicted import divided
 from settings import BYTES, HSDP, MODELS
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import emulate_cluster
+from pliant.simulator import simulate
 from pliant.spec import Match, Rule, Sharded, SyncPlan, TensorSpec, Topology, Workload, from_json
 
 KEY = ("mesh", "model", "setting")
@@ -70,7 +71,7 @@ def predicted_bytes(record: Mapping[str, Any]) -> float:
     whole = Workload(name=record["model"], tensors=tensors, forward_s=0.1, backward_s=0.2)
     workload = divided(whole, 1 if num_shards > 1 else num_hosts)  # between replicas only, or among all
     hosts: Topology = topology_from_flags(num_hosts, "1gbit", "0ms", [], 1, 0.0)
-    return max(predict(plan, workload, hosts).sent_bytes)
+    return max(simulate(plan, workload, hosts).sent_bytes)
 
 
 def of_replicas(plan: SyncPlan, shapes: Mapping[str, tuple[int, ...]]) -> SyncPlan:

@@ -13,7 +13,7 @@ AT_ONCE, ALONE = 1 << 30, 0
 @pytest.mark.parametrize("alone_bytes", [AT_ONCE, ALONE], ids=["at once", "one after the other"])
 @pytest.mark.parametrize("numels", [[5, 5], [7, 0, 3], [0, 0, 0, 9], [4, 4, 4, 4]])
 def test_parts_are_averaged_and_gathered(numels, alone_bytes, monkeypatch):
-    monkeypatch.setattr(pairwise, "_ALONE_BYTES", alone_bytes)
+    monkeypatch.setattr(pairwise, "ALONE_BYTES", alone_bytes)
     size, queues = len(numels), InOrderQueues()
     whole = torch.randn(size, sum(numels), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -32,7 +32,7 @@ def test_parts_are_averaged_and_gathered(numels, alone_bytes, monkeypatch):
 
 
 def test_large_parts_go_one_after_the_other_on_all_ranks_alike():
-    numels = [pairwise._ALONE_BYTES // 4, 1, 1]
+    numels = [pairwise.ALONE_BYTES // 4, 1, 1]
 
     def body(place):
         comm = RecordedComm(place.comm)

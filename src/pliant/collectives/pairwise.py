@@ -7,15 +7,9 @@ from torch import Tensor
 
 from pliant.collectives.scratch import Scratch
 from pliant.comm.base import Comm, PeerTensors
+from pliant.layouts.shards import ALONE_BYTES
 
 __all__ = ["gather_parts", "mean_of_parts", "rotated_peers", "swap"]
-
-_ALONE_BYTES = 1 << 19
-"""Size of a part from which on only one is on its way to a rank at a time.
-
-Several large flows that meet at a link overflow its queue: of four hosts at 100 Mbit/s, parts of 0.8 MB then take 1.4
-times as long as one after the other. Small ones fit into the queue, and would wait for each other in vain.
-"""
 
 
 def rotated_peers(comm: Comm) -> list[int]:
@@ -82,5 +76,5 @@ def swap(comm: Comm, sends: PeerTensors, receives: PeerTensors, largest_bytes: i
         ([each for each in leaving if each[0] == to], [each for each in coming if each[0] == of])
         for to, of in zip(peers, reversed(peers), strict=True)
     ]
-    for out, into in rounds if largest_bytes >= _ALONE_BYTES else [(leaving, coming)]:
+    for out, into in rounds if largest_bytes >= ALONE_BYTES else [(leaving, coming)]:
         comm.exchange(out, into).wait()

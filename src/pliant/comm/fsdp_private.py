@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 
 from pliant.comm.fsdp_waits_private import Call, WrappedWaits, inner_place
 from pliant.comm.torch_errors import Explain, watched
+from pliant.spec.workload import ROOT_GROUP
 
 __all__ = ["ParamGroup", "after_backward", "is_sharded", "is_sharded_root", "param_groups", "settle_sharding"]
 
@@ -90,7 +91,7 @@ class ParamGroup:
     """
 
     def __init__(self, raw: Any, module: Any, name: str) -> None:
-        self.raw, self.module, self.name = raw, module, name or "the model itself"
+        self.raw, self.module, self.name = raw, module, name or ROOT_GROUP
         places = inner_place(raw._all_gather_comm), inner_place(raw._reduce_scatter_comm)
         self._before = *places, raw._all_reduce_hook, raw.mesh_info
         self.alone: ProcessGroup | None = None

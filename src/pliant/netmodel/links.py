@@ -202,8 +202,8 @@ class Links(Interfaces):
         return Loads(
             out=give * _elsewhere(take),
             into=into,
-            flows_out=givers if messages.rotated else givers * _elsewhere(takers),
-            flows_into=takers if messages.rotated else takers * _elsewhere(givers),
+            flows_out=np.where(messages.rotated, givers, givers * _elsewhere(takers)),
+            flows_into=np.where(messages.rotated, takers, takers * _elsewhere(givers)),
             up=gives * _elsewhere(takes),
             down=takes * _elsewhere(gives),
             links=give[:, self.link_source] * take[:, self.link_target],

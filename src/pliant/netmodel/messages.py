@@ -56,9 +56,9 @@ class DenseExchange:
     """(num_buckets, num_ranks)"""
     take: Floats
     """(num_buckets, num_ranks)"""
-    rotated: bool = False
+    rotated: bool | NDArray[np.bool_] = False
     """Whether each rank serves one other after another, and no two the same one: then a rank has one flow out and one
-    in at a time, and not one for each of the others."""
+    in at a time, and not one for each of the others. For all buckets, or (num_buckets, 1)."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return the bytes out of each rank, (num_buckets, num_ranks)."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from pliant.spec import TensorSpec, Workload
 from pliant.spec.layers import workload_of_layers
 from pliant.spec.models import LAYERS
+from pliant.spec.workload import ROOT_GROUP
 
 __all__ = ["WORKLOADS", "divided", "scaled_down"]
 
@@ -58,7 +59,7 @@ def divided(workload: Workload, num_shards: int) -> Workload:
 def _block_of(name: str) -> str:
     parts = name.split(".")
     numbered = next((k for k, part in enumerate(parts) if part.isdigit()), None)
-    return "the model itself" if numbered is None else ".".join(parts[: numbered + 1])
+    return ROOT_GROUP if numbered is None else ".".join(parts[: numbered + 1])
 
 
 def _scale_shape(shape: tuple[int, ...], factor: float) -> tuple[int, ...]:

@@ -29,10 +29,7 @@ class SimulationContext:
     """Per rank, how much longer it computes than the workload says."""
     links: Links = field(init=False)
     coefficients: Floats = field(init=False)
-    found: dict[Hashable, tuple[Exchanges, Exchanges]] = field(
-        default_factory=dict[Hashable, tuple[Exchanges, Exchanges]]
-    )
-
+    found: dict[Hashable, tuple[Exchanges, ...]] = field(default_factory=dict[Hashable, tuple[Exchanges, ...]])
     buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
         default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
     )

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from pliant.simulator.prepared import PreparedPlan, TimedExchange
+from pliant.simulator.prepared import PreparedPlan
 from pliant.simulator.rank_clock import QueuedExchange, RankActivity
 from pliant.simulator.stepping import Stepper
+from pliant.simulator.timed_exchange import TimedExchange
 from pliant.spec import Event, Timeline
 
 __all__ = ["timeline_of"]
@@ -37,7 +38,7 @@ def _compute_events(rank: int, segments: list[RankActivity], pace: float) -> lis
         ahead_s = segment.end_s - end_s
         if end_s > start_s:
             events.append(_event(rank, segment.step, segment.kind, segment.kind, start_s, end_s))
-        if ahead_s > 0 and (k + 1 == len(segments) or segments[k + 1].kind == "forward"):
+        if ahead_s > 0 and (k + 1 == len(segments) or segments[k + 1].step != segment.step):
             events.append(_event(rank, segment.step, "wait", "wait for the slowest", end_s, segment.end_s))
             ahead_s = 0.0
     return events

@@ -11,7 +11,7 @@ from pliant.netmodel import BucketBatch, DenseExchange, Floats, Ints, PointToPoi
 from pliant.spec import Host, Topology
 from pliant.spec.exchange import Level
 
-__all__ = ["among_groups", "groups_of", "rounds_inside", "side_by_side", "slice_numels"]
+__all__ = ["among_groups", "groups_of", "rounds_inside", "side_by_side", "slice_numels", "sums_inside"]
 
 
 def groups_of(level: Level, topology: Topology) -> list[Ints]:
@@ -129,3 +129,20 @@ def _together(parts: Sequence[PointToPoint]) -> PointToPoint | Together | None:
 
 def _reverse(pairs: PointToPoint) -> PointToPoint:
     return replace(pairs, source=pairs.target, target=pairs.source)
+
+
+def sums_inside(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Round]:
+    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each group, around a ring of its own."""
+    most = max(map(len, groups))
+    if most == 1:
+        return []
+    repeat = 2 * (most - 1)
+    source, target, share = [], [], []
+    for group in groups:
+        ranks = np.array(group if len(group) > 1 else (), dtype=np.int64)
+        source.append(ranks)
+        target.append(np.roll(ranks, -1))
+        share.append(np.full(len(ranks), 2 * (len(group) - 1) / len(group) / repeat))
+    sources, targets, shares = (np.concatenate(each) for each in (source, target, share))
+    pairs = PointToPoint(source=sources, target=targets, share=shares, num_bytes=num_bytes, ring_ranks=most)
+    return [Round(messages=pairs, repeat=repeat, after={"reduce_bytes": num_bytes})]

@@ -2,15 +2,14 @@
 
 from pliant.spec import Exchange, Workload
 
-__all__ = ["pause_of_gradients_s", "pause_of_weights_s"]
+__all__ = ["pause_of_gathers_s", "pause_of_gradients_s", "pause_of_weights_s"]
 
 
 def pause_of_gradients_s(workload: Workload, first_ready_s: float, period: int, slowest: float) -> float:
     """Return how long ranks compute from the last gradients of one exchange to the first of the next.
 
     The optimizer's step, the forward pass, and backward until a bucket is ready; whole steps beside, where gradients
-    are exchanged in every `period`-th step alone. A sharded model gathers weights in the forward pass: it pauses for
-    the optimizer.
+    are exchanged in every `period`-th step alone.
 
     Args:
         workload: Its times.
@@ -19,9 +18,12 @@ def pause_of_gradients_s(workload: Workload, first_ready_s: float, period: int, 
         slowest: Factor of the slowest rank.
 
     """
-    if workload.is_sharded:
-        return workload.step_s * slowest
     return slowest * (workload.step_s + workload.forward_s + first_ready_s + (period - 1) * _whole_s(workload))
+
+
+def pause_of_gathers_s(workload: Workload, slowest: float) -> float:
+    """Return how long ranks of a sharded model compute from the last exchange of a step to the next one's first."""
+    return slowest * workload.step_s
 
 
 def pause_of_weights_s(node: Exchange, workload: Workload, slowest: float) -> float:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.layouts.parts import OwnedParts
-from pliant.netmodel import Round
 from pliant.simulator.collective_rounds import ring
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.exchange_time import Exchanges
 from pliant.simulator.layout import (
+    GradientPart,
     SimulatedWeights,
     batch_of,
     buckets_of,
@@ -21,26 +21,12 @@ from pliant.simulator.layout import (
 )
 from pliant.simulator.owned import busiest_share, owned_bytes, owned_parts, server_exchange, weights_from_owners
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
-from pliant.simulator.traffic import inside_groups, num_turns, traffic_of
+from pliant.simulator.shard_passes import ShardPasses, prepare_shards
+from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
+from pliant.simulator.traffic import inside_groups, num_turns, traffic_beside_shards
 from pliant.spec import Exchange, Sharded, SyncPlan, Workload
 
-__all__ = ["PreparedPlan", "TimedExchange", "TimedWeightExchange", "prepare"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TimedExchange:
-    """One exchange of gradients, with its time by itself."""
-
-    label: str
-    seconds: float
-    of: Exchanges
-    index: int
-    """Which of the exchanges that were measured together."""
-
-    @property
-    def cpu_share(self) -> float:
-        """CPU seconds of the exchange over its seconds; more than 1 where messages and coding are side by side."""
-        return float(self.of.cpu_s[self.index]) / self.seconds if self.seconds > 0 else 0.0
+__all__ = ["PreparedPlan", "TimedWeightExchange", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +58,8 @@ class PreparedPlan:
     """A plan, ready to be run."""
 
     context: SimulationContext
+    shards: ShardPasses
+    """Gathers and reduce-scatters of a sharded model."""
     gradients: tuple[tuple[float, int, TimedExchange], ...]
     """Rows of (seconds after the start of backward, period in steps, times), in the order of the queue."""
     follow_ups: tuple[tuple[int, TimedExchange], ...]
@@ -105,26 +93,29 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     """Measure every exchange that a plan makes."""
     workload, num_ranks = context.workload, context.num_ranks
     nodes = _nodes(plan, workload, num_ranks)
-    parts = owned_parts(nodes, workload, num_ranks) if num_ranks > 1 else {}
-    gradients, follow_ups = _gradients(plan, nodes, parts, context, bucket_bytes) if num_ranks > 1 else ((), ())
+    owned = owned_parts(nodes, workload, num_ranks) if num_ranks > 1 else {}
+    parts = _parts(plan, nodes, context, bucket_bytes) if num_ranks > 1 else []
+    shards = prepare_shards(parts, context)
+    gradients, follow_ups = _gradients(plan, parts, shards, owned, context)
     weights = _weights(nodes, context)
     meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights if not mixed.in_pairs)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
-    held = owned_bytes(workload, parts, num_ranks) if parts else np.zeros((1, num_ranks))
+    held = owned_bytes(workload, owned, num_ranks) if owned else np.zeros((1, num_ranks))
     bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
     served = [bound for bound in bounds if bound is not None]
     coded = next((node.payload_codec for node in distinct_nodes(nodes) if node.staleness_bound is not None), None)
-    busiest = busiest_share(workload, parts, num_ranks)
-    lockstep_owners = bool(parts) and not served
+    busiest = busiest_share(workload, owned, num_ranks)
+    lockstep_owners = bool(owned) and not served
     periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
     return PreparedPlan(
         context=context,
+        shards=shards,
         gradients=gradients,
         follow_ups=follow_ups,
         weights=weights,
-        meet=_one("meet", tell, context),
-        share=_one("new weights", weights_from_owners(held), context) if lockstep_owners else None,
-        served=_one("owners", server_exchange(parts, coded, context, busiest), context) if served else None,
+        meet=one_exchange("meet", tell, context),
+        share=one_exchange("new weights", weights_from_owners(held), context) if lockstep_owners else None,
+        served=one_exchange("owners", server_exchange(owned, coded, context, busiest), context) if served else None,
         staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
         period=math.lcm(*periods),
@@ -156,17 +147,22 @@ def _for_workload(node: Exchange, workload: Workload, num_ranks: int) -> Exchang
     return Sharded(replicas=node)
 
 
-def _gradients(
-    plan: SyncPlan,
-    nodes: Sequence[Exchange],
-    owned: Mapping[int, OwnedParts],
-    context: SimulationContext,
-    bucket_bytes: int,
-) -> tuple[tuple[tuple[float, int, TimedExchange], ...], tuple[tuple[int, TimedExchange], ...]]:
+def _parts(
+    plan: SyncPlan, nodes: Sequence[Exchange], context: SimulationContext, bucket_bytes: int
+) -> list[GradientPart]:
     key = plan.bucket_bytes, bucket_bytes
     if key not in context.buckets:
         context.buckets[key] = buckets_of(plan, context.workload, bucket_bytes)
-    parts = gradient_parts(context.buckets[key], nodes, context.workload)
+    return gradient_parts(context.buckets[key], nodes, context.workload)
+
+
+def _gradients(
+    plan: SyncPlan,
+    parts: Sequence[GradientPart],
+    shards: ShardPasses,
+    owned: Mapping[int, OwnedParts],
+    context: SimulationContext,
+) -> tuple[tuple[tuple[float, int, TimedExchange], ...], tuple[tuple[int, TimedExchange], ...]]:
     if not parts:
         return (), ()
     last_s = max(part.ready_s for part in parts)
@@ -186,10 +182,12 @@ def _gradients(
             label = f"bucket {parts[k].bucket}"
             ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
             if task.seconds[index] > 0 or task.sent[index].any():
-                tasks[k] = ready_s, every, _timed_exchange(label, task, index)
+                tasks[k] = ready_s, every, timed_exchange(label, task, index)
             if rest.seconds[index] > 0:
-                follow_ups[k] = every, _timed_exchange(label, rest, index)
-    return tuple(tasks[k] for k in sorted(tasks)), tuple(follow_ups[k] for k in sorted(follow_ups))
+                follow_ups[k] = every, timed_exchange(label, rest, index)
+    scatters = {k: (parts[k].ready_s, 1, each) for k, each in shards.scatters.items()}
+    rows = [held[k] for k in range(len(parts)) for held in (scatters, tasks) if k in held]
+    return tuple(rows), tuple(follow_ups[k] for k in sorted(follow_ups))
 
 
 def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[TimedWeightExchange, ...]:
@@ -204,9 +202,9 @@ def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[Tim
         for index, k in enumerate(mine):
             found[k] = TimedWeightExchange(
                 part=parts[k],
-                tasks=tuple(_timed_exchange(f"weights {k}", task, index) for task, _ in measured),
+                tasks=tuple(timed_exchange(f"weights {k}", task, index) for task, _ in measured),
                 follow_ups=tuple(
-                    _timed_exchange(f"weights {k}", rest, index) if rest.seconds[index] > 0 else None
+                    timed_exchange(f"weights {k}", rest, index) if rest.seconds[index] > 0 else None
                     for _, rest in measured
                 ),
             )
@@ -226,7 +224,8 @@ def _time_exchanges(
     """Return what the exchanges of a node take after a pause, found once for each node and grouping."""
     key = node, tuple(groups), turn, stay, pause_s, tuple(owned) if node.has_owners else ()
     if key in context.found:
-        return context.found[key]
+        task, rest = context.found[key]
+        return task, rest
     num = len(groups)
     batch = batch_of(context.workload, groups, owned if node.has_owners else {}, context.num_ranks)
     if context.num_ranks == 1:
@@ -235,17 +234,9 @@ def _time_exchanges(
         num_bytes = batch.numel * (4 if node.works_in_float32 else batch.itemsize)
         found = context.measure(inside_groups(num_bytes, node, context.topology), (), num, pause_s)
     else:
-        what = traffic_of(node, batch, context.topology, turn)
+        what = traffic_beside_shards(node, batch, context.topology, turn)
         late = node.timing.delay_steps > 0 or node.timing.pace == "free"
         measure = context.measure_beside if late else context.measure
         found = measure(what.task, what.rest, num, pause_s)
     context.found[key] = found
     return found
-
-
-def _timed_exchange(label: str, of: Exchanges, index: int) -> TimedExchange:
-    return TimedExchange(label=label, seconds=float(of.seconds[index]), of=of, index=index)
-
-
-def _one(label: str, rounds: Sequence[Round], context: SimulationContext) -> TimedExchange | None:
-    return _timed_exchange(label, context.measure(rounds, (), 1)[0], 0) if rounds else None

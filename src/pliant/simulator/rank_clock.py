@@ -1,6 +1,7 @@
 """Simulated clock: one rank that computes, and its communication threads, each with a queue of exchanges."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.simulator.core_sharing import CoreSharing
@@ -8,6 +9,8 @@ from pliant.simulator.core_sharing import CoreSharing
 __all__ = ["QueuedExchange", "RankActivity", "RankClock"]
 
 _EPS = 1e-15
+_WIRE = CoreSharing(cpus=1.0)
+"""The wire is shared as one core is: two exchanges that fill it get half of it each."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -22,6 +25,8 @@ class QueuedExchange:
     step: int
     cpu_share: float = 0.0
     """CPU seconds over seconds, both by itself."""
+    wire_share: float = 0.0
+    """Part of its time in which it fills the wire, by itself."""
     remaining: float = 0.0
     before: "QueuedExchange | None" = None
     """Exchange in front of it when it was queued."""
@@ -51,7 +56,7 @@ class RankClock:
 
     While the rank computes and a communication thread is busy, computing is slower by one factor and the exchange by
     another: those that are given, or that of the shared cores if it is larger. With cores enough a shorter exchange or
-    computation never makes anything later.
+    computation never makes anything later. Exchanges of several threads share the wire.
 
     Args:
         num_lanes: Communication threads, each first in, first out.
@@ -109,7 +114,7 @@ class RankClock:
         from_s = self.now_s
         while not item.done:
             heads = [queue[0] for queue in self._queues if queue]
-            slow = self._cores.slowdown([head.cpu_share for head in heads])
+            slow = max(self._cores.slowdown([head.cpu_share for head in heads]), _wire_slowdown(heads))
             self._pass(min(head.remaining for head in heads) * slow, slow)
         self.segments.append(RankActivity(kind="wait", step=step, start_s=from_s, end_s=self.now_s, item=item))
 
@@ -120,6 +125,7 @@ class RankClock:
             slow, exchange_slow = (
                 max(factor, shared) if heads else 1.0 for factor in (self._compute_overlap, self._exchange_overlap)
             )
+            exchange_slow = max(exchange_slow, _wire_slowdown(heads))
             whole_s = (target - progress) * slow
             next_s = min([head.remaining * exchange_slow for head in heads], default=whole_s)
             if next_s < whole_s:
@@ -148,3 +154,7 @@ class RankClock:
         queue[0].start_s = self.now_s
         if queue[0].remaining <= 0:
             self._end(queue)
+
+
+def _wire_slowdown(heads: Sequence[QueuedExchange]) -> float:
+    return _WIRE.slowdown([head.wire_share for head in heads]) if len(heads) > 1 else 1.0

@@ -1,16 +1,48 @@
 """Rounds of a model that is divided among ranks: gradients to their shards, weights to all."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
-from pliant.layouts.shards import coded_bytes
-from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes
+from pliant.layouts.shards import ALONE_BYTES, CHUNK_BYTES, coded_bytes
+from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes, work
 from pliant.simulator.collective_rounds import ring
-from pliant.spec import CodecSpec, Host, ReduceScatter, Sharded, Topology, WeightGather
+from pliant.simulator.levels import sums_inside
+from pliant.simulator.rounds import all_reduce_rounds
+from pliant.spec import AllReduce, CodecSpec, Exchange, Host, ReduceScatter, Sharded, Topology, WeightGather
 
-__all__ = ["among_replicas", "gather_rounds", "reduce_scatter_rounds", "shard_numels", "shards_of"]
+__all__ = ["ShardTraffic", "among_replicas", "exchanged", "shard_numels", "shard_traffic", "shards_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTraffic:
+    """Rounds of the gathers and the reduce-scatter of groups of parameters, by the pass that needs or follows them."""
+
+    before_forward: tuple[Round, ...]
+    before_backward: tuple[Round, ...]
+    after_backward: tuple[Round, ...]
+
+
+def exchanged(node: Exchange, batch: BucketBatch) -> BucketBatch:
+    """Return a batch in the type in which a node exchanges it."""
+    if node.works_in_float32 or node.exchanges_weights:
+        return replace(batch, itemsize=np.full_like(batch.itemsize, 4.0))
+    return batch
+
+
+def shard_traffic(node: Sharded, batch: BucketBatch, topology: Topology) -> ShardTraffic:
+    """Return what ranks send each other of their shards of some buckets in a step."""
+    batch = exchanged(node, batch)
+    shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
+    if node.gradients is None and len(shards) > 1:
+        scatter = sums_inside(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
+        if node.replicas is None:
+            scatter += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, 0)
+    else:
+        scatter = _reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
+    forward, backward = _gather_rounds(node.weights, batch, shards, num_ranks)
+    return ShardTraffic(before_forward=forward, before_backward=backward, after_backward=tuple(scatter))
 
 
 def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -67,7 +99,7 @@ def shard_numels(batch: BucketBatch, num_shards: int, *, padded: bool) -> Floats
     return found
 
 
-def reduce_scatter_rounds(
+def _reduce_scatter_rounds(
     node: ReduceScatter | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
 ) -> list[Round]:
     """Encode for each owner, send, and add up; None is torch's own, which takes a whole all-reduce over Gloo."""
@@ -81,36 +113,53 @@ def reduce_scatter_rounds(
     added = (num_shards - 1) * largest
     if node.codec is None:  # gradients and sums are looked at for NaN
         before, after = passes(batch, 1), {"reduce_bytes": 4 * (added + largest)}
-    else:  # and packed; the own part is zeroed, divided, unpacked and looked at
-        name, more = node.codec.name, 2 if node.rotated or node.residual == "int8" else 0
-        before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others, **passes(batch, 2 + more)}
-        after = {f"add {name}": added, "reduce_bytes": 16 * largest}
-    return [_between_pairs(_bytes(node.codec, numels, batch), shards, num_ranks, before, after, to_owners=True)]
+        return [_between_pairs(None, numels, batch, shards, num_ranks, before, after, to_owners=True)]
+    # and packed; the own part is zeroed, divided, unpacked and looked at
+    name, more = node.codec.name, 2 if node.rotated or node.residual == "int8" else 0
+    before = {f"{'encode' if node.residual == 'none' else 'feedback'} {name}": others}
+    after = {f"add {name}": added, "reduce_bytes": 16 * largest}
+    pieces = _num_pieces(largest)
+    sent = _between_pairs(node.codec, numels, batch, shards, num_ranks, before, after, to_owners=True)
+    in_pieces = replace(
+        sent,
+        before_pieces=pieces * (num_shards - 1),
+        after_pieces=pieces,
+        after_share=1 / (num_shards - 1),  # a piece is added up when the last peer's has come
+        split=pieces,
+    )
+    return [work(passes(batch, 2 + more)), in_pieces]
 
 
-def gather_rounds(
+def _gather_rounds(
     node: WeightGather | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
-) -> list[Round]:
-    """Encode the own shard, send it to all, and decode: once in a step, or twice where backward gathers again.
+) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+    """Encode the own shard, send it to all, and decode: before forward, and before backward if that gathers again.
 
-    FSDP2's own copies, into the row of a gather and out of it, are no part of it: they are the same under every plan,
-    and `observe` sees them in the times of computing.
+    Otherwise backward decodes or copies what forward has received. FSDP2's own copies, into the row of a gather and out
+    of it, are no part of it: they are the same under every plan, and `observe` sees them in the times of computing.
     """
     if len(shards[0]) == 1:
-        return []
+        return (), ()
     codec = None if node is None else node.codec
     numels = shard_numels(batch, len(shards[0]), padded=codec is None)
     keeps, copied = node is not None and not node.regather, {"reduce_bytes": batch.numel * batch.itemsize}
-    task = {"buckets": np.ones(len(batch.numel))}  # of its own, beside the reduce-scatter's
-    hashed = {"reduce_bytes": 4 * numels.max(1)} if keeps else {}
-    before, after, again = task | hashed, copied if keeps else {}, copied
+    before: dict[str, Floats] = {"reduce_bytes": 4 * numels.max(1)} if keeps else {}  # the hash
+    after, again = copied if keeps else {}, copied
     if node is not None and codec is not None:  # the own shard is packed, and what differences are taken to subtracted
         own = 4 * numels.max(1) * (1 + node.differences + keeps)
-        before = task | {f"encode {codec.name}": numels.max(1), "reduce_bytes": own}
+        before = {f"encode {codec.name}": numels.max(1), "reduce_bytes": own}
         after = {f"{'add' if node.differences else 'decode'} {codec.name}": batch.numel, **copied}
         again = copied if node.differences else after
-    once = _between_pairs(_bytes(codec, numels, batch), shards, num_ranks, before, after, to_owners=False)
-    return [once, Round(messages=None, before=again | task) if keeps else once]
+    once = _between_pairs(codec, numels, batch, shards, num_ranks, before, after, to_owners=False)
+    if codec is not None:
+        pieces = _num_pieces(numels.max(1))
+        once = replace(once, before_pieces=pieces, split=pieces)
+    return (once,), (Round(messages=None, before=again) if keeps else once,)
+
+
+def _num_pieces(numel: Floats) -> Floats:
+    """Return the messages in which each coded part of so many elements goes, (num_buckets,)."""
+    return np.maximum(1.0, np.ceil(4 * numel / CHUNK_BYTES))
 
 
 def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Floats:
@@ -122,7 +171,9 @@ def _bytes(codec: CodecSpec | None, numels: Floats, batch: BucketBatch) -> Float
 
 
 def _between_pairs(
-    part: Floats,
+    codec: CodecSpec | None,
+    numels: Floats,
+    batch: BucketBatch,
     shards: tuple[tuple[int, ...], ...],
     num_ranks: int,
     before: dict[str, Floats],
@@ -130,11 +181,16 @@ def _between_pairs(
     *,
     to_owners: bool,
 ) -> Round:
-    """Send part j, (num_buckets, num_shards) bytes, to its owner from all others of its copy, or the other way."""
+    """Send part j of (num_buckets, num_shards) elements to its owner from all others of its copy, or the other way.
+
+    To all of them at once, but for large exact parts, of which each rank sends one after the other.
+    """
+    part = _bytes(codec, numels, batch)
     if len(shards) == 1:
         everybody = np.ones((1, num_ranks))
         give, take = (everybody, part) if to_owners else (part, everybody)
-        return Round(messages=DenseExchange(give=give, take=take, rotated=True), before=before, after=after)
+        alone = (part.max(1, keepdims=True) >= ALONE_BYTES) & (codec is None)
+        return Round(messages=DenseExchange(give=give, take=take, rotated=alone), before=before, after=after)
     pairs = np.array([(a, b) for ranks in shards for a in ranks for b in ranks if a != b], dtype=np.int64)
     messages = PointToPoint(source=pairs[:, 0], target=pairs[:, 1], share=np.ones(len(pairs)), num_bytes=part.max(1))
     return Round(messages=messages, before=before, after=after)

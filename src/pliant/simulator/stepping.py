@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pliant.simulator.prepared import PreparedPlan, TimedExchange, TimedWeightExchange
+from pliant.simulator.prepared import PreparedPlan, TimedWeightExchange
 from pliant.simulator.rank_clock import QueuedExchange, RankClock
+from pliant.simulator.timed_exchange import TimedExchange
 
 __all__ = ["Stepper"]
 
-_GRADIENTS, _WEIGHTS = 0, 1
+_GRADIENTS, _WEIGHTS, _GATHERS = 0, 1, 2
 
 
 @dataclass(kw_only=True, eq=False)
@@ -20,6 +21,19 @@ class _Turn:
     """Step of the last exchange."""
     round: int = 0
     ticket: QueuedExchange | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class _Gathers:
+    """Gathers of one group's weights before a pass."""
+
+    each: tuple[TimedExchange, ...]
+    tickets: list[QueuedExchange] | None = None
+    """Their places in the queue; None before they are asked for."""
+
+    @property
+    def block(self) -> bool:
+        return any(exchanged.blocks for exchanged in self.each)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,7 +49,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         overheads = self.prepared.context.overheads
-        self.clock = RankClock(2, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores)
+        self.clock = RankClock(3, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores)
         self._turns = [_Turn(exchange=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: QueuedExchange | None = None
         self._handed_over: QueuedExchange | None = None
@@ -44,10 +58,12 @@ class Stepper:
         """Make one step of all ranks."""
         context, clock, step = self.prepared.context, self.clock, len(self.ends_s)
         workload, slow = context.workload, context.slowest
-        clock.compute(workload.forward_s * slow, "forward", step)
+        self._forward(step, workload.forward_s * slow)
         self._backward(step, workload.backward_s * slow)
         if self._handed_over is not None:
             clock.wait(self._handed_over, step)
+        if self.prepared.shards.findings is not None:
+            clock.wait(self._submit(_GRADIENTS, self.prepared.shards.findings, step), step)
         self._serve(step)
         clock.compute(workload.step_s * slow * self.prepared.step_share, "optimize", step)
         if self.prepared.share is not None:
@@ -56,7 +72,39 @@ class Stepper:
             self._after_step(step + 1)
         self.ends_s.append(clock.now_s)
 
+    def _forward(self, step: int, seconds: float) -> None:
+        """Compute group by group, each when its weights are there, while those of the next are gathered."""
+        groups, left_s = self.prepared.shards.in_forward, seconds
+        gathers = [_Gathers(each=group.before_forward) for group in groups]
+        for k, group in enumerate(groups):
+            self._await(gathers[k], step)
+            if k + 1 < len(groups) and not gathers[k + 1].block:
+                self._issue(gathers[k + 1], step)
+            share_s = group.share * seconds if k + 1 < len(groups) else left_s
+            self.clock.compute(share_s, "forward", step)
+            left_s -= share_s
+        if not groups:
+            self.clock.compute(seconds, "forward", step)
+
     def _backward(self, step: int, seconds: float) -> None:
+        """Compute, and queue exchanges of gradients as they are complete; of a sharded model group by group."""
+        arrivals = self._arrivals(step, seconds)
+        groups, from_s = self.prepared.shards.groups, 0.0
+        coming = [_Gathers(each=group.before_backward) for group in groups if group.before_backward]
+        for group in groups:
+            if group.before_backward:
+                self._await(coming.pop(0), step)
+                if coming:
+                    self._issue(coming[0], step)
+            until_s = min(group.ready_s * self.prepared.context.slowest, seconds)
+            due = [each for each in arrivals if each[0] <= until_s]
+            arrivals = arrivals[len(due) :]
+            self._compute_backward(from_s, until_s, due, step)
+            from_s = until_s
+        self._compute_backward(from_s, seconds, arrivals, step)
+
+    def _arrivals(self, step: int, seconds: float) -> list[tuple[float, int, QueuedExchange]]:
+        """Return the exchanges of this step's gradients, with the times in backward at which they are queued."""
         slow = self.prepared.context.slowest
         arrivals: list[tuple[float, int, QueuedExchange]] = []
         last_s = 0.0
@@ -69,7 +117,33 @@ class Stepper:
         for every, exchanged in self.prepared.follow_ups:
             if (step + 1) % every == 0:
                 arrivals.append((last_s, _GRADIENTS, self._item(exchanged, step)))
-        self.clock.compute(seconds, "backward", step, arrivals)
+        return arrivals
+
+    def _compute_backward(
+        self, from_s: float, until_s: float, arrivals: Sequence[tuple[float, int, QueuedExchange]], step: int
+    ) -> None:
+        """Compute a part of backward; what blocks is waited for where it is queued."""
+        due: list[tuple[float, int, QueuedExchange]] = []
+        for ready_s, queue_name, item in arrivals:
+            due.append((ready_s - from_s, queue_name, item))
+            if self.exchanged[item.row].blocks:
+                self.clock.compute(ready_s - from_s, "backward", step, due)
+                self.clock.wait(item, step)
+                from_s, due = ready_s, []
+        self.clock.compute(until_s - from_s, "backward", step, due)
+
+    def _issue(self, gathers: _Gathers, step: int) -> None:
+        """Queue the gathers of a group; torch's own are over when they return."""
+        queue_name = _GATHERS if self.prepared.shards.own_queue else _GRADIENTS
+        gathers.tickets = [self._submit(queue_name, each, step) for each in gathers.each]
+        if gathers.block:
+            self._await(gathers, step)
+
+    def _await(self, gathers: _Gathers, step: int) -> None:
+        if gathers.tickets is None:
+            self._issue(gathers, step)
+        for ticket in gathers.tickets or ():
+            self.clock.wait(ticket, step)
 
     def _serve(self, step: int) -> None:
         """Send gradients to owners at a free pace; their answers are awaited now, or after the next backward."""
@@ -127,6 +201,7 @@ class Stepper:
             row=len(self.exchanged) - 1,
             step=step,
             cpu_share=exchanged.cpu_share,
+            wire_share=exchanged.wire_share,
         )
 
     def _submit(self, queue_name: int, exchanged: TimedExchange, step: int) -> QueuedExchange:

@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round, passes, work
+from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
-from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels
+from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels, sums_inside
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -20,7 +20,7 @@ from pliant.simulator.rounds import (
 )
 from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
-from pliant.simulator.sharded import among_replicas, gather_rounds, reduce_scatter_rounds, shards_of
+from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
 from pliant.spec import (
     After,
     AllGather,
@@ -47,7 +47,7 @@ from pliant.spec import (
     Topology,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "num_turns", "traffic_of"]
+__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "num_turns", "traffic_beside_shards", "traffic_of"]
 
 _MOST_TURNS = 16
 """Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
@@ -83,9 +83,14 @@ def traffic_of(node: Exchange, batch: BucketBatch, topology: Topology, turn: int
         ValueError: The algorithm is not Pliant's, so nobody knows what it sends.
 
     """
-    if node.works_in_float32 or node.exchanges_weights:
-        batch = replace(batch, itemsize=np.full_like(batch.itemsize, 4.0))
-    return _traffic_of(node, batch, topology, turn)
+    return _traffic_of(node, exchanged(node, batch), topology, turn)
+
+
+def traffic_beside_shards(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Return the same without what brings shards together: of a sharded node what its replicas send each other."""
+    if not isinstance(node, Sharded):
+        return traffic_of(node, batch, topology, turn)
+    return _between_replicas(node, exchanged(node, batch), topology, turn)
 
 
 def _traffic_of(node: Exchange, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
@@ -124,24 +129,7 @@ def num_turns(node: Exchange, topology: Topology, size: int) -> int:
 
 def inside_groups(num_bytes: Floats, node: Exchange, topology: Topology) -> list[Round]:
     """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each of a node's innermost groups."""
-    return _inside_groups(num_bytes, [tuple(ranks.tolist()) for ranks in groups_of(node.levels[0], topology)])
-
-
-def _inside_groups(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Round]:
-    """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each group, around a ring of its own."""
-    most = max(map(len, groups))
-    if most == 1:
-        return []
-    repeat = 2 * (most - 1)
-    source, target, share = [], [], []
-    for group in groups:
-        ranks = np.array(group if len(group) > 1 else (), dtype=np.int64)
-        source.append(ranks)
-        target.append(np.roll(ranks, -1))
-        share.append(np.full(len(ranks), 2 * (len(group) - 1) / len(group) / repeat))
-    sources, targets, shares = (np.concatenate(each) for each in (source, target, share))
-    pairs = PointToPoint(source=sources, target=targets, share=shares, num_bytes=num_bytes, ring_ranks=most)
-    return [Round(messages=pairs, repeat=repeat, after={"reduce_bytes": num_bytes})]
+    return sums_inside(num_bytes, [tuple(ranks.tolist()) for ranks in groups_of(node.levels[0], topology)])
 
 
 def _custom(node: Custom, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
@@ -212,25 +200,27 @@ def _block_sparse(node: BlockSparse, batch: BucketBatch, topology: Topology, tur
 
 
 def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    """Count what shards and replicas send for a bucket in a step; replicas send a shard's part of it."""
+    """Count all that shards and replicas send for a bucket in a step."""
+    shards, between = shard_traffic(node, batch, topology), _between_replicas(node, batch, topology, turn)
+    gathers = (*shards.before_forward, *shards.before_backward)
+    return ExchangeTraffic(task=(*shards.after_backward, *between.task, *gathers), rest=between.rest)
+
+
+def _between_replicas(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Count what replicas send of a bucket: each rank a shard's part of it."""
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
-    if node.gradients is None and len(shards) > 1:
-        task = _inside_groups(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
-        if node.replicas is None:
-            task += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, turn)
-    else:
-        task = reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
-    rest: list[Round] = []
-    if node.replicas is not None and len(shards) > 1:
-        num_shards = len(shards[0])
-        flat, sets = among_replicas(topology, shards)
-        shapes = tuple(tuple((-(-s[0] // num_shards), *s[1:]) if s else s for s in each) for each in batch.shapes)
-        mine = replace(batch, numel=np.ceil(batch.numel / num_shards), shapes=shapes)
-        between = traffic_of(node.replicas, mine, flat, turn)
-        task += [r for ranks in sets for r in among_ranks(between.task, np.array(ranks), num_ranks)]
-        rest += [r for ranks in sets for r in among_ranks(between.rest, np.array(ranks), num_ranks)]
-    task += gather_rounds(node.weights, batch, shards, num_ranks)
-    return ExchangeTraffic(task=tuple(task), rest=tuple(rest))
+    if node.replicas is None or len(shards) == 1:
+        return ExchangeTraffic(task=())
+    num_shards = len(shards[0])
+    flat, sets = among_replicas(topology, shards)
+    shapes = tuple(tuple((-(-s[0] // num_shards), *s[1:]) if s else s for s in each) for each in batch.shapes)
+    mine = replace(batch, numel=np.ceil(batch.numel / num_shards), shapes=shapes)
+    between = traffic_of(node.replicas, mine, flat, turn)
+    task, rest = (
+        tuple(r for ranks in sets for r in among_ranks(rounds, np.array(ranks), num_ranks))
+        for rounds in (between.task, between.rest)
+    )
+    return ExchangeTraffic(task=task, rest=rest)
 
 
 def _among_all(

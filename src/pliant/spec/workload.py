@@ -7,7 +7,10 @@ from types import MappingProxyType
 
 from pliant.spec.plain import LATER
 
-__all__ = ["TensorSpec", "Workload"]
+__all__ = ["ROOT_GROUP", "TensorSpec", "Workload"]
+
+ROOT_GROUP = "the model itself"
+"""Group of the tensors of a sharded model that are in no inner module under `fully_shard`."""
 
 _MOST_NUMEL = 10**15
 

@@ -1,0 +1,136 @@
+"""Passes of sharded models: weights are waited for before they are used, and what that means for predicted steps."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import cluster, even, plan_for
+
+import pliant as p
+from pliant.simulator import IDEAL, KEYS, CostFeatures, simulate
+from pliant.simulator.prepared import prepare
+from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
+from pliant.spec import Workload
+from pliant.spec.workload import ROOT_GROUP
+
+PLANS = {
+    "torch's own": p.sharded(),
+    "torch's gathers": p.sharded(gradients="allreduce"),
+    "exact": p.sharded(gradients="allreduce", weights="allreduce"),
+    "exact, once": p.sharded(gradients="allreduce", weights="allreduce", regather=False),
+    "int8": p.sharded(gradients="bytegrad", weights="bytegrad"),
+    "int8, once": p.sharded(gradients="bytegrad", weights="bytegrad", regather=False),
+    "differences": p.sharded(gradients="int4", weights="differences(int4)"),
+}
+RATES = (1e6, 1e7, 1e8, 1e9, 1e12)
+CLOSE = 1 + 1e-9
+all_plans = pytest.mark.parametrize("name", PLANS)
+
+
+def blocks(num_blocks=4, num_shards=4, **times) -> Workload:
+    """Return equal blocks of two tensors each, and a root whose gradient is ready last."""
+    whole = even(2 * num_blocks + 1, 40_000, **times)
+    names = [f"blocks.{num_blocks - 1 - k // 2}" for k in range(2 * num_blocks)] + [ROOT_GROUP]
+    tensors = tuple(replace(t, group=name) for t, name in zip(whole.tensors, names, strict=True))
+    return replace(whole, tensors=tensors, num_shards=num_shards)
+
+
+def predicted(name, rate=1e8, **more):
+    return simulate(plan_for(PLANS[name]), blocks(), cluster(4, rate), **more)
+
+
+def spans(found, start):
+    """Return when exchanges whose names begin so began, and when they ended."""
+    return [(i.start_s, i.end_s) for i in found.stepper.clock.items if i.label.startswith(start)]
+
+
+@all_plans
+def test_exchanges_that_take_no_time_cost_nothing(name):
+    assert predicted(name, 1e30, overheads=IDEAL).step_s == pytest.approx(0.31, rel=1e-6)
+
+
+@all_plans
+@pytest.mark.parametrize("rate", RATES)
+def test_a_step_is_at_least_computing_and_what_is_on_the_wire(name, rate):
+    found = predicted(name, rate)
+    used = [found.stepper.exchanged[item.row] for item in found.stepper.clock.items]
+    on_wire_s = sum(each.seconds * each.wire_share for each in used)
+    assert found.step_s * CLOSE >= max(0.31, on_wire_s, *(each.seconds for each in used))
+    assert on_wire_s > 0
+
+
+@pytest.mark.parametrize(("once", "twice"), [("exact, once", "exact"), ("int8, once", "int8")])
+@pytest.mark.parametrize("rate", RATES)
+def test_to_gather_once_is_never_slower(once, twice, rate):
+    assert predicted(once, rate).step_s <= predicted(twice, rate).step_s * CLOSE
+
+
+@all_plans
+def test_more_rate_never_predicts_a_longer_step(name):
+    steps_s = [predicted(name, rate).step_s for rate in np.geomspace(1e6, 1e11, 16)]
+    assert all(faster <= slower * CLOSE for slower, faster in itertools.pairwise(steps_s))
+
+
+@all_plans
+@pytest.mark.parametrize("rate", [1e7, 1e9])
+def test_counted_quantities_sum_to_the_step(name, rate):
+    features = CostFeatures(blocks(), cluster(4, rate))
+    counts = features.counts([plan_for(PLANS[name])], features.coefficients)
+    assert float(counts[0] @ features.coefficients) == pytest.approx(predicted(name, rate).step_s)
+
+
+def test_forward_waits_for_each_blocks_weights_while_the_next_ones_come():
+    """A group computes when its gather has ended, and the next gather is in the queue before it does."""
+    found = predicted("exact", 1e6)
+    gathers = spans(found, "weights of")
+    forward = [s for s in found.stepper.clock.segments if s.kind == "forward"]
+    assert len(gathers) == len(forward) == 5
+    for (_, ready_s), segment in zip(gathers, forward, strict=True):
+        assert segment.start_s >= ready_s
+    for (start_s, _), segment in zip(gathers[1:], forward, strict=False):
+        assert start_s <= segment.start_s
+
+
+def test_the_roots_weights_are_gathered_first_and_once():
+    found = predicted("exact")
+    assert found.stepper.clock.items[0].label == "weights of bucket 4"
+    again = {item.label for item in found.stepper.clock.items if item.label.startswith("weights again")}
+    assert again == {f"weights again of bucket {k}" for k in range(4)}
+
+
+def test_gathers_of_backward_do_not_wait_for_gradients_unless_they_share_a_thread():
+    """With one thread a block's weights come behind the gradients of the one before; with two beside them."""
+    for name, beside in (("exact", True), ("exact, once", False)):
+        found = predicted(name, 1e6)
+        gradients, again = spans(found, "gradients of"), spans(found, "weights again of")
+        met = [a < d and c < b for (a, b), (c, d) in itertools.product(gradients, again) if a < b and c < d]
+        assert any(met) == beside, name
+
+
+def test_torchs_own_exchanges_hide_nothing():
+    found = predicted("torch's own", 1e7)
+    assert found.exposed_s == pytest.approx(found.exchange_s)
+    assert found.compute_s == pytest.approx(0.31)
+
+
+def test_traces_show_the_parts():
+    names = {event.name for event in predicted("int8").timeline.events if event.kind == "exchange"}
+    assert {"weights of bucket 0", "weights again of bucket 0", "gradients of bucket 0", "findings"} <= names
+
+
+@all_plans
+def test_bytes_are_those_of_the_parts(name):
+    prepared = prepare(plan_for(PLANS[name]), context_for(blocks(), cluster(4), None, ()), BUCKET_BYTES)
+    shards = prepared.shards
+    parts = [*shards.scatters.values(), *(e for g in shards.groups for e in (*g.before_forward, *g.before_backward))]
+    assert run(prepared, 0).sent_bytes == tuple(sum(each.of.sent[each.index] for each in parts).tolist())
+
+
+def test_coded_parts_of_more_than_a_piece_have_a_message_for_each():
+    """A part of 786,432 elements goes in three pieces of 262,144."""
+    workload = blocks()
+    large = replace(workload, tensors=tuple(replace(t, shape=(4 * 786_432 // 8, 4)) for t in workload.tensors))
+    found = simulate(plan_for(PLANS["int8, once"]), large, cluster(4))
+    handled = {e.label: e.of for e in found.stepper.exchanged}["weights of bucket 0"]
+    assert handled.counts[0, KEYS.index("messages")] == 3 * 6
