@@ -116,7 +116,7 @@ def test_the_command_line_knows_them(copy, tmp_path):
     tensors = workload_named("vgg16", 1.0).tensors
     coded = [replace(t, gradient_share=1 / len(tensors), gradient_error={"trunc": 1e-3}) for t in tensors]
     save(replace(workload_named("vgg16", 1.0), tensors=tuple(coded)), measured)
-    options = ("--workload", str(measured), "--error-budget", "0.01", "--candidates", "100")
+    options = ("--workload", str(measured), "--error-budget", "0.01", "--candidates", "200")
     assert "fading(keep=" in python(copy, "-c", main, "plan", *where, *options)
 
 

@@ -116,15 +116,15 @@ class Links(Interfaces):
         )  # (num_buckets, num_interfaces)
         at = times.argmax(1)
         rate_s = times[np.arange(len(times)), at]
-        latency_s = loads.latency_s
+        inside, latency_s = (loads.inside * self.inside_factor).max(1), loads.latency_s
         if not self.overheads.nccl:  # which has windows of its own
-            wire_s = rate_s * self.overheads.wire_factor
-            latency_s = np.maximum(latency_s, repeat * (loads.turn_s - wire_s / 2))
+            busy_s = np.maximum(rate_s * self.overheads.wire_factor, inside / self.overheads.loopback_bytes_per_s)
+            latency_s = np.maximum(latency_s, repeat * (loads.turn_s - busy_s / 2))
         return RoundTime(
             overheads=self.overheads,
             ranks_per_cpu=self.topology.ranks_per_cpu,
             rate_s=repeat * rate_s,
-            loopback_bytes=repeat * (loads.inside * self.inside_factor).max(1),
+            loopback_bytes=repeat * inside,
             latency_s=latency_s,
             start_s=lost_s(self, loads.paths, times * self.overheads.wire_factor, pause_s),
             staging_s=np.zeros(len(times)),
