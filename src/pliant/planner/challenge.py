@@ -1,5 +1,6 @@
 """Start of a search from the best prediction: one plan is put in force, and only better predicted ones are tried."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -41,6 +42,8 @@ class Start:
     """Reading of the clock when the run began."""
     clock: Callable[[], float] = time.perf_counter
     """Seconds since any moment."""
+    tell: Callable[[SearchResult], None] = lambda _: None
+    """Called after each trial with what is known by then."""
 
 
 def is_changed(now: float, before: float) -> bool:
@@ -65,40 +68,82 @@ def challenge_steps(
         start: What it begins with.
 
     """
-    known = list(limits.known)
-    trials: list[Trial] = []
-    if known:
-        model.fit(known)
-    end_s, spent_s = start.clock() + limits.max_seconds, 0.0
-    plans = _plans(space, model, limits)
-    tried = {trial.genes for trial in known}
+    book = _Book(space, model, limits)
     first = start.first if start.first is not None and start.first in space else None
+    plans = _plans(space, model, limits)
+    end_s, spent_s = start.clock() + limits.max_seconds, 0.0
     while True:
-        everything, least_s = [*known, *trials], _least_s(space, [*known, *trials])
-        wanted = first if first is not None else _best(space, model, plans, tried)
-        if first is None and (wanted is None or _predicted_s(space, model, wanted) > _PAYS * least_s):
-            stopped = "no plan was predicted to be 5 % better"
-        elif len(trials) >= limits.max_trials:
-            stopped = f"{limits.max_trials} trials were run"
-        elif trials and (now_s := start.clock()) > end_s:
-            stopped = f"{limits.max_seconds:g} s were over"
-        elif trials and spent_s > _SHARE * (start.clock() - start.began_s):
-            stopped = "challengers had cost a tenth of the time since the run began"
-        else:
-            stopped = ""
-        if stopped or wanted is None:
-            return _close(space, everything, stopped)
-        is_expected, first = first is not None and start.expected_s > 0, None
-        before_s, limit_s = start.clock(), _RACE * least_s / space.quality.factor(wanted)
-        trial = yield wanted, np.inf if is_expected else limit_s
-        trials.append(trial)
-        tried.add(wanted)
-        if is_expected and (trial.status != "ok" or is_changed(trial.step_s, start.expected_s)):
-            return _close(space, [*known, *trials], CHANGED)
-        if np.isfinite(least_s):
-            cost_s = _cost_s(space, trial) if trial.steps_s else np.inf
-            spent_s += (start.clock() - before_s) * max(0.0, 1 - least_s / cost_s)
-        model.fit([*known, *trials])
+        wanted, least_s, tried = first or book.best_of(plans), book.least_s, bool(book.num_run)
+        if wanted is None or (first is None and book.cost_s(wanted) > _PAYS * least_s):
+            return book.close("no plan was predicted to be 5 % better")
+        if book.num_run >= limits.max_trials:
+            return book.close(f"{limits.max_trials} trials were run")
+        if tried and start.clock() > end_s:
+            return book.close(f"{limits.max_seconds:g} s were over")
+        if tried and spent_s > _SHARE * (start.clock() - start.began_s):
+            return book.close("challengers had cost a tenth of the time since the run began")
+        expected_s, first = start.expected_s if first is not None else 0.0, None
+        limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
+        before_s = start.clock()
+        predicted_s = book.predicted_s(wanted)
+        trial = yield wanted, limit_s
+        book.enter(trial, predicted_s)
+        if expected_s and (trial.status != "ok" or is_changed(trial.step_s, expected_s)):
+            return book.close(CHANGED)
+        if math.isfinite(least_s):
+            share = least_s / (trial.step_s * space.quality.factor(wanted)) if trial.steps_s else 0.0
+            spent_s += (start.clock() - before_s) * max(0.0, 1 - share)
+        if math.isfinite(book.least_s):
+            start.tell(book.close("it was interrupted"))
+
+
+class _Book:
+    """Trials with what was predicted of them, and what follows."""
+
+    def __init__(self, space: Space, model: StepTimeModel, limits: SearchLimits) -> None:
+        self._space, self._model = space, model
+        self._trials = list(limits.known)
+        self._predicted_s = [self.predicted_s(trial.genes) for trial in self._trials]
+        self.num_run = 0
+        if self._trials:
+            model.fit(self._trials)
+
+    def enter(self, trial: Trial, predicted_s: float) -> None:
+        self._trials.append(trial)
+        self._predicted_s.append(predicted_s)
+        self.num_run += 1
+        self._model.fit(self._trials)
+
+    def predicted_s(self, genes: Genome) -> float:
+        return float(np.exp(self._model.predict([genes])[0][0]))
+
+    def cost_s(self, genes: Genome) -> float:
+        return self.predicted_s(genes) * self._space.quality.factor(genes)
+
+    def best_of(self, plans: Sequence[Genome]) -> Genome | None:
+        tried = {trial.genes for trial in self._trials}
+        left = [genes for genes in plans if genes not in tried and genes in self._space]
+        return _best_first(self._space, self._model, left)[0] if left else None
+
+    @property
+    def least_s(self) -> float:
+        return min((self._measured_s(trial) for trial in self._sound), default=math.inf)
+
+    def close(self, stopped: str) -> SearchResult:
+        if not self._sound:
+            why = f"; the first because: {self._trials[0].reason}" if self._trials else ""
+            raise RuntimeError(f"none of {len(self._trials)} trials came to an end{why}")
+        best = min(self._sound, key=self._measured_s).genes
+        return SearchResult(
+            best=best, trials=tuple(self._trials), stopped=stopped, predicted_s=tuple(self._predicted_s)
+        )
+
+    @property
+    def _sound(self) -> list[Trial]:
+        return [trial for trial in self._trials if trial.status == "ok"]
+
+    def _measured_s(self, trial: Trial) -> float:
+        return trial.step_s * self._space.quality.factor(trial.genes)
 
 
 def _plans(space: Space, model: StepTimeModel, limits: SearchLimits) -> list[Genome]:
@@ -117,33 +162,7 @@ def _best_first(space: Space, model: StepTimeModel, plans: Sequence[Genome]) -> 
     return sorted(plans, key=cost_s.__getitem__)
 
 
-def _best(space: Space, model: StepTimeModel, plans: Sequence[Genome], tried: set[Genome]) -> Genome | None:
-    left = [genes for genes in plans if genes not in tried and genes in space]
-    return _best_first(space, model, left)[0] if left else None
-
-
-def _predicted_s(space: Space, model: StepTimeModel, genes: Genome) -> float:
-    return _costs(space, model, [genes])[0]
-
-
 def _costs(space: Space, model: StepTimeModel, plans: Sequence[Genome]) -> list[float]:
     """Return predicted times per step of exact training, in s."""
     step_s = np.exp(model.predict(plans)[0]).tolist()
     return [s * space.quality.factor(genes) for s, genes in zip(step_s, plans, strict=True)]
-
-
-def _cost_s(space: Space, trial: Trial) -> float:
-    return trial.step_s * space.quality.factor(trial.genes)
-
-
-def _least_s(space: Space, trials: Sequence[Trial]) -> float:
-    return min((_cost_s(space, trial) for trial in trials if trial.status == "ok"), default=float("inf"))
-
-
-def _close(space: Space, trials: Sequence[Trial], stopped: str) -> SearchResult:
-    sound = [trial for trial in trials if trial.status == "ok"]
-    if not sound:
-        why = f"; the first because: {trials[0].reason}" if trials else ""
-        raise RuntimeError(f"none of {len(trials)} trials came to an end{why}")
-    best = min(sound, key=lambda trial: _cost_s(space, trial))
-    return SearchResult(best=best.genes, trials=tuple(trials), stopped=stopped)

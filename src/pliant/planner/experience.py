@@ -87,7 +87,7 @@ class Experience:
     """How many times the steps of exact training each of them was taken to need."""
     kept: Genome
     kept_s: float
-    """Step time of the kept plan in its trial."""
+    """Step time of the kept plan; 0 if it is not known."""
     bytes_per_s: float = 0.0
     """Rate of the watched steps' own messages; 0 if they were too small to tell."""
     written: str = ""
@@ -103,8 +103,8 @@ class Experience:
                 f"an experience has {len(self.trials)} trials, {len(self.predicted_s)} predictions and "
                 f"{len(self.ratios)} ratios; it needs one of each for every plan, and at least one plan."
             )
-        if self.kept_s <= 0:
-            raise ValueError(f"the kept plan's step took {self.kept_s:g} s in this experience; a time is above 0.")
+        if min(self.kept_s, self.bytes_per_s, *self.predicted_s, *self.ratios) < 0:
+            raise ValueError("a time, a rate or a ratio in this experience is below 0, which none can be.")
 
     @property
     def plans_text(self) -> str:
