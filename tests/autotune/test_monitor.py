@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pliant
-from pliant.autotune import monitor, searches, trials, tuner
+from pliant.autotune import monitor, plan_search, searches, trials, tuner
 from pliant.autotune.tuner import AutoTuner
 from pliant.comm import run_world
 from pliant.engine.plan_resolution import resolve_plan
@@ -76,7 +76,13 @@ class Sky:
         clock.mine.now_s, clock.mine.sky = 0.0, self
 
     def stats(self):
-        return {"residual_norm": 0.0, "consensus_distance": 0.0}
+        return {
+            "residual_norm": 0.0,
+            "consensus_distance": 0.0,
+            "sent_bytes": 0,
+            "exchange_s": 0.0,
+            "sent_messages": 0,
+        }
 
     def switch(self, what, *, pay=True):
         if what.hash != self.plan.hash:
@@ -131,8 +137,8 @@ class Remembering(CostFeatures):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(tuner, "CostFeatures", Remembering)
-    for module in (trials, monitor):
+    monkeypatch.setattr(plan_search, "CostFeatures", Remembering)
+    for module in (trials, monitor, searches):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(tuner, "probe", clock.probe)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"].machine)

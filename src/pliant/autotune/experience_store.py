@@ -16,9 +16,7 @@ __all__ = ["ExperienceStore", "setup_of"]
 _log = logging.getLogger("pliant")
 
 
-def setup_of(
-    model: nn.Module, optimizer: str, quality: float, machines: Sequence[str], ranks: Sequence[int]
-) -> Setup:
+def setup_of(model: nn.Module, optimizer: str, quality: float, machines: Sequence[str], ranks: Sequence[int]) -> Setup:
     """Return what an experience of this training holds for.
 
     Args:

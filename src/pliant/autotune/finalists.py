@@ -1,11 +1,13 @@
 """Plans that are held against exact training after a search."""
 
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from pliant.planner import Quality, SearchResult, Trial
+from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Finalist", "select_finalists"]
+__all__ = ["Decision", "Finalist", "select_finalists"]
 
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
@@ -22,6 +24,28 @@ class Finalist(NamedTuple):
     """How many times the steps of exact training it needs."""
     tried_s: float
     """Step time in its trial."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Outcome of a search, before it is in force; the same on all ranks but for its genes."""
+
+    best: Finalist
+    """The best of the plans other than torch's own exchange, or that itself."""
+    genes: Genome
+    """Of the plan that is kept, on the first rank."""
+    gains: tuple[float, ...] = ()
+    """Speed of the best over torch's own exchange, turn by turn; empty if there was nothing to compare."""
+    adopted: bool = False
+    """Whether the best is kept, and not torch's own exchange."""
+    expected_s: float = math.nan
+    """Step time of what is kept; NaN if it is not known."""
+    predicted: bool = False
+    """Whether the time of torch's own exchange was known or predicted, and took no turn."""
+
+    def plan(self, exact: SyncPlan) -> SyncPlan:
+        """Return the plan that is kept: the best, or the exact one."""
+        return self.best.plan if self.adopted else exact
 
 
 def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:

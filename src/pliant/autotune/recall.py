@@ -22,7 +22,7 @@ from pliant.spec import Topology, Workload, from_json, to_json
 __all__ = ["Conditions", "Recalled", "recall"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Conditions:
     """Conditions of a search: what was trained on what."""
 
@@ -131,6 +131,4 @@ def recall(run: TunableRun, auto: Auto, comm: Comm) -> Recalled:
     if not text:
         return Recalled(store, experience)
     topology, overheads, bytes_per_s = json.loads(text)
-    return Recalled(
-        store, experience, (from_json(Topology, topology), from_json(Overheads, overheads), bytes_per_s)
-    )
+    return Recalled(store, experience, (from_json(Topology, topology), from_json(Overheads, overheads), bytes_per_s))

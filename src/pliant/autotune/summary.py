@@ -58,8 +58,8 @@ def explain(
     chosen = plan if adopted else exact
     own = f"{workload.wrapper}'s own exchange"
     verdict = (
-        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {own} is known or predicted to be, "
-        f"which was not held against it, counting {ratio:.2f} times the steps"
+        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {own}, whose "
+        f"time was known or predicted and took no turn, counting {ratio:.2f} times the steps"
         if adopted and predicted
         else f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {own} "
         f"in {len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"

@@ -173,7 +173,7 @@ class TrialRunner:
             plans: At least one; none of them is the base plan.
             ratios: For each, how many times the steps it needs to the same accuracy.
             num_turns: At least two.
-            base_s: Step time of the base plan, if that is known to be hopeless: it then takes no turn. NaN if it is not.
+            base_s: Step time of the base plan, if that is known to be too long: it takes no turn then. NaN if not.
 
         """
         factors = (1.0, *ratios)

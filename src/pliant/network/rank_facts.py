@@ -159,6 +159,7 @@ def _backends() -> tuple[str, ...]:
 
 
 def installed_version() -> str:
+    """Return the version of Pliant, or 'not installed'."""
     try:
         return version("pliant")
     except PackageNotFoundError:

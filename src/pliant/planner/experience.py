@@ -5,13 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pliant.netmodel import Overheads
+import numpy as np
+
+from pliant.netmodel import KEYS, Overheads
 from pliant.planner.genome import Genome
 from pliant.planner.trials import Trial
 from pliant.spec import Topology, Workload, load, save
 from pliant.spec.files import canonical_hash
 
 __all__ = ["Experience", "Setup", "load_experience", "plans_text", "save_experience"]
+
+_TRUSTED = 4.0
+"""How many times a coefficient may be what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,10 @@ class Experience:
                 f"an experience has {len(self.trials)} trials, {len(self.predicted_s)} predictions and "
                 f"{len(self.ratios)} ratios; it needs one of each for every plan, and at least one plan."
             )
+        if len(self.coefficients) != len(KEYS):
+            raise ValueError(
+                f"an experience has {len(self.coefficients)} coefficients, but this Pliant has {len(KEYS)}."
+            )
         if min(self.kept_s, self.bytes_per_s, *self.predicted_s, *self.ratios) < 0:
             raise ValueError("a time, a rate or a ratio in this experience is below 0, which none can be.")
 
@@ -110,6 +119,13 @@ class Experience:
     def plans_text(self) -> str:
         """Lines on the plans that were tried: what was predicted, and what was seen."""
         return plans_text(self.trials, self.predicted_s)
+
+    @property
+    def learned_overheads(self) -> Overheads:
+        """The machine's costs with the fitted coefficients, none of them beyond four times what was measured."""
+        measured = self.overheads.coefficients()
+        fitted = np.clip(np.array(self.coefficients), measured / _TRUSTED, measured * _TRUSTED)
+        return self.overheads.with_coefficients(fitted)
 
 
 def plans_text(trials: Sequence[Trial], predicted_s: Sequence[float]) -> str:
