@@ -96,9 +96,9 @@ class PlanSearch:
         shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
-        nothing = Decision(shared[0] if shared else Finalist(exact, True, 1.0, math.nan), self.exact)
+        kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
         if not rivals:
-            return nothing
+            return Decision(kept, self.exact, expected_s=kept.tried_s)
         first, exact_s = rivals[0], share_number(self.comm, self._exact_s())
         is_hopeless = self.anew and exact_s > _HOPELESS * first.tried_s * first.ratio
         if is_hopeless and len(rivals) == 1:
@@ -115,7 +115,7 @@ class PlanSearch:
         for k, why in compared.failed.items():
             self.rejected.note_failure(_UNDONE, why, rivals[k].plan, known)
         if not compared.gains:
-            return nothing
+            return Decision(kept, self.exact)
         best, adopted = rivals[compared.best], compared.is_faster
         # Of several plans, since one alone may have had to wait for a core in its trial.
         since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
