@@ -165,6 +165,7 @@ class AutoTuner(AttachedTuner):
             expected_s = yield from self._choose(workload, topology, None, self._recalled.experience)
         if expected_s is None:
             self._overheads = None
+            self._searches.forget_last()
         return expected_s
 
     def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
