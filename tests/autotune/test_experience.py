@@ -56,6 +56,11 @@ def test_an_experience_is_read_as_it_was_written_and_says_what_was_predicted_and
     assert "failed: NaN" in text
 
 
+def path_text(path):
+    save_experience(experience(), path)
+    return path.read_text()
+
+
 REFUSED = {
     "damaged": (lambda path: path.write_text('{"pliant": "Exper'), "expected"),
     "another kind": (lambda path: save(WORKLOAD, path), "Experience"),
@@ -66,6 +71,10 @@ REFUSED = {
     "another model": (lambda path: save_experience(experience(setup(5)), path), "12 elements in all, and this one"),
     "another optimizer": (lambda path: save_experience(experience(setup(optimizer="AdamW")), path), "AdamW"),
     "stale": (lambda path: save_experience(experience(setup(release="0.0.1")), path), "Pliant 0.0.1"),
+    "strange settings": (
+        lambda path: path.write_text(path_text(path).replace('"bits": 16', '"bits": 15')),
+        "settings that no search tries",
+    ),
     "a folder": (lambda path: path.mkdir(), "directory"),
 }
 

@@ -26,6 +26,7 @@ from pliant.planner import (
     frontier_text,
     search_predicted,
 )
+from pliant.planner.experience import Experience, load_experience
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Workload, save, to_json
 from pliant.spec.files import write_atomically
@@ -54,6 +55,13 @@ _ShardedOption = Annotated[
 _TunedForOption = Annotated[
     int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
 ]
+_ExperienceOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="What a run has measured and kept (~/.cache/pliant): its costs count, and its model and network "
+        "where none are given."
+    ),
+]
 _TraceOption = Annotated[Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")]
 _SHOWN = 12
 
@@ -77,15 +85,27 @@ def plan(
     sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
+    experience: _ExperienceOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: _TraceOption = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
-    training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
+    earlier = None if experience is None else load_experience(experience)
+    if earlier is not None and not (workload or model or compute):
+        training, optimizer = earlier.workload, optimizer or earlier.setup.optimizer
+    else:
+        training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
+        _require_same_model(earlier, training, experience)
     training = divided(training, sharded) if sharded else training
-    network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
-    known = inputs.read_overheads(overheads, machine)
+    measured = earlier is not None and not (topology or hosts or ranks or rate or delay)
+    network = (
+        earlier.topology
+        if earlier is not None and measured
+        else inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
+    )
+    fitted = earlier is not None and overheads is None and not machine
+    known = earlier.learned_overheads if earlier is not None and fitted else inputs.read_overheads(overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
@@ -111,7 +131,11 @@ def plan(
     _show(found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
-    _tell_limits(allowed, inputs.describe_overheads(overheads, machine))
+    whose = f"overheads: fitted to the trials in {experience}" if fitted else ""
+    _tell_limits(allowed, whose or inputs.describe_overheads(overheads, machine))
+    if earlier is not None:
+        said = f"{earlier.plans_text}\nkept there: {earlier.kept.summary}"
+        Console().print(said, markup=False, highlight=False, soft_wrap=True)
     budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
     if out is not None:
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
@@ -139,6 +163,18 @@ def _training(workload: str, model: str, compute: str, optimizer: str, *, errors
 
     found, own_optimizer = profile_own_training(model, errors=errors)
     return found, optimizer or own_optimizer
+
+
+def _require_same_model(earlier: Experience | None, training: Workload, path: Path | None) -> None:
+    """Raise ValueError for an experience of another model: its trials say nothing of this one."""
+    if earlier is None:
+        return
+    here, there = (sorted(tensor.shape for tensor in each.tensors) for each in (training, earlier.workload))
+    if here != there:
+        raise ValueError(
+            f"{path} is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has {len(here)} of "
+            "other shapes; leave --workload and --model out, or give the experience of this model."
+        )
 
 
 def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:

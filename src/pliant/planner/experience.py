@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pliant.netmodel import KEYS, Overheads
-from pliant.planner.genome import Genome
+from pliant.planner.genome import Gene, Genome, all_of
 from pliant.planner.trials import Trial
 from pliant.spec import Topology, Workload, load, save
 from pliant.spec.files import canonical_hash
@@ -108,6 +108,9 @@ class Experience:
                 f"an experience has {len(self.trials)} trials, {len(self.predicted_s)} predictions and "
                 f"{len(self.ratios)} ratios; it needs one of each for every plan, and at least one plan."
             )
+        strange = [g for plan in (self.kept, *(t.genes for t in self.trials)) for g in plan.genes if not _is_known(g)]
+        if strange:
+            raise ValueError(f"a plan in this experience is {strange[0].family} with settings that no search tries.")
         if len(self.coefficients) != len(KEYS):
             raise ValueError(
                 f"an experience has {len(self.coefficients)} coefficients, but this Pliant has {len(KEYS)}."
@@ -116,7 +119,11 @@ class Experience:
             raise ValueError("a time, a rate or a ratio in this experience is below 0, which none can be.")
 
     @property
-    def plans_text(self) -> str:
+    def _is_known(gene: Gene) -> bool:
+    return gene in all_of(gene.family)
+
+
+def plans_text(self) -> str:
         """Lines on the plans that were tried: what was predicted, and what was seen."""
         return plans_text(self.trials, self.predicted_s)
 
