@@ -119,11 +119,7 @@ class Experience:
             raise ValueError("a time, a rate or a ratio in this experience is below 0, which none can be.")
 
     @property
-    def _is_known(gene: Gene) -> bool:
-    return gene in all_of(gene.family)
-
-
-def plans_text(self) -> str:
+    def plans_text(self) -> str:
         """Lines on the plans that were tried: what was predicted, and what was seen."""
         return plans_text(self.trials, self.predicted_s)
 
@@ -133,6 +129,10 @@ def plans_text(self) -> str:
         measured = self.overheads.coefficients()
         fitted = np.clip(np.array(self.coefficients), measured / _TRUSTED, measured * _TRUSTED)
         return self.overheads.with_coefficients(fitted)
+
+
+def _is_known(gene: Gene) -> bool:
+    return gene in all_of(gene.family)
 
 
 def plans_text(trials: Sequence[Trial], predicted_s: Sequence[float]) -> str:
