@@ -2,10 +2,10 @@
 
 ``python benchmarks/planner/start_regret.py benchmarks/results/dataset_2core_2026-11-21``
 
-In each cell the search of `pliant.planner.challenge` may take any plan that was run there, and is told its recorded step
-times; DDP in 16 bits counts as watched, where it was run. Regret is how much longer a step takes than under the best of
-the cell's plans: of the first choice, as the simulator predicts it, and of the plan that is kept. The same for the search
-by twelve trials, `pliant.planner.search`.
+In each cell the search of `pliant.planner.challenge` may take any plan that was run there, and is told its recorded
+step times; DDP in 16 bits counts as watched, where it was run. Regret is how much longer a step takes than under the
+best of the cell's plans: of the first choice, as the simulator predicts it, and of the plan that is kept. The same for
+the search by twelve trials, `pliant.planner.search`.
 """
 
 import argparse

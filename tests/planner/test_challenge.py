@@ -49,14 +49,15 @@ def run(model, limits=LIMITS, measure=exactly, clock=None, **start):
         return end.value, asked
 
 
-def test_the_best_predicted_plan_comes_first_and_is_all_where_none_is_predicted_to_be_better():
+def test_the_best_predicted_plan_comes_first_and_few_follow_that_are_predicted_to_be_as_good():
     found, asked = run(Rough())
     where, model = space(), Rough()
     best_s = min(np.exp(model.predict([g])[0][0]) * where.quality.factor(g) for g in BASELINES.values() if g in where)
     first_s = np.exp(model.predict(asked[:1])[0][0]) * where.quality.factor(asked[0])
     assert first_s <= best_s
     assert found.stopped == "no plan was predicted to be 5 % better"
-    assert len(found.trials) == len(found.predicted_s) == len(asked) <= 3
+    assert len(found.trials) == len(found.predicted_s) == len(asked) <= 4
+    assert len({(genes.base.family, genes.by_hosts) for genes in asked[-2:]}) == 2
 
 
 def test_a_plan_that_disappoints_is_challenged_and_the_same_trials_lead_to_the_same_choice():

@@ -20,6 +20,8 @@ CHANGED = "the kept plan took another time than in the experience"
 
 _PAYS = 0.95
 """Share of the best measured time below which a plan must be predicted to be tried."""
+_TIE, _TIES = 1.05, 2
+"""Ratio of predicted times within which plans of two families are not told apart; trials of such plans."""
 _SHARE = 0.1
 """Share of the time since the run began that challengers may cost."""
 _RACE = 1.2
@@ -58,8 +60,9 @@ def challenge_steps(
 
     The plan with the least predicted time to accuracy comes first. After each trial the model learns, and predicts
     again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
-    time. The search ends when there is no such plan, or when challengers have cost a tenth of the time since the run
-    began. A challenger costs the time of its trial, less what the best plan would have taken for its steps.
+    time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
+    and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
+    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial, less what the best plan would have taken for its steps.
 
     Args:
         space: What may be chosen.
@@ -71,10 +74,12 @@ def challenge_steps(
     book = _Book(space, model, limits)
     first = start.first if start.first is not None and start.first in space else None
     plans = _plans(space, model, limits)
-    end_s, spent_s = math.inf, 0.0
+    end_s, spent_s, ties = math.inf, 0.0, 0 if first is not None else _TIES
     while True:
         wanted, least_s, tried = first or book.best_of(plans), book.least_s, bool(book.num_run)
-        if wanted is None or (first is None and book.cost_s(wanted) > _PAYS * least_s):
+        if wanted is not None and first is None and book.cost_s(wanted) > _PAYS * least_s:
+            ties, wanted = ties - 1, book.tie_in(plans) if ties > 0 and tried else None
+        if wanted is None:
             return book.close("no plan was predicted to be 5 % better")
         if book.num_run >= limits.max_trials:
             return book.close(f"{limits.max_trials} trials were run")
@@ -126,6 +131,15 @@ class _Book:
         left = [genes for genes in plans if genes not in tried and genes in self._space]
         return _best_first(self._space, self._model, left)[0] if left else None
 
+    def tie_in(self, plans: Sequence[Genome]) -> Genome | None:
+        """Return the best predicted plan of a kind that was not tried, if it is not told from the best that was."""
+        best = min(self._sound, key=self._measured_s, default=None)
+        kinds = {_kind(trial.genes) for trial in self._trials}
+        rival = self.best_of([genes for genes in plans if _kind(genes) not in kinds])
+        if best is None or rival is None or self.cost_s(rival) > _TIE * self.cost_s(best.genes):
+            return None
+        return rival
+
     @property
     def least_s(self) -> float:
         return min((self._measured_s(trial) for trial in self._sound), default=math.inf)
@@ -145,6 +159,10 @@ class _Book:
 
     def _measured_s(self, trial: Trial) -> float:
         return trial.step_s * self._space.quality.factor(trial.genes)
+
+
+def _kind(genes: Genome) -> tuple[str, bool]:
+    return genes.base.family, genes.by_hosts
 
 
 def _plans(space: Space, model: StepTimeModel, limits: SearchLimits) -> list[Genome]:
