@@ -113,8 +113,9 @@ def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock,
     assert min(factors) >= 0.25
     assert 1.1 < max(factors) <= 4
     in_force = next(plan for step, plan in reversed(first.log) if step < 300)
-    assert limits[1].seeds["in force"].plan("auto").hash == in_force.hash
-    (known,) = limits[1].known
-    assert known.genes == limits[1].seeds["in force"]
+    (its,) = limits
+    assert its.seeds["in force"].plan("auto").hash == in_force.hash
+    (known,) = its.known
+    assert known.genes == its.seeds["in force"]
     assert known.step_s == pytest.approx(first.step_s(in_force), rel=0.05)
-    assert limits[1].max_trials == 2
+    assert its.max_trials == 2

@@ -53,7 +53,7 @@ def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quali
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
     cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}
     least_s = min(cost_s.values())
-    if in_force is not None and cost_s[in_force.genes] <= _LEAVE_ABOVE * least_s:
+    if in_force is not None and cost_s.get(in_force.genes, math.inf) <= _LEAVE_ABOVE * least_s:
         return [in_force]
     best_first = sorted(sound, key=lambda t: cost_s[t.genes])
     return [t for t in best_first if cost_s[t.genes] <= _NEAR * least_s][:most]

@@ -62,7 +62,7 @@ def local_facts(rank: int, host: str) -> RankFacts:
         num_cores=cores,
         accelerators=tuple(device_names()),
         operations_per_s=_operations_per_s(),
-        python=platform.pythoninstalled_version(),
+        python=platform.python_version(),
         torch=str(torch.__version__),
         pliant=installed_version(),
         backends=_backends(),
