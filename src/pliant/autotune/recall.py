@@ -74,7 +74,7 @@ class Recalled:
         *,
         complete: bool,
     ) -> None:
-        """Write what a search has found, on the first rank.
+        """Write what a search has found, on the first rank, if it has predicted what it tried.
 
         Args:
             found: Its trials, with what was predicted of them.
@@ -86,7 +86,7 @@ class Recalled:
             complete: Whether the search has come to its end.
 
         """
-        if self._store is None:
+        if self._store is None or not found.predicted_s:
             return
         self._last = Experience(
             setup=self._store.setup,

@@ -62,7 +62,8 @@ def challenge_steps(
     again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
     time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
     and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
-    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial, less what the best plan would have taken for its steps.
+    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial, less
+    what the best plan would have taken for its steps.
 
     Args:
         space: What may be chosen.
