@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from pliant.planner import BASELINES, Genome, SearchLimits, SearchResult, Space, Trial, search_steps
-from pliant.planner.challenge import Start, challenge_steps
+from pliant.planner.challenge import SearchStart, challenge_steps
 from pliant.planner.predictor import Predictor
 from pliant_bench.dataset import load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
@@ -77,7 +77,7 @@ def judge(cell: MeasuredCell) -> dict[str, float]:
     clock = Clock()
     clock.now_s = 3 * known[0].step_s if known else 0.0
     limits = SearchLimits(max_trials=TRIALS, seeds={str(k): g for k, g in enumerate(of)}, num_drawn=1, known=known)
-    start = Start(clock=clock)
+    start = SearchStart(clock=clock)
     kept, tried = replay(challenge_steps(space, Predictor(cell.physics), limits, start), of, clock)
     of_many = SearchLimits(max_trials=TRIALS, batch=4, num_seeds=4, seeds=limits.seeds, num_drawn=1, num_candidates=100)
     many, _ = replay(search_steps(space, Predictor(cell.physics), of_many), of, Clock())

@@ -8,7 +8,7 @@ import pytest
 import pliant
 from pliant.cli.plan import plan as plan_command
 from pliant.planner import CodecErrors, Gene, Genome, Trial, lossy_codecs
-from pliant.planner.experience import Experience, Setup, save_experience
+from pliant.planner.experience import Experience, TrainingSetup, save_experience
 from pliant.simulator import Overheads, workload_named
 from pliant.spec import Host, SyncPlan, Topology, load, save
 
@@ -117,7 +117,7 @@ def test_an_experience_gives_model_network_and_costs_and_another_models_is_refus
     links = Topology(hosts=tuple(Host(name=n, send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for n in "ab"))
     kept = Genome(Gene("exact", {"bits": 16}))
     made = Experience(
-        setup=Setup(
+        setup=TrainingSetup(
             shapes=tuple(tensor.shape for tensor in workload.tensors),
             dtypes=("float32",) * len(workload.tensors),
             optimizer="AdamW",
@@ -139,7 +139,7 @@ def test_an_experience_gives_model_network_and_costs_and_another_models_is_refus
     save_experience(made, path)
     plan_command(experience=path, candidates=5)
     said = capsys.readouterr().out
-    assert f"overheads: fitted to the trials in {path}" in said
+    assert "overheads: fitted to 1 trials of the experience" in said
     assert "exact(bits=16): 250 ms, 300 ms" in said
     assert "with AdamW" in said
     with pytest.raises(ValueError, match="tensors, and vgg16 has"):

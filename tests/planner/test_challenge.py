@@ -5,7 +5,7 @@ import pytest
 
 from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
 from pliant.planner import BASELINES, Gene, Genome, Quality, SearchLimits, Space, Trial
-from pliant.planner.challenge import CHANGED, Start, challenge_steps, is_changed
+from pliant.planner.challenge import CHANGED, SearchStart, challenge_steps, is_changed
 from waiting import made_up_clock
 
 LIMITS = SearchLimits(max_trials=12, num_drawn=40)
@@ -37,7 +37,7 @@ def space(budget=1.6):
 def run(model, limits=LIMITS, measure=exactly, clock=None, **start):
     """Search with a clock on which a trial takes ten of its steps, in which nothing else takes time."""
     clock, asked = clock or made_up_clock(), []
-    asking = challenge_steps(space(), model, limits, Start(clock=clock.perf_counter, **start))
+    asking = challenge_steps(space(), model, limits, SearchStart(clock=clock.perf_counter, **start))
     trial = None
     try:
         while True:

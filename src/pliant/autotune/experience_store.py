@@ -9,14 +9,16 @@ from torch import nn
 from pliant.autotune.options import DEFAULT_EXPERIENCE
 from pliant.engine.launcher_env import cache_folder
 from pliant.network.rank_facts import installed_version
-from pliant.planner.experience import Experience, Setup, load_experience, save_experience
+from pliant.planner.experience import Experience, TrainingSetup, load_experience, save_experience
 
 __all__ = ["ExperienceStore", "setup_of"]
 
 _log = logging.getLogger("pliant")
 
 
-def setup_of(model: nn.Module, optimizer: str, quality: float, machines: Sequence[str], ranks: Sequence[int]) -> Setup:
+def setup_of(
+    model: nn.Module, optimizer: str, quality: float, machines: Sequence[str], ranks: Sequence[int]
+) -> TrainingSetup:
     """Return what an experience of this training holds for.
 
     Args:
@@ -28,7 +30,7 @@ def setup_of(model: nn.Module, optimizer: str, quality: float, machines: Sequenc
 
     """
     own = [p for p in model.parameters() if p.requires_grad]
-    return Setup(
+    return TrainingSetup(
         shapes=tuple(tuple(p.shape) for p in own),
         dtypes=tuple(str(p.dtype).removeprefix("torch.") for p in own),
         optimizer=optimizer,
@@ -51,7 +53,7 @@ class ExperienceStore:
 
     """
 
-    def __init__(self, where: str | Path | None, setup: Setup) -> None:
+    def __init__(self, where: str | Path | None, setup: TrainingSetup) -> None:
         self.setup = setup
         self.notes: list[str] = []
         """Sentences on where experience came from, and what was refused and why."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Decision", "Finalist", "select_finalists"]
+__all__ = ["Finalist", "PlanDecision", "select_finalists"]
 
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
@@ -27,7 +27,7 @@ class Finalist(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decision:
+class PlanDecision:
     """Outcome of a search, before it is in force; the same on all ranks but for its genes."""
 
     best: Finalist

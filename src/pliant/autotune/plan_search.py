@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from pliant.autotune.coordination import advance_search, share_finalists, share_number, share_request
-from pliant.autotune.finalists import Decision, Finalist, select_finalists
+from pliant.autotune.finalists import Finalist, PlanDecision, select_finalists
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Conditions, Recalled
 from pliant.autotune.rejected import RejectedPlans
@@ -83,7 +83,7 @@ class PlanSearch:
                 asked, found = advance_search(asking, trial)
         return found
 
-    def decide(self, found: SearchResult | None, exact_name: str) -> Steps[Decision]:
+    def decide(self, found: SearchResult | None, exact_name: str) -> Steps[PlanDecision]:
         """Hold the best of a search against each other, and against exact training where that is not hopeless.
 
         Args:
@@ -98,12 +98,14 @@ class PlanSearch:
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
         if not rivals:
-            return Decision(kept, self.exact, expected_s=kept.tried_s)
+            return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
         first, exact_s = rivals[0], share_number(self.comm, self._exact_s())
         is_hopeless = self.anew and exact_s > _HOPELESS * first.tried_s * first.ratio
         if is_hopeless and len(rivals) == 1:
             gains = (exact_s / (first.tried_s * first.ratio),)
-            return Decision(first, known.get(first.plan.hash, self.exact), gains, True, first.tried_s, predicted=True)
+            return PlanDecision(
+                first, known.get(first.plan.hash, self.exact), gains, True, first.tried_s, predicted=True
+            )
         others = "" if is_hopeless else f" with {exact_name}"
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         compared = yield from self.trials.compare(
@@ -115,14 +117,14 @@ class PlanSearch:
         for k, why in compared.failed.items():
             self.rejected.note_failure(_UNDONE, why, rivals[k].plan, known)
         if not compared.gains:
-            return Decision(kept, self.exact)
+            return PlanDecision(kept, self.exact)
         best, adopted = rivals[compared.best], compared.is_faster
         # Of several plans, since one alone may have had to wait for a core in its trial.
         since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
         now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
         expected_s = statistics.median(since) * now_s if since else math.nan
         genes = known.get(best.plan.hash, self.exact) if adopted else self.exact
-        return Decision(best, genes, compared.gains, adopted, expected_s, predicted=is_hopeless)
+        return PlanDecision(best, genes, compared.gains, adopted, expected_s, predicted=is_hopeless)
 
     def keep(self, found: SearchResult, kept: Genome, expected_s: float = math.nan, *, complete: bool = True) -> None:
         """Write what the search has found, on the first rank.
@@ -139,7 +141,7 @@ class PlanSearch:
         kept_s = times_s.get(kept, expected_s)
         self.recalled.write(found, kept, kept_s, self.conditions, fitted, self.quality, complete=complete)
 
-    def explain(self, found: SearchResult | None, decision: Decision, ahead: str) -> str:
+    def explain(self, found: SearchResult | None, decision: PlanDecision, ahead: str) -> str:
         """Return the paragraph on a decision, with what was predicted and seen of each plan; the same on all ranks.
 
         Args:

@@ -34,7 +34,7 @@ class Conditions:
 
 
 class Recalled:
-    """What an earlier run has left, and what this one leaves.
+    """Experience that an earlier run has left, and that this one leaves.
 
     Args:
         store: Files of experience, on the first rank; None elsewhere, and where nothing is kept.

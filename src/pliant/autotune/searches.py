@@ -9,7 +9,7 @@ import numpy as np
 
 from pliant.autotune.options import Auto
 from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial, search_steps
-from pliant.planner.challenge import Start, challenge_steps
+from pliant.planner.challenge import SearchStart, challenge_steps
 from pliant.planner.experience import Experience
 from pliant.planner.predictor import Predictor, TransferPrior
 from pliant.simulator import CostFeatures
@@ -99,7 +99,7 @@ class Searches:
         """
         model = self._model = Predictor(features, self.limits.seed, self._learned() if self._cells else None)
         limits = self._limits(space, seeds, in_force, self.limits.max_trials)
-        start = Start(began_s=self._began_s, clock=time.perf_counter, tell=tell)
+        start = SearchStart(began_s=self._began_s, clock=time.perf_counter, tell=tell)
         if kept is not None:
             start = replace(start, first=kept.kept, expected_s=kept.kept_s)
             limits = replace(limits, max_trials=min(_KNOWN_TRIALS, limits.max_trials))

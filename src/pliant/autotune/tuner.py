@@ -185,8 +185,7 @@ class AutoTuner(AttachedTuner):
             again: Experience, on the first rank, of a plan that is put in force first.
 
         Returns:
-            Step time when the best was tried, since the network may have changed; NaN if it is not known. None if the
-            experience does not hold any more.
+            Step time when the best was tried; NaN if it is not known. None if the experience does not hold any more.
 
         """
         exact, anew = self._exact.plan("auto"), result is None or result.at_once
@@ -199,8 +198,8 @@ class AutoTuner(AttachedTuner):
         )
         self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)
         if self._comm.rank == 0:
-            overheads = conditions.overheads
-            self.prospects = look_ahead(workload, topology, overheads, quality, self._exact, self._auto.seed)
+            costs = conditions.overheads
+            self.prospects = look_ahead(workload, topology, costs, quality, self._exact, self._auto.seed)
         search = PlanSearch(
             comm=self._comm,
             auto=self._auto,
@@ -226,8 +225,7 @@ class AutoTuner(AttachedTuner):
         self._note_fallback(chosen, self._guard.begin(chosen))
         if found is not None and anew:
             search.keep(found, self._genes, decision.expected_s)
-        ahead = "" if self.prospects is None else self.prospects.text
-        why = search.explain(found, decision, ahead)
+        why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
         ratio = decision.best.ratio if decision.adopted else 1.0
         self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=decision.gains, adopted=decision.adopted)
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])

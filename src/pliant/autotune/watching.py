@@ -1,4 +1,4 @@
-"""Watched steps: the first of a run, and what they say of the model and of its links."""
+"""WatchedSteps steps: the first of a run, and what they say of the model and of its links."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from pliant.network.own_rates import own_rate, topology_of_messages
 from pliant.profiling.observe import Observation
 from pliant.spec import Topology, Workload
 
-__all__ = ["Watched", "watch_first_steps"]
+__all__ = ["WatchedSteps", "watch_first_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What the first steps have shown; the same on all ranks, but for `message_s`."""
+class WatchedSteps:
+    """Findings of the first steps; the same on all ranks, but for `message_s`."""
 
     workload: Workload
     step_s: float
@@ -36,7 +36,7 @@ class Watched:
 
 def watch_first_steps(
     run: TunableRun, observation: Observation, comm: Comm, keep_exact: Callable[[], None]
-) -> Steps[Watched]:
+) -> Steps[WatchedSteps]:
     """Let steps be made until the observation has seen enough of them on all ranks.
 
     Args:
@@ -70,7 +70,7 @@ def watch_first_steps(
             last["sent_messages"] - first["sent_messages"],
         )
     )
-    return Watched(
+    return WatchedSteps(
         workload=workload,
         step_s=slowest_s(comm, observation.step_s),
         finds_loss=finds_loss,

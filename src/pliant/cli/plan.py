@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
+from pliant.netmodel import Overheads
 from pliant.planner import (
     Advice,
     CodecErrors,
@@ -28,7 +29,7 @@ from pliant.planner import (
 )
 from pliant.planner.experience import Experience, load_experience
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
-from pliant.spec import SyncPlan, Workload, save, to_json
+from pliant.spec import SyncPlan, Topology, Workload, save, to_json
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time
 
@@ -92,23 +93,13 @@ def plan(
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
     earlier = None if experience is None else load_experience(experience)
-    if earlier is not None and not (workload or model or compute):
-        training, optimizer = earlier.workload, optimizer or earlier.setup.optimizer
-    else:
-        training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
-        _require_same_model(earlier, training, experience)
+    training, optimizer = _training(workload, model, compute, optimizer, earlier, errors=error_budget is not None)
     training = divided(training, sharded) if sharded else training
-    measured = earlier is not None and not (topology or hosts or ranks or rate or delay)
-    network = (
-        earlier.topology
-        if earlier is not None and measured
-        else inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
-    )
-    fitted = earlier is not None and overheads is None and not machine
-    known = earlier.learned_overheads if earlier is not None and fitted else inputs.read_overheads(overheads, machine)
+    network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
+    known, whose = _overheads(earlier, overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
-    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
+    counts = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
+    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=counts)
     space = Space(training, network, allowed, error_budget)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
@@ -127,15 +118,10 @@ def plan(
     points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
-    Console().print(frontier_text(points, optimizer) + "\n", markup=False, highlight=False, soft_wrap=True)
-    _show(found, space, seeds)
+    _show(frontier_text(points, optimizer), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
-    whose = f"overheads: fitted to the trials in {experience}" if fitted else ""
-    _tell_limits(allowed, whose or inputs.describe_overheads(overheads, machine))
-    if earlier is not None:
-        said = f"{earlier.plans_text}\nkept there: {earlier.kept.summary}"
-        Console().print(said, markup=False, highlight=False, soft_wrap=True)
+    _tell_limits(allowed, whose, earlier)
     budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
     if out is not None:
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
@@ -151,28 +137,55 @@ def _write(path: Path, points: Sequence[FrontierPoint], found: Sequence[tuple[Ge
     write_atomically(path, json.dumps(body, indent=1) + "\n")
 
 
-def _training(workload: str, model: str, compute: str, optimizer: str, *, errors: bool) -> tuple[Workload, str]:
-    """Return a workload that was named, or that of a user's function, and its optimizer's class if none was given."""
+def _training(
+    workload: str, model: str, compute: str, optimizer: str, earlier: Experience | None, *, errors: bool
+) -> tuple[Workload, str]:
+    """Return a workload that was named, of a user's function, or of the experience, and its optimizer's class."""
+    if earlier is not None and not (workload or model or compute):
+        return earlier.workload, optimizer or earlier.setup.optimizer
     if bool(workload) == bool(model):
         raise ValueError("say what is trained, once: by --workload, or by --model module:function.")
-    if not model:
-        return inputs.read_workload(workload, compute), optimizer or "SGD"
-    if compute:
+    if model and compute:
         raise ValueError(f"--compute is for a named workload, but --model {model} is timed here; leave it out.")
-    from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
+    if model:
+        from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
 
-    found, own_optimizer = profile_own_training(model, errors=errors)
+        found, own_optimizer = profile_own_training(model, errors=errors)
+    else:
+        found, own_optimizer = inputs.read_workload(workload, compute), "SGD"
+    if earlier is not None:
+        _require_same_model(earlier, found)
     return found, optimizer or own_optimizer
 
 
-def _require_same_model(earlier: Experience | None, training: Workload, path: Path | None) -> None:
+def _network(
+    earlier: Experience | None,
+    topology: Path | None,
+    hosts: int,
+    ranks: int | None,
+    rate: str,
+    delay: str,
+    machine: str,
+) -> Topology:
+    """Return the network that is given, or without one that of the experience."""
+    if earlier is not None and not (topology or hosts or ranks or rate or delay):
+        return earlier.topology
+    return inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
+
+
+def _overheads(earlier: Experience | None, overheads: Path | None, machine: str) -> tuple[Overheads, str]:
+    """Return the overheads that are given, or without them those that were fitted there, and whose they are."""
+    if earlier is not None and overheads is None and not machine:
+        return earlier.learned_overheads, f"overheads: fitted to {len(earlier.trials)} trials of the experience"
+    return inputs.read_overheads(overheads, machine), inputs.describe_overheads(overheads, machine)
+
+
+def _require_same_model(earlier: Experience, training: Workload) -> None:
     """Raise ValueError for an experience of another model: its trials say nothing of this one."""
-    if earlier is None:
-        return
     here, there = (sorted(tensor.shape for tensor in each.tensors) for each in (training, earlier.workload))
     if here != there:
         raise ValueError(
-            f"{path} is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has {len(here)} of "
+            f"the experience is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has {len(here)} of "
             "other shapes; leave --workload and --model out, or give the experience of this model."
         )
 
@@ -188,13 +201,15 @@ def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Adv
         Console().print(line, markup=False, highlight=False)
 
 
-def _tell_limits(allowed: Quality, whose: str) -> None:
+def _tell_limits(allowed: Quality, whose: str, earlier: Experience | None) -> None:
     cure = "; --unmeasured considers them all" if allowed.sentence else ""
-    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, whose)):
+    tried = "" if earlier is None else f"{earlier.plans_text}\nkept there: {earlier.kept.summary}"
+    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, whose, tried)):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
+def _show(limits: str, found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
+    Console().print(f"{limits}\n", markup=False, highlight=False, soft_wrap=True)
     names = {genes: name for name, genes in seeds.items()}
     alike: dict[str, tuple[Genome, float]] = {}
     for genes, seconds in found:  # plans that differ in nothing that a table has are one row

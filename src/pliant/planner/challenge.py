@@ -13,7 +13,7 @@ from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel
 from pliant.planner.space import Space
 from pliant.planner.trials import Trial
 
-__all__ = ["CHANGED", "Start", "challenge_steps", "is_changed"]
+__all__ = ["CHANGED", "SearchStart", "challenge_steps", "is_changed"]
 
 CHANGED = "the kept plan took another time than in the experience"
 """Reason for which a search from experience ends at once."""
@@ -33,8 +33,8 @@ _ROUNDS, _ELITE, _KEPT = 2, 8, 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a search begins with."""
+class SearchStart:
+    """Start of a search: the first plan, and the clock that its cost is taken by."""
 
     first: Genome | None = None
     """Plan that is tried before all others, such as one that was kept earlier; None for the best predicted."""
@@ -54,7 +54,7 @@ def is_changed(now: float, before: float) -> bool:
 
 
 def challenge_steps(
-    space: Space, model: StepTimeModel, limits: SearchLimits, start: Start
+    space: Space, model: StepTimeModel, limits: SearchLimits, start: SearchStart
 ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
     """Search as `search_steps` does, but begin with the best predicted plan and try few others.
 
@@ -62,8 +62,8 @@ def challenge_steps(
     again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
     time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
     and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
-    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial, less
-    what the best plan would have taken for its steps.
+    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial,
+    less what the best plan would have taken for its steps.
 
     Args:
         space: What may be chosen.

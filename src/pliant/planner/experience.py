@@ -13,15 +13,15 @@ from pliant.planner.trials import Trial
 from pliant.spec import Topology, Workload, load, save
 from pliant.spec.files import canonical_hash
 
-__all__ = ["Experience", "Setup", "load_experience", "plans_text", "save_experience"]
+__all__ = ["Experience", "TrainingSetup", "load_experience", "plans_text", "save_experience"]
 
 _TRUSTED = 4.0
 """How many times a coefficient may be what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What an experience holds for: a model with its optimizer, and the ranks that train it."""
+class TrainingSetup:
+    """Training that an experience is of: a model with its optimizer, and the ranks that train it."""
 
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of the parameters, in the model's order."""
@@ -48,7 +48,7 @@ class Setup:
         """Name of the file of this setup in a folder of experiences: the hash of the model, then that of it all."""
         return f"{self.model_hash}-{canonical_hash(self)}.json"
 
-    def objection(self, other: "Setup") -> str:
+    def objection(self, other: "TrainingSetup") -> str:
         """Return why what was kept under another setup says nothing about this one; "" if it may be a start."""
         if other.release != self.release:
             return f"it was written by Pliant {other.release}, and this is {self.release}"
@@ -61,7 +61,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """What is trained, without where."""
+    """Model and optimizer, without the ranks."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
@@ -70,14 +70,14 @@ class _Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """What a search has measured and kept.
+    """Measurements of a search, and the plan that it kept.
 
     A search that was interrupted has written what it knew: `kept` is then the best plan so far.
     """
 
-    setup: Setup
+    setup: TrainingSetup
     workload: Workload
-    """What a step computed and exchanged."""
+    """Computing and tensors of a step."""
     topology: Topology
     """Hosts and links as they were measured."""
     overheads: Overheads
@@ -144,7 +144,7 @@ def plans_text(trials: Sequence[Trial], predicted_s: Sequence[float]) -> str:
     return "\n".join(lines)
 
 
-def load_experience(path: str | Path, setup: Setup | None = None) -> Experience:
+def load_experience(path: str | Path, setup: TrainingSetup | None = None) -> Experience:
     """Read an experience again.
 
     Args:
@@ -162,7 +162,7 @@ def load_experience(path: str | Path, setup: Setup | None = None) -> Experience:
     return found
 
 
-def _describe(setup: Setup) -> str:
+def _describe(setup: TrainingSetup) -> str:
     numel = sum(math.prod(shape) for shape in setup.shapes)
     return f"{len(setup.shapes)} parameters of {numel} elements in all"
 
