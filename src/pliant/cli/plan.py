@@ -92,14 +92,13 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
-    earlier = None if experience is None else load_experience(experience)
-    training, optimizer = _training(workload, model, compute, optimizer, earlier, errors=error_budget is not None)
+    earlier, errors = None if experience is None else load_experience(experience), error_budget is not None
+    training, optimizer = _training(workload, model, compute, optimizer, earlier, errors=errors)
     training = divided(training, sharded) if sharded else training
     network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
     known, whose = _overheads(earlier, overheads, machine)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    counts = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
-    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=counts)
+    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured or errors)  # errors are measured
     space = Space(training, network, allowed, error_budget)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
@@ -112,8 +111,8 @@ def plan(
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
 
     seeds = dict(space.baselines)
-    menus = not training.is_sharded  # menus are of whole models
-    seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget) if menus else {}
+    if not training.is_sharded:  # menus are of whole models
+        seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed)
     points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
     best = found[0][0].plan("planned")
@@ -122,8 +121,8 @@ def plan(
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)
-    budgets = f"quality {within:g}" + (f", errors {error_budget:g}" if error_budget is not None else "")
     if out is not None:
+        budgets = f"quality {within:g}" + ("" if error_budget is None else f", errors {error_budget:g}")
         save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
@@ -185,8 +184,8 @@ def _require_same_model(earlier: Experience, training: Workload) -> None:
     here, there = (sorted(tensor.shape for tensor in each.tensors) for each in (training, earlier.workload))
     if here != there:
         raise ValueError(
-            f"the experience is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has {len(here)} of "
-            "other shapes; leave --workload and --model out, or give the experience of this model."
+            f"the experience is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has {len(here)} "
+            "of other shapes; leave --workload and --model out, or give the experience of this model."
         )
 
 
