@@ -184,8 +184,8 @@ def _require_same_model(earlier: Experience, training: Workload) -> None:
     here, there = (sorted(tensor.shape for tensor in each.tensors) for each in (training, earlier.workload))
     if here != there:
         raise ValueError(
-            f"the experience is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has {len(here)} "
-            "of other shapes; leave --workload and --model out, or give the experience of this model."
+            f"the experience is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has "
+            f"{len(here)} of other shapes; leave --workload and --model out, or give the experience of this model."
         )
 
 
