@@ -123,12 +123,16 @@ def plan(
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)
     if out is not None:
-        budgets = f"quality {within:g}" + ("" if error_budget is None else f", errors {error_budget:g}")
-        save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
+        save(replace(best, provenance=_provenance(within, error_budget, seed)), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
         _write(json_file, points, found)
+
+
+def _provenance(within: float, error_budget: float | None, seed: int) -> str:
+    budgets = f"quality {within:g}" + ("" if error_budget is None else f", errors {error_budget:g}")
+    return f"pliant plan, simulated, {budgets}, seed {seed}"
 
 
 def _write(path: Path, points: Sequence[FrontierPoint], found: Sequence[tuple[Genome, float]]) -> None:
