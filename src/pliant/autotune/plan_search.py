@@ -17,6 +17,7 @@ from pliant.autotune.trials import Steps, TrialRunner
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import Genome, Quality, SearchResult, Space, Trial
+from pliant.planner.challenge import is_changed
 from pliant.planner.experience import Experience, plans_text
 from pliant.planner.schedules import scheduled_plan
 from pliant.simulator import CostFeatures
@@ -86,6 +87,9 @@ class PlanSearch:
     def decide(self, found: SearchResult | None, exact_name: str) -> Steps[PlanDecision]:
         """Hold the best of a search against each other, and against exact training where that is not hopeless.
 
+        It is hopeless if its time, known or predicted, is too long. That time does not count if a trial was much faster
+        than predicted.
+
         Args:
             found: Result of the search, on the first rank.
             exact_name: Of torch's own exchange.
@@ -99,7 +103,7 @@ class PlanSearch:
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
         if not rivals:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
-        first, exact_s = rivals[0], share_number(self.comm, self._exact_s())
+        first, exact_s = rivals[0], share_number(self.comm, self._exact_s(found))
         is_hopeless = self.anew and exact_s > _HOPELESS * first.tried_s * first.ratio
         if is_hopeless and len(rivals) == 1:
             gains = (exact_s / (first.tried_s * first.ratio),)
@@ -167,8 +171,10 @@ class PlanSearch:
             lines.append(plans_text(found.trials, found.predicted_s))
         return broadcast_text("\n".join([*lines, *self.recalled.notes]), self.comm)
 
-    def _exact_s(self) -> float:
+    def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
+        if not self._trusts_exact_s(found):
+            return math.nan
         return self.in_force.step_s if self.in_force.genes == self.exact else self.searches.step_s(self.exact)
 
     def _search(
@@ -185,3 +191,11 @@ class PlanSearch:
         return self.searches.begin(
             space, features, seeds, self.in_force, again, lambda found: self.keep(found, found.best, complete=False)
         )
+
+    def _trusts_exact_s(self, found: SearchResult | None) -> bool:
+        """Say whether no trial took much less time than was predicted; if one did, the network may be another now."""
+        if found is None or not self.anew:
+            return False
+        pairs = zip(found.trials, found.predicted_s, strict=True)
+        seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != self.in_force]
+        return not any(step_s < predicted_s and is_changed(step_s, predicted_s) for step_s, predicted_s in seen)
