@@ -196,6 +196,6 @@ class PlanSearch:
         """Say whether no trial took much less time than was predicted; if one did, the network may be another now."""
         if found is None or not self.anew:
             return False
-        pairs = zip(found.trials, found.predicted_s, strict=True)
+        pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions
         seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != self.in_force]
         return not any(step_s < predicted_s and is_changed(step_s, predicted_s) for step_s, predicted_s in seen)
