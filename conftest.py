@@ -1,3 +1,4 @@
+import itertools
 from contextlib import suppress
 
 import pytest
@@ -18,6 +19,15 @@ settings.load_profile("pliant")
 def _one_thread_and_a_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+_folders = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _no_experience(monkeypatch, tmp_path_factory):
+    """Let each test begin without what others, or the user, have kept in the cache folder; it is made when used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache{next(_folders)}"))
 
 
 def pytest_sessionfinish():

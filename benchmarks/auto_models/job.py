@@ -95,7 +95,7 @@ def trained(place: Any, case: Case, optimizer: str, arm: str, seed: int, num_ste
         module = case.model()
     ddp = DistributedDataParallel(module, process_group=place.process_group, **case.ddp)
     optimizers = optimizers_of(ddp, optimizer)
-    auto = pliant.Auto(quality=ARMS[arm], max_trials=8, max_seconds=20, probe_s=0.2, seed=seed)
+    auto = pliant.Auto(quality=ARMS[arm], experience=None, max_trials=8, max_seconds=20, probe_s=0.2, seed=seed)
     what, held = "bf16" if arm == "ddp" else auto, optimizers if len(optimizers) > 1 else optimizers[0]
     run = pliant.relax(ddp, held, what, timeout_s=60)
     losses: list[float] = []

@@ -65,7 +65,7 @@ def worker(quality: float, changed: str) -> None:
 
     plain, ours = arm(), arm()
     ddp_s = turn(plain, ALONE)
-    with pliant.relax(*ours, pliant.Auto(quality=quality)) as run:
+    with pliant.relax(*ours, pliant.Auto(quality=quality, experience=None)) as run:
         start_s, made = time.perf_counter(), 0
         while run.tuner.advice is None:  # which comes with the choice
             step(*ours)

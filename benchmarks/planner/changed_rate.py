@@ -46,7 +46,8 @@ def say(**what):
     if dist.get_rank() == 0:
         print(json.dumps(what), flush=True)
 
-with pliant.relax(model, optimizer, pliant.Auto(quality=1.1, max_trials=4, max_seconds=20, probe_s=2.0)) as run:
+auto = pliant.Auto(quality=1.1, experience=None, max_trials=4, max_seconds=20, probe_s=2.0)
+with pliant.relax(model, optimizer, auto) as run:
     while "auto is still" in run.tuner.explanation:
         step()
     for _ in range(40):

@@ -11,13 +11,13 @@ from torch import nn
 import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
-from pliant.autotune import tuner
+from pliant.autotune import plan_search, tuner
 from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import Gene, Genome, Space
+from pliant.planner import Gene, Genome, SearchResult, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
@@ -203,14 +203,14 @@ def asking(monkeypatch):
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 
-    def search(self, workload, topology, quality, in_force, num_trials):
+    def search(self, again, num_trials):
         trials = []
         for genes in ASKED:
             trials.append((yield genes, math.inf))
-            refused.append(genes not in Space(workload, topology, quality))
-        return tuner.SearchResult(best=ASKED[1], trials=tuple(trials), stopped="")
+            refused.append(genes not in Space(self.conditions.workload, self.conditions.topology, self.quality))
+        return SearchResult(best=ASKED[1], trials=tuple(trials), stopped="")
 
-    monkeypatch.setattr(tuner.AutoTuner, "_search", search)
+    monkeypatch.setattr(plan_search.PlanSearch, "_search", search)
     return refused
 
 
@@ -277,7 +277,7 @@ def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it(mo
         ddp = new_ddp(place)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         with pliant.relax(ddp, optimizer, pliant.Auto(watch=False), timeout_s=20) as run:
-            train(ddp, optimizer, place.rank, range(10))
+            train(ddp, optimizer, place.rank, range(6))
             assert run.trial.is_on
         return weights(ddp)
 
@@ -324,13 +324,13 @@ class ReturnsOdd(Returns):
 def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimizer, admitted):
     asked = []
 
-    def search(self, workload, topology, quality, in_force, num_trials):
+    def search(self, again, num_trials):
         genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 8}}
-        asked.append([name for name, settings in genes.items() if quality.admits(Gene(name, settings))])
+        asked.append([name for name, settings in genes.items() if self.quality.admits(Gene(name, settings))])
         trial = yield Genome(Gene("exact", {"bits": 32})), math.inf
-        return tuner.SearchResult(best=trial.genes, trials=(trial,), stopped="")
+        return SearchResult(best=trial.genes, trials=(trial,), stopped="")
 
-    monkeypatch.setattr(tuner.AutoTuner, "_search", search)
+    monkeypatch.setattr(plan_search.PlanSearch, "_search", search)
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
 
     def body(place):

@@ -8,7 +8,8 @@ import torch
 
 import pliant
 from models import new_ddp, train, weights
-from pliant.autotune import monitor, trials, tuner
+from pliant.autotune import monitor, searches, trials, tuner
+from pliant.profiling.observe import Observation
 
 QUICK = {"max_trials": 4, "max_seconds": 20, "probe_s": 0.5}
 
@@ -63,8 +64,9 @@ def test_it_tries_again_when_steps_have_become_longer(monkeypatch):
     monkeypatch.setattr(tuner, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
     auto = pliant.Auto(**{**QUICK, "max_trials": 2})
     mine = threading.local()
-    for module in (monitor, trials):
+    for module in (monitor, searches, trials):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: mine.now_s))
+    monkeypatch.setattr(Observation, "step_s", 0.01)  # which is of the same clock then
 
     def pass_time(rank, step):
         mine.now_s = getattr(mine, "now_s", 0.0) + (0.01 if step < 400 else 0.04)

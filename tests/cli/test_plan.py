@@ -7,9 +7,10 @@ import pytest
 
 import pliant
 from pliant.cli.plan import plan as plan_command
-from pliant.planner import CodecErrors, lossy_codecs
+from pliant.planner import CodecErrors, Gene, Genome, Trial, lossy_codecs
+from pliant.planner.experience import Experience, TrainingSetup, save_experience
 from pliant.simulator import Overheads, workload_named
-from pliant.spec import SyncPlan, load, save
+from pliant.spec import Host, SyncPlan, Topology, load, save
 
 
 def call(rate: str, **options) -> None:
@@ -109,3 +110,40 @@ def test_within_a_budget_of_errors(tmp_path, capsys, measured):
 def test_a_budget_of_errors_needs_errors():
     with pytest.raises(ValueError, match="name codecs in"):
         call("1gbit", error_budget=0.3)
+
+
+def test_an_experience_gives_model_network_and_costs_and_another_models_is_refused(tmp_path, capsys):
+    workload, path = workload_named("lstm", 0.1), tmp_path / "experience.json"
+    links = Topology(hosts=tuple(Host(name=n, send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for n in "ab"))
+    kept = Genome(Gene("exact", {"bits": 16}))
+    made = Experience(
+        setup=TrainingSetup(
+            shapes=tuple(tensor.shape for tensor in workload.tensors),
+            dtypes=("float32",) * len(workload.tensors),
+            optimizer="AdamW",
+            ranks=(1, 1),
+            machines=("a", "b"),
+            quality=1.0,
+            release="0",
+        ),
+        workload=workload,
+        topology=links,
+        overheads=Overheads(),
+        coefficients=tuple(Overheads().coefficients().tolist()),
+        trials=(Trial(genes=kept, steps_s=(0.3,)),),
+        predicted_s=(0.25,),
+        ratios=(1.0,),
+        kept=kept,
+        kept_s=0.3,
+    )
+    save_experience(made, path)
+    plan_command(experience=path, candidates=5)
+    said = capsys.readouterr().out
+    assert "overheads: fitted to 1 trials of the experience" in said
+    assert "exact(bits=16): 250 ms, 300 ms" in said
+    assert "with AdamW" in said
+    with pytest.raises(ValueError, match="tensors, and vgg16 has"):
+        call("1gbit", experience=path)
+    save(Overheads(), path)
+    with pytest.raises(ValueError, match=str(path)):
+        plan_command(experience=path)

@@ -114,7 +114,7 @@ class Arm:
 
 
 def _auto(name: str, total_steps: int) -> pliant.Auto:
-    settings: dict[str, Any] = {"num_steps": total_steps, **settings_of(name)}
+    settings: dict[str, Any] = {"num_steps": total_steps, "experience": None, **settings_of(name)}
     try:
         return pliant.Auto(**settings)
     except TypeError as error:

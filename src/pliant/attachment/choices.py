@@ -47,13 +47,16 @@ class PlanChoice:
         observation: Of plain steps.
         quality: How many times the steps a plan may need.
         unmeasured: Whether to try what was measured with SGD only, with any optimizer.
+        experience: File or folder of what earlier runs have found, as of `Auto`; "none" for none.
 
     Raises:
         ValueError: The model, its optimizer or its backend does not fit.
 
     """
 
-    def __init__(self, held: RelaxedModel, observation: Observation, quality: float, *, unmeasured: bool) -> None:
+    def __init__(
+        self, held: RelaxedModel, observation: Observation, quality: float, *, unmeasured: bool, experience: str
+    ) -> None:
         auto = Auto(
             quality=quality,
             unmeasured=unmeasured,
@@ -61,6 +64,7 @@ class PlanChoice:
             num_steps=_FIRST_STEPS,
             least_gain=_LEAST_GAIN,
             equal_weights=True,
+            experience=None if experience == "none" else experience,
             watch=False,  # the verdict is of one plan; its quality is monitored all the same
         )
 

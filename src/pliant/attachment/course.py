@@ -148,7 +148,13 @@ class Course:
     def _choose(self, held: RelaxedModel, observation: Observation) -> Generator[None]:
         verdict, start_s, first = self._verdict, time.perf_counter(), self._verdict.num_steps
         try:
-            choice = PlanChoice(held, observation, self._options.budget, unmeasured=self._options.unmeasured)
+            choice = PlanChoice(
+                held,
+                observation,
+                self._options.budget,
+                unmeasured=self._options.unmeasured,
+                experience=self._options.experience,
+            )
         except ValueError as error:  # on all ranks alike: the backend, or a model that no plan fits
             observation.close()
             verdict.reason = f"Pliant cannot relax this training: {error}"

@@ -26,6 +26,8 @@ class RunOptions:
     """A word of `QUALITIES`."""
     unmeasured: bool = False
     """Whether to try, with any optimizer, what was measured with SGD only."""
+    experience: str = "cache"
+    """File or folder of experience, as of `pliant.Auto`; "none" for none."""
     plan_file: str = ""
     """File that the command writes the plan to, as the user typed it; "" for none."""
 
@@ -149,6 +151,8 @@ class RunVerdict:
         if self.plan is not None:
             lines.append(f"  chosen (quality {self.quality}): {self.plan_text}")
         lines += [f"  why: {self.explanation.splitlines()[0]}"] if self.explanation else []
+        told = ("Experience from", "The experience")
+        lines += [f"  {line}" for line in self.explanation.splitlines() if line.startswith(told)]
         lines += [self.frontier_text] if self.frontier_text else []
         lines += [f"Line to paste: {self.line}"] if self.line else []
         return "\n".join(lines)

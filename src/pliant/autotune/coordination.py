@@ -12,7 +12,7 @@ from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import FAMILIES, Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 
-__all__ = ["advance_search", "holds_on_all", "share_finalists", "share_request", "slowest_s"]
+__all__ = ["advance_search", "holds_on_all", "share_finalists", "share_number", "share_request", "slowest_s"]
 
 _log = logging.getLogger("pliant")
 
@@ -29,6 +29,13 @@ def slowest_s(comm: Comm, mine_s: float) -> float:
     longest = torch.tensor([mine_s], dtype=torch.float64)
     comm.all_reduce(longest, "max").wait()
     return float(longest)
+
+
+def share_number(comm: Comm, mine: float) -> float:
+    """Return the first rank's number on all ranks. Collective."""
+    number = torch.tensor([mine], dtype=torch.float64)
+    comm.broadcast(number, 0).wait()
+    return float(number)
 
 
 def share_request(

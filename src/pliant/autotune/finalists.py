@@ -1,11 +1,13 @@
 """Plans that are held against exact training after a search."""
 
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from pliant.planner import Quality, SearchResult, Trial
+from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Finalist", "select_finalists"]
+__all__ = ["Finalist", "PlanDecision", "select_finalists"]
 
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
@@ -24,12 +26,34 @@ class Finalist(NamedTuple):
     """Step time in its trial."""
 
 
+@dataclass(frozen=True)
+class PlanDecision:
+    """Outcome of a search, before it is in force; the same on all ranks but for its genes."""
+
+    best: Finalist
+    """The best of the plans other than torch's own exchange, or that itself."""
+    genes: Genome
+    """Of the plan that is kept, on the first rank."""
+    gains: tuple[float, ...] = ()
+    """Speed of the best over torch's own exchange, turn by turn; empty if there was nothing to compare."""
+    adopted: bool = False
+    """Whether the best is kept, and not torch's own exchange."""
+    expected_s: float = math.nan
+    """Step time of what is kept; NaN if it is not known."""
+    predicted: bool = False
+    """Whether the time of torch's own exchange was known or predicted, and took no turn."""
+
+    def plan(self, exact: SyncPlan) -> SyncPlan:
+        """Return the plan that is kept: the best, or the exact one."""
+        return self.best.plan if self.adopted else exact
+
+
 def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:
     """Return the best of a search, best first, or what is in force if that is about as good."""
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
     cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}
     least_s = min(cost_s.values())
-    if in_force is not None and cost_s[in_force.genes] <= _LEAVE_ABOVE * least_s:
+    if in_force is not None and cost_s.get(in_force.genes, math.inf) <= _LEAVE_ABOVE * least_s:
         return [in_force]
     best_first = sorted(sound, key=lambda t: cost_s[t.genes])
     return [t for t in best_first if cost_s[t.genes] <= _NEAR * least_s][:most]

@@ -2,12 +2,16 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from pliant.autotune.bounds import QualityBounds
 from pliant.planner.quality import Quality
 
-__all__ = ["Auto"]
+__all__ = ["DEFAULT_EXPERIENCE", "Auto"]
+
+DEFAULT_EXPERIENCE = "cache"
+"""Word for the user's own folder, `$XDG_CACHE_HOME/pliant` or `~/.cache/pliant`."""
 
 _SHARE, _OF_PROBE, _OF_TRIALS = 0.1, 0.2, 0.6
 """Share of a training that a search may take, and shares of that for the probe and for trials; turns take the rest."""
@@ -20,10 +24,11 @@ _LEAST_LEFT = 100
 class Auto:
     """Options of "auto": ``pliant.relax(model, optimizer, pliant.Auto(quality=1.25))``.
 
-    The first steps use DDP's own exchange and are measured. Then links are measured, and the most promising plans are
-    each in force for some steps of the training. The best is compared with the exact plan in turns, and kept if it is
-    faster. From then on step times are monitored: if they change for good, links are measured and plans are tried
-    again. A plan that is not exact is monitored as well, and left when it crosses a bound.
+    Three steps are measured: under DDP's own exchange, or in 16 bits if `quality` is above 1. Then the plan that is
+    predicted to be the best is put in force, and others are tried that are predicted to be better still. From then on
+    step times are monitored: if they change for good, links are measured and plans are tried again. A plan that is not
+    exact is monitored as well, and left when it crosses a bound. What was measured and kept is the start of the next
+    run.
 
     >>> Auto(quality=1.1).max_trials
     12
@@ -56,6 +61,9 @@ class Auto:
     """Bounds at which a plan that is not exact is left for DDP's own exchange, also if `watch` is False."""
     tuned_for_ranks: int = 0
     """Ranks for whose joint batch the learning rate was tuned; 0 for all. `run.tuner.advice` depends on it."""
+    experience: str | Path | None = DEFAULT_EXPERIENCE
+    """File (.json) or folder of what earlier runs have measured and kept, from which this one begins, and which it
+    updates. "cache" is `$XDG_CACHE_HOME/pliant` or `~/.cache/pliant`; None keeps nothing."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,12 +1,16 @@
 """Searches of one run, on its first rank: each begins from what those before have taught."""
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pliant.autotune.options import Auto
 from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial, search_steps
+from pliant.planner.challenge import SearchStart, challenge_steps
+from pliant.planner.experience import Experience
 from pliant.planner.predictor import Predictor, TransferPrior
 from pliant.simulator import CostFeatures
 
@@ -14,6 +18,8 @@ __all__ = ["Searches"]
 
 _BATCH, _SAMPLES, _CELLS = 4, 100, 3
 """Plans tried at once; plans drawn and predicted for them; searches that teach the next one."""
+_KNOWN_TRIALS = 3
+"""Plans that are tried at most where an earlier run has left what it kept."""
 _TRUSTED = 4.0
 """How many times a coefficient may be what it was given as."""
 
@@ -31,6 +37,17 @@ class Searches:
         """Limits of the next one."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
+        self._began_s = time.perf_counter()
+        self._model: Predictor | None = None
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Coefficients that the last search has fitted, (num_keys,); empty before one."""
+        return () if self._model is None else tuple(self._model.coefficients.tolist())
+
+    def step_s(self, genes: Genome) -> float:
+        """Return the step time of a plan as the last search has learned to predict it; NaN before one."""
+        return math.nan if self._model is None else float(np.exp(self._model.predict([genes])[0][0]))
 
     def forget_last(self) -> None:
         """Let the last one teach nothing."""
@@ -54,7 +71,46 @@ class Searches:
             num_trials: At most so many.
 
         """
-        limits = SearchLimits(
+        model = self._model = Predictor(features, self.limits.seed, self._learned())
+        limits = self._limits(space, seeds, in_force, num_trials)
+        found = yield from search_steps(space, model, limits)
+        self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
+        return found
+
+    def begin(
+        self,
+        space: Space,
+        features: CostFeatures,
+        seeds: Mapping[str, Genome],
+        in_force: Trial,
+        kept: Experience | None,
+        tell: Callable[[SearchResult], None],
+    ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+        """Search at the start of a run, as `challenge_steps` does.
+
+        Args:
+            space: Plans to choose from.
+            features: Of plans on the network, as it is now.
+            seeds: Plans to begin with, beside the builders.
+            in_force: The steps that were watched.
+            kept: Experience of these ranks and machines, whose plan comes first.
+            tell: Called after each trial with what is known by then.
+
+        """
+        model = self._model = Predictor(features, self.limits.seed, self._learned() if self._cells else None)
+        limits = self._limits(space, seeds, in_force, self.limits.max_trials)
+        start = SearchStart(began_s=self._began_s, clock=time.perf_counter, tell=tell)
+        if kept is not None:
+            start = replace(start, first=kept.kept, expected_s=kept.kept_s)
+            limits = replace(limits, max_trials=min(_KNOWN_TRIALS, limits.max_trials))
+        found = yield from challenge_steps(space, model, limits, start)
+        self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
+        return found
+
+    def _limits(
+        self, space: Space, seeds: Mapping[str, Genome], in_force: Trial | None, num_trials: int
+    ) -> SearchLimits:
+        return SearchLimits(
             max_trials=num_trials,
             max_seconds=self.limits.max_seconds,
             batch=_BATCH,
@@ -65,9 +121,6 @@ class Searches:
             known=[in_force] if in_force is not None else [],
             seed=self.limits.seed,
         )
-        found = yield from search_steps(space, Predictor(features, self.limits.seed, self._learned()), limits)
-        self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
-        return found
 
     def _learned(self) -> TransferPrior | None:
         """Return what earlier searches have taught; no coefficient far from what it is elsewhere.

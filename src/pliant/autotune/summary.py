@@ -34,6 +34,7 @@ def explain(
     *,
     adopted: bool,
     found: SearchResult | None,
+    predicted: bool = False,
 ) -> str:
     """Return a paragraph on the plan that was kept, and why.
 
@@ -46,6 +47,7 @@ def explain(
         gains: How many times faster it was to the same accuracy, turn by turn; empty if none was tried.
         adopted: Whether it was kept.
         found: Result of the search.
+        predicted: Whether the time of torch's own exchange was predicted, and not measured in turns.
 
     """
     num_bytes = sum(tensor.numel for tensor in workload.tensors) * 4
@@ -54,8 +56,12 @@ def explain(
     tried = found.trials if found is not None else ()
     compute_s = workload.forward_s + workload.backward_s + workload.step_s
     chosen = plan if adopted else exact
+    own = f"{workload.wrapper}'s own exchange"
     verdict = (
-        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {workload.wrapper}'s own exchange "
+        f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {own}, whose "
+        f"time was known or predicted and took no turn, counting {ratio:.2f} times the steps"
+        if adopted and predicted
+        else f"it is {statistics.median(gains):.2f} times as fast to the same accuracy as {own} "
         f"in {len(gains)} turns ({min(gains):.2f} to {max(gains):.2f}), counting {ratio:.2f} times the steps"
         if adopted
         else f"the best of the others was {statistics.median(gains):.2f} times as fast, which is not enough"

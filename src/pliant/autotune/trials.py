@@ -160,7 +160,9 @@ class TrialRunner:
         trial.end()
         return why
 
-    def compare(self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int) -> Steps[Comparison]:
+    def compare(
+        self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int, base_s: float = math.nan
+    ) -> Steps[Comparison]:
         """Time plans and the base plan in turns.
 
         What is surely slower drops out, the base plan too: after the first turn by a half, later by a tenth. A plan
@@ -171,13 +173,16 @@ class TrialRunner:
             plans: At least one; none of them is the base plan.
             ratios: For each, how many times the steps it needs to the same accuracy.
             num_turns: At least two.
+            base_s: Step time of the base plan, if that is known to be too long: it takes no turn then. NaN if not.
 
         """
         factors = (1.0, *ratios)
         steps_s: list[list[float]] = [[] for _ in factors]
-        left, failed = list(range(len(factors))), dict[int, str]()
+        is_known = not math.isnan(base_s)
+        left, failed = list(range(is_known, len(factors))), dict[int, str]()
         best, gains = 0, list[float]()
         for turn in range(1, 2 * num_turns + 1):
+            steps_s[0] += [base_s] if is_known else []
             for k in list(left):
                 if k == 0:
                     self._run.switch(self._base)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
+from pliant.netmodel import Overheads
 from pliant.planner import (
     Advice,
     CodecErrors,
@@ -26,8 +27,9 @@ from pliant.planner import (
     frontier_text,
     search_predicted,
 )
+from pliant.planner.experience import Experience, load_experience
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
-from pliant.spec import SyncPlan, Workload, save, to_json
+from pliant.spec import SyncPlan, Topology, Workload, save, to_json
 from pliant.spec.files import write_atomically
 from pliant.spec.units import format_bytes, format_time
 
@@ -54,6 +56,13 @@ _ShardedOption = Annotated[
 _TunedForOption = Annotated[
     int, typer.Option(help="Samples a step for which its learning rate was tuned; 0: one rank's.")
 ]
+_ExperienceOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="What a run has measured and kept (~/.cache/pliant): its costs count, and its model and network "
+        "where none are given."
+    ),
+]
 _TraceOption = Annotated[Path | None, typer.Option(help="Write its predicted timeline for Chrome or Perfetto there.")]
 _SHOWN = 12
 
@@ -78,18 +87,19 @@ def plan(
     machine: inputs.MachineOption = "",
     staged: inputs.StagedOption = False,
     overheads: inputs.OverheadsOption = None,
+    experience: _ExperienceOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the best plan there, for relax().")] = None,
     trace: _TraceOption = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
-    training, optimizer = _training(workload, model, compute, optimizer, errors=error_budget is not None)
+    earlier, errors = None if experience is None else load_experience(experience), error_budget is not None
+    training, optimizer = _training(workload, model, compute, optimizer, earlier, errors=errors)
     training = divided(training, sharded) if sharded else training
-    network = inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
-    known = inputs.read_overheads(overheads, machine, network, staged=staged)
+    network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
+    known, whose = _overheads(earlier, overheads, machine, training, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    unmeasured = unmeasured or error_budget is not None  # errors are measured, whatever the optimizer
-    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured)
+    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured or errors)  # errors are measured
     space = Space(training, network, allowed, error_budget)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
@@ -111,14 +121,18 @@ def plan(
     _show(frontier_text(points, optimizer), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
-    _tell_limits(allowed, inputs.describe_overheads(overheads, machine, training, network))
+    _tell_limits(allowed, whose, earlier)
     if out is not None:
-        budgets = f"quality {within:g}" + ("" if error_budget is None else f", errors {error_budget:g}")
-        save(replace(best, provenance=f"pliant plan, simulated, {budgets}, seed {seed}"), out)
+        save(replace(best, provenance=_provenance(within, error_budget, seed)), out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
         _write(json_file, points, found)
+
+
+def _provenance(within: float, error_budget: float | None, seed: int) -> str:
+    budgets = f"quality {within:g}" + ("" if error_budget is None else f", errors {error_budget:g}")
+    return f"pliant plan, simulated, {budgets}, seed {seed}"
 
 
 def _write(path: Path, points: Sequence[FrontierPoint], found: Sequence[tuple[Genome, float]]) -> None:
@@ -127,18 +141,66 @@ def _write(path: Path, points: Sequence[FrontierPoint], found: Sequence[tuple[Ge
     write_atomically(path, json.dumps(body, indent=1) + "\n")
 
 
-def _training(workload: str, model: str, compute: str, optimizer: str, *, errors: bool) -> tuple[Workload, str]:
-    """Return a workload that was named, or that of a user's function, and its optimizer's class if none was given."""
+def _training(
+    workload: str, model: str, compute: str, optimizer: str, earlier: Experience | None, *, errors: bool
+) -> tuple[Workload, str]:
+    """Return a workload that was named, of a user's function, or of the experience, and its optimizer's class."""
+    if earlier is not None and not (workload or model or compute):
+        return earlier.workload, optimizer or earlier.setup.optimizer
     if bool(workload) == bool(model):
         raise ValueError("say what is trained, once: by --workload, or by --model module:function.")
-    if not model:
-        return inputs.read_workload(workload, compute), optimizer or "SGD"
-    if compute:
+    if model and compute:
         raise ValueError(f"--compute is for a named workload, but --model {model} is timed here; leave it out.")
-    from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
+    if model:
+        from pliant.profiling import profile_own_training  # here, since it needs torch, which takes seconds
 
-    found, own_optimizer = profile_own_training(model, errors=errors)
+        found, own_optimizer = profile_own_training(model, errors=errors)
+    else:
+        found, own_optimizer = inputs.read_workload(workload, compute), "SGD"
+    if earlier is not None:
+        _require_same_model(earlier, found)
     return found, optimizer or own_optimizer
+
+
+def _network(
+    earlier: Experience | None,
+    topology: Path | None,
+    hosts: int,
+    ranks: int | None,
+    rate: str,
+    delay: str,
+    machine: str,
+) -> Topology:
+    """Return the network that is given, or without one that of the experience."""
+    if earlier is not None and not (topology or hosts or ranks or rate or delay):
+        return earlier.topology
+    return inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
+
+
+def _overheads(
+    earlier: Experience | None,
+    overheads: Path | None,
+    machine: str,
+    work: Workload,
+    network: Topology,
+    *,
+    staged: bool,
+) -> tuple[Overheads, str]:
+    """Return the overheads that are given, or without them those that were fitted there, and whose they are."""
+    if earlier is not None and overheads is None and not machine:
+        return earlier.learned_overheads, f"overheads: fitted to {len(earlier.trials)} trials of the experience"
+    known = inputs.read_overheads(overheads, machine, network, staged=staged)
+    return known, inputs.describe_overheads(overheads, machine, work, network)
+
+
+def _require_same_model(earlier: Experience, training: Workload) -> None:
+    """Raise ValueError for an experience of another model: its trials say nothing of this one."""
+    here, there = (sorted(tensor.shape for tensor in each.tensors) for each in (training, earlier.workload))
+    if here != there:
+        raise ValueError(
+            f"the experience is of {earlier.workload.name}, with {len(there)} tensors, and {training.name} has "
+            f"{len(here)} of other shapes; leave --workload and --model out, or give the experience of this model."
+        )
 
 
 def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:
@@ -152,9 +214,10 @@ def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Adv
         Console().print(line, markup=False, highlight=False)
 
 
-def _tell_limits(allowed: Quality, whose: str) -> None:
+def _tell_limits(allowed: Quality, whose: str, earlier: Experience | None) -> None:
     cure = "; --unmeasured considers them all" if allowed.sentence else ""
-    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, whose)):
+    tried = "" if earlier is None else f"{earlier.plans_text}\nkept there: {earlier.kept.summary}"
+    for line in filter(None, (allowed.sentence.removesuffix(".") + cure, whose, tried)):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 

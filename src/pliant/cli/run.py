@@ -44,6 +44,13 @@ def run(
     unmeasured: Annotated[
         bool, typer.Option("--unmeasured", help="With other optimizers than SGD, count on what was measured with SGD.")
     ] = False,
+    experience: Annotated[
+        str,
+        typer.Option(
+            help="File (.json) or folder of what earlier runs have found, which this one begins from and updates; "
+            "cache: ~/.cache/pliant; none: nothing is kept."
+        ),
+    ] = "cache",
     emulate: Annotated[str, typer.Option(help=f"Run on emulated hosts: {_KNOWN}.")] = "",
     out: Annotated[Path | None, typer.Option(help="Write the plan that was chosen there, for relax().")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict there.")] = None,
@@ -54,7 +61,8 @@ def run(
     torchrun --nproc-per-node 2 -m pliant run -- python train.py, or pliant run -- torchrun --nproc-per-node 2 train.py.
     """
     require_command(command)
-    options = RunOptions(quality=quality, unmeasured=unmeasured, plan_file=str(out or ""))
+    kept = experience if experience in ("cache", "none") else str(Path(experience).absolute())
+    options = RunOptions(quality=quality, unmeasured=unmeasured, experience=kept, plan_file=str(out or ""))
     hosts = _emulated(emulate) if emulate else None
     with launch_folder(options) as folder:
         own = environment_of(folder, os.environ)

@@ -1,4 +1,4 @@
-"""Environment variables of torchrun: the only place that reads them."""
+"""Environment variables of torchrun, and of the user's cache folder: the only place that reads them."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ import torch
 
 from pliant.comm.base import Comm
 
-__all__ = ["are_on_one_host", "hosts_from_torchrun", "run_from_torchrun", "size_from_torchrun"]
+__all__ = ["are_on_one_host", "cache_folder", "hosts_from_torchrun", "run_from_torchrun", "size_from_torchrun"]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -54,3 +54,13 @@ def run_from_torchrun() -> str:
 def size_from_torchrun() -> int:
     """Return the number of ranks that torchrun, or who sets the same environment, has started; 0 without it."""
     return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else 0
+
+
+def cache_folder() -> Path | None:
+    """Return the user's folder for what Pliant keeps between runs; None for a user without a home."""
+    if kept := os.environ.get("XDG_CACHE_HOME", ""):
+        return Path(kept) / "pliant"
+    try:
+        return Path.home() / ".cache" / "pliant"
+    except RuntimeError:
+        return None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pliant.accelerator import device_names, synchronize
 from pliant.comm import Comm
 
-__all__ = ["RankFacts", "clock_offsets", "gather_facts", "local_facts", "starts_slowly"]
+__all__ = ["RankFacts", "clock_offsets", "gather_facts", "installed_version", "local_facts", "starts_slowly"]
 
 _TEXT_BYTES = 4096
 _TCP = Path("/proc/sys/net/ipv4")
@@ -64,7 +64,7 @@ def local_facts(rank: int, host: str) -> RankFacts:
         operations_per_s=_operations_per_s(),
         python=platform.python_version(),
         torch=str(torch.__version__),
-        pliant=_version(),
+        pliant=installed_version(),
         backends=_backends(),
         send_buffer_bytes=_tcp_setting("tcp_wmem"),
         receive_buffer_bytes=_tcp_setting("tcp_rmem"),
@@ -158,7 +158,8 @@ def _backends() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Return the version of Pliant, or 'not installed'."""
     try:
         return version("pliant")
     except PackageNotFoundError:

@@ -78,6 +78,8 @@ class SearchResult:
     """In the order in which they were run."""
     stopped: str
     """Why it ended."""
+    predicted_s: tuple[float, ...] = ()
+    """Step times that were predicted before each trial; empty where they were not kept."""
 
 
 def search(

@@ -1,0 +1,98 @@
+"""Time to an accuracy under "auto", without and with experience, beside the best fixed arms.
+
+``python benchmarks/planner/cold_start.py benchmarks/results/cold_start.jsonl``
+
+The small convolutional network learns Fashion-MNIST on four emulated hosts at 100 Mbit/s, to 85 %. In each round, one
+for each seed, all arms train once; their order turns by one from round to round. Experience comes from one training
+before the first round, which is a line of its own. One line of JSON for each training; what the file has is not run
+again. The cache lies beside it. Needs root, for network namespaces.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from pliant.cli.emulate import topology_from_flags
+from pliant_bench.harness.session import Files, carry_out
+from pliant_bench.harness.setup import Setup
+
+FIXED = ("choco", "powersgd", "ddp-bf16")
+COLD, CACHED, FIRST = "auto cold", "auto cached", "auto, the first with the cache"
+FIRST_SEED = 100
+
+
+def arm_of(name: str, cache: Path) -> str:
+    """Return an arm as the laboratory takes it."""
+    if name in FIXED:
+        return name
+    experience = None if name == COLD else str(cache.absolute())
+    return f"auto(quality=1.1, experience={experience!r})"
+
+
+def train(name: str, seed: int, given: argparse.Namespace, cache: Path) -> dict:
+    setup = Setup(
+        mode="train",
+        models=("cnn",),
+        arms=(arm_of(name, cache),),
+        train_steps=given.steps,
+        evaluate_every=given.every,
+        seeds=(seed,),
+        target=given.target,
+        emulated=True,
+    )
+    topology = topology_from_flags(given.hosts, given.rate, "0ms", [], 1, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        carry_out(setup, Files(json=file, md=None, html=None), [], topology, f"{given.hosts} hosts at {given.rate}")
+        (record,) = (r for r in json.loads(file.read_text())["records"] if "time_to_target_s" in r)
+    kept = ("time_to_target_s", "step_s", "plan", "curve", "final_accuracy")
+    return {"arm": name, "seed": seed, "steps": given.steps, **{key: record.get(key) for key in kept}}
+
+
+def jobs(seeds: int) -> list[tuple[str, int]]:
+    """Return all trainings in their order: names of arms with seeds."""
+    arms = [*FIXED, COLD, CACHED]
+    found = [(FIRST, FIRST_SEED)]
+    for seed in range(seeds):
+        turned = arms[seed % len(arms) :] + arms[: seed % len(arms)]
+        found += [(name, seed) for name in turned]
+    return found
+
+
+def summary(lines: list[dict]) -> str:
+    """Return the mean time of each arm to the target, and over that of the best fixed arm."""
+    times_s = {
+        name: [line["time_to_target_s"] for line in lines if line["arm"] == name] for name in (*FIXED, COLD, CACHED)
+    }
+    means_s = {name: statistics.mean(each) for name, each in times_s.items() if each and None not in each}
+    best_s = min((means_s[name] for name in FIXED if name in means_s), default=float("nan"))
+    rows = [f"| {name} | {s:.1f} s | {s / best_s:.2f} | {len(times_s[name])} |" for name, s in means_s.items()]
+    missed = [f"{name} has not reached the target with every seed." for name in times_s if name not in means_s]
+    return "\n".join(["| arm | to the target | over the best fixed arm | seeds |", "|---|---|---|---|", *rows, *missed])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--target", type=float, default=0.85)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="100mbit")
+    given = parser.parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    done = {(line["arm"], line["seed"]) for line in lines}
+    for name, seed in jobs(given.seeds):
+        if (name, seed) not in done:
+            lines.append(train(name, seed, given, given.out.with_suffix(".cache")))
+            with given.out.open("a") as file:
+                file.write(json.dumps(lines[-1]) + "\n")
+    print(summary(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""One search of a run: trials of the plans that the first rank asks for, and the decision among the best."""
+
+import math
+import statistics
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from pliant.autotune.coordination import advance_search, share_finalists, share_number, share_request
+from pliant.autotune.finalists import Finalist, PlanDecision, select_finalists
+from pliant.autotune.options import Auto
+from pliant.autotune.recall import Conditions, Recalled
+from pliant.autotune.rejected import RejectedPlans
+from pliant.autotune.searches import Searches
+from pliant.autotune.summary import explain
+from pliant.autotune.trials import Steps, TrialRunner
+from pliant.comm.base import Comm
+from pliant.comm.text_broadcast import broadcast_text
+from pliant.planner import Genome, Quality, SearchResult, Space, Trial
+from pliant.planner.challenge import is_changed
+from pliant.planner.experience import Experience, plans_text
+from pliant.planner.schedules import scheduled_plan
+from pliant.simulator import CostFeatures
+from pliant.spec import SyncPlan
+
+__all__ = ["PlanSearch"]
+
+_TURNS, _AGAIN_TRIALS, _AGAIN_TURNS = 3, 2, 2
+"""Turns of a comparison; trials and turns of a search after a change, which is short."""
+_FINALISTS = 3
+"""So many of the best are held against each other."""
+_HOPELESS = 1.5
+"""Times of the best plan from which on exact training is not held against it."""
+_UNDONE = "A plan failed in its trial, which was undone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSearch:
+    """One search, on all ranks; the first rank decides."""
+
+    comm: Comm
+    auto: Auto
+    trials: TrialRunner
+    searches: Searches
+    recalled: Recalled
+    rejected: RejectedPlans
+    exact: Genome
+    """Torch's own exchange."""
+    in_force: Trial
+    """Plan before the search, with its step time."""
+    conditions: Conditions
+    quality: Quality
+    anew: bool
+    """Whether nothing is known of these conditions; else it is a short search after a change."""
+    say: Callable[[str], None]
+    """Tells where the search is."""
+
+    @cached_property
+    def plan_of(self) -> Callable[[Genome], SyncPlan]:
+        """Function that returns the plan of a genome, with schedules for the network."""
+        return partial(scheduled_plan, workload=self.conditions.workload, topology=self.conditions.topology)
+
+    def try_plans(self, again: Experience | None, *, pays: bool) -> Steps[SearchResult | None]:
+        """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
+
+        Args:
+            again: Experience, on the first rank, of a plan that is put in force first.
+            pays: Whether a plan is predicted to pay, on the first rank; nothing is tried otherwise.
+
+        """
+        most = self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
+        asking = self._search(again, most) if pays and self.comm.rank == 0 else None
+        asked, found = advance_search(asking, None)
+        number = 0
+        while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
+            number += 1
+            self.say(f"auto is still searching: trial {number} of at most {most} is under way.")
+            blocks_s, why = yield from self.trials.time_plan(*wanted)
+            if why:
+                self.rejected.note_failure(_UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
+            if asked is not None:
+                status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
+                trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
+                asked, found = advance_search(asking, trial)
+        return found
+
+    def decide(self, found: SearchResult | None, exact_name: str) -> Steps[PlanDecision]:
+        """Hold the best of a search against each other, and against exact training where that is not hopeless.
+
+        It is hopeless if its time, known or predicted, is too long. That time does not count if a trial was much faster
+        than predicted.
+
+        Args:
+            found: Result of the search, on the first rank.
+            exact_name: Of torch's own exchange.
+
+        """
+        exact, most = self.exact.plan("auto"), _FINALISTS if self.anew else 1
+        best_found = select_finalists(found, self.in_force, self.quality, most) if found is not None else []
+        shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
+        known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
+        rivals = [each for each in shared if each.plan.hash != exact.hash]
+        kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
+        if not rivals:
+            return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
+        first, exact_s = rivals[0], share_number(self.comm, self._exact_s(found))
+        is_hopeless = self.anew and exact_s > _HOPELESS * first.tried_s * first.ratio
+        if is_hopeless and len(rivals) == 1:
+            gains = (exact_s / (first.tried_s * first.ratio),)
+            return PlanDecision(
+                first, known.get(first.plan.hash, self.exact), gains, True, first.tried_s, predicted=True
+            )
+        others = "" if is_hopeless else f" with {exact_name}"
+        self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
+        compared = yield from self.trials.compare(
+            [rival.plan for rival in rivals],
+            [rival.ratio for rival in rivals],
+            _TURNS if self.anew else _AGAIN_TURNS,
+            exact_s if is_hopeless else math.nan,
+        )
+        for k, why in compared.failed.items():
+            self.rejected.note_failure(_UNDONE, why, rivals[k].plan, known)
+        if not compared.gains:
+            return PlanDecision(kept, self.exact)
+        best, adopted = rivals[compared.best], compared.is_faster
+        # Of several plans, since one alone may have had to wait for a core in its trial.
+        since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
+        now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
+        expected_s = statistics.median(since) * now_s if since else math.nan
+        genes = known.get(best.plan.hash, self.exact) if adopted else self.exact
+        return PlanDecision(best, genes, compared.gains, adopted, expected_s, predicted=is_hopeless)
+
+    def keep(self, found: SearchResult, kept: Genome, expected_s: float = math.nan, *, complete: bool = True) -> None:
+        """Write what the search has found, on the first rank.
+
+        Args:
+            found: Its trials.
+            kept: Plan that is in force, or the best so far.
+            expected_s: Step time of it, where it has no trial.
+            complete: Whether the search has ended.
+
+        """
+        times_s = {trial.genes: trial.step_s for trial in found.trials if trial.status == "ok"}
+        fitted = self.searches.coefficients
+        kept_s = times_s.get(kept, expected_s)
+        self.recalled.write(found, kept, kept_s, self.conditions, fitted, self.quality, complete=complete)
+
+    def explain(self, found: SearchResult | None, decision: PlanDecision, ahead: str) -> str:
+        """Return the paragraph on a decision, with what was predicted and seen of each plan; the same on all ranks.
+
+        Args:
+            found: Result of the search, on the first rank.
+            decision: On all ranks.
+            ahead: Text of the frontier.
+
+        """
+        best, exact = decision.best, self.exact.plan("auto")
+        why = explain(
+            self.conditions.workload,
+            self.conditions.topology,
+            best.plan,
+            exact,
+            best.ratio,
+            decision.gains,
+            adopted=decision.adopted,
+            found=found,
+            predicted=decision.predicted,
+        )
+        lines = [" ".join(filter(None, (why, self.quality.sentence))), ahead]
+        if found is not None and found.predicted_s:
+            lines.append(plans_text(found.trials, found.predicted_s))
+        return broadcast_text("\n".join([*lines, *self.recalled.notes]), self.comm)
+
+    def _exact_s(self, found: SearchResult | None) -> float:
+        """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
+        if not self._trusts_exact_s(found):
+            return math.nan
+        return self.in_force.step_s if self.in_force.genes == self.exact else self.searches.step_s(self.exact)
+
+    def _search(
+        self, again: Experience | None, num_trials: int
+    ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+        workload, topology = self.conditions.workload, self.conditions.topology
+        overheads = self.conditions.overheads if again is None else again.learned_overheads
+        features = CostFeatures(workload, topology, overheads, workload.rank_factors)
+        space, seeds = Space(workload, topology, self.quality), {"in force": self.in_force.genes, "exact": self.exact}
+        if not self.anew:
+            return self.searches.search(space, features, seeds, self.in_force, num_trials)
+        if again is None and self.recalled.experience is not None:
+            seeds["kept elsewhere"] = self.recalled.experience.kept
+        return self.searches.begin(
+            space, features, seeds, self.in_force, again, lambda found: self.keep(found, found.best, complete=False)
+        )
+
+    def _trusts_exact_s(self, found: SearchResult | None) -> bool:
+        """Say whether no trial took much less time than was predicted; if one did, the network may be another now."""
+        if found is None or not self.anew:
+            return False
+        pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions
+        seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != self.in_force]
+        return not any(step_s < predicted_s and is_changed(step_s, predicted_s) for step_s, predicted_s in seen)

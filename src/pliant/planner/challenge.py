@@ -1,0 +1,188 @@
+"""Start of a search from the best prediction: one plan is put in force, and only better predicted ones are tried."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pliant.planner.genome import Genome
+from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel
+from pliant.planner.space import Space
+from pliant.planner.trials import Trial
+
+__all__ = ["CHANGED", "SearchStart", "challenge_steps", "is_changed"]
+
+CHANGED = "the kept plan took another time than in the experience"
+"""Reason for which a search from experience ends at once."""
+
+_PAYS = 0.95
+"""Share of the best measured time below which a plan must be predicted to be tried."""
+_TIE, _TIES = 1.05, 2
+"""Ratio of predicted times within which plans of two families are not told apart; trials of such plans."""
+_SHARE = 0.1
+"""Share of the time since the run began that challengers may cost."""
+_RACE = 1.2
+"""A trial ends early when it is surely so many times slower than the best."""
+_MOST_CHANGE = 1.3
+"""Ratio of two times, or rates, from which on they are of different conditions."""
+_ROUNDS, _ELITE, _KEPT = 2, 8, 40
+"""Times that plans are bred from the best; plans that they come from; plans that are predicted again after a trial."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchStart:
+    """Start of a search: the first plan, and the clock that its cost is taken by."""
+
+    first: Genome | None = None
+    """Plan that is tried before all others, such as one that was kept earlier; None for the best predicted."""
+    expected_s: float = 0.0
+    """Step time that it took earlier; 0 if it is not known."""
+    began_s: float = 0.0
+    """Reading of the clock when the run began."""
+    clock: Callable[[], float] = time.perf_counter
+    """Seconds since any moment."""
+    tell: Callable[[SearchResult], None] = lambda _: None
+    """Called after each trial with what is known by then."""
+
+
+def is_changed(now: float, before: float) -> bool:
+    """Say whether a time, or a rate, is no more what it was: beyond 1.3 times, either way."""
+    return now > _MOST_CHANGE * before or before > _MOST_CHANGE * now
+
+
+def challenge_steps(
+    space: Space, model: StepTimeModel, limits: SearchLimits, start: SearchStart
+) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+    """Search as `search_steps` does, but begin with the best predicted plan and try few others.
+
+    The plan with the least predicted time to accuracy comes first. After each trial the model learns, and predicts
+    again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
+    time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
+    and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
+    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial,
+    less what the best plan would have taken for its steps.
+
+    Args:
+        space: What may be chosen.
+        model: Predicts, and learns.
+        limits: Seeds, numbers of plans to draw and to try, and trials that are known.
+        start: What it begins with.
+
+    """
+    book = _Book(space, model, limits)
+    first = start.first if start.first is not None and start.first in space else None
+    plans = _plans(space, model, limits)
+    end_s, spent_s, ties = math.inf, 0.0, 0 if first is not None else _TIES
+    while True:
+        wanted, least_s, tried = first or book.best_of(plans), book.least_s, bool(book.num_run)
+        if wanted is not None and first is None and book.cost_s(wanted) > _PAYS * least_s:
+            ties, wanted = ties - 1, book.tie_in(plans) if ties > 0 and tried else None
+        if wanted is None:
+            return book.close("no plan was predicted to be 5 % better")
+        if book.num_run >= limits.max_trials:
+            return book.close(f"{limits.max_trials} trials were run")
+        if tried and start.clock() > end_s:
+            return book.close(f"{limits.max_seconds:g} s were over")
+        if tried and spent_s > _SHARE * (start.clock() - start.began_s):
+            return book.close("challengers had cost a tenth of the time since the run began")
+        expected_s, first = start.expected_s if first is not None else 0.0, None
+        limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
+        before_s = start.clock()
+        predicted_s = book.predicted_s(wanted)
+        trial = yield wanted, limit_s
+        book.enter(trial, predicted_s)
+        end_s = min(end_s, start.clock() + limits.max_seconds)  # the first one is in force, and costs nothing
+        if expected_s and (trial.status != "ok" or is_changed(trial.step_s, expected_s)):
+            return book.close(CHANGED)
+        if math.isfinite(least_s):
+            share = least_s / (trial.step_s * space.quality.factor(wanted)) if trial.steps_s else 0.0
+            spent_s += (start.clock() - before_s) * max(0.0, 1 - share)
+        if math.isfinite(book.least_s):
+            start.tell(book.close("it was interrupted"))
+
+
+class _Book:
+    """Trials with what was predicted of them, and what follows."""
+
+    def __init__(self, space: Space, model: StepTimeModel, limits: SearchLimits) -> None:
+        self._space, self._model = space, model
+        self._trials = list(limits.known)
+        self._predicted_s = [self.predicted_s(trial.genes) for trial in self._trials]
+        self.num_run = 0
+        if self._trials:
+            model.fit(self._trials)
+
+    def enter(self, trial: Trial, predicted_s: float) -> None:
+        self._trials.append(trial)
+        self._predicted_s.append(predicted_s)
+        self.num_run += 1
+        self._model.fit(self._trials)
+
+    def predicted_s(self, genes: Genome) -> float:
+        return float(np.exp(self._model.predict([genes])[0][0]))
+
+    def cost_s(self, genes: Genome) -> float:
+        return self.predicted_s(genes) * self._space.quality.factor(genes)
+
+    def best_of(self, plans: Sequence[Genome]) -> Genome | None:
+        tried = {trial.genes for trial in self._trials}
+        left = [genes for genes in plans if genes not in tried and genes in self._space]
+        return _best_first(self._space, self._model, left)[0] if left else None
+
+    def tie_in(self, plans: Sequence[Genome]) -> Genome | None:
+        """Return the best predicted plan of a kind that was not tried, if it is not told from the best that was."""
+        best = min(self._sound, key=self._measured_s, default=None)
+        kinds = {_kind(trial.genes) for trial in self._trials}
+        rival = self.best_of([genes for genes in plans if _kind(genes) not in kinds])
+        if best is None or rival is None or self.cost_s(rival) > _TIE * self.cost_s(best.genes):
+            return None
+        return rival
+
+    @property
+    def least_s(self) -> float:
+        return min((self._measured_s(trial) for trial in self._sound), default=math.inf)
+
+    def close(self, stopped: str) -> SearchResult:
+        if not self._sound:
+            why = f"; the first because: {self._trials[0].reason}" if self._trials else ""
+            raise RuntimeError(f"none of {len(self._trials)} trials came to an end{why}")
+        best = min(self._sound, key=self._measured_s).genes
+        return SearchResult(
+            best=best, trials=tuple(self._trials), stopped=stopped, predicted_s=tuple(self._predicted_s)
+        )
+
+    @property
+    def _sound(self) -> list[Trial]:
+        return [trial for trial in self._trials if trial.status == "ok"]
+
+    def _measured_s(self, trial: Trial) -> float:
+        return trial.step_s * self._space.quality.factor(trial.genes)
+
+
+def _kind(genes: Genome) -> tuple[str, bool]:
+    return genes.base.family, genes.by_hosts
+
+
+def _plans(space: Space, model: StepTimeModel, limits: SearchLimits) -> list[Genome]:
+    """Return the best predicted of seeds, samples, and what is bred from the best of them."""
+    rng = random.Random(limits.seed)  # noqa: S311  not for secrets
+    plans = dict.fromkeys(genes for genes in limits.seeds.values() if genes in space)
+    plans |= dict.fromkeys(space.sample(rng) for _ in range(limits.num_drawn))
+    for _ in range(_ROUNDS):
+        elite = _best_first(space, model, list(plans))[:_ELITE]
+        plans |= dict.fromkeys(space.mutate(rng.choice(elite), rng) for _ in range(limits.num_drawn // 4))
+    return _best_first(space, model, list(plans))[:_KEPT]
+
+
+def _best_first(space: Space, model: StepTimeModel, plans: Sequence[Genome]) -> list[Genome]:
+    cost_s = dict(zip(plans, _costs(space, model, plans), strict=True))
+    return sorted(plans, key=cost_s.__getitem__)
+
+
+def _costs(space: Space, model: StepTimeModel, plans: Sequence[Genome]) -> list[float]:
+    """Return predicted times per step of exact training, in s."""
+    step_s = np.exp(model.predict(plans)[0]).tolist()
+    return [s * space.quality.factor(genes) for s, genes in zip(step_s, plans, strict=True)]

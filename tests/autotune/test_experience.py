@@ -1,0 +1,180 @@
+"""What a search has found is the start of the next run: used where it holds, refused with a line where it does not."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import pliant
+from autotune.made_up_runs import FAST, SLOW, WORKLOAD, Sky, clock
+from pliant.autotune import prospects, searches
+from pliant.autotune.experience_store import ExperienceStore, setup_of
+from pliant.netmodel import Overheads
+from pliant.planner import BASELINES, Trial, challenge
+from pliant.planner.experience import Experience, load_experience, save_experience
+from pliant.spec import save
+
+__all__ = ["clock"]
+
+KEPT = BASELINES["ddp-bf16"]
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Predict few plans, since these are runs of which only the end counts."""
+    monkeypatch.setattr(searches, "_SAMPLES", 12)
+    monkeypatch.setattr(prospects, "_CANDIDATES", 2)
+
+
+def setup(numel=4, **changed):
+    made = setup_of(torch.nn.Linear(numel, 2), "SGD", 1.1, ["a", "b"], [1, 1])
+    return replace(made, **changed)
+
+
+def experience(of=None, kept=KEPT, kept_s=0.2, topology=SLOW):
+    return Experience(
+        setup=of or setup(),
+        workload=WORKLOAD,
+        topology=topology,
+        overheads=Overheads(),
+        coefficients=tuple(Overheads().coefficients().tolist()),
+        trials=(Trial(genes=kept, steps_s=(kept_s,)), Trial(genes=BASELINES["onebit"], status="failed", reason="NaN")),
+        predicted_s=(0.25, 0.1),
+        ratios=(1.0, 1.5),
+        kept=kept,
+        kept_s=kept_s,
+    )
+
+
+def test_an_experience_is_read_as_it_was_written_and_says_what_was_predicted_and_seen(tmp_path):
+    path = tmp_path / "a" / "b.json"
+    save_experience(experience(), path)
+    assert load_experience(path, setup()) == experience()
+    text = experience().plans_text
+    assert "250 ms, 200 ms" in text
+    assert "failed: NaN" in text
+
+
+def path_text(path):
+    save_experience(experience(), path)
+    return path.read_text()
+
+
+REFUSED = {
+    "damaged": (lambda path: path.write_text('{"pliant": "Exper'), "expected"),
+    "another kind": (lambda path: save(WORKLOAD, path), "Experience"),
+    "another format": (
+        lambda path: path.write_text(json.dumps({"pliant": "Experience", "format": 9})),
+        "format",
+    ),
+    "another model": (lambda path: save_experience(experience(setup(5)), path), "12 elements in all, and this one"),
+    "another optimizer": (lambda path: save_experience(experience(setup(optimizer="AdamW")), path), "AdamW"),
+    "stale": (lambda path: save_experience(experience(setup(release="0.0.1")), path), "Pliant 0.0.1"),
+    "strange settings": (
+        lambda path: path.write_text(path_text(path).replace('"bits": 16', '"bits": 15')),
+        "settings that no search tries",
+    ),
+    "a folder": (lambda path: path.mkdir(), "directory"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_of_something_else_is_refused_with_a_line_and_not_replaced(tmp_path, caplog, case):
+    make, why = REFUSED[case]
+    path = tmp_path / "experience.json"
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    store = ExperienceStore(path, setup())
+    assert store.find() == (None, False)
+    (note,) = store.notes
+    assert str(path) in note
+    assert why in note
+    assert [record.message for record in caplog.records] == [f"auto: {note}"]
+    store.write(experience())
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def test_a_place_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    store = ExperienceStore(tmp_path / "file" / "folder", setup())
+    assert store.find() == (None, False)
+    store.write(experience())
+    store.write(experience())
+    assert len(caplog.records) == len(store.notes) <= 2
+    assert "not written" in caplog.records[-1].message
+
+
+def test_a_folder_has_a_file_for_each_setup_and_gives_the_same_model_elsewhere_as_a_start(tmp_path):
+    elsewhere = setup(machines=("c", "d"))
+    for of in (setup(), elsewhere, setup(5)):
+        ExperienceStore(tmp_path, of).write(experience(of))
+    assert len(list(tmp_path.iterdir())) == 3
+    assert ExperienceStore(tmp_path, setup()).find() == (experience(), True)
+    found, is_ours = ExperienceStore(tmp_path, setup(machines=("e", "f"))).find()
+    assert found is not None
+    assert found.setup.shapes == setup().shapes
+    assert not is_ours
+    assert ExperienceStore(None, setup()).find() == (None, False)
+
+
+def flown(clock, network, where, num_steps=120, quality=1.0):
+    """Fly one run on a network; return the plan, the experience left, the number of its trials, and its explanation."""
+    auto = pliant.Auto(max_trials=8, quality=quality, watch=False, experience=where)
+
+    def body(place):
+        sky = Sky(clock, network if callable(network) else lambda _: network)
+        sky.fly(auto, place.comm, num_steps)
+        return sky.plan, [plan.hash for _, plan in sky.log], sky.tuner.explanation
+
+    found = pliant.run_world(2, body)
+    assert len({plan.hash for plan, _, _ in found}) == len({text for *_, text in found}) == 1
+    files = sorted(where.glob("*.json")) if where is not None else []
+    left = load_experience(files[0]) if files else None
+    plan, log, text = found[0]
+    return plan, left, log, text
+
+
+@pytest.mark.parametrize("network", [SLOW, pytest.param(FAST, marks=pytest.mark.extended)])
+def test_a_second_run_keeps_the_plan_of_the_first_after_few_trials_and_without_a_probe(clock, tmp_path, network):
+    first, left, _, text = flown(clock, network, tmp_path)
+    assert left.complete
+    assert "Plans that were tried, predicted and seen:" in text
+    probes = len(clock.probes)
+    second, again, log, text = flown(clock, network, tmp_path)
+    assert second.hash == first.hash
+    assert len(clock.probes) == probes
+    assert len(again.trials) <= 1 + 3  # and the watched steps
+    if left.kept.base.settings["bits"] != 32:
+        assert log[0] == left.kept.plan("auto").hash  # after the watched steps
+    assert f"Experience from {tmp_path}" in text
+
+
+@pytest.mark.parametrize("wrong", ["network", "plan", "both", "time"])
+def test_a_wrong_experience_ends_in_the_plan_that_none_would(clock, tmp_path, wrong):
+    right, left, _, _ = flown(clock, SLOW, tmp_path)
+    kept = BASELINES["per-tensor"] if wrong in ("plan", "both") else left.kept
+    topology = FAST if wrong in ("network", "both") else SLOW
+    kept_s = {"time": 10.0, "network": 0.1, "both": 0.1}.get(wrong, 0.0)
+    (path,) = tmp_path.iterdir()
+    save_experience(replace(left, kept=kept, kept_s=kept_s, topology=topology), path)
+    chosen, _, _, text = flown(clock, SLOW, tmp_path)
+    assert chosen.hash == right.hash
+    if kept_s:
+        assert "all was measured anew" in text
+
+
+def test_an_interrupted_search_keeps_what_it_knows(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr(challenge, "_TIE", math.inf)  # so that a plan of another family is tried, from step 6 on
+    _, left, log, _ = flown(clock, SLOW, tmp_path, num_steps=9)
+    assert not left.complete
+    assert log
+    assert len(left.trials) == len(left.predicted_s) == 2
+    assert flown(clock, SLOW, tmp_path)[1].complete
+
+
+def test_nothing_is_kept_where_nobody_wants_it(clock, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flown(clock, SLOW, None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,119 @@
+"""A search from a start: the best predicted plan comes first, others only where they are predicted to be better."""
+
+import numpy as np
+import pytest
+
+from planner.examples import FLAT, WORKLOAD, Rough, exactly, true_step_s
+from pliant.planner import BASELINES, Gene, Genome, Quality, SearchLimits, Space, Trial
+from pliant.planner.challenge import CHANGED, SearchStart, challenge_steps, is_changed
+from waiting import made_up_clock
+
+LIMITS = SearchLimits(max_trials=12, num_drawn=40)
+DDP = BASELINES["ddp"]
+
+
+class Wrong(Rough):
+    """A model that takes one family for much faster than it is, until it has seen a plan of it."""
+
+    def __init__(self, family, factor=0.1):
+        super().__init__()
+        self.family, self.factor = family, factor
+
+    def fit(self, trials):
+        super().fit(trials)
+        if any(trial.genes.base.family == self.family for trial in trials):
+            self.factor = 1.0
+
+    def predict(self, candidates):
+        log_s, deviation = super().predict(candidates)
+        wrong = [genes.base.family == self.family for genes in candidates]
+        return log_s + np.log(np.where(wrong, self.factor, 1.0)), deviation
+
+
+def space(budget=1.6):
+    return Space(WORKLOAD, FLAT, Quality(budget=budget))
+
+
+def run(model, limits=LIMITS, measure=exactly, clock=None, **start):
+    """Search with a clock on which a trial takes ten of its steps, in which nothing else takes time."""
+    clock, asked = clock or made_up_clock(), []
+    asking = challenge_steps(space(), model, limits, SearchStart(clock=clock.perf_counter, **start))
+    trial = None
+    try:
+        while True:
+            genes, limit_s = next(asking) if trial is None else asking.send(trial)
+            asked.append(genes)
+            trial = measure(genes, give_up_above_s=limit_s)
+            clock.sleep(10 * true_step_s(genes))
+    except StopIteration as end:
+        return end.value, asked
+
+
+def test_the_best_predicted_plan_comes_first_and_few_follow_that_are_predicted_to_be_as_good():
+    found, asked = run(Rough())
+    where, model = space(), Rough()
+    best_s = min(np.exp(model.predict([g])[0][0]) * where.quality.factor(g) for g in BASELINES.values() if g in where)
+    first_s = np.exp(model.predict(asked[:1])[0][0]) * where.quality.factor(asked[0])
+    assert first_s <= best_s
+    assert found.stopped == "no plan was predicted to be 5 % better"
+    assert len(found.trials) == len(found.predicted_s) == len(asked) <= 4
+    assert len({(genes.base.family, genes.by_hosts) for genes in asked[-2:]}) == 2
+
+
+def test_a_plan_that_disappoints_is_challenged_and_the_same_trials_lead_to_the_same_choice():
+    found, asked = run(Wrong("local"))
+    assert asked[0].base.family == "local"
+    assert found.best.base.family != "local"
+    again, same = run(Wrong("local"))
+    assert (again, same) == (found, asked)
+
+
+def test_no_more_is_tried_once_challengers_have_cost_a_tenth_of_the_time():
+    def slow(genes, *, give_up_above_s):
+        return (
+            Trial(genes=genes, steps_s=(10 * true_step_s(genes),))
+            if genes != asked_first
+            else exactly(genes, give_up_above_s=give_up_above_s)
+        )
+
+    asked_first = run(Rough())[1][0]
+
+    class Hopeful(Rough):
+        def predict(self, candidates):
+            log_s, deviation = super().predict(candidates)
+            return log_s - [0.0 if genes == asked_first else 3.0 for genes in candidates], deviation
+
+    known = SearchLimits(max_trials=12, num_drawn=40, known=[exactly(asked_first, give_up_above_s=1e9)])
+    found, asked = run(Hopeful(), known, slow)
+    assert found.stopped == "challengers had cost a tenth of the time since the run began"
+    assert len(asked) == 1
+    assert found.best == asked_first
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (1.25, True), (1.35, False), (0.7, False)])
+def test_a_kept_plan_comes_first_and_ends_the_search_where_it_takes_another_time(factor, holds):
+    found, asked = run(Rough(), first=DDP, expected_s=factor * true_step_s(DDP))
+    assert asked[0] == DDP
+    assert (found.stopped != CHANGED) == holds
+    assert (len(asked) == 1) != holds
+    assert is_changed(factor, 1.0) != holds
+
+
+def test_a_kept_plan_that_is_not_allowed_is_not_tried():
+    _, asked = run(Rough(), first=Genome(Gene("sparse", {"choice": "randomk", "ratio": 0.01})), expected_s=1.0)
+    assert asked[0].base.family != "sparse"
+
+
+def test_what_is_known_by_then_is_told_after_each_trial():
+    told = []
+    found, asked = run(Wrong("local"), tell=told.append)
+    assert [len(each.trials) for each in told] == list(range(1, len(asked) + 1))
+    assert told[-1].best == found.best
+
+
+def test_where_every_trial_fails_the_first_reason_is_raised():
+    def broken(genes, *, give_up_above_s):
+        return Trial(genes=genes, status="failed", reason="no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        run(Rough(), SearchLimits(max_trials=2, num_drawn=10), broken)
