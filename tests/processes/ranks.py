@@ -46,6 +46,7 @@ def _environment(size: int, folder: Path) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],  # of this test, and not of the one that started the server
         "PYTHONUNBUFFERED": "1",
         "FOLDER": str(folder),
     }

@@ -30,7 +30,7 @@ FAILS_AT, STEPS = 16, 60
 def adopt():
     """Let tuners of this process adopt the plan without a search."""
 
-    def choose(self, workload, topology, landed):
+    def choose(self, workload, topology, landed, again=None):
         self._genes, self._is_exact = GENES, False
         self._note_fallback(PLAN, self._guard.begin(PLAN))
         return math.nan

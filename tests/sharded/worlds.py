@@ -33,6 +33,7 @@ def run(
         "WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],  # of this test, and not of the one that started the server
     }
     pipes, processes = [], []
     for rank in range(size):
