@@ -52,9 +52,9 @@ def topology_of_messages(comm: Comm, rate: float, message_s: float, connections:
     """Return the hosts with one rate for all, if the messages of training say enough. Collective.
 
     One stream of 0.3 s goes from each host to the next at the same time, which shows whether hosts are even; and each
-    two hosts exchange a few round trips. A probe is needed where streams differ by more than a quarter, where they are
-    faster than the messages of training by more than that, so that these did not fill the links, or where latency was
-    more than a tenth of a message's time.
+    two hosts exchange a few round trips. A probe is needed where streams differ by more than a quarter. So it is where
+    they are faster than the messages of training by more than that, since these then did not fill the links. And it is
+    where latency was more than a tenth of a message's time.
 
     Args:
         comm: Ranks, over Gloo.
