@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from pliant.algorithms.gradients import bf16
 from pliant.autotune.options import Auto
 from pliant.comm.base import Comm
 from pliant.comm.transport import Transport
@@ -96,7 +97,7 @@ def relax(
     if isinstance(what, Auto) or auto is not None:
         # 16 bits halve the time of the steps that are watched, where not only exact plans are asked for.
         coarse = auto is not None and auto.quality > 1 and held.sharded is None
-        plan = resolve_plan("bf16", held.optimizer) if coarse else torchs_own(held)
+        plan = resolve_plan(bf16(), held.optimizer) if coarse else torchs_own(held)
     else:
         plan = resolve_plan(what, held.optimizer)
     if elastic is not None and auto is not None:
