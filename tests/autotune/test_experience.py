@@ -13,7 +13,7 @@ from pliant.autotune import prospects, searches
 from pliant.autotune.experience_store import ExperienceStore, setup_of
 from pliant.netmodel import Overheads
 from pliant.planner import BASELINES, Trial, challenge
-from pliant.planner.experience import Experience, load_experience, save_experience
+from pliant.planner.experience import Experience, load_experience
 from pliant.spec import save
 
 __all__ = ["clock"]
@@ -50,7 +50,7 @@ def experience(of=None, kept=KEPT, kept_s=0.2, topology=SLOW):
 
 def test_an_experience_is_read_as_it_was_written_and_says_what_was_predicted_and_seen(tmp_path):
     path = tmp_path / "a" / "b.json"
-    save_experience(experience(), path)
+    save(experience(), path)
     assert load_experience(path, setup()) == experience()
     text = experience().plans_text
     assert "250 ms, 200 ms" in text
@@ -58,7 +58,7 @@ def test_an_experience_is_read_as_it_was_written_and_says_what_was_predicted_and
 
 
 def path_text(path):
-    save_experience(experience(), path)
+    save(experience(), path)
     return path.read_text()
 
 
@@ -69,9 +69,9 @@ REFUSED = {
         lambda path: path.write_text(json.dumps({"pliant": "Experience", "format": 9})),
         "format",
     ),
-    "another model": (lambda path: save_experience(experience(setup(5)), path), "12 elements in all, and this one"),
-    "another optimizer": (lambda path: save_experience(experience(setup(optimizer="AdamW")), path), "AdamW"),
-    "stale": (lambda path: save_experience(experience(setup(release="0.0.1")), path), "Pliant 0.0.1"),
+    "another model": (lambda path: save(experience(setup(5)), path), "12 elements in all, and this one"),
+    "another optimizer": (lambda path: save(experience(setup(optimizer="AdamW")), path), "AdamW"),
+    "stale": (lambda path: save(experience(setup(release="0.0.1")), path), "Pliant 0.0.1"),
     "strange settings": (
         lambda path: path.write_text(path_text(path).replace('"bits": 16', '"bits": 15')),
         "settings that no search tries",
@@ -158,7 +158,7 @@ def test_a_wrong_experience_ends_in_the_plan_that_none_would(clock, tmp_path, wr
     topology = FAST if wrong in ("network", "both") else SLOW
     kept_s = {"time": 10.0, "network": 0.1, "both": 0.1}.get(wrong, 0.0)
     (path,) = tmp_path.iterdir()
-    save_experience(replace(left, kept=kept, kept_s=kept_s, topology=topology), path)
+    save(replace(left, kept=kept, kept_s=kept_s, topology=topology), path)
     chosen, _, _, text = flown(clock, SLOW, tmp_path)
     assert chosen.hash == right.hash
     if kept_s:

@@ -9,7 +9,8 @@ from torch import nn
 from pliant.autotune.options import DEFAULT_EXPERIENCE
 from pliant.engine.launcher_env import cache_folder
 from pliant.network.rank_facts import installed_version
-from pliant.planner.experience import Experience, TrainingSetup, load_experience, save_experience
+from pliant.planner.experience import Experience, TrainingSetup, load_experience
+from pliant.spec import save
 
 __all__ = ["ExperienceStore", "setup_of"]
 
@@ -84,7 +85,7 @@ class ExperienceStore:
         if not self._may_write:
             return
         try:
-            save_experience(experience, self._path)
+            save(experience, self._path)
         except (OSError, ValueError) as error:
             self._note(f"The experience was not written: {error}")
             self._may_write = False

@@ -11,7 +11,7 @@ from pliant.autotune.options import Auto
 from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial, search_steps
 from pliant.planner.challenge import SearchStart, challenge_steps
 from pliant.planner.experience import Experience
-from pliant.planner.predictor import Predictor, TransferPrior
+from pliant.planner.predictor import Predictor, TransferPrior, trusted_coefficients
 from pliant.simulator import CostFeatures
 
 __all__ = ["Searches"]
@@ -20,8 +20,6 @@ _BATCH, _SAMPLES, _CELLS = 4, 100, 3
 """Plans tried at once; plans drawn and predicted for them; searches that teach the next one."""
 _KNOWN_TRIALS = 3
 """Plans that are tried at most where an earlier run has left what it kept."""
-_TRUSTED = 4.0
-"""How many times a coefficient may be what it was given as."""
 
 
 class Searches:
@@ -97,7 +95,7 @@ class Searches:
             tell: Called after each trial with what is known by then.
 
         """
-        model = self._model = Predictor(features, self.limits.seed, self._learned() if self._cells else None)
+        model = self._model = Predictor(features, self.limits.seed, self._learned())
         limits = self._limits(space, seeds, in_force, self.limits.max_trials)
         start = SearchStart(began_s=self._began_s, clock=time.perf_counter, tell=tell)
         if kept is not None:
@@ -130,4 +128,4 @@ class Searches:
         if not self._cells:
             return None
         given, found = self._cells[0][0].coefficients, TransferPrior.of(self._cells)
-        return replace(found, coefficients=np.clip(found.coefficients, given / _TRUSTED, given * _TRUSTED))
+        return replace(found, coefficients=trusted_coefficients(found.coefficients, given))

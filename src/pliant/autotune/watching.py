@@ -1,4 +1,4 @@
-"""WatchedSteps steps: the first of a run, and what they say of the model and of its links."""
+"""First steps of a run, and what they say of the model and of its links."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

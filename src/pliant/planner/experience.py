@@ -9,14 +9,12 @@ import numpy as np
 
 from pliant.netmodel import KEYS, Overheads
 from pliant.planner.genome import Gene, Genome, all_of
+from pliant.planner.predictor import trusted_coefficients
 from pliant.planner.trials import Trial
-from pliant.spec import Topology, Workload, load, save
+from pliant.spec import Topology, Workload, load
 from pliant.spec.files import canonical_hash
 
-__all__ = ["Experience", "TrainingSetup", "load_experience", "plans_text", "save_experience"]
-
-_TRUSTED = 4.0
-"""How many times a coefficient may be what was measured."""
+__all__ = ["Experience", "TrainingSetup", "load_experience", "plans_text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +124,7 @@ class Experience:
     @property
     def learned_overheads(self) -> Overheads:
         """The machine's costs with the fitted coefficients, none of them beyond four times what was measured."""
-        measured = self.overheads.coefficients()
-        fitted = np.clip(np.array(self.coefficients), measured / _TRUSTED, measured * _TRUSTED)
+        fitted = trusted_coefficients(np.array(self.coefficients), self.overheads.coefficients())
         return self.overheads.with_coefficients(fitted)
 
 
@@ -148,7 +145,7 @@ def load_experience(path: str | Path, setup: TrainingSetup | None = None) -> Exp
     """Read an experience again.
 
     Args:
-        path: File that `save_experience` has written.
+        path: File that `pliant.spec.save` has written.
         setup: Of the training that it is for; None to take any.
 
     Raises:
@@ -165,13 +162,3 @@ def load_experience(path: str | Path, setup: TrainingSetup | None = None) -> Exp
 def _describe(setup: TrainingSetup) -> str:
     numel = sum(math.prod(shape) for shape in setup.shapes)
     return f"{len(setup.shapes)} parameters of {numel} elements in all"
-
-
-def save_experience(experience: Experience, path: str | Path) -> None:
-    """Write an experience as JSON, whole or not at all.
-
-    Raises:
-        OSError: The file or its folder may not be written.
-
-    """
-    save(experience, path)

@@ -15,12 +15,14 @@ from pliant.planner.genome import Genome
 from pliant.planner.trials import Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["FeatureModel", "Predictor", "TransferPrior", "fit_coefficients"]
+__all__ = ["FeatureModel", "Predictor", "TransferPrior", "fit_coefficients", "trusted_coefficients"]
 
 Floats = NDArray[np.float64]
 
 _PRIOR_WEIGHT = 0.01
 """Weight of every coefficient's initial value, in trials: trials that do not depend on it leave it unchanged."""
+_TRUSTED = 4.0
+"""How many times a coefficient may be what it was given as."""
 _ROUNDS = 3
 """Which path is critical depends on the coefficients, and they on the path: a few rounds settle it."""
 _FAMILIES = tuple(FAMILIES)
@@ -59,6 +61,11 @@ def fit_coefficients(counts: Floats, measured_s: Floats, prior: Floats) -> Float
     stacked = np.concatenate([shares, weight * np.eye(len(prior))])
     wanted = np.concatenate([np.ones(len(measured_s)), np.full(len(prior), weight)])
     return nnls(stacked, wanted)[0] * prior
+
+
+def trusted_coefficients(fitted: Floats, given: Floats) -> Floats:
+    """Return fitted coefficients, each from a quarter of what was given to four times as much."""
+    return np.clip(fitted, given / _TRUSTED, given * _TRUSTED)
 
 
 Cells = Sequence[tuple[FeatureModel, Sequence[Trial]]]
