@@ -8,7 +8,7 @@ import pytest
 import pliant
 from pliant.cli.plan import plan as plan_command
 from pliant.planner import CodecErrors, Gene, Genome, Trial, lossy_codecs
-from pliant.planner.experience import Experience, TrainingSetup, save_experience
+from pliant.planner.experience import Experience, TrainingSetup
 from pliant.simulator import Overheads, workload_named
 from pliant.spec import Host, SyncPlan, Topology, load, save
 
@@ -136,7 +136,7 @@ def test_an_experience_gives_model_network_and_costs_and_another_models_is_refus
         kept=kept,
         kept_s=0.3,
     )
-    save_experience(made, path)
+    save(made, path)
     plan_command(experience=path, candidates=5)
     said = capsys.readouterr().out
     assert "overheads: fitted to 1 trials of the experience" in said

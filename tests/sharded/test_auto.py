@@ -13,6 +13,9 @@ pytestmark = [pytest.mark.processes]
 MOST_STEPS = 400
 
 
+ENDS = ("FSDP2's own exchange", "which is not enough", "none of the others was better")  # as the machine has it
+
+
 def tuned(mesh: tuple[int, ...]) -> tuple[str, str, bool, float, bool]:
     options = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=("replica", "shard"))} if mesh else {}
     model = build(width=8, **options)
@@ -42,6 +45,6 @@ def test_auto_measures_torchs_own_step_and_keeps_an_exact_plan(size, mesh):
     for told, plan, sharded, error, in_time in results:
         assert in_time, told
         assert sharded, plan
-        assert "FSDP2's own exchange" in told or "which is not enough" in told, told
+        assert any(said in told for said in ENDS), told
         assert plan == results[0][1]
         assert error < 0.02, told  # exact in 32 bits, or rounded to 16
