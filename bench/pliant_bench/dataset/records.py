@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from pliant.planner.families import FAMILIES
 from pliant.planner.genome import Genome
 from pliant.planner.quality import Quality
 from pliant.spec import (
@@ -135,7 +134,7 @@ class PlanRow:
         return {
             "plan_id": self.plan_id or plan.hash,
             "generator": self.generator,
-            "exact": all(FAMILIES[gene.family].exact for gene in self.genes.genes),
+            "exact": all(gene.exact for gene in self.genes.genes),
             "steps_ratio": Quality().ratio(self.genes),
             "plan": to_json(plan),
             "genes": to_json(self.genes),

@@ -43,8 +43,6 @@ class Row:
     """Whether small parameters are averaged exactly, for algorithms of your own; Pliant's nodes say it themselves."""
     grid: Mapping[str, tuple[float | str, ...]] | None = None
     """Settings that the search may try, each from the mildest to the strongest; None where it does not search."""
-    exact: bool = False
-    """Whether it gives DDP's gradients but for rounding to 16 bits."""
     steps_ratio: float | None = None
     """Steps to the same accuracy over those of bfloat16 DDP, as measured at the end of the grid; None if nobody has."""
 
@@ -104,7 +102,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
             from_optimizer=_power,
             grid={"agreement": ("leader", "global"), "ratio": (0.1, 0.03, 0.01, 1 / 130)},
         ),
-        **_rows("owners", "sharded_optimizer", aliases=("owner",), grid={}, exact=True, steps_ratio=1.0),
+        **_rows("owners", "sharded_optimizer", aliases=("owner",), grid={}, steps_ratio=1.0),
         **_rows("owners", "bounded_staleness", aliases=("stale",)),
         **_rows("combinators", "delayed", aliases=("late",), from_optimizer=_momentum),
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd", "diloco", "streaming_diloco", "sparse_loco"),

@@ -9,7 +9,7 @@ import torch
 from pliant.autotune.finalists import Finalist
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
-from pliant.planner import FAMILIES, Genome, Quality, SearchResult, Trial
+from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 
 __all__ = ["advance_search", "holds_on_all", "share_finalists", "share_number", "share_request", "slowest_s"]
@@ -57,7 +57,7 @@ def share_finalists(
     mine = [
         (
             to_json(plan_of(trial.genes)),
-            all(FAMILIES[gene.family].exact for gene in trial.genes.genes),
+            all(gene.exact for gene in trial.genes.genes),
             quality.factor(trial.genes),
             trial.step_s,
         )

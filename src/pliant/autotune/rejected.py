@@ -14,9 +14,9 @@ _log = logging.getLogger("pliant")
 
 def at_least_as_lossy(gene: Gene) -> Iterable[Gene]:
     """Return a gene and all of its family that are at least as strong in every setting."""
-    grids = FAMILIES[gene.family].grids
-    values = [grid[grid.index(gene.settings[key]) :] for key, grid in grids.items()]
-    return (Gene(gene.family, dict(zip(grids, each, strict=True))) for each in itertools.product(*values))
+    family = FAMILIES[gene.family]
+    values = [family.at_least(key, gene.settings[key]) for key in family.grids]
+    return (Gene(gene.family, dict(zip(family.grids, each, strict=True))) for each in itertools.product(*values))
 
 
 class RejectedPlans:
@@ -36,7 +36,9 @@ class RejectedPlans:
 
     def add(self, genes: Iterable[Gene]) -> None:
         """Refuse these, and all of their families that are as strong."""
-        self.genes.update(strong for gene in genes for strong in at_least_as_lossy(gene))
+        for gene in genes:
+            if gene not in self.genes:  # else all that is as strong is there already
+                self.genes.update(at_least_as_lossy(gene))
 
     def note_failure(self, what: str, why: str, plan: SyncPlan, among: Mapping[str, Genome]) -> str:
         """Say that a plan has failed, on all ranks, and refuse what is in it.

@@ -254,7 +254,7 @@ class AutoTuner(AttachedTuner):
             self._guard.fall_back()
             self._note_fallback(plan, verdict.why)
             return
-        self._rejected.add(gene for gene in self._genes.genes if not FAMILIES[gene.family].exact)
+        self._rejected.add(gene for gene in self._genes.genes if not gene.exact)
         why = (
             f"After step {self._run.steps} a plan was given up for {self._exact_name}: {verdict.why}. What it relaxed "
             f"is not tried again in this run. It was {self._run.plan}"

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, overheads_of
 from pliant.planner import (
     Advice,
     CodecErrors,
     FrontierPoint,
     Genome,
+    LeastTimes,
     Quality,
     Space,
     advise,
@@ -25,6 +26,7 @@ from pliant.planner import (
     error_budget_seeds,
     frontier,
     frontier_text,
+    named_genomes,
     search_predicted,
 )
 from pliant.planner.experience import Experience, load_experience
@@ -111,11 +113,12 @@ def plan(
     def to_accuracy_s(plans: list[Genome]) -> list[float]:
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
 
-    seeds = dict(space.baselines)
+    seeds = named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
-    found = search_predicted(space, to_accuracy_s, seeds, candidates, seed)
-    points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed)
+    least_s = LeastTimes(training, network, known or overheads_of(network))
+    found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
+    points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
     _show(frontier_text(points, optimizer), found, space, seeds)

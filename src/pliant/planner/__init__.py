@@ -1,13 +1,14 @@
 """Search for a plan: a space of plans, predicted costs, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
-from pliant.planner.baselines import BASELINES, SHARDED_BASELINES
+from pliant.planner.baselines import BASELINES, SHARDED_BASELINES, named_genomes
 from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
 from pliant.planner.frontier import FRONTIER_LIMITS, FrontierPoint, frontier, frontier_text, search_predicted
 from pliant.planner.genome import Gene, Genome, all_of
 from pliant.planner.knapsack import solve_knapsack
+from pliant.planner.least_times import LeastTimes
 from pliant.planner.quality import Quality
 from pliant.planner.risk import Risk, risk_of
 from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, search_steps
@@ -31,6 +32,7 @@ __all__ = [
     "FrontierPoint",
     "Gene",
     "Genome",
+    "LeastTimes",
     "Measure",
     "Quality",
     "Risk",
@@ -47,6 +49,7 @@ __all__ = [
     "frontier",
     "frontier_text",
     "lossy_codecs",
+    "named_genomes",
     "risk_of",
     "scaled_down",
     "search",

@@ -1,8 +1,12 @@
 """Plans that a person would try first: seeds of the search, and what it has to beat."""
 
+from functools import cache
+
+from pliant.algorithms.registry import ALGORITHMS, algorithm_named
+from pliant.planner.compositions import searched_genes
 from pliant.planner.genome import Gene, Genome
 
-__all__ = ["BASELINES", "SHARDED_BASELINES"]
+__all__ = ["BASELINES", "SHARDED_BASELINES", "named_genomes"]
 
 _DDP_BYTES = 25 << 20
 _EXACT = Gene("exact", {"bits": 32})
@@ -43,3 +47,14 @@ SHARDED_BASELINES: dict[str, Genome] = {
     "fsdp-onebit": Genome(Gene("coded_shards", {"bits": 1, "residual": "full", "weights": "differences"})),
 }
 """The same for models that are divided among all ranks."""
+
+
+@cache
+def named_genomes() -> dict[str, Genome]:
+    """Return, by name, the genes of the algorithms whose name says enough, in DDP's own buckets."""
+    genes = {gene.exchange: gene for gene in reversed(searched_genes())}
+    found: dict[str, Genome] = {}
+    for name, row in ALGORITHMS.items():
+        if row.bare and row.from_optimizer is None and (node := algorithm_named(name)) in genes:
+            found[name] = Genome(genes[node])
+    return found

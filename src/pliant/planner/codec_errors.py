@@ -2,20 +2,20 @@
 
 import re
 
-from pliant.planner.families import FAMILIES
+from pliant.planner.families import NAMED_FAMILIES
 from pliant.planner.genome import all_of
 from pliant.spec import CODECS, BlockSparse, CodecSpec, Exchange, SyncPlan, TensorSpec, Workload
 
 __all__ = ["LOW_RANKS", "CodecErrors", "lossy_codecs"]
 
 
-LOW_RANKS = tuple(int(rank) for rank in FAMILIES["low_rank"].grids["rank"])
+LOW_RANKS = tuple(int(rank) for rank in NAMED_FAMILIES["low_rank"].grids["rank"])
 """Ranks of PowerSGD that the search may use: for `pliant.observe(ranks=...)`."""
 
 
 def lossy_codecs() -> tuple[CodecSpec, ...]:
     """Return the codecs that the search may choose among: for `pliant.observe(codecs=...)`, through `codec_from`."""
-    found = [gene.exchange.payload_codec for name in FAMILIES for gene in all_of(name) if gene.lossy]
+    found = [gene.exchange.payload_codec for name in NAMED_FAMILIES for gene in all_of(name) if gene.lossy]
     return tuple(dict.fromkeys(codec for codec in found if codec is not None and codec.facts.kind != "cast"))
 
 

@@ -1,4 +1,4 @@
-"""The ways of exchanging that the search knows, each with the settings that it may try."""
+"""The ways of exchanging that the search knows: those with a name, under which they were measured, and all of nodes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import cast
 from pliant.algorithms.inputs import node_of
 from pliant.algorithms.registry import ALGORITHMS
 from pliant.algorithms.sharding import sharded
+from pliant.planner.node_families import NodeFamily, node_families
 from pliant.spec import (
     AllGather,
     AllReduce,
@@ -27,7 +28,7 @@ from pliant.spec import (
     WeightGather,
 )
 
-__all__ = ["FAMILIES", "Family", "Setting", "Settings", "family_name"]
+__all__ = ["FAMILIES", "NAMED_FAMILIES", "Family", "Setting", "Settings", "family_name"]
 
 Setting = float | str
 Settings = Mapping[str, Setting]
@@ -41,11 +42,6 @@ class Family:
     grids: Mapping[str, tuple[Setting, ...]]
     """Setting -> values from the mildest to the strongest, so that neighbours in the list are neighbours in effect."""
     make: Callable[[Settings], Exchange]
-    exact: bool = False
-    """Whether it gives DDP's gradients but for rounding to 16 bits."""
-    between_steps: bool = False
-    by_hosts: bool = True
-    """Whether it may be asked for between hosts only."""
     sharded: bool = False
     """Whether it is for models that are divided among ranks only."""
     spared: tuple[str, Settings] = ("exact", MappingProxyType[str, Setting]({"bits": 32}))
@@ -56,6 +52,11 @@ class Family:
         if set(settings) != set(self.grids):
             raise ValueError(f"{self.name} has the settings {', '.join(self.grids)}, not {', '.join(settings)}.")
         return self.make(settings)
+
+    def at_least(self, name: str, value: Setting) -> tuple[Setting, ...]:
+        """Return the values of a setting that are at least as strong."""
+        grid = self.grids[name]
+        return grid[grid.index(value) :]
 
 
 def _coded(name: str, **settings: float) -> CodecSpec:
@@ -154,21 +155,13 @@ def _of_row(name: str) -> Family:
     def make(settings: Settings) -> Exchange:
         return node_of(row.make(**settings))
 
-    mildest = make({key: values[0] for key, values in grids.items()})
-    return Family(
-        name=family_name(name),
-        grids=grids,
-        make=make,
-        exact=row.exact,
-        between_steps=mildest.exchanges_weights,
-        by_hosts=not mildest.has_owners,
-    )
+    return Family(name=family_name(name), grids=grids, make=make)
 
 
-FAMILIES = {
+NAMED_FAMILIES = {
     family.name: family
     for family in (
-        Family(name="exact", grids={"bits": (32, 16)}, make=_plain, exact=True),
+        Family(name="exact", grids={"bits": (32, 16)}, make=_plain),
         _of_row("sharded_optimizer"),
         Family(name="late", grids={"bits": (32, 16)}, make=_delayed),
         Family(name="quantized", grids={"bits": (8, 4, 2)}, make=_quantized),
@@ -184,15 +177,13 @@ FAMILIES = {
             name="gossip",
             grids={"graph": ("exponential", "one_peer", "ring"), "every": (1, 2, 4)},
             make=_gossip,
-            between_steps=True,
         ),
         Family(
             name="choco",
             grids={"graph": ("exponential", "ring"), "bits": (8, 1)},
             make=_choco,
-            between_steps=True,
         ),
-        Family(name="local", grids={"every": (2, 4, 8, 16, 32)}, make=_local, between_steps=True),
+        Family(name="local", grids={"every": (2, 4, 8, 16, 32)}, make=_local),
         Family(
             name="diloco",
             grids={
@@ -202,15 +193,12 @@ FAMILIES = {
                 "bits": (32, 4),
             },
             make=_diloco,
-            between_steps=True,
         ),
         *(_of_row(name) for name, row in ALGORITHMS.items() if row.grid is not None),
         Family(
             name="torch_shards",
             grids={},
             make=lambda _: Sharded(),
-            exact=True,
-            by_hosts=False,
             sharded=True,
             spared=_SPARED_SHARDS,
         ),
@@ -218,8 +206,6 @@ FAMILIES = {
             name="exact_shards",
             grids={"bits": (32, 16), "regather": ("yes", "no")},
             make=_exact_shards,
-            exact=True,
-            by_hosts=False,
             sharded=True,
             spared=_SPARED_SHARDS,
         ),
@@ -227,7 +213,6 @@ FAMILIES = {
             name="coded_shards",
             grids={"bits": (8, 4, 1), "residual": ("full", "int8"), "weights": _WEIGHTS},
             make=_coded_shards,
-            by_hosts=False,
             sharded=True,
             spared=_SPARED_SHARDS,
         ),
@@ -235,7 +220,6 @@ FAMILIES = {
             name="unbiased_shards",
             grids={"bits": (8, 4), "weights": _WEIGHTS},
             make=_coded_shards,
-            by_hosts=False,
             sharded=True,
             spared=_SPARED_SHARDS,
         ),
@@ -243,3 +227,6 @@ FAMILIES = {
 }
 """By name: families of several algorithms, and one for each row of the registry that has a grid, in an order that stays
 as it is, since what is drawn depends on it."""
+
+FAMILIES: Mapping[str, Family | NodeFamily] = MappingProxyType({**NAMED_FAMILIES, **node_families()})
+"""By name: those, and after them one of each class of nodes."""

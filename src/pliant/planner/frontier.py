@@ -1,12 +1,13 @@
 """Frontier of plans: the best predicted one at each limit of steps, with its risk; and a search by prediction alone."""
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pliant.planner.families import FAMILIES
-from pliant.planner.genome import Genome, all_of
+from pliant.planner.compositions import searched_genes
+from pliant.planner.genome import Genome
 from pliant.planner.quality import Quality
 from pliant.planner.risk import Risk, risk_of
 from pliant.planner.space import Space
@@ -61,14 +62,32 @@ class FrontierPoint:
 
 
 def search_predicted(
-    space: Space, to_accuracy_s: StepTimes, seeds: Mapping[str, Genome], number: int, seed: int
+    space: Space,
+    to_accuracy_s: StepTimes,
+    seeds: Mapping[str, Genome],
+    number: int,
+    seed: int,
+    *,
+    least_s: Callable[[Genome], float] = lambda _: 0.0,
 ) -> list[tuple[Genome, float]]:
-    """Return plans and their predicted times per step of exact training, best first: drawn, then bred from the best."""
+    """Return plans and their predicted times per step of exact training, best first: drawn, then bred from the best.
+
+    Args:
+        space: What may be chosen.
+        to_accuracy_s: Predicts step times, times the steps ratio, in s.
+        seeds: Plans that are predicted before all others; those outside the space are left out.
+        number: Plans that are drawn or bred.
+        seed: Seed of them.
+        least_s: Least step time of a plan; a plan that cannot be better than the best so far is not predicted.
+
+    """
     rng = random.Random(seed)  # noqa: S311  not for secrets
     known: dict[Genome, float] = {}
 
     def ask(plans: list[Genome]) -> None:
+        best_s = min(known.values(), default=math.inf)
         new = [genes for genes in dict.fromkeys(plans) if genes not in known]
+        new = [genes for genes in new if least_s(genes) * space.quality.factor(genes) <= best_s]
         known.update(zip(new, to_accuracy_s(new), strict=True) if new else ())
 
     ask([genes for genes in seeds.values() if genes in space])
@@ -89,6 +108,7 @@ def frontier(
     quality: Quality | None = None,
     candidates: int = 40,
     seed: int = 0,
+    least_s: Callable[[Genome], float] = lambda _: 0.0,
 ) -> list[FrontierPoint]:
     """Return the three points of the frontier: exact, up to 1.1 and up to 1.5 times the steps.
 
@@ -103,10 +123,12 @@ def frontier(
         quality: Ratios that were measured on the user's own training, and what is rejected; its budget is not used.
         candidates: Plans to predict for each point.
         seed: Seed of the plans that are drawn.
+        least_s: Least step time of a plan, in s; one that cannot be better than the best so far is not predicted.
 
     """
     base = replace(quality or Quality(), optimizer=optimizer, unmeasured=True)
-    losing = frozenset(gene for family in FAMILIES for gene in all_of(family) if risk_of(Genome(gene), optimizer).loses)
+    genes = searched_genes(base.ratios)
+    losing = frozenset(gene for gene in genes if risk_of(Genome(gene), optimizer).loses)
     known: dict[Genome, float] = {}
 
     def remember(plans: list[Genome]) -> list[float]:
@@ -119,7 +141,7 @@ def frontier(
             return [s * allowed.factor(genes) for s, genes in zip(remember(plans), plans, strict=True)]
 
         space = Space(workload, topology, allowed)
-        search_predicted(space, to_accuracy_s, space.baselines, candidates, seed)
+        search_predicted(space, to_accuracy_s, space.baselines, candidates, seed, least_s=least_s)
 
     def best(allowed: Quality) -> Genome:
         inside = [genes for genes in known if all(allowed.admits(gene) for gene in genes.genes)]

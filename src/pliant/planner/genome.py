@@ -1,28 +1,32 @@
 """Genome of a plan: the settings that a search may change."""
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from itertools import product
 from types import MappingProxyType
 from typing import TypeGuard
 
-from pliant.planner.families import FAMILIES, Settings
+from pliant.planner.families import FAMILIES, NAMED_FAMILIES, Family, Settings
+from pliant.planner.node_families import NodeFamily
 from pliant.spec import (
     AllReduce,
     BetweenHosts,
     BlockSparse,
     Exchange,
-    LocalSteps,
     LowRank,
     Match,
     Placement,
     Rule,
     ScatterGather,
+    Sharded,
     ShardedOptimizer,
     SyncPlan,
+    Timing,
 )
 from pliant.spec.owners import Cut
 from pliant.spec.plain import LATER
 
-__all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of"]
+__all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of", "is_exact", "is_new", "is_valid"]
 
 SMALL_NUMEL = 8192
 """Parameters of at most so many elements are never coded with a loss: they hardly weigh on the network."""
@@ -46,25 +50,81 @@ class Gene:
     @property
     def exchange(self) -> Exchange:
         """Node of a plan, before what `Genome` say of chunks and hosts."""
-        return FAMILIES[self.family](self.settings)
+        return _node_of(self)
+
+    @property
+    def summary(self) -> str:
+        """Family with its settings, or the node in the grammar where the family is a class of nodes."""
+        if self.family not in NAMED_FAMILIES:
+            return str(self.exchange)
+        numbers = {key: f"{value:g}" if isinstance(value, float) else value for key, value in self.settings.items()}
+        return f"{self.family}({', '.join(f'{key}={value}' for key, value in numbers.items())})"
+
+    @property
+    def exact(self) -> bool:
+        """Whether it gives DDP's gradients but for rounding to 16 bits."""
+        return is_exact(self.exchange)
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether weights are exchanged between steps."""
+        return self.exchange.exchanges_weights
 
     @property
     def lossy(self) -> bool:
         """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
-        return not FAMILIES[self.family].exact and not FAMILIES[self.family].between_steps
+        return not self.exact and not self.between_steps
 
     @property
     def changes_state(self) -> bool:
         """Whether weights or optimizer state may be others than DDP's on some rank between two steps."""
         return self.exchange.exchanges_weights or self.exchange.has_owners
 
+    @property
+    def fits_hosts(self) -> bool:
+        """Whether it may be asked for between hosts only."""
+        node = self.exchange
+        return not (node.has_owners or node.meets_in_pairs or isinstance(node, Sharded) or "host" in node.levels)
 
-def all_of(family: str) -> list[Gene]:
-    """Return every setting of a family, the mildest first."""
-    combinations: list[dict[str, float | str]] = [{}]
-    for key, values in FAMILIES[family].grids.items():
-        combinations = [{**settings, key: value} for settings in combinations for value in values]
-    return [Gene(family, settings) for settings in combinations]
+
+def is_exact(node: Exchange) -> bool:
+    """Say whether a node gives DDP's gradients but for rounding to 16 bits."""
+    keeps = node.error_feedback == "none" and not node.coding and (node.gives_mean or node.has_owners)
+    return keeps and node.timing == Timing()
+
+
+@cache
+def _node_of(gene: Gene) -> Exchange:
+    return FAMILIES[gene.family](gene.settings)
+
+
+@cache
+def all_of(family: str) -> tuple[Gene, ...]:
+    """Return every setting of a family, the mildest first; of a class of nodes what it does not refuse.
+
+    What is a setting of a family with a name as well is left out of those of its class of nodes.
+    """
+    found = FAMILIES[family]
+    every = (Gene(family, dict(zip(found.grids, each, strict=True))) for each in product(*found.grids.values()))
+    return tuple(every if isinstance(found, Family) else (gene for gene in every if is_valid(gene) and is_new(gene)))
+
+
+@cache
+def _named_nodes() -> frozenset[Exchange]:
+    return frozenset(gene.exchange for name in NAMED_FAMILIES for gene in all_of(name))
+
+
+def is_valid(gene: Gene) -> bool:
+    """Say whether the node of a gene takes its settings."""
+    try:
+        return bool(gene.exchange)
+    except ValueError:  # the node's own checks
+        return False
+
+
+def is_new(gene: Gene) -> bool:
+    """Say whether no family with a name has the node of a gene."""
+    return gene.exchange not in _named_nodes()
 
 
 @dataclass(frozen=True)
@@ -86,13 +146,14 @@ class Genome:
     """Where parameters that have owners may be cut; nowhere in genes that were written down before there were cuts."""
     bandwidths: tuple[float, ...] = field(default=(), metadata=LATER)
     """Ranks' bandwidths, after which owners hold parts; equal parts if not given."""
+    sizes: tuple[tuple[int, Gene], ...] = field(default=(), metadata=LATER)
+    """Number of elements -> how parameters that have at most so many are exchanged; comes before names and layers."""
 
     def __post_init__(self) -> None:
-        base = FAMILIES[self.base.family]
-        if base.between_steps or base.sharded:  # DDP's buckets and their order do not matter there
+        if self.base.between_steps or isinstance(self.base.exchange, Sharded):  # DDP's buckets do not matter there
             object.__setattr__(self, "bucket_bytes", 0)
             object.__setattr__(self, "at_end", False)
-        if not any(FAMILIES[gene.family].by_hosts for gene in self.genes):
+        if not any(gene.fits_hosts for gene in self.genes):
             object.__setattr__(self, "by_hosts", False)
         if not any(_adds_up(node) for gene in self.genes for node in gene.exchange.walk()):
             object.__setattr__(self, "by_schedule", False)
@@ -105,16 +166,16 @@ class Genome:
     @property
     def genes(self) -> tuple[Gene, ...]:
         """All genes, the base first."""
-        return (self.base, *(gene for _, gene in self.layers), *(gene for _, gene in self.names))
+        return (self.base, *(gene for _, gene in (*self.layers, *self.names, *self.sizes)))
 
     @property
     def summary(self) -> str:
         """Its settings in one line, as tables of plans have them."""
-        base, numbers = self.base, {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.base.settings.items()}
-        parts = [f"{base.family}({', '.join(f'{k}={v}' for k, v in numbers.items())})"]
+        parts = [self.base.summary]
         parts += [f"buckets {self.bucket_bytes / 2**20:.3g} MiB"] if self.bucket_bytes else []
-        parts += [f"{layer}: {gene.family}" for layer, gene in self.layers]
+        parts += [f"{layer}: {gene.summary}" for layer, gene in self.layers]
         parts += [f"parameters apart: {len(self.names)}"] if self.names else []
+        parts += [f"up to {numel} elements: {gene.summary}" for numel, gene in self.sizes]
         parts += ["at the end"] if self.at_end else []
         parts += ["between hosts"] if self.by_hosts else []
         parts += ["sums by schedule"] if self.by_schedule else []
@@ -125,13 +186,14 @@ class Genome:
     def plan(self, name: str = "") -> SyncPlan:
         """Return the plan. Raises ValueError, from a node, for what does not go together."""
         genes = self.genes
-        if len({FAMILIES[gene.family].between_steps for gene in genes}) > 1:
+        if len({gene.between_steps for gene in genes}) > 1:
             raise ValueError("one class of layers exchanges gradients and another weights; a searched plan does one.")
-        rules = [Rule(match=Match(pattern=name), exchange=self._finish(gene)) for name, gene in self.names]
+        rules = [Rule(match=Match(max_numel=numel), exchange=self._finish(gene)) for numel, gene in self.sizes]
+        rules += [Rule(match=Match(pattern=name), exchange=self._finish(gene)) for name, gene in self.names]
         rules += [Rule(match=Match(layer=layer), exchange=self._finish(gene)) for layer, gene in self.layers]
         rules.append(Rule(exchange=self._finish(self.base)))
         if any(gene.lossy for gene in genes):
-            spared = self._finish(Gene(*FAMILIES[self.base.family].spared))
+            spared = self._finish(Gene(*_spared(FAMILIES[self.base.family])))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
         order = "at_end" if self.at_end else "ready"
         return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)
@@ -141,7 +203,7 @@ class Genome:
         if isinstance(node, ShardedOptimizer):
             return replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
         node = _by_schedule(node) if self.by_schedule else node
-        return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
+        return BetweenHosts(inner=node) if self.by_hosts and gene.fits_hosts else node
 
 
 def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse]:
@@ -159,6 +221,12 @@ def _by_schedule(node: Exchange) -> Exchange:
 
 
 def _in_chunks(node: Exchange, chunk_bytes: int) -> Exchange:
-    if isinstance(node, LocalSteps):
-        return replace(node, averaging=_in_chunks(node.averaging, chunk_bytes))
-    return replace(node, chunk_bytes=chunk_bytes) if isinstance(node, ScatterGather) else node
+    if isinstance(node, ScatterGather):
+        return replace(node, chunk_bytes=chunk_bytes)
+    inside = ((own.name, getattr(node, own.name)) for own in fields(node))
+    changed = {name: _in_chunks(inner, chunk_bytes) for name, inner in inside if isinstance(inner, Exchange)}
+    return replace(node, **changed) if changed else node
+
+
+def _spared(family: Family | NodeFamily) -> tuple[str, Settings]:
+    return family.spared if isinstance(family, Family) else Family.spared

@@ -207,7 +207,7 @@ def _features(parts_s: Floats, candidates: Sequence[Genome]) -> tuple[Floats, Fl
             math.log2(genes.chunk_bytes),
             float(genes.at_end),
             float(genes.by_hosts),
-            float(len(genes.layers) + len(genes.names)),
+            float(len(genes.layers) + len(genes.names) + len(genes.sizes)),
             *(float(genes.base.family == family) for family in _FAMILIES),
         ]
         for genes in candidates

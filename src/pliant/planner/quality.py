@@ -1,10 +1,13 @@
 """Factors by which a relaxation needs more steps to the same accuracy: measured, not assumed."""
 
-from collections.abc import Mapping, Set
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pliant.algorithms.registry import ALGORITHMS
-from pliant.planner.families import FAMILIES, family_name
+from pliant.planner.compositions import composition
+from pliant.planner.families import FAMILIES, NAMED_FAMILIES, family_name
 from pliant.planner.genome import Gene, Genome, all_of
 from pliant.planner.steps_ratios import fitted_ratios
 
@@ -86,16 +89,15 @@ class Quality:
             raise ValueError(f"a quality budget of {self.budget} would need fewer steps than exact training; use >= 1.")
 
     def ratio_of(self, gene: Gene) -> float | None:
-        """Return the ratio of steps of one gene, or None if neither it nor anything stronger was measured."""
-        if gene in self.ratios:
-            return self.ratios[gene]
-        fitted = fitted_ratios(self.optimizer)
-        if gene in fitted:
-            return fitted[gene].ratio
-        if gene in MEASURED_STEPS_RATIO:
-            return MEASURED_STEPS_RATIO[gene]
-        known = {**MEASURED_STEPS_RATIO, **{other: row.ratio for other, row in fitted.items()}, **self.ratios}
-        return min((ratio for other, ratio in known.items() if _milder(gene, other)), default=None)
+        """Return the ratio of steps of one gene, or None if neither it nor anything stronger was measured.
+
+        Of a node around another, such as local steps whose changes are averaged in a codec, it is the product of both:
+        the one around with an exact average, and the one inside by itself.
+        """
+        if gene not in self._known_ratios:
+            parts = self._parts(gene)
+            self._known_ratios[gene] = math.prod(ratio for _, ratio in parts) if parts else None
+        return self._known_ratios[gene]
 
     def ratio(self, genes: Genome) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
@@ -112,14 +114,56 @@ class Quality:
 
         What was fitted to several tasks with this optimizer is within it on the worst of them.
         """
-        ratio, exact = self.ratio_of(gene), FAMILIES[gene.family].exact
-        ours = self.unmeasured or (self.optimizer == MEASURED_WITH and gene.family not in NOT_ELSEWHERE)
+        if gene in self.rejected or (self.budget == 1 and not gene.exact):
+            return False
+        worst = [self._worst(part, ratio) for part, ratio in self._parts(gene)]
+        return bool(worst) and (self.budget == 1 or math.prod(worst) <= self.budget)
+
+    def _worst(self, gene: Gene, ratio: float) -> float:
+        """Return the ratio that counts against the budget, infinite where ours does not count or it is rejected."""
+        if gene in self.rejected:
+            return math.inf
         fitted = fitted_ratios(self.optimizer).get(gene)
         if fitted is not None and gene not in self.ratios:
-            ratio, ours = fitted.highest, True
-        if gene in self.rejected or ratio is None or not (exact or ours or gene in self.ratios):
-            return False
-        return exact if self.budget == 1 else ratio <= self.budget
+            return fitted.highest
+        ours = self.unmeasured or (self.optimizer == MEASURED_WITH and gene.family not in NOT_ELSEWHERE)
+        return ratio if gene.exact or ours or gene in self.ratios else math.inf
+
+    def _parts(self, gene: Gene) -> tuple[tuple[Gene, float], ...]:
+        """Return the genes whose ratios together are that of a gene, each with its own; nothing if one is not known."""
+        ratio = self._ratio_of_one(gene)
+        if ratio is not None:
+            return ((gene, ratio),)
+        parts = [(part, self._ratio_of_one(part)) for part in composition(gene) if part != gene]
+        known = tuple((part, ratio) for part, ratio in parts if ratio is not None)
+        return known if len(known) == len(parts) else ()
+
+    def _ratio_of_one(self, gene: Gene) -> float | None:
+        """Return the ratio that was measured of a gene, or of the mildest that is at least as strong."""
+        if gene in self.ratios:
+            return self.ratios[gene]
+        fitted = fitted_ratios(self.optimizer)
+        if gene in fitted:
+            return fitted[gene].ratio
+        if gene in MEASURED_STEPS_RATIO:
+            return MEASURED_STEPS_RATIO[gene]
+        if gene.family not in NAMED_FAMILIES and gene.exact:
+            return 1.0
+        alike = self._measured.get(gene.family, ())
+        return min((ratio for other, ratio in alike if _milder(gene, other)), default=None)
+
+    @cached_property
+    def _measured(self) -> Mapping[str, Sequence[tuple[Gene, float]]]:
+        """All genes with a ratio, by family."""
+        fitted = {gene: row.ratio for gene, row in fitted_ratios(self.optimizer).items()}
+        found: dict[str, list[tuple[Gene, float]]] = {}
+        for gene, ratio in {**MEASURED_STEPS_RATIO, **fitted, **self.ratios}.items():
+            found.setdefault(gene.family, []).append((gene, ratio))
+        return found
+
+    @cached_property
+    def _known_ratios(self) -> dict[Gene, float | None]:
+        return {}
 
     @property
     def sentence(self) -> str:
@@ -135,7 +179,5 @@ class Quality:
 
 def _milder(one: Gene, other: Gene) -> bool:
     """Say whether a gene is at most as strong as another of its family, in every setting."""
-    if one.family != other.family:
-        return False
-    grids = FAMILIES[one.family].grids
-    return all(grid.index(one.settings[key]) <= grid.index(other.settings[key]) for key, grid in grids.items())
+    family = FAMILIES[one.family]
+    return all(other.settings[key] in family.at_least(key, value) for key, value in one.settings.items())

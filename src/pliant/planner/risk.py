@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pliant.planner.families import FAMILIES
+from pliant.planner.compositions import composition
 from pliant.planner.genome import Gene, Genome
 from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
 from pliant.planner.steps_ratios import fitted_ratios
@@ -48,15 +48,16 @@ def risk_of(genes: Genome, optimizer: str) -> Risk:
     True
 
     """
-    lossy = [gene for gene in genes.genes if not FAMILIES[gene.family].exact]
+    lossy = [gene for gene in genes.genes if not gene.exact]
     if not lossy:
-        rounded = any(gene.settings.get("bits") == 16 for gene in genes.genes)
+        rounded = any(gene.exchange.payload_codec is not None for gene in genes.genes)
         return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: exact")
+    lossy = [part for gene in lossy for part in (composition(gene) or (gene,))]
     fitted = fitted_ratios(optimizer)
     if all(gene in fitted for gene in lossy):
         worst = max((fitted[gene] for gene in lossy), key=lambda row: (row.highest, row.ratio))
         return Risk(loses=math.isinf(worst.highest), sentence=f"{worst.sentence}, with {optimizer}")
-    lost = [sentence for gene in genes.genes if (sentence := _known_loss(gene, optimizer))]
+    lost = [sentence for gene in lossy if (sentence := _known_loss(gene, optimizer))]
     if lost:
         return Risk(loses=True, sentence=lost[0])
     ratio = Quality().ratio(genes)

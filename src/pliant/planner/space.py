@@ -7,17 +7,20 @@ from dataclasses import replace
 
 from pliant.planner.baselines import BASELINES, SHARDED_BASELINES
 from pliant.planner.codec_errors import CodecErrors
-from pliant.planner.families import FAMILIES
-from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, all_of
+from pliant.planner.compositions import searched_genes
+from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, is_valid
+from pliant.planner.grids import beside, distance, separating, useful
 from pliant.planner.placements import rank_bandwidths
 from pliant.planner.quality import Quality
-from pliant.spec import BlockSparse, Topology, Workload
+from pliant.spec import BlockSparse, Sharded, Topology, Workload
 from pliant.spec.owners import ELEMENTWISE_OPTIMIZERS, Cut
 
 __all__ = ["Space"]
 
 _BUCKETS = tuple(int(mib * 2**20) for mib in (0.5, 1, 2, 5, 10, 25, 50, 128))
 _CHUNKS = tuple(int(mib * 2**20) for mib in (0.25, 1, 4, 16))
+_SMALL_APART = 0.1
+"""Share of samples in which small parameters are exchanged otherwise than the rest."""
 _APART = 0.3
 """Share of samples in which a class of layers is exchanged otherwise than the rest."""
 _TRIES = 200
@@ -57,7 +60,7 @@ class Space:
         self.baselines = {name: replace(genes, cut=self._cut) for name, genes in named.items()}
         """Plans that a person would try first here, by name; not all need be inside."""
         total = workload.numel
-        self._buckets, self._chunks = _useful(_BUCKETS, 4 * total), _useful(_CHUNKS, 4 * total)
+        self._buckets, self._chunks = useful(_BUCKETS, 4 * total), useful(_CHUNKS, 4 * total)
         numels: dict[str, int] = {}
         for tensor in workload.tensors:
             if tensor.numel > SMALL_NUMEL:
@@ -68,13 +71,20 @@ class Space:
         several = any(host.num_ranks > 1 for host in topology.hosts)
         self._with_schedules = len(topology.hosts) > 2 and bool(topology.links) and not self._is_sharded
         self._with_hosts = len(topology.hosts) > 1 and several and not self._is_sharded
-        self._families = [name for name in FAMILIES if self._is_possible(name)]
+        self._with_racks = bool(topology.racks) and not self._is_sharded
+        self.sizes = separating(workload)
+        """Numbers of elements that divide the parameters that weigh into smaller and larger ones."""
         self._genes = [
             gene
-            for name in self._families
-            for gene in all_of(name)
-            if quality.admits(gene) and (error_budget is None or self._errors.of(Genome(gene).plan()) is not None)
+            for gene in searched_genes(quality.ratios)
+            if (gene.exact or quality.budget > 1)
+            and self._is_possible(gene)
+            and quality.admits(gene)
+            and (error_budget is None or self._errors.of(Genome(gene).plan()) is not None)
         ]
+        self._by_family: dict[str, list[Gene]] = {}
+        for gene in self._genes:
+            self._by_family.setdefault(gene.family, []).append(gene)
 
     def __contains__(self, genes: Genome) -> bool:
         """Say whether a plan is valid, within the budget, and possible on this topology."""
@@ -84,7 +94,7 @@ class Space:
             return False
         if genes != replace(genes, cut=self._cut) or genes.bandwidths not in ((), self._bandwidths):
             return False
-        if any(gene.family not in self._families for gene in genes.genes):
+        if not all(is_valid(gene) and self._is_possible(gene) for gene in genes.genes):
             return False
         try:
             plan = genes.plan()
@@ -131,6 +141,7 @@ class Space:
         """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""
         changes = (*self._changes, Space._change_schedule) if self._with_schedules else self._changes
         changes += (Space._change_owners,) if self._bandwidths else ()
+        changes += (Space._change_sizes,) if self.sizes else ()
         return self._first_inside(lambda: rng.choice(changes)(self, genes, rng), instead=genes)
 
     def cross(self, one: Genome, other: Genome, rng: random.Random) -> Genome:
@@ -149,6 +160,7 @@ class Space:
                 by_hosts=pick[5].by_hosts,
                 by_schedule=last.by_schedule,
                 bandwidths=rng.choice((one, other)).bandwidths if self._bandwidths else (),
+                sizes=rng.choice((one, other)).sizes if self.sizes else (),
             )
 
         return self._first_inside(draw, instead=one)
@@ -169,8 +181,7 @@ class Space:
 
     def _draw(self, rng: random.Random) -> Genome:
         def gene() -> Gene:
-            family = rng.choice(sorted({g.family for g in self._genes}))
-            return rng.choice([g for g in self._genes if g.family == family])
+            return rng.choice(self._by_family[rng.choice(sorted(self._by_family))])
 
         base = gene()
         return Genome(
@@ -182,13 +193,14 @@ class Space:
             by_hosts=self._with_hosts and rng.random() < 0.5,
             by_schedule=self._with_schedules and rng.random() < 0.5,
             bandwidths=self._bandwidths if self._bandwidths and rng.random() < 0.5 else (),
+            sizes=((rng.choice(self.sizes), gene()),) if self.sizes and rng.random() < _SMALL_APART else (),
         )
 
     def _change_bucket(self, genes: Genome, rng: random.Random) -> Genome:
-        return replace(genes, bucket_bytes=_beside(self._buckets, genes.bucket_bytes, rng))
+        return replace(genes, bucket_bytes=beside(self._buckets, genes.bucket_bytes, rng))
 
     def _change_chunk(self, genes: Genome, rng: random.Random) -> Genome:
-        return replace(genes, chunk_bytes=_beside(self._chunks, genes.chunk_bytes, rng))
+        return replace(genes, chunk_bytes=beside(self._chunks, genes.chunk_bytes, rng))
 
     def _change_order(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, at_end=not genes.at_end)
@@ -214,21 +226,30 @@ class Space:
             return replace(genes, layers=kept)
         return replace(genes, layers=(*kept, (layer, rng.choice(self._genes))))
 
+    def _change_sizes(self, genes: Genome, rng: random.Random) -> Genome:
+        if genes.sizes and rng.random() < 0.5:
+            return replace(genes, sizes=())
+        numel, gene = genes.sizes[0] if genes.sizes else (rng.choice(self.sizes), genes.base)
+        if genes.sizes and rng.random() < 0.5:
+            return replace(genes, sizes=((beside(self.sizes, numel, rng), gene),))
+        return replace(genes, sizes=((numel, rng.choice(self._genes)),))
+
     _changes = (_change_bucket, _change_chunk, _change_order, _change_hosts, _change_base, _change_layer)
 
     def _near(self, gene: Gene, rng: random.Random) -> Gene:
         """Return one setting's neighbour of the same family, or, half of the time, any gene."""
-        alike = [g for g in self._genes if g.family == gene.family and _distance(g, gene) == 1]
+        alike = [g for g in self._genes if g.family == gene.family and distance(g, gene) == 1]
         return rng.choice(alike) if alike and rng.random() < 0.5 else rng.choice(self._genes)
 
-    def _is_possible(self, name: str) -> bool:
-        """Say whether a family fits the way in which the model is divided, or whole."""
-        family = FAMILIES[name]
+    def _is_possible(self, gene: Gene) -> bool:
+        """Say whether a gene fits the network's levels, and the way in which the model is divided, or whole."""
+        node = gene.exchange
+        if "rack" in node.levels and not self._with_racks:
+            return False
         if not self._is_sharded or not self._has_replicas:
-            return family.sharded == self._is_sharded
-        if family.sharded:
-            return not family.grids  # all left to torch
-        node = all_of(name)[0].exchange
+            return isinstance(node, Sharded) == self._is_sharded
+        if isinstance(node, Sharded):
+            return node.is_torchs
         return not node.has_owners and not isinstance(node.core, BlockSparse)  # which looks at whole gradients
 
     def _first_inside(self, draw: Callable[[], Genome], instead: Genome | None = None) -> Genome:
@@ -238,19 +259,3 @@ class Space:
         if instead is not None:
             return instead
         raise ValueError("no plan is valid here within the quality budget; raise the budget.")
-
-
-def _useful(grid: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """Return the sizes up to the first that holds all: larger ones give the same plan."""
-    return grid[: 1 + next((i for i, size in enumerate(grid) if size >= total), len(grid) - 1)]
-
-
-def _distance(one: Gene, other: Gene) -> int:
-    """Steps on the grids between two genes of a family."""
-    grids = FAMILIES[one.family].grids
-    return sum(abs(grid.index(one.settings[key]) - grid.index(other.settings[key])) for key, grid in grids.items())
-
-
-def _beside(grid: tuple[int, ...], value: int, rng: random.Random) -> int:
-    nearest = min(range(len(grid)), key=lambda i: abs(grid[i] - (value or 25 << 20)))
-    return grid[max(0, min(len(grid) - 1, nearest + rng.choice((-1, 1))))]

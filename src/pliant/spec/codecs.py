@@ -32,6 +32,8 @@ class Setting(Range):
     """Default and range of a codec's setting; a setting whose default is an int counts something."""
 
     default: float
+    tried: tuple[float, ...] = ()
+    """Values that a search may try, from the mildest to the strongest; the default alone if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class CodecFacts:
     biased: bool = False
     """Whether the mean of what it decodes to is not what was encoded, so that it needs error feedback."""
 
+
+_SHARES = (0.1, 0.05, 0.02, 0.01)
 
 CODECS: Mapping[str, CodecFacts] = MappingProxyType(
     {
@@ -80,7 +84,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
             kind="quantizer",
             made_by="qsgd:Qsgd",
             settings={
-                "bits": Setting(default=8, only=(2, 4, 8)),
+                "bits": Setting(default=8, only=(2, 4, 8), tried=(8, 4, 2)),
                 "block": Setting(default=512, low=32, high=4096, step=32),
             },
             header_bytes=4,
@@ -122,7 +126,10 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "topk": CodecFacts(
             kind="sparsifier",
             made_by="topk:TopK",
-            settings={"ratio": Setting(default=0.01, low=1e-9, high=1), "sampled": Setting(default=0, low=0, high=1)},
+            settings={
+                "ratio": Setting(default=0.01, low=1e-9, high=1, tried=_SHARES),
+                "sampled": Setting(default=0, low=0, high=1),
+            },
             biased=True,
             speeds=Speeds(encode=1.1, feedback=0.74, decode=4.7, add=0.18),
         ),
@@ -130,7 +137,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
             kind="sparsifier",
             made_by="blocktopk:BlockTopK",
             settings={
-                "ratio": Setting(default=0.01, low=1e-9, high=1),
+                "ratio": Setting(default=0.01, low=1e-9, high=1, tried=_SHARES),
                 "block": Setting(default=128, low=1, high=1 << 20),
             },
             biased=True,
@@ -139,7 +146,7 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
         "randomk": CodecFacts(
             kind="shared",
             made_by="randomk:RandomK",
-            settings={"ratio": Setting(default=0.01, low=1e-9, high=1)},
+            settings={"ratio": Setting(default=0.01, low=1e-9, high=1, tried=_SHARES)},
             speeds=Speeds(encode=2.9, feedback=1.3, decode=3.1, add=0.08),
         ),
         "dct": CodecFacts(  # its speeds are a guess

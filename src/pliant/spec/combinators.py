@@ -1,11 +1,11 @@
 """Nodes around other nodes: every n-th step, a step late, after a warm-up. Nesting is meaning."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require
-from pliant.spec.ranges import Count, Quantity
+from pliant.spec.ranges import Count, Quantity, Tried
 from pliant.spec.target import Target
 
 __all__ = ["After", "Combinator", "Delayed", "Every"]
@@ -90,7 +90,7 @@ class Every(Combinator):
 
     made_by: ClassVar[str] = "executors.timing:EveryExecutor"
     ONCE: ClassVar[str] = "and its steps are those of one period"
-    steps: Count
+    steps: Annotated[Count, Tried((2, 4, 8))]
 
     def __post_init__(self) -> None:
         _require_gradients(self.inner, "Every", "the period of that node")

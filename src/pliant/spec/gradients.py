@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
-from pliant.spec.ranges import Count, Decay, Number, Range
+from pliant.spec.ranges import Count, Decay, Number, Range, Tried
 from pliant.spec.schedule import Scheduling
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
@@ -55,7 +55,7 @@ class ScatterGather(Exchange):
 
     made_by: ClassVar[str] = "executors.scatter_gather:ScatterGatherExecutor"
     codec: CodecSpec
-    feedback: Literal["none", "worker", "both"] = "none"
+    feedback: Annotated[Literal["none", "worker", "both"], Tried(("none", "worker", "both"))] = "none"
     """Who keeps what the codec loses."""
     chunk_bytes: Annotated[int, Range(low=4096)] = 1 << 20
     """Bytes before coding in one pipelined piece of a bucket, where owners of equal parts add up."""
@@ -115,7 +115,7 @@ class BlockSparse(Exchange):
 
     made_by: ClassVar[str] = "executors.block_sparse:BlockSparseExecutor"
     selection: Selection = field(default_factory=Selection)
-    feedback: Literal["worker", "difference"] = "worker"
+    feedback: Annotated[Literal["worker", "difference"], Tried(("worker", "difference"))] = "worker"
     """Whether the worker keeps what is not sent, or sends differences to an estimate that all keep (EF21)."""
     momentum: Decay = 0.0
     ramp_steps: Number = 0
@@ -162,7 +162,7 @@ class LowRank(Exchange):
     """Products of two thin matrices, with error feedback on the worker (PowerSGD)."""
 
     made_by: ClassVar[str] = "executors.low_rank:LowRankExecutor"
-    rank: Count = 4
+    rank: Annotated[Count, Tried((8, 4, 2, 1))] = 4
     schedule: Scheduling = "ring"
     """How sums of factors go over the network, where they are large."""
 

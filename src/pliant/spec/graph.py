@@ -4,13 +4,16 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pliant.spec.ranges import Tried
 
 __all__ = ["Graph", "Row"]
 
 Row = dict[int, float]
 """Rank -> weight, of what one rank mixes; itself included, zeros left out."""
 
+_Kind = Literal["ring", "complete", "exponential", "grid", "one_peer", "hypercube", "round_robin", "matching", "matrix"]
 _TOLERANCE = 1e-6
 
 
@@ -28,9 +31,7 @@ class Graph:
     True
     """
 
-    kind: Literal[
-        "ring", "complete", "exponential", "grid", "one_peer", "hypercube", "round_robin", "matching", "matrix"
-    ] = "ring"
+    kind: Annotated[_Kind, Tried(("exponential", "one_peer", "ring"))] = "ring"
     seed: int = 0
     """Seed of the random pairs of `matching`."""
     rows: tuple[tuple[float, ...], ...] = ()

@@ -59,6 +59,28 @@ def _lstm() -> list[Layer]:
     return [embedding_layer("tokens", words, inner), recurrent, linear("head", width, words, times=length)]
 
 
+def _lm1b() -> list[Layer]:
+    """LSTM-2048-512 on the One Billion Word benchmark (Jozefowicz et al., arXiv:1602.02410): 0.82 B parameters.
+
+    Over 20 words, the output of 8192 sampled words. Gradients of both tables are dense here.
+    """
+    words, width, inner, length, sampled = 793_470, 512, 2048, 20, 8192
+    tensors = (
+        ("weight_ih_l0", (4 * inner, width)),
+        ("weight_hh_l0", (4 * inner, width)),
+        ("bias_ih_l0", (4 * inner,)),
+        ("bias_hh_l0", (4 * inner,)),
+        ("weight_hr_l0", (width, inner)),
+    )
+    recurrent = Layer("recurrent", "LSTM", tensors, 2.0 * inner * width * (4 + 4 + 1) * length)
+    head = (("weight", (words, width)), ("bias", (words,)))
+    return [
+        embedding_layer("tokens", words, width),
+        recurrent,
+        Layer("head", "Linear", head, 2.0 * width * sampled * length),
+    ]
+
+
 def _ncf() -> list[Layer]:
     """NeuMF on MovieLens-20M (He et al., arXiv:1708.05031): 32 M parameters, nearly all in four embeddings.
 
@@ -93,6 +115,7 @@ LAYERS: Mapping[str, Callable[[], list[Layer]]] = MappingProxyType(
         "gpt2": _gpt2,
         "vit": _vit,
         "lstm": _lstm,
+        "lm1b": _lm1b,
         "ncf": _ncf,
         "cnn": _cnn,
     }

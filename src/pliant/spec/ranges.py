@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, cast
 
-__all__ = ["Count", "Decay", "Number", "Positive", "Quantity", "Range", "Ratio", "Share", "check_ranges"]
+__all__ = ["Count", "Decay", "Number", "Positive", "Quantity", "Range", "Ratio", "Share", "Tried", "check_ranges"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,17 @@ class Range:
         return f"{multiple}{'above' if self.above else 'at least'} {_text(self.low)} and {upper}"
 
 
+@dataclass(frozen=True)
+class Tried:
+    """Values of a field that a search may try, from the mildest to the strongest, as metadata of its type.
+
+    They stand beside the field's range, and the planner's space is made of them: a field without them keeps its default
+    in a search, and so does a codec's setting.
+    """
+
+    values: tuple[Any, ...]
+
+
 Count = Annotated[int, Range(low=1)]
 """A number of things of which there must be one."""
 Number = Annotated[int, Range(low=0)]
@@ -86,11 +97,13 @@ def _declared(kind: type) -> list[tuple[str, "Range | tuple[Any, ...]"]]:
     """Return the fields of a record that have a range or a few words to choose from."""
     found: list[tuple[str, Range | tuple[Any, ...]]] = []
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        metadata: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+        hint = hint.__origin__ if metadata else hint
         if typing.get_origin(hint) is Literal:
             found.append((name, typing.get_args(hint)))
         elif words := [a for a in typing.get_args(hint) if typing.get_origin(a) is Literal]:
             found.append((name, _WordsOrRecord(typing.get_args(words[0]))))
-        found += [(name, each) for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)]
+        found += [(name, each) for each in metadata if isinstance(each, Range)]
     return found
 
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pliant.spec.curvature import CurvatureSpec
-from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Range, Ratio, Share, check_ranges
+from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Range, Ratio, Share, Tried, check_ranges
 from pliant.spec.topology import Topology
 
 __all__ = ["VALUE_BYTES", "Agreement", "Selection", "ValueBits"]
@@ -29,7 +29,7 @@ class Selection:
 
     """
 
-    ratio: Ratio = 0.01
+    ratio: Annotated[Ratio, Tried((0.1, 0.03, 0.01, 1 / 130))] = 0.01
     """Bytes that a rank sends in a step, over those of an all-reduce of all gradients in float32: blocks, scores, masks
     and tensors that stay dense are all counted. At 1 everything is sent."""
     block: Number = 128
@@ -38,7 +38,7 @@ class Selection:
     power: float | None = None
     """p of the score h^p |u|^2, h the curvature; None for 0 under optimizers that divide by a variance (those with
     betas, such as Adam), where the weighting cancels, and 1 under others."""
-    agreement: Agreement = "leader"
+    agreement: Annotated[Agreement, Tried(("leader", "global", "local"))] = "leader"
     """"global": ranks add up scores and select alike; "leader": one rank selects for all; "local": each for itself."""
     topology: Topology | None = None
     """Network for which sums get a schedule, with a "local" agreement; without it payloads are gathered."""
@@ -54,7 +54,7 @@ class Selection:
     """Growth of a block's score with each 1 / ratio exchanges that it waits, so that no block waits for ever."""
     dense: Decay = 0.25
     """Largest share of the bytes for tensors that stay dense: vectors first, then the smallest, whole ones."""
-    value_bits: ValueBits = 4
+    value_bits: Annotated[ValueBits, Tried((32, 16, 4))] = 4
     """Bits of an element on the wire: float32; bfloat16; or 4 bits, in steps of the largest of 64 (the codec `int4`).
     The rounding error stays in the residual. Where a ratio pays for everything in more bits, more are used."""
     relief: Annotated[float, Range(low=1)] = 1.0

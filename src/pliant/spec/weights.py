@@ -1,7 +1,7 @@
 """Nodes that exchange weights between steps, beside or instead of gradients."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import (
@@ -16,7 +16,7 @@ from pliant.spec.exchange import (
 )
 from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
-from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Share, check_ranges
+from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Share, Tried, check_ranges
 
 __all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
 
@@ -38,10 +38,10 @@ class Gossip(Exchange):
 
     made_by: ClassVar[str] = "executors.gossip:GossipExecutor"
     graph: Graph = field(default_factory=lambda: Graph(kind="one_peer"))
-    period: Count = 1
-    delay_steps: int = 1
+    period: Annotated[Count, Tried((1, 2, 4))] = 1
+    delay_steps: Annotated[int, Tried((0, 1))] = 1
     """At 1 the exchange runs beside the next step, whose progress is added to the mean."""
-    pace: Pace = "lockstep"
+    pace: Annotated[Pace, Tried(("lockstep", "free"))] = "lockstep"
     """At a free pace two neighbours at a time take the mean of both, whatever steps they are in (AD-PSGD)."""
     staleness: Number = 0
     """At a free pace, steps that a rank makes while its exchange is under way before it waits for it; 0: any number."""
@@ -75,10 +75,10 @@ class CodedGossip(Exchange):
     made_by: ClassVar[str] = "executors.gossip:CodedGossipExecutor"
     codec: CodecSpec = field(default_factory=lambda: CodecSpec(name="minmax8"))
     graph: Graph = field(default_factory=lambda: Graph(kind="exponential"))
-    gamma: Share = 0.0
+    gamma: Annotated[Share, Tried((0.0, 0.5, 0.1))] = 0.0
     """How far weights go towards what replicas say; at 0 the own replica takes their place."""
-    period: Count = 1
-    pace: Pace = "lockstep"
+    period: Annotated[Count, Tried((1, 2, 4))] = 1
+    pace: Annotated[Pace, Tried(("lockstep", "free"))] = "lockstep"
     """At a free pace each pair of neighbours keeps replicas of its own, and two ranks meet at a time."""
     staleness: Number = 0
     """At a free pace, steps that a rank makes while its exchange is under way before it waits for it; 0: any number."""
@@ -113,18 +113,18 @@ class LocalSteps(Exchange):
     """Steps alone; then the mean change of the weights goes to an outer optimizer (local SGD, DiLoCo)."""
 
     made_by: ClassVar[str] = "executors.local_steps:LocalStepsExecutor"
-    period: Count
+    period: Annotated[Count, Tried((2, 4, 8, 16, 32))]
     """Steps from one exchange to the next."""
     averaging: Exchange = field(default_factory=AllReduce)
     """How the changes are averaged: a node of gradients whose result is a mean at once."""
-    outer: Outer = field(default_factory=Outer)
+    outer: Annotated[Outer, Tried((Outer(), Outer(lr=0.7, momentum=0.9)))] = field(default_factory=Outer)
     stretch: Quantity = 0.0
     """Exchange every max(period, (stretch / lr)^2) steps, so that the period grows as the learning rate falls."""
-    fragments: int = 1
+    fragments: Annotated[int, Tried((1, 4))] = 1
     """Parts of the model that are exchanged at different steps of a period."""
-    delay_steps: int = 0
+    delay_steps: Annotated[int, Tried((0, 2))] = 0
     """How many steps later the result is used."""
-    pace: Pace = "lockstep"
+    pace: Annotated[Pace, Tried(("lockstep", "free"))] = "lockstep"
     weighted: bool = False
     """Whether a rank counts by the work that it has done since the last exchange."""
 
