@@ -127,6 +127,17 @@ def test_owners_stand_beside_other_exchanges_and_follow_links_and_optimizer():
     assert old.plan().rules[-1].exchange.placement == Placement(cut="whole")  # as it was measured then
 
 
+def test_owners_add_up_inside_hosts_where_these_have_several_ranks():
+    hosts = tuple(Host(name=f"h{k}", num_ranks=4, send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for k in range(2))
+    several = Topology(hosts=hosts)
+    flat, by_hosts = (Genome(Gene("owner", {}), cut="auto", by_hosts=by) for by in (False, True))
+    assert str(by_hosts.plan().rules[-1].exchange) == "BetweenHosts(inner=ShardedOptimizer)"
+    assert by_hosts in Space(WORKLOAD, several, Quality())
+    assert by_hosts not in Space(WORKLOAD, FLAT, Quality())
+    times = [simulate(each.plan(), WORKLOAD, several).exposed_s for each in (by_hosts, flat)]
+    assert times[0] < times[1] / 2
+
+
 def test_ratios_of_steps_bound_what_is_milder():
     quality = Quality(budget=2)
     assert quality.ratio_of(Gene("local", {"every": 8})) == 1.07

@@ -213,7 +213,7 @@ class ExecutorBuilder:
     def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Servers, ...], Owners]:
         """Return the servers, if the plan has a bounded staleness, and the owners."""
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
-        owned = {each: OwnerStep(store, self._comms.all, each) for each in self._relaxed.optimizers if each in theirs}
+        owned = {each: OwnerStep(store, self._comms, each) for each in self._relaxed.optimizers if each in theirs}
         # A plan has one bound for all.
         bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
         owners = Owners(owned, self._comm_thread, self._tracer, sends=bound is None)

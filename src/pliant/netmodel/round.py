@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pliant.netmodel.messages import DenseExchange, Floats, PointToPoint, Together
+from pliant.netmodel.messages import DenseExchange, Floats, HostExchange, PointToPoint, Together
 
 __all__ = ["BucketBatch", "Round", "passes", "work"]
 
@@ -21,7 +21,7 @@ class Round:
     `after_pieces` pieces, each is processed while the next is on its way.
     """
 
-    messages: PointToPoint | DenseExchange | Together | None
+    messages: PointToPoint | DenseExchange | HostExchange | Together | None
     """None where ranks only compute."""
     repeat: int = 1
     """How often, one after another, such as 2 (n - 1) times around a ring."""

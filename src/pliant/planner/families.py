@@ -161,7 +161,6 @@ def _of_row(name: str) -> Family:
         make=make,
         exact=row.exact,
         between_steps=mildest.exchanges_weights,
-        by_hosts=not mildest.has_owners,
     )
 
 

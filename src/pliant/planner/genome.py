@@ -139,7 +139,7 @@ class Genome:
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
         if isinstance(node, ShardedOptimizer):
-            return replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
+            node = replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
         node = _by_schedule(node) if self.by_schedule else node
         return BetweenHosts(inner=node) if self.by_hosts and FAMILIES[gene.family].by_hosts else node
 

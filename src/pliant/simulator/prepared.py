@@ -19,7 +19,7 @@ from pliant.simulator.layout import (
     gradient_parts,
     weight_parts,
 )
-from pliant.simulator.owned import busiest_share, owned_bytes, owned_parts, server_exchange, weights_from_owners
+from pliant.simulator.owned import busiest_share, new_weights, owned_parts, server_exchange
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.shard_passes import ShardPasses, prepare_shards
 from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
@@ -100,7 +100,6 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     weights = _weights(nodes, context)
     meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights if not mixed.in_pairs)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
-    held = owned_bytes(workload, owned, num_ranks) if owned else np.zeros((1, num_ranks))
     bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
     served = [bound for bound in bounds if bound is not None]
     coded = next((node.payload_codec for node in distinct_nodes(nodes) if node.staleness_bound is not None), None)
@@ -114,7 +113,7 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
         follow_ups=follow_ups,
         weights=weights,
         meet=one_exchange("meet", tell, context),
-        share=one_exchange("new weights", weights_from_owners(held), context) if lockstep_owners else None,
+        share=one_exchange("new weights", new_weights(nodes, owned, context), context) if lockstep_owners else None,
         served=one_exchange("owners", server_exchange(owned, coded, context, busiest), context) if served else None,
         staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
