@@ -165,7 +165,7 @@ class ExecutorBuilder:
             if id(parameter) in self._steppers:
                 algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
                 start_innermost(algorithm, optimizer, parameter, store.tensors[name])
-        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
+        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed, plan.sparse)
         weights = self._make_weights(store, old, step)
         for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
             each.agree(self._agreement, plan_number(plan))
@@ -243,7 +243,7 @@ class ExecutorBuilder:
         weights = self._exchanges_between_steps(store, step)
         for made, before in zip(weights, old.of(BetweenSteps), strict=True):
             made.rounds = before.rounds  # none is in flight
-        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
+        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {}, old.gradients.sparse)
         return PlanExecutor(
             gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=tuple(weights)
         )

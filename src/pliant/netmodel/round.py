@@ -61,6 +61,9 @@ class BucketBatch:
     """(num_buckets, num_ranks): elements that each rank owns; needed for owners."""
     num_held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """(num_buckets, num_ranks): tensors that each rank owns."""
+    rows: Floats = field(default_factory=lambda: np.zeros((0, 4)))
+    """(num_buckets, 4) of sparse gradients: rows of a rank, distinct ones over all ranks' rows, rows of the table, and
+    bytes of a row's values; none elsewhere."""
     num_shards: int = 0
     """Ranks among which tensors are divided; 0 if nobody has said so."""
 

@@ -21,6 +21,7 @@ from pliant.spec import (
 )
 from pliant.spec.owners import Cut
 from pliant.spec.plain import LATER
+from pliant.spec.plan import SparseWay
 
 __all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of"]
 
@@ -87,6 +88,9 @@ class Genome:
     bandwidths: tuple[float, ...] = field(default=(), metadata=LATER)
     """Ranks' bandwidths, after which owners hold parts; equal parts if not given."""
 
+    sparse: SparseWay = field(default="auto", metadata=LATER)
+    """Way of sparse gradients, whatever the genes say."""
+
     def __post_init__(self) -> None:
         base = FAMILIES[self.base.family]
         if base.between_steps or base.sharded:  # DDP's buckets and their order do not matter there
@@ -120,6 +124,7 @@ class Genome:
         parts += ["sums by schedule"] if self.by_schedule else []
         parts += [f"cut {self.cut}"] if self.cut != "whole" else []
         parts += ["owners by bandwidth"] if self.bandwidths else []
+        parts += [f"sparse gradients by {self.sparse}"] if self.sparse != "auto" else []
         return ", ".join(parts)
 
     def plan(self, name: str = "") -> SyncPlan:
@@ -134,7 +139,7 @@ class Genome:
             spared = self._finish(Gene(*FAMILIES[self.base.family].spared))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
         order = "at_end" if self.at_end else "ready"
-        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)
+        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name, sparse=self.sparse)
 
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)

@@ -11,6 +11,7 @@ from pliant.simulator.collective_rounds import to_and_from
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.layout import distinct_nodes, itemsize
 from pliant.simulator.owner_rounds import weights_by_hosts, weights_from_owners
+from pliant.simulator.sparse_rows import stepped_numel
 from pliant.spec import CodecSpec, Exchange, Workload
 from pliant.spec.owners import placement_of
 
@@ -46,8 +47,9 @@ def busiest_share(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks
     """Return the part of the optimizer's work that the busiest rank does: its own, and all that has no owner."""
     steps = np.zeros(num_ranks)
     for k, tensor in enumerate(workload.tensors):
-        steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else tensor.numel
-    return float(steps.max() / max(1, workload.numel)) if parts else 1.0
+        steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else stepped_numel(tensor, num_ranks)
+    whole = sum(stepped_numel(tensor, num_ranks) for tensor in workload.tensors)
+    return float(steps.max() / max(1, whole)) if parts else 1.0
 
 
 def new_weights(

@@ -22,6 +22,7 @@ from pliant.simulator.layout import (
 from pliant.simulator.owned import busiest_share, new_weights, owned_parts, server_exchange
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.shard_passes import ShardPasses, prepare_shards
+from pliant.simulator.sparse_rows import SparseRows
 from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
 from pliant.simulator.traffic import inside_groups, num_turns, traffic_beside_shards
 from pliant.spec import Exchange, Sharded, SyncPlan, Workload
@@ -122,15 +123,21 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
 
 
 def _nodes(plan: SyncPlan, workload: Workload, num_ranks: int) -> list[Exchange]:
-    """Return each tensor's node; equal nodes are one object."""
+    """Return each tensor's node; equal nodes are one object. Sparse gradients are exact whatever the plan says."""
     alike: dict[Exchange, Exchange] = {}
     of_rule = [_for_workload(rule.exchange, workload, num_ranks) for rule in plan.rules]
     of_rule = [alike.setdefault(node, node) for node in of_rule]
     if len(plan.rules) == 1:
-        return of_rule * len(workload.tensors)
+        found = of_rule * len(workload.tensors)
+    else:
+        found = [
+            next(c for c, rule in zip(of_rule, plan.rules, strict=True) if rule.match(t.name, t.layer, t.numel))
+            for t in workload.tensors
+        ]
+    rows = SparseRows(way=plan.sparse)
     return [
-        next(c for c, rule in zip(of_rule, plan.rules, strict=True) if rule.match(t.name, t.layer, t.numel))
-        for t in workload.tensors
+        rows if tensor.sparse_rows and not node.exchanges_weights else node
+        for tensor, node in zip(workload.tensors, found, strict=True)
     ]
 
 
