@@ -9,15 +9,17 @@ from pliant.planner.placements import rank_bandwidths
 from pliant.spec import SyncPlan, Topology, Workload
 from pliant.spec.owners import Cut
 
-__all__ = ["FREE", "NAMED", "OPTIMIZERS", "fits", "hybrids", "period_of", "quality_of"]
+__all__ = ["FREE", "LEVELS", "NAMED", "OPTIMIZERS", "fits", "hybrids", "period_of", "quality_of"]
 
+LEVELS = ("between_hosts(int4)", "between_racks(int4)")
+"""Texts that make sense only where hosts have several ranks, or stand in racks."""
 NAMED = (
     *("allreduce", "bytegrad", "qsgd(bits=4)", "terngrad", "natural", "int4", "onebit", "powersgd", "topk"),
     *("blocktopk", "randomk", "decoupled_momentum", "tasc", "tasc(ratio=0.03)", "sharded_optimizer"),
     *("bounded_staleness", "delayed", "delayed(bytegrad)", "gossip", "choco", "dcd", "local_sgd(period=4)"),
     *("diloco(period=8)", "streaming_diloco(period=8, fragments=2)", "sparse_loco(period=8)", "async_average"),
     *("post_local_sgd(warmup_steps=1, period=4)", "every(2, qsgd)", "after(2, bf16, then=onebit)"),
-    *("between_hosts(int4)", "between_racks(int4)", "with_target(tasc, exposed_share=0.1)", "gossip(free=1)"),
+    *(*LEVELS, "with_target(tasc, exposed_share=0.1)", "gossip(free=1)"),
 )
 """Texts of the grammar, each algorithm at least once, with periods that a trial of some seconds holds."""
 FREE = ("bounded_staleness", "async_average", "gossip(free=1)")

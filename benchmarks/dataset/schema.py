@@ -7,13 +7,28 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLUMNS", "FILES", "FOLDER", "KINDS", "LINES", "SLEPT_FROM", "Row", "plan_id_of", "read", "write"]
+__all__ = [
+    "COLUMNS",
+    "FILES",
+    "FOLDER",
+    "KINDS",
+    "LINES",
+    "LIST",
+    "SLEPT_FROM",
+    "Row",
+    "plan_id_of",
+    "read",
+    "state",
+    "write",
+]
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 FOLDER = RESULTS / "dataset_v2"
 LINES = RESULTS / "dataset_v2_lines_2core.jsonl"
 """Lines of `measure.py`, from which the rows that computed are made."""
+LIST = Path(__file__).with_name("trials_seed1.jsonl")
+"""List of measured trials, committed before the first was run."""
 SLEPT_FROM = RESULTS / "dataset_2core_2026-11-21"
 """First version, whose rows are carried over."""
 
@@ -116,3 +131,17 @@ def write(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
     beside = folder / f".{FILES[name]}"
     beside.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
     beside.replace(folder / FILES[name])
+
+
+def state(lines: Path = LINES) -> tuple[int, int]:
+    """Return how many trials the list has, and how many of them have a line."""
+    listed = {(t["cell"], t["number"]) for t in map(json.loads, LIST.read_text().splitlines()) if t["kind"] == "trial"}
+    done: set[tuple[str, int]] = set()
+    for text in lines.read_text().splitlines() if lines.exists() else []:
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue  # the last words of a process that was killed
+        if line["kind"] == "trial":
+            done.add((line["cell"], line["number"]))
+    return len(listed), len(listed & done)

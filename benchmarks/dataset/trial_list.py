@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dataset.schema import LIST
+
 from pliant.spec import SyncPlan, Topology, from_json
 
 __all__ = ["LIST", "SEED", "Record", "plan_of", "read", "topology_of"]
 
 SEED = 1
-LIST = Path(__file__).with_name(f"trials_seed{SEED}.jsonl")
 Record = dict[str, Any]
 
 

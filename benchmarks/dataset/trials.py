@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from dataset.clusters import CLUSTERS, SLOW
 from dataset.models import MODELS, static_workload
-from dataset.plans import FREE, NAMED, OPTIMIZERS, fits, hybrids, period_of, quality_of
+from dataset.plans import FREE, LEVELS, NAMED, OPTIMIZERS, fits, hybrids, period_of, quality_of
 from dataset.trial_list import LIST, SEED, Record
 
 from pliant.algorithms.by_name import plan_of_text
@@ -66,12 +66,14 @@ def trials_of(cell: Record, topology: Topology, named: Iterator[str], fault: str
         found[key] = one
         return True
 
+    for text in (text for text in LEVELS if fits(text, topology)):
+        take("named", text, plan_of_text(text))
     for kind, num in A_CELL.items():
-        left = num
+        left = num - (len(found) - 1 if kind == "named" else 0)
         while left:
             if kind == "named":
                 text = next(named)
-                if fits(text, topology) and text not in REFUSED and not (text in FREE and cell["cluster"] in SLOW):
+                if text not in (*LEVELS, *REFUSED) and not (text in FREE and cell["cluster"] in SLOW):
                     left -= take(kind, text, plan_of_text(text))
             else:
                 name, genes = next(drawn[kind])
