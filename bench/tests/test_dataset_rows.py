@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +35,23 @@ def load(monkeypatch):
     return lambda name: importlib.import_module(f"dataset.{name}")
 
 
-@pytest.fixture
-def tables(load):
+@cache
+def _committed():
     """Return the tables of the committed data set, with a few rows each."""
-    schema = load("schema")
+    schema = importlib.import_module("dataset.schema")
     found = {name: schema.read(name) for name in schema.FILES}
     runs = {name: found[name][:60] for name in schema.KINDS}
     for name, key in (("models", "model"), ("clusters", "cluster"), ("plans", "plan"), ("sessions", "session")):
         used = {row[key] for rows in runs.values() for row in rows}
         found[name] = [row for row in found[name] if row[key] in used]
-    return copy.deepcopy(found | runs)
+    return found | runs
+
+
+@pytest.fixture
+def tables(load):
+    """Return a copy of the tables with a few rows each, which a test may spoil."""
+    load("schema")
+    return copy.deepcopy(_committed())
 
 
 def _faults(check, tables):
@@ -94,7 +102,7 @@ def test_the_checker_counts(load, tables, tmp_path):
     check = load("check")
     short = tables | {"slept": tables["slept"][:10]}
     assert any("10 rows slept" in fault for fault in check._counts(short, tmp_path / "no lines"))
-    trials = [json.loads(text) for text in check_list(load)]
+    trials = [json.loads(text) for text in load("schema").LIST.read_text().splitlines()]
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps(trial) + "\n" for trial in trials if trial["kind"] == "trial"))
     found = list(check._counts(tables, lines))
@@ -102,10 +110,6 @@ def test_the_checker_counts(load, tables, tmp_path):
     assert any("fewer than 1600 measured" in fault for fault in found)  # all trials have a line, so the floor holds
     assert not any("fewer than 1600 measured" in fault for fault in check._counts(tables, tmp_path / "no lines"))
     assert list(check._card(tables, tmp_path, lines))
-
-
-def check_list(load):
-    return load("schema").LIST.read_text().splitlines()
 
 
 def test_the_list_covers_what_was_promised(load):
