@@ -201,21 +201,6 @@ def test_what_has_a_line_is_not_measured_again(load, tmp_path):
     assert "2 done" in measure.Campaign(path, 0.0, 1.0, trial_list.LIST, [], 0).text()
 
 
-@pytest.mark.netns
-@pytest.mark.extended
-def test_two_hosts_measure_a_few_trials(load, tmp_path):
-    trial_list, path = load("trial_list"), tmp_path / "trials.jsonl"
-    (cluster, *_), (cell, *_) = trial_list.read("cluster"), trial_list.read("cell")
-    mine = [trial for trial in trial_list.read("trial") if trial["cell"] == cell["cell"]][:3]
-    lost = {**mine[0], "origin": "fault", "fault": "lost", "number": 3}
-    path.write_text("".join(json.dumps(one) + "\n" for one in (cluster, cell, *mine[:2], lost, mine[2])))
-    argv = [sys.executable, str(FOLDER / "dataset" / "measure.py"), "--trials", str(path), "--trial-seconds", "0.5"]
-    done = subprocess.run([*argv, "--lines", str(tmp_path / "lines")], capture_output=True, text=True, check=True)
-    assert "4 done" in done.stdout
-    found = [json.loads(text) for text in (tmp_path / "lines").read_text().splitlines()]
-    assert sorted(line["status"] for line in found if line["kind"] == "trial") == ["failed", "ok", "ok", "ok"]
-
-
 def test_who_is_held_out_is_not_learned_from(load):
     tasks = load("tasks")
     places = [(c, m) for c in ("4x1-100mbit-5ms-slow0.5", "far") for m in ("bert", "cnn")]
