@@ -1,6 +1,7 @@
 """Genome of a plan: the settings that a search may change."""
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeGuard
 
@@ -41,9 +42,13 @@ class Gene:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.family, tuple(sorted(self.settings.items()))))
 
-    @property
+    @cached_property
     def exchange(self) -> Exchange:
         """Node of a plan, before what `Genome` say of chunks and hosts."""
         return FAMILIES[self.family](self.settings)
@@ -59,12 +64,13 @@ class Gene:
         return self.exchange.exchanges_weights or self.exchange.has_owners
 
 
-def all_of(family: str) -> list[Gene]:
+@cache
+def all_of(family: str) -> tuple[Gene, ...]:
     """Return every setting of a family, the mildest first."""
     combinations: list[dict[str, float | str]] = [{}]
     for key, values in FAMILIES[family].grids.items():
         combinations = [{**settings, key: value} for settings in combinations for value in values]
-    return [Gene(family, settings) for settings in combinations]
+    return tuple(Gene(family, settings) for settings in combinations)
 
 
 @dataclass(frozen=True)

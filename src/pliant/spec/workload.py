@@ -91,6 +91,11 @@ class Workload:
             )
 
     @property
+    def compute_s(self) -> float:
+        """Time that a step computes, in s."""
+        return self.forward_s + self.backward_s + self.step_s
+
+    @property
     def is_sharded(self) -> bool:
         """Whether it is under fully_shard or replicate()."""
         return self.num_shards > 0
