@@ -1,6 +1,6 @@
 """Draw how soon each arm of the demo reached the target.
 
-``python benchmarks/draw_demo.py results/demo.json docs/images/demo.svg``; needs matplotlib.
+``python benchmarks/draw_demo.py results/demo.json docs/images/demo.svg``; needs matplotlib, which no extra brings.
 """
 
 import json

@@ -43,7 +43,7 @@ def main() -> None:
     )  # fmt: skip
     ddp_model = DistributedDataParallel(model)
     loss_fn = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.02, momentum=0.9)
 
     for step in range(given.steps):
         images, labels = samples(given.batch, 1 + rank + size * step)

@@ -14,6 +14,7 @@ from pliant.collectives import (
     SharedSparseAverage,
     ShortVectorAverage,
     SparseAverage,
+    SpreadFromOwners,
 )
 from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
 from pliant.collectives.pairwise import gather_parts, mean_of_parts
@@ -104,6 +105,25 @@ def owners(codec):
     return make
 
 
+def owners_over_hosts(codec):
+    """Make the sum at owners by way of the ranks of hosts, and the way back."""
+
+    def make(comm, device):
+        levels = hierarchical_comm(comm, [[0], list(range(1, comm.size))])
+        total = owners(codec)(levels, device)
+        numels = [3 * rank for rank in range(comm.size)]
+        back = SpreadFromOwners(numels, levels, dtype=torch.float32, device=device)
+
+        def step(x):
+            total(x)
+            back.part(comm.rank).copy_(x[: numels[comm.rank]])
+            back()
+
+        return step
+
+    return make
+
+
 def low_rank(comm, device):
     average, factors = LowRankAverage({"w": (50, 100)}, 2, comm, device), {"w": torch.zeros(2, 100, device=device)}
     return lambda x: average(x, torch.zeros(NUMEL, device=device), factors)
@@ -184,6 +204,8 @@ COLLECTIVES = {
     "exact halves": exact_halves,
     "owners": owners(None),
     "owners, coded": owners(c.Qsgd(bits=8)),
+    "owners over hosts": owners_over_hosts(None),
+    "owners over hosts, coded": owners_over_hosts(c.Qsgd(bits=8)),
     "cast": lambda comm, device: CastAllReduce(torch.bfloat16, NUMEL, comm, device),
     "short": lambda comm, device: ShortVectorAverage(NUMEL, comm, device),
     "short in parts": lambda comm, device: ShortVectorAverage(NUMEL, comm, device, in_parts=True),

@@ -12,7 +12,12 @@ from pliant_bench.tables.verdict import verdict_of
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which scripts/test --all installs")
 CHROMIUM = shutil.which("chromium")
 ROOT = Path(__file__).parents[2]
-RESULTS = ["auto_train_2core_2026-11-21", "grid_2core_2026-11-21", "steps_vgg_2core_2026-11-21"]
+RESULTS = [
+    "demo_50mbit_2core_2026-11-25c",
+    "auto_train_2core_2026-11-21",
+    "grid_2core_2026-11-21",
+    "steps_vgg_2core_2026-11-21",
+]
 GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 24, 30)"}
 
 pytestmark = [

@@ -11,13 +11,10 @@ from pliant.spec import AllReduce
     [
         (pliant.between_hosts(pliant.allreduce()), "inner has a BetweenHosts already, but hosts are one level"),
         (pliant.between_hosts(pliant.local_sgd(4)), "hosts are one level; above it are racks"),
-        (
-            pliant.sharded_optimizer(),
-            "inner must not have owners, since they hold parts of the optimizer for all ranks",
-        ),
+        (pliant.bounded_staleness(), "the ranks of a host add up the gradients of one step, got ParameterServer"),
     ],
 )
-def test_two_levels_and_no_owners(algorithm, sentence):
+def test_what_cannot_be_between_hosts(algorithm, sentence):
     with pytest.raises(ValueError, match=sentence):
         pliant.between_hosts(algorithm)
 
@@ -32,7 +29,8 @@ INT4, LOCAL = pliant.int4(), pliant.local_sgd(4)
         (lambda: pliant.between_racks(pliant.between_racks(INT4)), "inner has a BetweenRacks already, but racks are"),
         (lambda: pliant.between_racks(AllReduce(schedule="auto")), "links are measured between hosts only"),
         (lambda: pliant.between_hosts(pliant.between_racks(LOCAL)), "must not exchange weights between racks"),
-        (lambda: pliant.between_racks(pliant.sharded_optimizer()), "inner must not have owners"),
+        (lambda: pliant.between_racks(pliant.sharded_optimizer()), "inner must not have owners, since they hold parts"),
+        (lambda: pliant.every(2, pliant.between_hosts(pliant.sharded_optimizer())), "inner must not have owners"),
         (
             lambda: pliant.after(2, pliant.between_hosts(INT4), then=pliant.between_racks(INT4)),
             "must have the same levels, or one of them none, got host first and rack then",

@@ -14,7 +14,7 @@ from pliant.attachment.imports import after_import
 from pliant.attachment.launch import environment_of, launch_folder
 from pliant.attachment.steps import StepEnds
 from pliant.attachment.verdict import RunOptions
-from pliant.attachment.wrapped import wrapped_models
+from pliant.attachment.wrapped import WrappedModels, wrapped_models
 
 
 @pytest.fixture
@@ -107,6 +107,18 @@ def test_a_wrapped_model_is_found_by_the_optimizer_that_steps_it():
         return [found == [ddp], nothing == [], {id(m) for m in both} == {id(ddp), id(other)}]
 
     assert pliant.run_world(2, body) == [[True] * 3] * 2
+
+
+def test_a_model_that_was_noted_is_found_without_a_look_at_all_objects(monkeypatch):
+    def body(place):
+        noted, plain = WrappedModels(), torch.nn.Linear(2, 2)
+        ddp = new_ddp(place)
+        optimizer, other = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (ddp, plain))
+        looked = []
+        monkeypatch.setattr("pliant.attachment.wrapped.wrapped_models", lambda optimizers: looked.append(optimizers))
+        return [noted.of([optimizer]) == [ddp], not looked, noted.of([optimizer, other]) is None, len(looked) == 1]
+
+    assert pliant.run_world(1, body) == [[True] * 4]
 
 
 def test_looking_for_models_does_not_touch_objects_that_answer_for_others():

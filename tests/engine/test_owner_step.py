@@ -175,7 +175,8 @@ def test_what_owners_cannot_do_is_refused():
     for nonsense, why in (
         (lambda: pliant.every(2, pliant.sharded_optimizer()), "invalid Every: inner must not have owners"),
         (lambda: pliant.delayed(pliant.sharded_optimizer()), "invalid Delayed: inner must not have owners"),
-        (lambda: pliant.between_hosts(pliant.sharded_optimizer()), "invalid BetweenHosts: inner must not have owners"),
+        (lambda: pliant.between_racks(pliant.sharded_optimizer()), "invalid BetweenRacks: inner must not have owners"),
+        (lambda: pliant.between_hosts(pliant.bounded_staleness()), "invalid BetweenHosts: inner must not let ranks be"),
         (lambda: pliant.after(3, pliant.allreduce(), then=pliant.sharded_optimizer()), r"switch\(\)"),
         (lambda: pliant.after(3, pliant.sharded_optimizer(), then=pliant.onebit()), r"switch\(\)"),
         (lambda: pliant.bounded_staleness(-1), "staleness must be at least 0, got -1"),

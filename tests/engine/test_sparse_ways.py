@@ -1,14 +1,21 @@
 """Sparse gradients by the way that sends fewest bytes: all ways give one mean, and far fewer bytes than a dense one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import pliant
 from models import new_ddp
+from pliant.algorithms.plans import plan_of
 from pliant.comm.recorded import RecordedComm
 from pliant.engine import sparse_gradients
-from pliant.engine.sparse_gradients import RowAverage, cheapest_way
+from pliant.engine.sparse_gradients import RowAverage
+from pliant.layouts import sparse_rows
+from pliant.layouts.sparse_rows import cheapest_way
+from pliant.simulator import simulate
+from pliant.spec import Host, Topology
 
 
 def gradient(rank, step, num_rows, width, num):
@@ -31,7 +38,7 @@ def test_every_way_gives_the_mean(monkeypatch, case, size):
         taken.add(cheapest_way(*about))
         return cheapest_way(*about)
 
-    monkeypatch.setattr(sparse_gradients, "_ROUND_BYTES", 0)
+    monkeypatch.setattr(sparse_rows, "_ROUND_BYTES", 0)
     monkeypatch.setattr(sparse_gradients, "cheapest_way", chosen)
     num_rows, width, num = CASES[case]
 
@@ -94,3 +101,53 @@ def test_an_embedding_sends_a_fifth_of_dense_bytes_at_most(what):
     for (sparse, sent), (dense, dense_sent) in pliant.run_world(3, body, timeout_s=60):
         torch.testing.assert_close(sparse, dense, rtol=1e-5, atol=1e-6)
         assert 5 * sent <= dense_sent
+
+
+def rows_of(rank, num_rows, num, shared, size):
+    """Return as many rows of each owner's range: `shared` of them those of all ranks, the others of this one alone."""
+    per_owner, own = num_rows // size, num // size
+    alone = own - shared
+    inside = [*range(shared), *range(shared + rank * alone, shared + (rank + 1) * alone)]
+    return torch.tensor([owner * per_owner + k for owner in range(size) for k in inside])
+
+
+@pytest.mark.parametrize("way", ["gather", "owners", "dense", "auto"])
+def test_bytes_of_sparse_rows_are_those_of_the_simulator(way):
+    size, num_rows, width, num, shared = 3, 600, 5, 30, 4
+
+    def model():
+        return nn.Sequential(nn.EmbeddingBag(num_rows, width, mode="sum", sparse=True), nn.Linear(width, 2))
+
+    plan = replace(plan_of(pliant.allreduce()), sparse=way)
+
+    def body(place):
+        ddp = new_ddp(place, model=model)
+        optimizer, counts = torch.optim.SGD(ddp.parameters(), lr=0.1), []
+        with pliant.relax(ddp, optimizer, plan, timeout_s=20, agreement_every=0) as run:
+            for _ in range(3):
+                optimizer.zero_grad()
+                ddp(rows_of(place.rank, num_rows, num, shared, size)[None]).square().sum().backward()
+                optimizer.step()
+                run.state_dict()
+                counts.append(run.stats()["sent_bytes"])
+        return counts[2] - counts[1]
+
+    distinct = (shared + size * (num // size - shared)) / num
+
+    def observed(place):
+        ddp = new_ddp(place, model=model)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        with pliant.observe(
+            ddp, optimizer, steps=1, warmup_steps=0, gradient_steps=1, group=place.process_group
+        ) as seen:
+            for _ in range(2):
+                optimizer.zero_grad()
+                with ddp.no_sync():
+                    ddp(rows_of(place.rank, num_rows, num, shared, size)[None]).square().sum().backward()
+                optimizer.step()
+        return seen.workload()
+
+    work = pliant.run_world(size, observed)[0]
+    assert {t.name: (t.sparse_rows, t.distinct) for t in work.tensors}["0.weight"] == (num, pytest.approx(distinct))
+    found = simulate(plan, work, Topology(hosts=tuple(Host(name=f"h{k}") for k in range(size))))
+    assert [round(x) for x in found.sent_bytes] == pliant.run_world(size, body)

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.metrics import CsvFile, JsonLines, MLflow, OpenTelemetry, Prometheus, TensorBoard, WandB, read_rows
+from waiting import until
 
 STEPS = 4
 
@@ -96,6 +97,8 @@ def records(path):
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack("<HB", content[at + 4 : at + 7])
+        if at + 7 + size > len(content):  # not written to its end yet
+            return
         held += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last piece
@@ -110,11 +113,15 @@ def test_wandb_offline(tmp_path):
 
     with wandb.init(mode="offline", dir=str(tmp_path), project="tests") as opened:
         sent_bytes = train(WandB(opened))
-    rows = []
     file = next(tmp_path.rglob("run-*.wandb"))
-    for data in records(file):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+
+    def written():
+        return [wandb_internal_pb2.Record.FromString(data) for data in records(file)]
+
+    # W&B's own process may write on when the run has finished; the record of its exit is the last.
+    until(lambda: any(record.HasField("exit") for record in written()), lambda: written()[-1:])
+    rows = []
+    for record in written():
         if record.HasField("history"):
             items = record.history.item
             rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})

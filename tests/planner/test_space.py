@@ -127,6 +127,40 @@ def test_owners_stand_beside_other_exchanges_and_follow_links_and_optimizer():
     assert old.plan().rules[-1].exchange.placement == Placement(cut="whole")  # as it was measured then
 
 
+def test_owners_add_up_inside_hosts_where_these_have_several_ranks():
+    hosts = tuple(Host(name=f"h{k}", num_ranks=4, send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for k in range(2))
+    several = Topology(hosts=hosts)
+    flat, by_hosts = (Genome(Gene("owner", {}), cut="auto", by_hosts=by) for by in (False, True))
+    assert str(by_hosts.plan().rules[-1].exchange) == "BetweenHosts(inner=ShardedOptimizer)"
+    assert by_hosts in Space(WORKLOAD, several, Quality())
+    assert by_hosts not in Space(WORKLOAD, FLAT, Quality())
+    times = [simulate(each.plan(), WORKLOAD, several).exposed_s for each in (by_hosts, flat)]
+    assert times[0] < times[1] / 2
+
+
+def test_sparse_gradients_go_as_the_network_wants():
+    """On long links fewer rounds win, also where they are more bytes; without sparse rows there is no choice."""
+    table = TensorSpec(
+        name="e", shape=(100_000, 32), dtype="float32", layer="Embedding", ready_s=0.0, sparse_rows=2000.0, distinct=0.3
+    )
+    words = Workload(name="words", tensors=(table,), forward_s=0.01, backward_s=0.01)
+    rng, genes = random.Random(0), Genome(Gene("exact", {"bits": 32}))
+    assert {Space(WORKLOAD, FLAT, Quality()).sample(rng).sparse for _ in range(50)} == {"auto"}
+    for delay_s, wanted in ((0.0, "owners"), (0.3, "gather")):
+        hosts = tuple(
+            Host(name=f"h{k}", send_bytes_per_s=1e8, receive_bytes_per_s=1e8, delay_s=delay_s) for k in range(3)
+        )
+        space = Space(words, Topology(hosts=hosts), Quality())
+        drawn = {genes.sparse for genes in space.enumerate()}
+        times = {way: simulate(replace(genes, sparse=way).plan(), words, Topology(hosts=hosts)).step_s for way in drawn}
+        assert len(times) == 4
+        assert times[wanted] == min(times.values())
+        assert times["auto"] == times["owners"] < times["dense"]
+        assert {space.mutate(genes, rng).sparse for _ in range(100)} == drawn
+    assert from_json(Genome, to_json(replace(genes, sparse="dense"))).plan().sparse == "dense"
+    assert replace(genes, sparse="dense").plan().hash != genes.plan().hash
+
+
 def test_ratios_of_steps_bound_what_is_milder():
     quality = Quality(budget=2)
     assert quality.ratio_of(Gene("local", {"every": 8})) == 1.07

@@ -29,6 +29,7 @@ EXTRA = {
     "owner-uneven": p.sharded_optimizer(bandwidths=(4.0, 2.0, 1.0, 1.0)),
     "owner-whole": p.sharded_optimizer(cut="whole"),
     "owner-rows": p.sharded_optimizer(Qsgd(bits=8), cut="rows", owners=(3, 0, 1)),
+    "owner-hosts": p.between_hosts(p.sharded_optimizer()),
     "stale-parts": p.bounded_staleness(0, max_bytes=9000),
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
@@ -104,6 +105,13 @@ LEVELS = {
     "helpers": (p.between_hosts(p.onebit()), [[0, 1, 2, 3, 4], [5]], ""),
     "helpers of two": (p.between_hosts(p.allreduce()), [[0, 1], [2, 3, 4, 5, 6]], ""),
     "a leader": (p.between_hosts(p.powersgd(1)), [[0, 1, 2, 3], [4, 5]], ""),
+    "owners": (p.between_hosts(p.sharded_optimizer(bandwidths=(3, 0.1, 1, 2, 1, 1))), [[0, 1, 2], [3], [4, 5]], ""),
+    "owners in codes": (p.between_hosts(p.sharded_optimizer(Qsgd(bits=8), owners=(4, 0, 1))), [[0, 1], [2, 3, 4]], ""),
+    "owners of two kinds": (
+        p.partition({"2.*": p.sharded_optimizer(), "*": p.between_hosts(p.sharded_optimizer(cut="whole"))}),
+        [[0, 1], [2, 3, 4]],
+        "",
+    ),
     "racks": (p.between_racks(p.onebit()), [[0, 1], [2], [3]], "aba"),
     "hosts and racks": (p.between_hosts(p.between_racks(p.onebit())), [[0, 1], [2, 3], [4, 5, 6], [7]], "baab"),
     "exact": (p.between_hosts(p.between_racks(p.allreduce())), [[0, 1], [2, 3], [4, 5], [6, 7, 8]], "abab"),
@@ -119,7 +127,8 @@ def test_bytes_over_levels_are_those_of_the_engine(name):
     named = tuple(Host(name=f"h{k}", num_ranks=len(ranks)) for k, ranks in enumerate(hosts))
     inside = {rack: tuple(host.name for host, its in zip(named, racks, strict=True) if its == rack) for rack in racks}
     topology = Topology(hosts=named, racks=tuple(Rack(name=rack, hosts=held) for rack, held in sorted(inside.items())))
-    found = simulate(plan_of(algorithm), workload_of(model()), topology)
+    plan = algorithm if isinstance(algorithm, SyncPlan) else plan_of(algorithm)
+    found = simulate(plan, workload_of(model()), topology)
     sent = sent_by_engine(name, algorithm, found.period, hosts, racks)
     assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
 

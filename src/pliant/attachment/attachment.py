@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from pliant.attachment.steps import StepEnds
 from pliant.attachment.verdict import RunOptions
+from pliant.attachment.wrapped import WrappedModels
 
 __all__ = ["Attachment"]
 
@@ -26,25 +27,23 @@ class Attachment:
     def __init__(self, folder: Path) -> None:
         self._folder, self._options = folder, RunOptions.load(folder)
         self._ends: StepEnds | None = None
+        self._wrapped: WrappedModels | None = None
         self._work: Generator[None] | None = None
         self._steps_heard, self._next_look = 0, 1
 
     def begin(self) -> None:
         """Begin to hear steps. Nothing happens in a process that makes none."""
-        self._ends = StepEnds(self._after_step)
+        self._ends, self._wrapped = StepEnds(self._after_step), WrappedModels()
 
     def _after_step(self, optimizers: list[Optimizer]) -> None:
         if self._work is not None:
             next(self._work)
             return
         self._steps_heard += 1
-        if self._steps_heard < self._next_look:
+        if self._steps_heard < self._next_look or self._wrapped is None:
             return
-        from pliant.attachment.wrapped import wrapped_models
-
         self._next_look *= _LOOK_AGAIN
-        models = wrapped_models(optimizers)
-        if models:
+        if models := self._wrapped.of(optimizers):
             self._start(models, optimizers)
 
     def _start(self, models: list[nn.Module], optimizers: list[Optimizer]) -> None:

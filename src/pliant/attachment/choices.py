@@ -95,6 +95,8 @@ class PlanChoice:
             of = statistics.median(choice.gains) if choice.gains else prospects.gain if prospects is not None else 1.0
             how = "was" if choice.gains else "is predicted to be"
             why = f"the best other exchange {how} {of:.2f} times as fast to the same accuracy"
+            if not choice.num_tried and of >= _LEAST_GAIN:
+                why += f", which saves less than its trials cost in the first {_FIRST_STEPS} steps"
         return Chosen(
             plan=choice.plan if choice.adopted else None,
             steps_ratio=choice.steps_ratio,

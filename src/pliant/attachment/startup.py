@@ -38,7 +38,8 @@ def begin(folder: Path) -> None:
 
         if "RANK" in os.environ and multiprocessing.parent_process() is None:
             # A rank: what it will need is imported before its first step, whose time is the script's.
-            importlib.import_module("pliant.attachment.course")
+            for name in ("pliant.attachment.course", "pliant.algorithms.executors.all_reduce"):
+                importlib.import_module(name)
         Attachment(folder).begin()
 
     after_import("torch", attach)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pliant.autotune.summary import Choice
 from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
@@ -46,6 +47,16 @@ class PlanDecision:
     def plan(self, exact: SyncPlan) -> SyncPlan:
         """Return the plan that is kept: the best, or the exact one."""
         return self.best.plan if self.adopted else exact
+
+    def choice(self, exact: SyncPlan, num_tried: int) -> Choice:
+        """Return the outcome, of so many plans that were tried on the first rank."""
+        return Choice(
+            plan=self.plan(exact),
+            steps_ratio=self.best.ratio if self.adopted else 1.0,
+            gains=self.gains,
+            adopted=self.adopted,
+            num_tried=num_tried,
+        )
 
 
 def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quality, most: int) -> list[Trial]:

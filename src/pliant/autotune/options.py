@@ -16,6 +16,8 @@ DEFAULT_EXPERIENCE = "cache"
 _SHARE, _OF_PROBE, _OF_TRIALS = 0.1, 0.2, 0.6
 """Share of a training that a search may take, and shares of that for the probe and for trials; turns take the rest."""
 _LEAST_PROBE_S, _LEAST_TRIALS_S = 0.1, 2.0
+_TRIALS_COST_S = 0.3
+"""Time of a few trials beside that of the training's own steps: switches, predictions, slower steps."""
 _LEAST_LEFT = 100
 """Steps that must be left for another search, which takes some 30 of them."""
 
@@ -47,8 +49,8 @@ class Auto:
     """Seconds for the measurement of the links."""
     num_steps: int = 0
     """Optimizer steps that the training makes, if you know. Probe, trials and turns then take about a tenth of the time
-    of those that are left, if that is less than the two limits above. A change is not answered where too few are left.
-    0 for no such limit."""
+    of those that are left, if that is less than the two limits above. Nothing is tried that is predicted to save less
+    than trials cost, some 0.3 s. A change is not answered where too few are left. 0 for no such limit."""
     least_gain: float = 1.0
     """Predicted speed-up, to the same accuracy, from which on plans are tried: below it no step of the training is
     spent on trials. At 1, plans are always tried."""
@@ -94,6 +96,11 @@ class Auto:
             probe_s=min(self.probe_s, max(_LEAST_PROBE_S, _OF_PROBE * search_s)),
             max_seconds=min(self.max_seconds, max(_LEAST_TRIALS_S, _OF_TRIALS * search_s)),
         )
+
+    def pays(self, gain: float, step_s: float, done: int) -> bool:
+        """Say whether plans are tried that are predicted to be so many times as fast; others as of `limited`."""
+        saved_s = (1 - 1 / gain) * max(0, self.num_steps - done) * step_s if self.num_steps else math.inf
+        return gain >= self.least_gain and saved_s >= _TRIALS_COST_S
 
     def may_search(self, step_s: float, done: int) -> bool:
         """Say whether so much of the training is left that a search can pay; arguments as of `limited`."""

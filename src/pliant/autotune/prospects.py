@@ -8,6 +8,7 @@ from pliant.planner import (
     Genome,
     Quality,
     Space,
+    Trial,
     frontier,
     frontier_text,
     search_predicted,
@@ -30,11 +31,19 @@ class Prospects:
     text: str
     """The same in words, with the risk of each point."""
     gain: float
-    """How many times sooner than torch's own exchange the best plan that may be tried gets to the same accuracy."""
+    """How many times sooner than torch's own exchange the best plan that may be tried gets to the same accuracy.
+
+    What exchanges are predicted to add to computing is made as small as it was seen to be."""
 
 
 def look_ahead(
-    workload: Workload, topology: Topology, overheads: Overheads, quality: Quality, exact: Genome, seed: int
+    workload: Workload,
+    topology: Topology,
+    overheads: Overheads,
+    quality: Quality,
+    exact: Genome,
+    seen: Trial,
+    seed: int,
 ) -> Prospects:
     """Predict the frontier, and what a search may gain.
 
@@ -44,6 +53,7 @@ def look_ahead(
         overheads: Of this machine.
         quality: What may be tried, and with which optimizer.
         exact: Torch's own exchange.
+        seen: The plan in force, with its step time.
         seed: Seed of the plans that are drawn.
 
     """
@@ -51,13 +61,18 @@ def look_ahead(
     def step_s(plans: list[Genome]) -> list[float]:
         return simulate_many([genes.plan() for genes in plans], workload, topology, overheads=overheads).tolist()
 
+    compute_s = workload.compute_s * max(workload.rank_factors, default=1.0)
+    added_s, seen_s = step_s([seen.genes])[0] - compute_s, max(seen.step_s - compute_s, 0.0)
+    scale = seen_s / added_s if added_s > seen_s else 1.0
+
     def to_accuracy_s(plans: list[Genome]) -> list[float]:
-        return [s * quality.factor(genes) for s, genes in zip(step_s(plans), plans, strict=True)]
+        scaled_s = (s + (1 - scale) * min(compute_s - s, 0.0) for s in step_s(plans))
+        return [s * quality.factor(genes) for s, genes in zip(scaled_s, plans, strict=True)]
 
     optimizer = quality.optimizer
     points = frontier(workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed)
     space = Space(workload, topology, quality)
     seeds = {**space.baselines, "exact": exact}
     found = search_predicted(space, to_accuracy_s, seeds, _CANDIDATES, seed)
-    gain = step_s([exact])[0] / found[0][1]
+    gain = to_accuracy_s([exact])[0] / found[0][1]
     return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)

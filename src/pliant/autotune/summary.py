@@ -12,7 +12,7 @@ __all__ = ["Choice", "explain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Outcome of a search; the same on all ranks."""
+    """Outcome of a search; the same on all ranks, but for `num_tried`."""
 
     plan: SyncPlan
     """The plan that is in force from then on."""
@@ -22,6 +22,8 @@ class Choice:
     """How many times faster than torch's own exchange the best of the others was, in turns; empty if none was tried."""
     adopted: bool = False
     """Whether it is another than torch's own exchange."""
+    num_tried: int = 0
+    """Plans that were tried, on the first rank; 0 elsewhere."""
 
 
 def explain(
@@ -54,7 +56,6 @@ def explain(
     rates = [rate for host in topology.hosts if (rate := min(host.send_bytes_per_s, host.receive_bytes_per_s)) > 0]
     rate = f"{min(rates) * 8e-6:.3g} Mbit/s" if rates and len(topology.hosts) > 1 else "no limit that was found"
     tried = found.trials if found is not None else ()
-    compute_s = workload.forward_s + workload.backward_s + workload.step_s
     chosen = plan if adopted else exact
     own = f"{workload.wrapper}'s own exchange"
     verdict = (
@@ -71,7 +72,7 @@ def explain(
         else "none of the others is predicted to pay, so that none was tried"
     )
     return (
-        f"A step computes for {compute_s:.3g} s and has {num_bytes / 1e6:.3g} MB of gradients; the slowest host of "
-        f"{len(topology.hosts)} carries {rate}. Of {len(tried)} plans that were tried "
+        f"A step computes for {workload.compute_s:.3g} s and has {num_bytes / 1e6:.3g} MB of gradients; the slowest "
+        f"host of {len(topology.hosts)} carries {rate}. Of {len(tried)} plans that were tried "
         f"({sum(t.status == 'ok' for t in tried)} to the end), this one was kept: {verdict}. {chosen}"
     )

@@ -196,10 +196,11 @@ class AutoTuner(AttachedTuner):
             unmeasured=self._auto.unmeasured,
             rejected=self._rejected.genes,
         )
+        in_force = Trial(genes=self._genes, steps_s=((result or self._watched).step_s,))
         self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)
         if self._comm.rank == 0:
             costs = conditions.overheads
-            self.prospects = look_ahead(workload, topology, costs, quality, self._exact, self._auto.seed)
+            self.prospects = look_ahead(workload, topology, costs, quality, self._exact, in_force, self._auto.seed)
         search = PlanSearch(
             comm=self._comm,
             auto=self._auto,
@@ -208,13 +209,13 @@ class AutoTuner(AttachedTuner):
             recalled=self._recalled,
             rejected=self._rejected,
             exact=self._exact,
-            in_force=Trial(genes=self._genes, steps_s=((result or self._watched).step_s,)),
+            in_force=in_force,
             conditions=conditions,
             quality=quality,
             anew=anew,
             say=self._say,
         )
-        pays = self.prospects is not None and self.prospects.gain >= self._auto.least_gain
+        pays = self.prospects is not None and self._auto.pays(self.prospects.gain, in_force.step_s, self._run.steps)
         found = yield from search.try_plans(again, pays=pays)
         if not holds_on_all(self._comm, found is None or found.stopped != CHANGED):
             self._recalled.note("Its plan took another time than then, so that all was measured anew.")
@@ -226,8 +227,7 @@ class AutoTuner(AttachedTuner):
         if found is not None and anew:
             search.keep(found, self._genes, decision.expected_s)
         why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
-        ratio = decision.best.ratio if decision.adopted else 1.0
-        self.choice = Choice(plan=chosen, steps_ratio=ratio, gains=decision.gains, adopted=decision.adopted)
+        self.choice = decision.choice(exact, 0 if found is None else len(found.trials))
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
         return decision.expected_s
 

@@ -8,7 +8,7 @@ from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.gossip import CodedNeighborAverage, NeighborAverage
 from pliant.collectives.hierarchical import HierarchicalAverage
 from pliant.collectives.lowrank import LowRankAverage
-from pliant.collectives.owner import ReduceToOwners
+from pliant.collectives.owner import ReduceToOwners, SpreadFromOwners
 from pliant.collectives.sparse import SparseAverage
 from pliant.layouts.division import factor_shape
 
@@ -29,6 +29,7 @@ __all__ = [
     "SharedSparseAverage",
     "ShortVectorAverage",
     "SparseAverage",
+    "SpreadFromOwners",
     "StalenessClock",
     "factor_shape",
 ]

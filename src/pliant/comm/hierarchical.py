@@ -21,7 +21,8 @@ class HierarchicalComm(WrappedComm):
         super().__init__(flat)
         self.flat = flat
         """All ranks, alike."""
-        self._groups = groups
+        self.groups = groups
+        """Ranks of each group."""
         self.inner = inner
         """The ranks of this group, in the order in which they were given; rank 0 of it leads."""
         self.outer = outer
@@ -30,12 +31,12 @@ class HierarchicalComm(WrappedComm):
     @property
     def num_groups(self) -> int:
         """Groups, such as hosts."""
-        return len(self._groups)
+        return len(self.groups)
 
     @property
     def num_places(self) -> int:
         """Ranks of the smallest group: so many can exchange with all other groups at once."""
-        return min(map(len, self._groups))
+        return min(map(len, self.groups))
 
     @property
     def leaders(self) -> Comm | None:

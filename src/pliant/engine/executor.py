@@ -165,7 +165,7 @@ class ExecutorBuilder:
             if id(parameter) in self._steppers:
                 algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
                 start_innermost(algorithm, optimizer, parameter, store.tensors[name])
-        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed)
+        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed, plan.sparse)
         weights = self._make_weights(store, old, step)
         for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
             each.agree(self._agreement, plan_number(plan))
@@ -213,7 +213,7 @@ class ExecutorBuilder:
     def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Servers, ...], Owners]:
         """Return the servers, if the plan has a bounded staleness, and the owners."""
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
-        owned = {each: OwnerStep(store, self._comms.all, each) for each in self._relaxed.optimizers if each in theirs}
+        owned = {each: OwnerStep(store, self._comms, each) for each in self._relaxed.optimizers if each in theirs}
         # A plan has one bound for all.
         bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
         owners = Owners(owned, self._comm_thread, self._tracer, sends=bound is None)
@@ -243,7 +243,7 @@ class ExecutorBuilder:
         weights = self._exchanges_between_steps(store, step)
         for made, before in zip(weights, old.of(BetweenSteps), strict=True):
             made.rounds = before.rounds  # none is in flight
-        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {})
+        gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {}, old.gradients.sparse)
         return PlanExecutor(
             gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=tuple(weights)
         )

@@ -18,6 +18,7 @@ from pliant.engine.nonfinite import Findings, HostFindings, NonFinite, NonFinite
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.sparse_gradients import RowAverage, has_finite_rows
 from pliant.spec import DecoupledMomentum
+from pliant.spec.plan import SparseWay
 
 __all__ = ["GradientExchange", "NonFinite", "NonFiniteGradientError"]
 
@@ -42,6 +43,7 @@ class GradientExchange:
             DDP does, for GradScaler to find.
         optimizer: Optimizer whose learning rates algorithms may read.
         owed: Gradients per parameter that an earlier plan left; added once to the next exchange.
+        sparse: Way of sparse gradients.
 
     """
 
@@ -52,6 +54,7 @@ class GradientExchange:
         nonfinite: NonFinite,
         optimizer: Optimizer,
         owed: dict[str, Tensor],
+        sparse: SparseWay = "auto",
     ) -> None:
         self.store = store
         self._comms = comms
@@ -78,7 +81,9 @@ class GradientExchange:
         self._was_spoiled: bool | Tensor = False
         """Whether a result of the pass before was not finite."""
         self._paid: dict[str, Tensor] = {}
-        self._row_averages = defaultdict[str, RowAverage](RowAverage)
+        self.sparse: SparseWay = sparse
+        """Way of sparse gradients."""
+        self._row_averages = defaultdict[str, RowAverage](lambda: RowAverage(sparse))
         """Parameter -> mean of its sparse gradients."""
 
     def layout_of(

@@ -1,21 +1,26 @@
 """Parameters with owners, which step their parts and send the new weights to all ranks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.collectives.pairwise import rotated_peers, swap
-from pliant.comm.base import Comm, CommError
+from pliant.collectives.owner import SpreadFromOwners
+from pliant.comm.base import CommError
 from pliant.engine.algorithm_state import AlgorithmState
+from pliant.engine.comms import Comms
 from pliant.engine.initial_sync import broadcast_data
 from pliant.engine.optimizer_copy import OptimizerCopy
 from pliant.engine.owned_ranges import OwnedRanges, pack, unpack, whole_state
 from pliant.layouts.parts import Range
+from pliant.spec.exchange import Level
 
 __all__ = ["OwnerStep"]
+
+_Spread: TypeAlias = tuple[SpreadFromOwners, list[list[OwnedRanges]]]
+"""Way of new weights to all ranks, and what each rank owns of them."""
 
 
 class OwnerStep:
@@ -26,12 +31,13 @@ class OwnerStep:
 
     Args:
         store: Nodes of all parameters, and their parts.
-        comm: Comm of the run.
+        comms: Comms of the run, of all ranks and of the levels that nodes have.
         optimizer: Optimizer whose state is divided.
 
     """
 
-    def __init__(self, store: AlgorithmState, comm: Comm, optimizer: Optimizer) -> None:
+    def __init__(self, store: AlgorithmState, comms: Comms, optimizer: Optimizer) -> None:
+        comm = comms.all
         self._comm, self._optimizer = comm, optimizer
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.parameters = {n: p for n, p in store.parameters.items() if n in store.parts and id(p) in held}
@@ -40,19 +46,14 @@ class OwnerStep:
             for rank in range(comm.size)
         ]
         lockstep = {name for name in self.parameters if store.nodes[name].staleness_bound is None}
-        # Per owner and dtype: what travels in one message.
-        self._packets: dict[tuple[int, torch.dtype], tuple[Tensor, list[OwnedRanges]]] = {}
-        for rank in range(comm.size) if comm.size > 1 else ():
-            theirs = [own for name, own in self._owned[rank].items() if name in lockstep]
-            for dtype in dict.fromkeys(own.parameter.dtype.to_real() for own in theirs):
-                like = [own for own in theirs if own.parameter.dtype.to_real() == dtype]
-                numel, device = sum(own.numel for own in like), like[0].parameter.device
-                self._packets[rank, dtype] = torch.empty(numel, dtype=dtype, device=device), like
+        self._spreads = [] if comm.size == 1 else self._make_spreads(store, comms, lockstep)
         self._cut = [own for n, own in self._owned[comm.rank].items() if n in lockstep and not own.is_whole]
         self._vectors = [own.empty() for own in self._cut]
         self._copy = OptimizerCopy(optimizer, self._cut, self._vectors)
         self.tables = {name: _table(store.parts[name]) for name in self.parameters}
         """Parameter -> int64 (num_parts, 3): owner, start and stop of each part."""
+        self.by_hosts = any(store.nodes[name].levels for name in self.parameters)
+        """Whether ranks of a host add up some gradients before they leave it."""
         self.drop_others(keeps_cut=False)
 
     @property
@@ -109,23 +110,31 @@ class OwnerStep:
     @torch.no_grad()
     def share(self, step: int) -> None:
         """Send new weights to all, and receive theirs. Collective; runs in the communication thread, after a step."""
-        me, peers = self._comm.rank, rotated_peers(self._comm)
-        sends: list[tuple[int, Tensor]] = []
-        receives: list[tuple[int, Tensor]] = []
-        for (rank, _), (flat, held) in self._packets.items():
-            if rank == me:
-                pack(flat, [view for own in held for view in own.views(own.parameter)])
-                sends += [(peer, flat) for peer in peers]
-            else:
-                receives.append((rank, flat))
-        try:
-            swap(self._comm, sends, receives, max((flat.nbytes for flat, _ in self._packets.values()), default=0))
-        except CommError as error:
-            text = f"while sending new weights to all after step {step}: {error}"
-            raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
-        for (rank, _), (flat, held) in self._packets.items():
-            if rank != me:
-                unpack(flat, [view for own in held for view in own.views(own.parameter)])
+        me = self._comm.rank
+        for spread, held in self._spreads:
+            pack(spread.part(me), [view for own in held[me] for view in own.views(own.parameter)])
+            try:
+                spread()
+            except CommError as error:
+                text = f"while sending new weights to all after step {step}: {error}"
+                raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
+            for rank, theirs in enumerate(held):
+                if rank != me:
+                    unpack(spread.part(rank), [view for own in theirs for view in own.views(own.parameter)])
+
+    def _make_spreads(self, store: AlgorithmState, comms: Comms, names: set[str]) -> list[_Spread]:
+        """Return what sends new weights to all: of each kind of levels, and each dtype."""
+        kinds: dict[tuple[tuple[Level, ...], torch.dtype], list[str]] = {}
+        for name in (name for name in self.parameters if name in names):
+            key = store.nodes[name].levels, self.parameters[name].dtype.to_real()
+            kinds.setdefault(key, []).append(name)
+        made: list[_Spread] = []
+        for (_, dtype), mine in kinds.items():
+            held = [[owned[name] for name in mine if name in owned] for owned in self._owned]
+            numels = [sum(own.numel for own in theirs) for theirs in held]
+            comm, device = comms.of(store.nodes[mine[0]]), self.parameters[mine[0]].device
+            made.append((SpreadFromOwners(numels, comm, dtype=dtype, device=device), held))
+        return made
 
     @torch.no_grad()
     def give_all(self) -> None:

@@ -81,7 +81,10 @@ class Owners(Part):
             cut = f"{owned.num_cut} of {len(owned.names)} parameters of {name} are cut"
             kind = "works element by element" if is_elementwise(optimizer) else "may need whole parameters"
             mean = max(1.0, sum(loads) / len(loads))
-            told.append(f"Owners: {cut}, since it {kind}; the busiest rank owns {max(loads) / mean:.3g} of the mean.")
+            inside = " Ranks of a host add up first, so that a part leaves each host once." if owned.by_hosts else ""
+            told.append(
+                f"Owners: {cut}, since it {kind}; the busiest rank owns {max(loads) / mean:.3g} of the mean.{inside}"
+            )
         return "\n".join(told)
 
     @property

@@ -1,7 +1,6 @@
 """Sparse gradients, as of ``nn.Embedding(sparse=True)``: exchanged exactly, as pairs of index and values or dense."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,45 +8,16 @@ from torch import Tensor
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
 from pliant.comm.base import Comm, PeerTensors
+from pliant.layouts.sparse_rows import cheapest_way
+from pliant.spec.plan import SparseWay
 
-__all__ = ["RowAverage", "cheapest_way", "has_finite_rows"]
-
-Way = Literal["gather", "owners", "dense"]
-
-_ROUND_BYTES = 1 << 16
-"""Bytes that must be saved for another way than a gather, which takes fewer rounds of messages."""
+__all__ = ["RowAverage", "has_finite_rows"]
 
 
 def has_finite_rows(g: Tensor) -> bool:
     """Say whether a sparse gradient holds no NaN or Inf."""
     values = g._values()  # pyright: ignore[reportPrivateUsage]  of rows that may come twice, which values() refuses
     return all_finite(as_real(values))
-
-
-def cheapest_way(rows: Sequence[int], distinct: float, num_rows: int, row_bytes: int) -> Way:
-    """Return the way in which a rank sends fewest bytes; "dense" only where it does whatever `distinct` is.
-
-    So a resumed run, which does not know `distinct`, goes on to the bit: only "dense" adds up in another order.
-
-    Args:
-        rows: Rows that each rank has.
-        distinct: Rows of the mean over the sum of `rows`: below 1 where ranks share rows.
-        num_rows: Rows of the table.
-        row_bytes: Bytes of a row's values.
-
-    >>> cheapest_way([4000] * 4, 1.0, 10**6, 256), cheapest_way([4000] * 4, 0.3, 10**6, 256)
-    ('gather', 'owners')
-    >>> cheapest_way([49_900] * 4, 0.9, 50_000, 256)
-    'dense'
-
-    """
-    n, most, pair_bytes = len(rows), max(rows), 8 + row_bytes
-    gather_bytes = (n - 1) * most * pair_bytes
-    owners_bytes = (n - 1) / n * (most + distinct * sum(rows)) * pair_bytes
-    dense_bytes = 2 * (n - 1) / n * num_rows * (row_bytes + 1)
-    if dense_bytes <= 2 * (n - 1) / n * most * pair_bytes and gather_bytes - dense_bytes >= _ROUND_BYTES:
-        return "dense"
-    return "owners" if gather_bytes - owners_bytes >= _ROUND_BYTES else "gather"
 
 
 class RowAverage:
@@ -61,11 +31,16 @@ class RowAverage:
       bytes, with u rows in the mean, if owners have equally many of them;
     - dense: an all-reduce of the table and of a mark for each row, 2 (n-1)/n V (w + 1) bytes for V rows.
 
-    Which of them follows from `cheapest_way` with the rows that ranks shared the last time, alike on all ranks; the
-    first time none. The first two add up in the order of ranks, as DDP over Gloo does it, to the bit.
+    The plan says which of them, or it follows from `cheapest_way` with the rows that ranks shared the last time, alike
+    on all ranks; the first time none. The first two add up in the order of ranks, as DDP over Gloo does it, to the bit.
+
+    Args:
+        way: Way of the plan, for gradients of one index and real numbers; others are always gathered.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, way: SparseWay = "auto") -> None:
+        self._way: SparseWay = way
         self._distinct = 1.0
 
     def __call__(self, g: Tensor, bad: int, comm: Comm) -> list[int]:
@@ -82,7 +57,9 @@ class RowAverage:
         held, founds = _counts(mine, bad, comm)
         rows = [sum(each) for each in held]
         row_bytes = mine.values()[:0].element_size() * mine.shape[1:].numel()
-        way = cheapest_way(rows, self._distinct, mine.shape[0], row_bytes) if by_row else "gather"
+        way = self._way if by_row else "gather"
+        if way == "auto":
+            way = cheapest_way(rows, self._distinct, mine.shape[0], row_bytes)
         if not max(rows):
             total = mine
         elif way == "gather":

@@ -1,7 +1,16 @@
 """The one model of the wire: a topology and a set of messages in, seconds out. No torch."""
 
 from pliant.netmodel.links import Links
-from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
+from pliant.netmodel.messages import (
+    DenseExchange,
+    Floats,
+    HostExchange,
+    Ints,
+    Messages,
+    PointToPoint,
+    RankMatrix,
+    Together,
+)
 from pliant.netmodel.overheads import IDEAL, KEYS, Overheads
 from pliant.netmodel.presets import PRESETS, machine_of, overheads_of
 from pliant.netmodel.round import BucketBatch, Round, passes, work
@@ -15,6 +24,7 @@ __all__ = [
     "BucketBatch",
     "DenseExchange",
     "Floats",
+    "HostExchange",
     "Ints",
     "Links",
     "Messages",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pliant.netmodel.gpu_rings import by_nccl
 from pliant.netmodel.interfaces import Interfaces
 from pliant.netmodel.loads import Loads, Paths, at_once
-from pliant.netmodel.messages import DenseExchange, Floats, Ints, Messages, PointToPoint, RankMatrix, Together
+from pliant.netmodel.messages import DenseExchange, Floats, HostExchange, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.own_interface import bytes_outside
 from pliant.netmodel.paths import all_to_all, host_pairs, lost_s
 from pliant.netmodel.rings import path_s, turn_s
@@ -132,7 +132,7 @@ class Links(Interfaces):
             busiest=tuple(self._names[k] for k in at),
         )
 
-    def _of(self, messages: PointToPoint | DenseExchange, repeat: int, *, opening: bool) -> Loads:
+    def _of(self, messages: PointToPoint | DenseExchange | HostExchange, repeat: int, *, opening: bool) -> Loads:
         if isinstance(messages, PointToPoint):
             return self._of_pairs(messages, repeat, opening=opening)
         return self._of_dense(messages, repeat, opening=opening)
@@ -174,7 +174,7 @@ class Links(Interfaces):
             paths=(self._paths_of(messages, source * num_hosts + target, used),) if opening else (),
         )
 
-    def _paths_of(self, messages: PointToPoint, pairs: Ints, used: Floats) -> Paths:
+    def _paths_of(self, messages: PointToPoint, pairs: NDArray[np.int64], used: Floats) -> Paths:
         """Return the paths of messages between pairs of hosts, those of a pair together."""
         outside = (pairs // self.num_hosts != pairs % self.num_hosts) & (messages.share > 0)
         different, where = np.unique(pairs[outside], return_inverse=True)
@@ -188,13 +188,18 @@ class Links(Interfaces):
         first[np.unique(messages.source * self.num_ranks + messages.target, return_index=True)[1]] = 1.0
         return first
 
-    def _of_dense(self, messages: DenseExchange, repeat: int, *, opening: bool) -> Loads:
-        give, take = self._by_host(messages.give), self._by_host(messages.take)  # (num_buckets, num_hosts)
-        givers, takers = self._by_host(messages.give > 0), self._by_host(messages.take > 0)
+    def _of_dense(self, messages: DenseExchange | HostExchange, repeat: int, *, opening: bool) -> Loads:
+        if isinstance(messages, HostExchange):
+            give, take, rotated = messages.give, messages.take, True
+            givers, takers = (self._by_host(x > 0) for x in (messages.out, messages.into))
+            inside = self._by_host(messages.out) * messages.stays_inside
+        else:
+            give, take, rotated = self._by_host(messages.give), self._by_host(messages.take), messages.rotated
+            givers, takers = self._by_host(messages.give > 0), self._by_host(messages.take > 0)
+            inside = give * take - self._by_host(messages.give * messages.take)  # nobody sends to itself
         member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)  # (num_hosts, num_racks)
         gives, takes = give @ member, take @ member  # (num_buckets, num_racks)
         into = take * _elsewhere(give)
-        own = self._by_host(messages.give * messages.take)  # nobody sends to itself
         latency_s = ((into > 0) * self.delay_s).max(1)
         if len(self.link_s):
             used = (give > 0)[:, :, None] & (take > 0)[:, None, :]  # (num_buckets, num_hosts, num_hosts)
@@ -202,12 +207,12 @@ class Links(Interfaces):
         return Loads(
             out=give * _elsewhere(take),
             into=into,
-            flows_out=np.where(messages.rotated, givers, givers * _elsewhere(takers)),
-            flows_into=np.where(messages.rotated, takers, takers * _elsewhere(givers)),
+            flows_out=np.where(rotated, givers, givers * _elsewhere(takers)),
+            flows_into=np.where(rotated, takers, takers * _elsewhere(givers)),
             up=gives * _elsewhere(takes),
             down=takes * _elsewhere(gives),
             links=give[:, self.link_source] * take[:, self.link_target],
-            inside=give * take - own,
+            inside=inside,
             latency_s=repeat * latency_s,
             turn_s=np.zeros(1),
             paths=self._dense_paths(give, take, givers, takers) if opening else (),

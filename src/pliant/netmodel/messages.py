@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DenseExchange", "Floats", "Ints", "Messages", "PointToPoint", "RankMatrix", "Together"]
+__all__ = ["DenseExchange", "Floats", "HostExchange", "Ints", "Messages", "PointToPoint", "RankMatrix", "Together"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -77,6 +77,42 @@ class DenseExchange:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class HostExchange:
+    """Messages all inside hosts, or all between hosts, of which sums over ranks are known: 2 n numbers and not n^2.
+
+    Between hosts, h sends `give[b, h] * take[b, k]` bytes to k for bucket b. Each rank serves one other after another.
+    """
+
+    out: Floats
+    """(num_buckets, num_ranks) bytes out of each rank."""
+    into: Floats
+    """(num_buckets, num_ranks) bytes into each rank."""
+    num_messages: Floats
+    """(num_buckets, num_ranks): messages that each rank sends and receives."""
+    give: Floats
+    """(num_buckets, num_hosts); zeros where all messages stay inside."""
+    take: Floats
+    """(num_buckets, num_hosts), likewise."""
+
+    @property
+    def stays_inside(self) -> bool:
+        """Whether all messages stay inside hosts."""
+        return not self.give.any()
+
+    def sent(self, num_ranks: int) -> Floats:
+        """Return the bytes out of each rank, (num_buckets, num_ranks)."""
+        return self.out
+
+    def received(self, num_ranks: int) -> Floats:
+        """Return the bytes into each rank, (num_buckets, num_ranks)."""
+        return self.into
+
+    def handled(self, num_ranks: int) -> Floats:
+        """Return how many messages each rank sends and receives, (num_buckets, num_ranks)."""
+        return self.num_messages
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Together:
     """Messages of several sets, all at once, such as those of groups of ranks that exchange side by side."""
 
@@ -106,4 +142,4 @@ class RankMatrix:
     """(num_buckets, num_ranks, num_ranks): expected messages may be fractions."""
 
 
-Messages = PointToPoint | DenseExchange | Together | RankMatrix
+Messages = PointToPoint | DenseExchange | HostExchange | Together | RankMatrix

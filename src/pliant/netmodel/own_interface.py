@@ -3,7 +3,7 @@
 import numpy as np
 
 from pliant.netmodel.interfaces import Interfaces
-from pliant.netmodel.messages import DenseExchange, Floats, Messages, PointToPoint, RankMatrix, Together
+from pliant.netmodel.messages import DenseExchange, Floats, HostExchange, Messages, PointToPoint, RankMatrix, Together
 
 __all__ = ["bytes_outside"]
 
@@ -25,6 +25,9 @@ def bytes_outside(messages: Messages, links: Interfaces) -> tuple[Floats, Floats
     if isinstance(messages, RankMatrix):
         apart = (links.host_of[:, None] != links.host_of).astype(np.float64)
         return (messages.num_bytes * apart).sum(-1), (messages.num_bytes * apart).sum(-2)
+    if isinstance(messages, HostExchange):
+        outside = 0.0 if messages.stays_inside else 1.0
+        return messages.out * outside, messages.into * outside
     return _of_dense(messages, links)
 
 

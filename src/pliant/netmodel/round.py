@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pliant.netmodel.messages import DenseExchange, Floats, PointToPoint, Together
+from pliant.netmodel.messages import DenseExchange, Floats, HostExchange, PointToPoint, Together
 
 __all__ = ["BucketBatch", "Round", "passes", "work"]
 
@@ -21,7 +21,7 @@ class Round:
     `after_pieces` pieces, each is processed while the next is on its way.
     """
 
-    messages: PointToPoint | DenseExchange | Together | None
+    messages: PointToPoint | DenseExchange | HostExchange | Together | None
     """None where ranks only compute."""
     repeat: int = 1
     """How often, one after another, such as 2 (n - 1) times around a ring."""
@@ -61,6 +61,9 @@ class BucketBatch:
     """(num_buckets, num_ranks): elements that each rank owns; needed for owners."""
     num_held: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """(num_buckets, num_ranks): tensors that each rank owns."""
+    rows: Floats = field(default_factory=lambda: np.zeros((0, 4)))
+    """(num_buckets, 4) of sparse gradients: rows of a rank, distinct ones over all ranks' rows, rows of the table, and
+    bytes of a row's values; none elsewhere."""
     num_shards: int = 0
     """Ranks among which tensors are divided; 0 if nobody has said so."""
 

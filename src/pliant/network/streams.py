@@ -43,7 +43,6 @@ _AT_ONCE = 0.25
 """Share of the mean time between chunks: a chunk that follows sooner had arrived before, and waited to be read."""
 _FEW = 3
 _SWAPS = 16
-_LOOPBACK_BYTES = 4_000_000
 _TRIPS = (3, 20)
 _MORE, _LAST = 0, 1
 
@@ -149,10 +148,10 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
     return least_s if alone else max(least_s, (statistics.median(spent_s) - delay_s) / 2)
 
 
-def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]]) -> float:
+def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes: int = 4_000_000) -> float:
     """Return the bytes per second that all ranks of this rank's host together hand round a ring of theirs. Collective.
 
-    The median of three rounds of 4 MB each; 0 where a host has one rank.
+    The median of three rounds of `num_bytes` each; 0 where a host has one rank.
     """
     own = next(ranks for ranks in places if comm.rank in ranks)
     if len(own) == 1:
@@ -161,14 +160,14 @@ def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]]) -> float:
         return 0.0
     at = own.index(comm.rank)
     following, previous = own[(at + 1) % len(own)], own[at - 1]
-    sent, received = torch.zeros(2, _LOOPBACK_BYTES, dtype=torch.uint8)
+    sent, received = torch.zeros(2, num_bytes, dtype=torch.uint8)
     spent_s: list[float] = []
     for _ in range(3):
         comm.barrier()
         start_s = time.perf_counter()
         comm.exchange([(following, sent)], [(previous, received)]).wait()
         spent_s.append(time.perf_counter() - start_s)
-    return len(own) * _LOOPBACK_BYTES / max(statistics.median(spent_s), 1e-9)
+    return len(own) * num_bytes / max(statistics.median(spent_s), 1e-9)
 
 
 def measure_throughput(

@@ -1,7 +1,7 @@
 """Genome of a plan: the settings that a search may change."""
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from types import MappingProxyType
 from typing import TypeGuard
@@ -25,6 +25,7 @@ from pliant.spec import (
 )
 from pliant.spec.owners import Cut
 from pliant.spec.plain import LATER
+from pliant.spec.plan import SparseWay
 
 __all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of", "is_exact", "is_new", "is_valid"]
 
@@ -45,9 +46,13 @@ class Gene:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.family, tuple(sorted(self.settings.items()))))
 
-    @property
+    @cached_property
     def exchange(self) -> Exchange:
         """Node of a plan, before what `Genome` say of chunks and hosts."""
         return _node_of(self)
@@ -84,7 +89,7 @@ class Gene:
     def fits_hosts(self) -> bool:
         """Whether it may be asked for between hosts only."""
         node = self.exchange
-        return not (node.has_owners or node.meets_in_pairs or isinstance(node, Sharded) or "host" in node.levels)
+        return not (node.meets_in_pairs or isinstance(node, Sharded) or "host" in node.levels)
 
 
 def is_exact(node: Exchange) -> bool:
@@ -148,6 +153,8 @@ class Genome:
     """Ranks' bandwidths, after which owners hold parts; equal parts if not given."""
     sizes: tuple[tuple[int, Gene], ...] = field(default=(), metadata=LATER)
     """Number of elements -> how parameters that have at most so many are exchanged; comes before names and layers."""
+    sparse: SparseWay = field(default="auto", metadata=LATER)
+    """Way of sparse gradients, whatever the genes say."""
 
     def __post_init__(self) -> None:
         if self.base.between_steps or isinstance(self.base.exchange, Sharded):  # DDP's buckets do not matter there
@@ -181,6 +188,7 @@ class Genome:
         parts += ["sums by schedule"] if self.by_schedule else []
         parts += [f"cut {self.cut}"] if self.cut != "whole" else []
         parts += ["owners by bandwidth"] if self.bandwidths else []
+        parts += [f"sparse gradients by {self.sparse}"] if self.sparse != "auto" else []
         return ", ".join(parts)
 
     def plan(self, name: str = "") -> SyncPlan:
@@ -196,12 +204,12 @@ class Genome:
             spared = self._finish(Gene(*_spared(FAMILIES[self.base.family])))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
         order = "at_end" if self.at_end else "ready"
-        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name)
+        return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name, sparse=self.sparse)
 
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
         if isinstance(node, ShardedOptimizer):
-            return replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
+            node = replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
         node = _by_schedule(node) if self.by_schedule else node
         return BetweenHosts(inner=node) if self.by_hosts and gene.fits_hosts else node
 

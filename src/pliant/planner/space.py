@@ -14,6 +14,7 @@ from pliant.planner.placements import rank_bandwidths
 from pliant.planner.quality import Quality
 from pliant.spec import BlockSparse, Sharded, Topology, Workload
 from pliant.spec.owners import ELEMENTWISE_OPTIMIZERS, Cut
+from pliant.spec.plan import SparseWay
 
 __all__ = ["Space"]
 
@@ -56,6 +57,8 @@ class Space:
         self._is_sharded, self._has_replicas = workload.is_sharded, workload.has_replicas(topology.num_ranks)
         self._cut: Cut = "auto" if quality.optimizer in ELEMENTWISE_OPTIMIZERS else "whole"
         self._bandwidths = rank_bandwidths(topology)
+        has_rows = any(tensor.sparse_rows for tensor in workload.tensors)
+        self._ways: tuple[SparseWay, ...] = ("auto", "gather", "owners", "dense") if has_rows else ("auto",)
         named = SHARDED_BASELINES if self._is_sharded and not self._has_replicas else BASELINES
         self.baselines = {name: replace(genes, cut=self._cut) for name, genes in named.items()}
         """Plans that a person would try first here, by name; not all need be inside."""
@@ -93,6 +96,8 @@ class Space:
         if genes.by_schedule and not self._with_schedules:
             return False
         if genes != replace(genes, cut=self._cut) or genes.bandwidths not in ((), self._bandwidths):
+            return False
+        if genes.sparse not in self._ways:
             return False
         if not all(is_valid(gene) and self._is_possible(gene) for gene in genes.genes):
             return False
@@ -142,6 +147,7 @@ class Space:
         changes = (*self._changes, Space._change_schedule) if self._with_schedules else self._changes
         changes += (Space._change_owners,) if self._bandwidths else ()
         changes += (Space._change_sizes,) if self.sizes else ()
+        changes += (Space._change_sparse,) if len(self._ways) > 1 else ()
         return self._first_inside(lambda: rng.choice(changes)(self, genes, rng), instead=genes)
 
     def cross(self, one: Genome, other: Genome, rng: random.Random) -> Genome:
@@ -161,6 +167,7 @@ class Space:
                 by_schedule=last.by_schedule,
                 bandwidths=rng.choice((one, other)).bandwidths if self._bandwidths else (),
                 sizes=rng.choice((one, other)).sizes if self.sizes else (),
+                sparse=rng.choice((one, other)).sparse if len(self._ways) > 1 else "auto",
             )
 
         return self._first_inside(draw, instead=one)
@@ -170,12 +177,14 @@ class Space:
         by_hosts = (False, True) if self._with_hosts else (False,)
         by_schedule = (False, True) if self._with_schedules else (False,)
         settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts, by_schedule)
+        apart = tuple(itertools.product(dict.fromkeys(((), self._bandwidths)), self._ways))
         every = dict.fromkeys(
-            Genome(
-                g, bucket_bytes=b, at_end=end, by_hosts=by, by_schedule=scheduled, cut=self._cut, bandwidths=bandwidths
+            replace(
+                Genome(g, bucket_bytes=b, at_end=end, by_hosts=by, by_schedule=scheduled, cut=self._cut, sparse=way),
+                bandwidths=bandwidths,
             )
             for g, b, end, by, scheduled in settings
-            for bandwidths in dict.fromkeys(((), self._bandwidths))
+            for bandwidths, way in apart
         )
         yield from (genes for genes in every if genes in self)
 
@@ -194,6 +203,7 @@ class Space:
             by_schedule=self._with_schedules and rng.random() < 0.5,
             bandwidths=self._bandwidths if self._bandwidths and rng.random() < 0.5 else (),
             sizes=((rng.choice(self.sizes), gene()),) if self.sizes and rng.random() < _SMALL_APART else (),
+            sparse=rng.choice(self._ways) if len(self._ways) > 1 else "auto",
         )
 
     def _change_bucket(self, genes: Genome, rng: random.Random) -> Genome:
@@ -213,6 +223,9 @@ class Space:
 
     def _change_owners(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, bandwidths=() if genes.bandwidths else self._bandwidths)
+
+    def _change_sparse(self, genes: Genome, rng: random.Random) -> Genome:
+        return replace(genes, sparse=rng.choice(self._ways))
 
     def _change_base(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, base=self._near(genes.base, rng))

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from pliant.buckets import as_real
 from pliant.codecs import Codec, spec_of
 from pliant.comm import Comm
 from pliant.layouts.division import factor_shape
-from pliant.spec import LowRank
+from pliant.profiling.row_counts import SparseRowCounts
+from pliant.spec import LowRank, TensorSpec
 
 __all__ = ["GradientSample", "GradientStatistics", "noise_scale"]
 
@@ -32,6 +33,13 @@ class GradientSample:
     """Squared norm of a rank's gradient, mean over ranks, summed over steps."""
     together: float
     """Squared norm of the mean gradient, summed over steps."""
+    sparse: Mapping[str, tuple[float, float]]
+    """Parameter with a sparse gradient -> its rows, and the distinct among all ranks' rows (`SparseRowCounts`)."""
+
+    def with_rows(self, tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+        """Return the tensors with the rows of those whose gradients are sparse."""
+        known = [(tensor, *self.sparse.get(tensor.name, (0.0, 1.0))) for tensor in tensors]
+        return [replace(tensor, sparse_rows=rows, distinct=distinct) for tensor, rows, distinct in known]
 
 
 class GradientStatistics:
@@ -53,9 +61,11 @@ class GradientStatistics:
         self._sketch_of: dict[str, Tensor] = {}
         self._sketches: list[Tensor] = []
         self._rows: list[Tensor] = []
+        self._row_counts = SparseRowCounts()
 
     def take(self, name: str, gradient: Tensor) -> None:
         """Look at one parameter's gradient; a later call for the same step takes the place of an earlier one."""
+        self._row_counts.take(name, gradient)
         dense = as_real(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
         x = dense.reshape(-1).float().contiguous()  # (numel,)
         seed = zlib.crc32(f"{len(self._rows)} {name}".encode())  # a generator of torch takes 32 bits of a seed
@@ -84,12 +94,13 @@ class GradientStatistics:
 
         A step in which any rank had a NaN or Inf, as those that a GradScaler skips, counts for nothing.
         """
+        sparse = self._row_counts.share(self._names, comm, device)
         finite = torch.tensor([int(rows.isfinite().all()) for rows in self._rows], dtype=torch.int64, device=device)
         if finite.numel():
             comm.all_reduce(finite, "min").wait()
         kept = [k for k, sound in enumerate(finite.tolist()) if sound]
         if not kept:
-            return GradientSample(steps=0, shares={}, errors={}, own=0.0, together=0.0)
+            return GradientSample(steps=0, shares={}, errors={}, own=0.0, together=0.0, sparse=sparse)
         sums = torch.stack([self._rows[k] for k in kept]).sum(0).to(device)  # (tensors, 1 + codecs + ranks)
         comm.all_reduce(sums).wait()
         sketches = torch.stack([self._sketches[k] for k in kept]).to(device)  # (steps, _SKETCH)
@@ -108,6 +119,7 @@ class GradientStatistics:
             },
             own=total / comm.size,
             together=float((sketches / comm.size).square().sum()),
+            sparse=sparse,
         )
 
     def _sketch(self, name: str, x: Tensor, seed: int) -> Tensor:

@@ -192,7 +192,7 @@ class Observation:
         ]
         return Workload(
             name=name,
-            tensors=tuple(sorted(tensors, key=lambda t: t.ready_s)),
+            tensors=tuple(sorted(seen.with_rows(tensors), key=lambda t: t.ready_s)),
             forward_s=forward_s,
             backward_s=backward_s,
             step_s=step_s,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.layouts.rounds import average_form, is_short, rounds_among
-from pliant.netmodel import DenseExchange, Floats, Ints, PointToPoint, Round, Together
+from pliant.netmodel import DenseExchange, Floats, HostExchange, Ints, PointToPoint, Round, Together
 
 __all__ = [
     "all_gather",
@@ -169,9 +169,9 @@ def of_buckets(chosen: NDArray[np.bool_], rounds: Sequence[Round]) -> list[Round
 
 
 def _messages_of(
-    chosen: NDArray[np.bool_], messages: PointToPoint | DenseExchange | Together
-) -> PointToPoint | DenseExchange | Together:
-    if isinstance(messages, Together):
+    chosen: NDArray[np.bool_], messages: PointToPoint | DenseExchange | HostExchange | Together
+) -> PointToPoint | DenseExchange:
+    if isinstance(messages, Together | HostExchange):
         raise TypeError("groups of ranks side by side have rounds of their own; choose buckets before that.")
     if isinstance(messages, PointToPoint):
         return replace(messages, num_bytes=messages.num_bytes * chosen)
@@ -193,6 +193,8 @@ def among_ranks(rounds: Sequence[Round], ranks: Ints, num_ranks: int) -> list[Ro
     found: list[Round] = []
     for each in rounds:
         messages = each.messages
+        if isinstance(messages, HostExchange):
+            raise TypeError("ranks of all hosts are meant, and have no places in a larger group.")
         if isinstance(messages, Together):
             messages = Together(parts=tuple(_renamed(part, ranks, num_ranks) for part in messages.parts))
         elif messages is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from pliant.layouts.division import weight_buckets
 from pliant.layouts.parts import OwnedParts
 from pliant.netmodel import BucketBatch
+from pliant.simulator.sparse_rows import row_figures
 from pliant.spec import Exchange, SyncPlan, TensorSpec, Timing, Workload
 
 __all__ = [
@@ -129,7 +130,8 @@ def batch_of(
     size = np.array([itemsize(tensors[group[0]]) for group in groups], dtype=np.float64)
     shapes = tuple(tuple(tensors[k].shape for k in group) for group in groups)
     if not parts:
-        return BucketBatch(numel=numel, itemsize=size, shapes=shapes, num_shards=workload.num_shards)
+        rows = np.array([row_figures(tensors[group[0]], itemsize(tensors[group[0]])) for group in groups])
+        return BucketBatch(numel=numel, itemsize=size, shapes=shapes, rows=rows, num_shards=workload.num_shards)
     held, num_held = np.zeros((len(groups), num_ranks)), np.zeros((len(groups), num_ranks))
     for b, group in enumerate(groups):
         for k in group:
@@ -140,10 +142,16 @@ def batch_of(
 
 
 def _ddp_buckets(tensors: Sequence[TensorSpec], first_bytes: int, bucket_bytes: int) -> list[list[int]]:
-    """Group tensors in their order, by dtype: a bucket is full when it has reached its size, and no tensor is cut."""
+    """Group tensors in their order, by dtype: a bucket is full when it has reached its size, and no tensor is cut.
+
+    Each tensor with sparse gradients has a bucket of its own.
+    """
     full: list[list[int]] = []
     open_: dict[str, tuple[list[int], int, int]] = {}
     for k, tensor in enumerate(tensors):
+        if tensor.sparse_rows:
+            full.append([k])
+            continue
         held, size, limit = open_.get(tensor.dtype, ([], 0, first_bytes))
         held.append(k)
         size += tensor.numel * itemsize(tensor)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from pliant.layouts.host_slices import parts_by_rank, slice_ranges
-from pliant.netmodel import BucketBatch, DenseExchange, Floats, Ints, PointToPoint, Round, Together
+from pliant.netmodel import BucketBatch, DenseExchange, Floats, HostExchange, Ints, PointToPoint, Round, Together
 from pliant.spec import Host, Topology
 from pliant.spec.exchange import Level
 
@@ -99,7 +99,9 @@ def _merged(rounds: Sequence[Round]) -> Round:
     )
 
 
-def _parts(messages: PointToPoint | DenseExchange | Together) -> Sequence[PointToPoint | DenseExchange]:
+def _parts(messages: PointToPoint | DenseExchange | HostExchange | Together) -> Sequence[PointToPoint | DenseExchange]:
+    if isinstance(messages, HostExchange):
+        raise TypeError("messages of all hosts are not those of one group.")
     return messages.parts if isinstance(messages, Together) else [messages]
 
 

@@ -6,14 +6,16 @@ import numpy as np
 
 from pliant.layouts.parts import OwnedParts, joint_numel, place_parts
 from pliant.layouts.payloads import payload_bytes
-from pliant.netmodel import DenseExchange, Floats, Round
+from pliant.netmodel import Floats, Round
 from pliant.simulator.collective_rounds import to_and_from
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.layout import distinct_nodes, itemsize
+from pliant.simulator.owner_rounds import weights_by_hosts, weights_from_owners
+from pliant.simulator.sparse_rows import stepped_numel
 from pliant.spec import CodecSpec, Exchange, Workload
 from pliant.spec.owners import placement_of
 
-__all__ = ["busiest_share", "owned_bytes", "owned_parts", "server_exchange", "weights_from_owners"]
+__all__ = ["busiest_share", "new_weights", "owned_parts", "server_exchange"]
 
 
 def owned_parts(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> dict[int, OwnedParts]:
@@ -33,8 +35,8 @@ def owned_parts(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -
     return found
 
 
-def owned_bytes(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: int) -> Floats:
-    """Return the bytes of weights that each rank sends to all after a step, (1, num_ranks)."""
+def _owned_bytes(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: int) -> Floats:
+    """Return the bytes of weights that each rank owns, (1, num_ranks)."""
     held = np.zeros((1, num_ranks))
     for k, own in parts.items():
         held[0] += own.per_rank(own.numels * itemsize(workload.tensors[k]), num_ranks)
@@ -45,15 +47,23 @@ def busiest_share(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks
     """Return the part of the optimizer's work that the busiest rank does: its own, and all that has no owner."""
     steps = np.zeros(num_ranks)
     for k, tensor in enumerate(workload.tensors):
-        steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else tensor.numel
-    return float(steps.max() / max(1, workload.numel)) if parts else 1.0
+        steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else stepped_numel(tensor, num_ranks)
+    whole = sum(stepped_numel(tensor, num_ranks) for tensor in workload.tensors)
+    return float(steps.max() / max(1, whole)) if parts else 1.0
 
 
-def weights_from_owners(held: Floats) -> tuple[Round, ...]:
-    """Return the messages of new weights to all, of `owned_bytes`, after a step."""
-    copied = {"reduce_bytes": held.sum(1)}
-    to_all = DenseExchange(give=held, take=np.ones((1, held.shape[1])), rotated=True)
-    return (Round(messages=to_all, before=copied, after=copied),)
+def new_weights(
+    nodes: Sequence[Exchange], parts: Mapping[int, OwnedParts], context: SimulationContext
+) -> tuple[Round, ...]:
+    """Return the messages of new weights to all after a step: of nodes without levels, and of those by hosts."""
+    flat, by_hosts = ({k: own for k, own in parts.items() if bool(nodes[k].levels) == by} for by in (False, True))
+    rounds: tuple[Round, ...] = ()
+    if flat:
+        rounds += weights_from_owners(_owned_bytes(context.workload, flat, context.num_ranks))
+    if by_hosts:
+        held = _owned_bytes(context.workload, by_hosts, context.num_ranks)
+        rounds += weights_by_hosts(held, context.topology)
+    return rounds
 
 
 def server_exchange(

@@ -18,7 +18,7 @@ def pause_of_gradients_s(workload: Workload, first_ready_s: float, period: int, 
         slowest: Factor of the slowest rank.
 
     """
-    return slowest * (workload.step_s + workload.forward_s + first_ready_s + (period - 1) * _whole_s(workload))
+    return slowest * (workload.step_s + workload.forward_s + first_ready_s + (period - 1) * workload.compute_s)
 
 
 def pause_of_gathers_s(workload: Workload, slowest: float) -> float:
@@ -28,8 +28,4 @@ def pause_of_gathers_s(workload: Workload, slowest: float) -> float:
 
 def pause_of_weights_s(node: Exchange, workload: Workload, slowest: float) -> float:
     """Return how long ranks compute from one exchange of weights to the next, of any fragment."""
-    return slowest * _whole_s(workload) * node.timing.period / node.timing.fragments
-
-
-def _whole_s(workload: Workload) -> float:
-    return workload.forward_s + workload.backward_s + workload.step_s
+    return slowest * workload.compute_s * node.timing.period / node.timing.fragments

@@ -19,9 +19,10 @@ from pliant.simulator.layout import (
     gradient_parts,
     weight_parts,
 )
-from pliant.simulator.owned import busiest_share, owned_bytes, owned_parts, server_exchange, weights_from_owners
+from pliant.simulator.owned import busiest_share, new_weights, owned_parts, server_exchange
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.shard_passes import ShardPasses, prepare_shards
+from pliant.simulator.sparse_rows import SparseRows
 from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
 from pliant.simulator.traffic import inside_groups, num_turns, traffic_beside_shards
 from pliant.spec import Exchange, Sharded, SyncPlan, Workload
@@ -100,7 +101,6 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     weights = _weights(nodes, context)
     meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights if not mixed.in_pairs)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
-    held = owned_bytes(workload, owned, num_ranks) if owned else np.zeros((1, num_ranks))
     bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
     served = [bound for bound in bounds if bound is not None]
     coded = next((node.payload_codec for node in distinct_nodes(nodes) if node.staleness_bound is not None), None)
@@ -114,7 +114,7 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
         follow_ups=follow_ups,
         weights=weights,
         meet=one_exchange("meet", tell, context),
-        share=one_exchange("new weights", weights_from_owners(held), context) if lockstep_owners else None,
+        share=one_exchange("new weights", new_weights(nodes, owned, context), context) if lockstep_owners else None,
         served=one_exchange("owners", server_exchange(owned, coded, context, busiest), context) if served else None,
         staleness=served[0] if served else 0,
         step_share=0.0 if served else busiest,
@@ -123,15 +123,21 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
 
 
 def _nodes(plan: SyncPlan, workload: Workload, num_ranks: int) -> list[Exchange]:
-    """Return each tensor's node; equal nodes are one object."""
+    """Return each tensor's node; equal nodes are one object. Sparse gradients are exact whatever the plan says."""
     alike: dict[Exchange, Exchange] = {}
     of_rule = [_for_workload(rule.exchange, workload, num_ranks) for rule in plan.rules]
     of_rule = [alike.setdefault(node, node) for node in of_rule]
     if len(plan.rules) == 1:
-        return of_rule * len(workload.tensors)
+        found = of_rule * len(workload.tensors)
+    else:
+        found = [
+            next(c for c, rule in zip(of_rule, plan.rules, strict=True) if rule.match(t.name, t.layer, t.numel))
+            for t in workload.tensors
+        ]
+    rows = SparseRows(way=plan.sparse)
     return [
-        next(c for c, rule in zip(of_rule, plan.rules, strict=True) if rule.match(t.name, t.layer, t.numel))
-        for t in workload.tensors
+        rows if tensor.sparse_rows and not node.exchanges_weights else node
+        for tensor, node in zip(workload.tensors, found, strict=True)
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.layouts.division import factor_shape
-from pliant.layouts.payloads import granularity, num_kept, payload_bytes
+from pliant.layouts.payloads import granularity, num_kept
 from pliant.layouts.rounds import codes_in_rounds, forwards
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, Ints, PointToPoint, Round, passes, work
 from pliant.simulator.blocks import blocks
@@ -18,6 +18,7 @@ from pliant.simulator.collective_rounds import (
     of_buckets,
     ring,
 )
+from pliant.simulator.owner_rounds import payloads
 from pliant.spec import (
     AllGather,
     AllReduce,
@@ -28,9 +29,7 @@ from pliant.spec import (
     Gossip,
     Graph,
     LowRank,
-    ParameterServer,
     ScatterGather,
-    ShardedOptimizer,
 )
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "block_rounds",
     "gossip_rounds",
     "low_rank_rounds",
-    "owner_rounds",
     "scatter_gather_rounds",
 ]
 
@@ -50,12 +48,6 @@ _SLOT_BYTES = 16
 
 def _num_kept(codec: CodecSpec, numel: Floats) -> Floats:
     return np.array([num_kept(codec, int(k)) for k in numel], dtype=np.float64)
-
-
-def _payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
-    """Return payload_bytes of an array of any shape."""
-    different, where = np.unique(numel, return_inverse=True)
-    return np.array([payload_bytes(codec, int(k)) for k in different], dtype=np.float64)[where].reshape(numel.shape)
 
 
 def all_reduce_rounds(node: AllReduce, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
@@ -77,7 +69,7 @@ def scatter_gather_rounds(
     numel = batch.numel
     codec = node.codec
     part = _parts(codec, numel, num_ranks)
-    payload, largest, others = _payloads(codec, part), part.max(1), numel - part.min(1)
+    payload, largest, others = payloads(codec, part), part.max(1), numel - part.min(1)
     pieces = np.maximum(1, np.minimum(np.ceil(4 * largest / node.chunk_bytes), np.ceil(largest / granularity(codec))))
     slots = np.ceil(payload.max(1) / _SLOT_BYTES) * _SLOT_BYTES
     on_worker = "encode" if node.feedback == "none" else "feedback"
@@ -146,7 +138,7 @@ def all_gather_rounds(
     if codec.facts.kind == "transform":
         restore = {f"decode {codec.name}": batch.numel}
     before = {f"encode {codec.name}": batch.numel, **passes(batch, 2)}
-    around = all_gather(_payloads(codec, batch.numel), num_ranks)
+    around = all_gather(payloads(codec, batch.numel), num_ranks)
     return [work(before), *around, work({**restore, **passes(batch, 3)})]
 
 
@@ -179,31 +171,10 @@ def block_rounds(
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
 
 
-def owner_rounds(
-    node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int, turn: int
-) -> list[Round]:
-    """Gradients to owners, who add up and tell all the norms of parts; weights follow once, after the step."""
-    codec, held = node.payload_codec, batch.held
-    payload = held * batch.itemsize[:, None] if codec is None else _payloads(codec, held)
-    everybody = np.ones((1, num_ranks))
-    before, after = passes(batch, 1), passes(batch, 1)
-    most = held.max(1, initial=0)
-    if codec is None:
-        after = {"reduce_bytes": after["reduce_bytes"] + 4 * most * (num_ranks - 1)}
-    else:
-        before[f"encode {codec.name}"] = batch.numel - held.min(1)
-        after[f"add {codec.name}"] = most * (num_ranks - 1)
-    return [
-        Round(messages=DenseExchange(give=everybody, take=payload, rotated=True), before=before, after=after),
-        *all_gather(8 * batch.num_held.max(1, initial=0), num_ranks),
-        work(passes(batch, 1)),
-    ]
-
-
 def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return the messages along a graph, and what averaging takes; at a free pace, one question of each rank."""
     graph, codec = node.graph, node.payload_codec
-    size = _payloads(codec, batch.numel)
+    size = payloads(codec, batch.numel)
     if node.meets_in_pairs:
         return _pair_rounds(node, batch, num_ranks, turn)
     if graph.kind == "complete":
@@ -230,7 +201,7 @@ def _pair_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int,
     codec, neighbours = node.payload_codec, [sorted(each) for each in node.graph.neighbours(num_ranks)]
     asks = np.array([(i, near[turn % len(near)]) for i, near in enumerate(neighbours) if near], dtype=np.int64)
     source, target = asks.reshape(-1, 2).T
-    size, share = _payloads(codec, batch.numel), np.ones(len(asks))
+    size, share = payloads(codec, batch.numel), np.ones(len(asks))
     question = PointToPoint(source=source, target=target, share=share, num_bytes=size)
     answer = PointToPoint(source=target, target=source, share=share, num_bytes=size)
     if codec is None:

@@ -185,7 +185,7 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
     plan's period: steps of the fastest for an average, of each rank for its pairs.
     """
     context, overheads, workload = prepared.context, prepared.context.overheads, prepared.context.workload
-    whole_s = workload.forward_s + workload.backward_s + workload.step_s
+    whole_s = workload.compute_s
     paces_s = whole_s * np.array(context.slowdown)  # (num_ranks,)
     every = min(mixed.part.timing.period for mixed in prepared.weights)
     each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]

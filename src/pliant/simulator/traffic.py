@@ -10,13 +10,13 @@ import numpy as np
 from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels, sums_inside
+from pliant.simulator.owner_rounds import owner_rounds, owner_rounds_by_hosts
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
     block_rounds,
     gossip_rounds,
     low_rank_rounds,
-    owner_rounds,
 )
 from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
@@ -160,6 +160,8 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
 
 def _between_groups(node: BetweenGroups, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Sum inside each group, exchange slices between groups side by side, and gather; or, of weights, without sums."""
+    if isinstance(node.inner, ShardedOptimizer):
+        return ExchangeTraffic(task=tuple(owner_rounds_by_hosts(node.inner, batch, topology)))
     groups, among = groups_of(node.LEVEL, topology), among_groups(node.LEVEL, topology)
     num_slices = min(map(len, groups)) if node.slices_freely else 1
     up, down = rounds_inside(batch, groups, num_slices)

@@ -17,6 +17,8 @@ class Combinator(Exchange):
 
     ONCE: ClassVar[str] = ""
     """Why it stands once among the nodes that hold each other."""
+    TAKES_OWNERS: ClassVar[bool] = False
+    """Whether the node inside may have owners, all at the same steps."""
     inner: Exchange
 
     def __post_init__(self) -> None:
@@ -25,7 +27,7 @@ class Combinator(Exchange):
         twice = next((node for node in self.inner.walk() if isinstance(node, type(self))), None)
         require(twice is None, name, f"inner has a {name} already, {self.ONCE}; leave one out.")
         require(
-            not self.inner.has_owners,
+            not self.inner.has_owners or self.TAKES_OWNERS,
             name,
             "inner must not have owners, since they hold parts of the optimizer for all ranks, and send new weights "
             f"after every step, got {type(self.inner.core).__name__}; use it by itself.",
@@ -46,6 +48,10 @@ class Combinator(Exchange):
     @property
     def early_timing(self) -> Timing:
         return self.inner.early_timing
+
+    @property
+    def has_owners(self) -> bool:
+        return self.inner.has_owners
 
     @property
     def payload_codec(self) -> CodecSpec | None:

@@ -53,9 +53,16 @@ class BetweenHosts(BetweenGroups):
     made_by: ClassVar[str] = "executors.between_hosts:BetweenGroupsExecutor"
     ONCE: ClassVar[str] = "but hosts are one level; above it are racks, as in BetweenHosts(inner=BetweenRacks(...))"
     LEVEL: ClassVar[Level] = "host"
+    TAKES_OWNERS: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.inner.staleness_bound is None,
+            "BetweenHosts",
+            "inner must not let ranks be at steps of their own, since the ranks of a host add up the gradients of one "
+            f"step, got {type(self.inner.core).__name__}; use ShardedOptimizer, or leave BetweenHosts out.",
+        )
         above = [node for node in self.inner.walk() if isinstance(node, BetweenRacks)]
         require(
             not any(node.exchanges_weights for node in above),

@@ -124,6 +124,7 @@ class ParameterServer(Exchange):
 
 def placement_of(node: Exchange) -> Placement:
     """Return the placement of a node that has owners. Raises TypeError for any other."""
-    if isinstance(node, (ShardedOptimizer, ParameterServer)):
-        return node.placement
+    core = node.core
+    if isinstance(core, (ShardedOptimizer, ParameterServer)):
+        return core.placement
     raise TypeError(f"{node} has no owners, and so no placement.")

@@ -2,19 +2,22 @@
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, get_args
 
 from pliant.spec.exchange import Exchange
 from pliant.spec.files import canonical_hash
 from pliant.spec.format1 import FlatChoice, exchange_of
 from pliant.spec.gradients import AllReduce
-from pliant.spec.plain import build_record
+from pliant.spec.plain import LATER, build_record
 
-__all__ = ["Match", "Order", "Rule", "SyncPlan"]
+__all__ = ["Match", "Order", "Rule", "SparseWay", "SyncPlan"]
 
 Order = Literal["ready", "at_end"]
 """Whether a bucket leaves when it is ready, beside backward, or after the whole backward."""
+SparseWay = Literal["auto", "gather", "owners", "dense"]
+"""Way of sparse gradients, as of ``nn.Embedding(sparse=True)``: all ranks' rows to all, sums of rows at the owners of
+ranges of the table, or an all-reduce of the table; "auto" is what sends the fewest bytes, step by step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +80,13 @@ class SyncPlan:
     order: Order = "ready"
     name: str = ""
     provenance: str = ""
+    sparse: SparseWay = field(default="auto", metadata=LATER)
 
     def __post_init__(self) -> None:
+        if self.sparse not in get_args(SparseWay):
+            raise ValueError(
+                f"sparse gradients cannot go by {self.sparse!r}; a plan has one of {', '.join(get_args(SparseWay))}."
+            )
         if not self.rules or self.rules[-1].match != Match():
             raise ValueError(
                 "the last rule of a plan must match every parameter, but this plan leaves some without an exchange; "
@@ -115,11 +123,12 @@ class SyncPlan:
     @property
     def hash(self) -> str:
         """16 hexadecimal digits that all ranks must agree on; name and provenance do not count."""
-        return canonical_hash(SyncPlan(rules=self.rules, bucket_bytes=self.bucket_bytes, order=self.order))
+        return canonical_hash(replace(self, name="", provenance=""))
 
     def __str__(self) -> str:
         buckets = f", buckets of {self.bucket_bytes / 2**20:.3g} MiB" if self.bucket_bytes else ""
-        lines = [f"{self.name or 'plan'} [{self.hash}]{buckets}"]
+        sparse = f", sparse gradients by {self.sparse}" if self.sparse != "auto" else ""
+        lines = [f"{self.name or 'plan'} [{self.hash}]{buckets}{sparse}"]
         for rule in self.rules:
             m = rule.match
             conditions = [

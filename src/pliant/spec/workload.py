@@ -34,14 +34,18 @@ class TensorSpec:
     """`Exchange.coding`, such as 'qsgd(bits=4)' or 'rank(rank=4)' -> relative squared error |C(g) - g|^2/|g|^2.
 
     For an unbiased codec it is omega, for a biased one 1 - delta, where delta is the contraction."""
+    sparse_rows: float = field(default=0.0, metadata=LATER)
+    """Rows of a rank's gradient in a step, where it comes as pairs of index and values; 0 where it is dense."""
+    distinct: float = field(default=1.0, metadata=LATER)
+    """Rows of the mean gradient over the sum of all ranks' rows: below 1 where ranks share rows."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gradient_error", MappingProxyType(dict(self.gradient_error)))
-        figures = (self.ready_s, self.gradient_share, *self.gradient_error.values())
+        figures = (self.ready_s, self.gradient_share, self.sparse_rows, self.distinct, *self.gradient_error.values())
         if not all(0 <= each < math.inf for each in (*self.shape, *figures)) or self.numel > _MOST_NUMEL:
             raise ValueError(
-                f"tensor {self.name!r} has shape {self.shape}, is ready after {self.ready_s:g} s, and has shares or "
-                f"errors; all must be finite and at least 0, and at most {_MOST_NUMEL:g} elements."
+                f"tensor {self.name!r} has shape {self.shape}, is ready after {self.ready_s:g} s, and has shares, "
+                f"rows or errors; all must be finite and at least 0, and at most {_MOST_NUMEL:g} elements."
             )
 
     @property
@@ -89,6 +93,11 @@ class Workload:
                 f"a noise scale or rank factors, {self.batch_size} samples and {self.num_shards} shards; times, "
                 "factors and shards must be finite and at least 0, samples at least 1."
             )
+
+    @property
+    def compute_s(self) -> float:
+        """Time that a step computes, in s."""
+        return self.forward_s + self.backward_s + self.step_s
 
     @property
     def is_sharded(self) -> bool:

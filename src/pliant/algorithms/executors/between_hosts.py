@@ -36,6 +36,9 @@ class BetweenGroupsExecutor:
     first rank of each host exchanges the whole bucket. Phases and bytes: `HierarchicalAverage`. Gradients of hosts of
     unequal size are weighted so that the result estimates the mean over ranks, not over hosts.
 
+    An inner algorithm with owners gets the levels themselves: parts go to their owners by way of one rank of each host
+    (`ReduceToOwners`).
+
     Where weights are exchanged, gradients are averaged inside the host in every step, so that its ranks stay equal,
     and the first of them exchanges the host's weights.
     """
@@ -51,13 +54,17 @@ class BetweenGroupsExecutor:
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The inner algorithm's slots on ranks that exchange with other hosts, under a prefix."""
         levels = levels_of(comm)
+        if self.node.has_owners:
+            return self.inner.slots(shape, comm)
         if (outer := self._outer(levels)) is None:
             return {}
         return prefix_slots(self._prefix(levels), self.inner.slots(shape, outer))
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Prepare the inner algorithm for this rank's slice."""
+        """Prepare the inner algorithm for this rank's slice; with owners for all of the bucket."""
         levels = levels_of(comm)
+        if self.node.has_owners:
+            return self.inner.prepare(bucket, levels)
         average = HierarchicalAverage(bucket.numel, levels, self._num_slices(levels))
         if (outer := self._outer(levels)) is None:
             return _Prepared(average=average, slice=None, workspace=None)
@@ -68,6 +75,8 @@ class BetweenGroupsExecutor:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Go up, across and down; or, where weights are exchanged, stay in the host."""
+        if self.node.has_owners:
+            return self.inner.on_ready(bucket, state, levels_of(comm), context)
         levels, own = levels_of(comm), cast(_Prepared, state.workspace)
         if self.node.exchanges_weights and context.step >= self.node.timing.until_step:
             levels.inner.all_reduce(bucket.flat.mul_(1 / levels.inner.size)).wait()

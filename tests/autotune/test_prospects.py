@@ -1,0 +1,52 @@
+"""What a search may gain, by prediction: exchanges cost no more than was seen, and trials must save what they cost."""
+
+from dataclasses import replace
+
+import pytest
+
+import pliant
+from pliant.autotune.prospects import look_ahead
+from pliant.planner import Gene, Genome, Quality, Trial
+from pliant.simulator import Overheads, simulate_many, workload_named
+from pliant.spec import Host, Topology
+
+EXACT = Genome(Gene("exact", {"bits": 32}))
+WORK = workload_named("vgg16", 0.15)
+FOUR = Topology(hosts=tuple(Host(name=name, send_bytes_per_s=5e8, receive_bytes_per_s=5e8) for name in "abcd"))
+PREDICTED_S = float(simulate_many([EXACT.plan()], WORK, FOUR)[0])
+ADDED_S = PREDICTED_S - WORK.compute_s
+
+
+def gain_if_seen(step_s: float) -> float:
+    seen = Trial(genes=EXACT, steps_s=(step_s,))
+    return look_ahead(WORK, FOUR, Overheads(), Quality(budget=1.1), EXACT, seen, 0).gain
+
+
+def test_an_exchange_is_taken_to_cost_no_more_than_was_seen():
+    as_predicted = gain_if_seen(PREDICTED_S)
+    assert as_predicted > 1.5
+    assert gain_if_seen(2 * PREDICTED_S) == as_predicted
+    shares = [1.0, 0.5, 0.1, 0.01]
+    gains = [gain_if_seen(WORK.compute_s + share * ADDED_S) for share in shares]
+    assert gains == sorted(gains, reverse=True)
+    for share, gain in zip(shares, gains, strict=True):
+        assert 1.0 <= gain <= 1 + share * ADDED_S / WORK.compute_s + 1e-9
+    assert gain_if_seen(0.9 * WORK.compute_s) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "num_steps", "step_s", "done", "pays"),
+    [
+        (1.04, 0, 1.0, 0, False),  # below least_gain
+        (1.2, 0, 0.001, 10**9, True),  # of a training without a known end
+        (1.2, 200, 0.01, 0, True),  # saves 0.33 s
+        (1.2, 200, 0.01, 100, False),
+        (1.06, 200, 0.01, 0, False),
+        (1.06, 200, 0.1, 0, True),
+        (1.2, 200, 10.0, 300, False),
+    ],
+)
+def test_trials_must_save_what_they_cost(gain, num_steps, step_s, done, pays):
+    auto = pliant.Auto(least_gain=1.05, num_steps=num_steps)
+    assert auto.pays(gain, step_s, done) == pays
+    assert replace(auto, least_gain=gain + 0.01).pays(gain, step_s, done) is False
