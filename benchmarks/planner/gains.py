@@ -58,7 +58,7 @@ def judged(cluster: str, share: float, model: str, limit: float, seed: int) -> d
     """Return one line."""
     topology = world(cluster, share)
     work = workload(model, topology.hosts[0].machine)
-    space = Space(work, topology, Quality(budget=limit))
+    space = Space(work, topology, Quality(budget=limit), combined=True)
     builders = list(named_plans(space))
     builders_s = simulate_many([plan for _, plan, _ in builders], work, topology)
     cost_s = {name: float(s) * ratio for (name, _, ratio), s in zip(builders, builders_s, strict=True)}

@@ -40,7 +40,7 @@ class Cell:
     def __init__(self, dataset: Dataset, cell: MeasuredCell, limit: float) -> None:
         workload, topology = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id].topology
         self.name, self.limit = cell.name, limit
-        self.space = Space(workload, topology, Quality(budget=limit))
+        self.space = Space(workload, topology, Quality(budget=limit), combined=True)
         predictor = Predictor(cell.physics)
         predictor.fit(list(cell.trials))
         self._physics, self._coefficients = cell.physics, predictor.coefficients

@@ -24,7 +24,6 @@ TWO_A_HOST = Topology(hosts=tuple(Host(name=f"h{i}", num_ranks=2) for i in range
 def true_step_s(genes: Genome) -> float:
     """Bytes over a link, a cost per bucket, and one thing that no simulator would know: order at the end is better."""
     weight = {"exact": 1.0, "owner": 1.1, "quantized": 0.3, "fed_back": 0.1, "low_rank": 0.05, "sparse": 0.3}
-    weight |= {"ScatterGather": 0.5, "ShardedOptimizer": 0.6}  # in 16 bits
     size = weight.get(genes.base.family, 0.2) * (0.5 if genes.base.settings.get("bits") in (16, 4) else 1.0)
     bucket = math.log2((genes.bucket_bytes or 25 << 20) / (5 << 20))
     return (0.1 + size) * (1 + 0.02 * bucket**2) * (0.9 if genes.at_end else 1.0)

@@ -8,8 +8,7 @@ from pliant.planner import BASELINES, Gene, Genome, Quality, SearchLimits, Space
 from pliant.planner.challenge import CHANGED, SearchStart, challenge_steps, is_changed
 from waiting import made_up_clock
 
-INT4 = Genome(Gene("fed_back", {"bits": 4}), bucket_bytes=25 << 20)
-LIMITS = SearchLimits(max_trials=12, num_drawn=40, seeds={**BASELINES, "int4": INT4})
+LIMITS = SearchLimits(max_trials=12, num_drawn=40)
 DDP = BASELINES["ddp"]
 
 

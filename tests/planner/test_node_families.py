@@ -72,7 +72,7 @@ def test_the_ratio_of_a_node_around_another_is_the_product_of_both():
 
 
 def test_small_parameters_may_be_exchanged_otherwise_than_large_ones():
-    space = Space(WORKLOAD, FLAT, Quality(budget=1.6))
+    space = Space(WORKLOAD, FLAT, Quality(budget=1.6), combined=True)
     assert space.sizes == (1 << 16,)  # between those of the convolutions and of the linear layers
     mixed = Genome(Gene("low_rank", {"rank": 4}), sizes=((1 << 16, Gene("owner", {})),), cut="auto")
     assert mixed in space
@@ -88,13 +88,25 @@ def test_racks_are_searched_where_there_are_racks():
     names = [host.name for host in LINKED.hosts]
     racks = tuple(Rack(name=f"r{k}", hosts=tuple(names[2 * k : 2 * k + 2])) for k in range(2))
     gene = Gene("BetweenRacks", {"inner": INT4})
-    assert Genome(gene) not in Space(WORKLOAD, LINKED, Quality(budget=1.6))
-    assert Genome(gene) in Space(WORKLOAD, Topology(hosts=LINKED.hosts, racks=racks), Quality(budget=1.6))
+    assert Genome(gene) not in Space(WORKLOAD, LINKED, Quality(budget=1.6), combined=True)
+    racked = Topology(hosts=LINKED.hosts, racks=racks)
+    assert Genome(gene) in Space(WORKLOAD, racked, Quality(budget=1.6), combined=True)
+
+
+def test_combinations_are_drawn_only_where_they_are_asked_for():
+    rng, drawn = random.Random(0), dict[bool, list[Genome]]()
+    for combined in (False, True):
+        space = Space(WORKLOAD, FLAT, Quality(budget=1.6), combined=combined)
+        drawn[combined] = [space.sample(rng) for _ in range(60)]
+        drawn[combined] += [space.mutate(genes, rng) for genes in drawn[combined]]
+    named = {key: all(g.family in NAMED_FAMILIES for genes in each for g in genes.genes) for key, each in drawn.items()}
+    assert named == {False: True, True: False}
+    assert not any(genes.sizes for genes in drawn[False])
 
 
 @given(st.integers(0, 10**6), st.sampled_from([LINKED, FLAT, TWO_A_HOST]))
 def test_no_step_is_simulated_below_its_least_time(seed, topology):
-    space = Space(WORKLOAD, topology, Quality(budget=10))
+    space = Space(WORKLOAD, topology, Quality(budget=10), combined=True)
     genes = space.sample(random.Random(seed))
     least_s = LeastTimes(WORKLOAD, topology, Overheads())(genes)
     assert 0 < least_s <= simulate(genes.plan(), WORKLOAD, topology).step_s * (1 + 1e-9)
@@ -108,7 +120,7 @@ def test_the_least_time_of_a_sum_is_that_of_its_bytes():
 
 
 def test_plans_that_cannot_be_better_are_not_predicted_and_the_best_is_the_same():
-    space, asked = Space(WORKLOAD, LINKED, Quality(budget=1.6)), {True: 0, False: 0}
+    space, asked = Space(WORKLOAD, LINKED, Quality(budget=1.6), combined=True), {True: 0, False: 0}
     best = {}
     for bounded in (True, False):
         least = LeastTimes(WORKLOAD, LINKED, Overheads()) if bounded else lambda _: 0.0

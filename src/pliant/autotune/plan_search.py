@@ -31,6 +31,8 @@ _FINALISTS = 3
 """So many of the best are held against each other."""
 _HOPELESS = 1.5
 """Times of the best plan from which on exact training is not held against it."""
+_UNEQUAL = 2.0
+"""Times that one plan may have changed more than another between trial and turns, on one network."""
 _UNDONE = "A plan failed in its trial, which was undone"
 
 
@@ -127,6 +129,8 @@ class PlanSearch:
         since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
         now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
         expected_s = statistics.median(since) * now_s if since else math.nan
+        if since and max(since) > _UNEQUAL * min(since):  # turns were on two networks: the first windows find it out
+            expected_s = best.tried_s
         genes = known.get(best.plan.hash, self.exact) if adopted else self.exact
         return PlanDecision(best, genes, compared.gains, adopted, expected_s, predicted=is_hopeless)
 

@@ -6,6 +6,7 @@ from pliant.netmodel import Overheads
 from pliant.planner import (
     FrontierPoint,
     Genome,
+    LeastTimes,
     Quality,
     Space,
     Trial,
@@ -57,22 +58,33 @@ def look_ahead(
         seed: Seed of the plans that are drawn.
 
     """
+    known: dict[Genome, float] = {}
+    least_s = LeastTimes(workload, topology, overheads)
 
     def step_s(plans: list[Genome]) -> list[float]:
-        return simulate_many([genes.plan() for genes in plans], workload, topology, overheads=overheads).tolist()
+        new = [genes for genes in plans if genes not in known]
+        found = simulate_many([genes.plan() for genes in new], workload, topology, overheads=overheads) if new else ()
+        known.update(zip(new, map(float, found), strict=True))
+        return [known[genes] for genes in plans]
 
     compute_s = workload.compute_s * max(workload.rank_factors, default=1.0)
     added_s, seen_s = step_s([seen.genes])[0] - compute_s, max(seen.step_s - compute_s, 0.0)
     scale = seen_s / added_s if added_s > seen_s else 1.0
 
+    def scaled(s: float) -> float:
+        return s + (1 - scale) * min(compute_s - s, 0.0)
+
     def to_accuracy_s(plans: list[Genome]) -> list[float]:
-        scaled_s = (s + (1 - scale) * min(compute_s - s, 0.0) for s in step_s(plans))
-        return [s * quality.factor(genes) for s, genes in zip(scaled_s, plans, strict=True)]
+        return [scaled(s) * quality.factor(genes) for s, genes in zip(step_s(plans), plans, strict=True)]
 
     optimizer = quality.optimizer
-    points = frontier(workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed)
+    points = frontier(
+        workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed, least_s=least_s
+    )
     space = Space(workload, topology, quality)
     seeds = {**space.baselines, "exact": exact}
-    found = search_predicted(space, to_accuracy_s, seeds, _CANDIDATES, seed)
+    found = search_predicted(
+        space, to_accuracy_s, seeds, _CANDIDATES, seed, least_s=lambda genes: scaled(least_s(genes))
+    )
     gain = to_accuracy_s([exact])[0] / found[0][1]
     return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)

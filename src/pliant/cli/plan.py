@@ -102,7 +102,7 @@ def plan(
     known, whose = _overheads(earlier, overheads, machine, training, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
     allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured or errors)  # errors are measured
-    space = Space(training, network, allowed, error_budget)
+    space = Space(training, network, allowed, error_budget, combined=True)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
         return simulate_many(plans, workload, network, overheads=known).tolist()
@@ -118,7 +118,10 @@ def plan(
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     least_s = LeastTimes(training, network, known or overheads_of(network))
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
-    points = frontier(training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s)
+    drawn = candidates // 5
+    points = frontier(
+        training, network, optimizer, steps_s, candidates=drawn, seed=seed, least_s=least_s, combined=True
+    )
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
     _show(frontier_text(points, optimizer), found, space, seeds)

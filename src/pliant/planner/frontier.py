@@ -9,7 +9,7 @@ from typing import Any
 from pliant.planner.compositions import searched_genes
 from pliant.planner.genome import Genome
 from pliant.planner.quality import Quality
-from pliant.planner.risk import Risk, risk_of
+from pliant.planner.risk import Risk, is_losing, risk_of
 from pliant.planner.space import Space
 from pliant.spec import Topology, Workload
 from pliant.spec.units import format_time
@@ -109,6 +109,7 @@ def frontier(
     candidates: int = 40,
     seed: int = 0,
     least_s: Callable[[Genome], float] = lambda _: 0.0,
+    combined: bool = False,
 ) -> list[FrontierPoint]:
     """Return the three points of the frontier: exact, up to 1.1 and up to 1.5 times the steps.
 
@@ -124,11 +125,12 @@ def frontier(
         candidates: Plans to predict for each point.
         seed: Seed of the plans that are drawn.
         least_s: Least step time of a plan, in s; one that cannot be better than the best so far is not predicted.
+        combined: Whether nodes around others and small parameters apart are drawn as well, as `Space` says.
 
     """
     base = replace(quality or Quality(), optimizer=optimizer, unmeasured=True)
-    genes = searched_genes(base.ratios)
-    losing = frozenset(gene for gene in genes if risk_of(Genome(gene), optimizer).loses)
+    genes = searched_genes(base.ratios, combined=combined, racks=bool(topology.racks))
+    losing = frozenset(gene for gene in genes if is_losing(gene, optimizer))
     known: dict[Genome, float] = {}
 
     def remember(plans: list[Genome]) -> list[float]:
@@ -140,7 +142,7 @@ def frontier(
         def to_accuracy_s(plans: list[Genome]) -> list[float]:
             return [s * allowed.factor(genes) for s, genes in zip(remember(plans), plans, strict=True)]
 
-        space = Space(workload, topology, allowed)
+        space = Space(workload, topology, allowed, combined=combined)
         search_predicted(space, to_accuracy_s, space.baselines, candidates, seed, least_s=least_s)
 
     def best(allowed: Quality) -> Genome:

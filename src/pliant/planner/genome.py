@@ -1,5 +1,6 @@
 """Genome of a plan: the settings that a search may change."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import product
@@ -27,7 +28,7 @@ from pliant.spec.owners import Cut
 from pliant.spec.plain import LATER
 from pliant.spec.plan import SparseWay
 
-__all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of", "is_exact", "is_new", "is_valid"]
+__all__ = ["SMALL_NUMEL", "Gene", "Genome", "all_of", "genes_of", "is_exact", "is_new", "is_valid"]
 
 SMALL_NUMEL = 8192
 """Parameters of at most so many elements are never coded with a loss: they hardly weigh on the network."""
@@ -65,27 +66,27 @@ class Gene:
         numbers = {key: f"{value:g}" if isinstance(value, float) else value for key, value in self.settings.items()}
         return f"{self.family}({', '.join(f'{key}={value}' for key, value in numbers.items())})"
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether it gives DDP's gradients but for rounding to 16 bits."""
         return is_exact(self.exchange)
 
-    @property
+    @cached_property
     def between_steps(self) -> bool:
         """Whether weights are exchanged between steps."""
         return self.exchange.exchanges_weights
 
-    @property
+    @cached_property
     def lossy(self) -> bool:
         """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
         return not self.exact and not self.between_steps
 
-    @property
+    @cached_property
     def changes_state(self) -> bool:
         """Whether weights or optimizer state may be others than DDP's on some rank between two steps."""
         return self.exchange.exchanges_weights or self.exchange.has_owners
 
-    @property
+    @cached_property
     def fits_hosts(self) -> bool:
         """Whether it may be asked for between hosts only."""
         node = self.exchange
@@ -109,9 +110,14 @@ def all_of(family: str) -> tuple[Gene, ...]:
 
     What is a setting of a family with a name as well is left out of those of its class of nodes.
     """
-    found = FAMILIES[family]
-    every = (Gene(family, dict(zip(found.grids, each, strict=True))) for each in product(*found.grids.values()))
-    return tuple(every if isinstance(found, Family) else (gene for gene in every if is_valid(gene) and is_new(gene)))
+    named = family in NAMED_FAMILIES
+    return tuple(gene for gene in genes_of(family) if named or (is_valid(gene) and is_new(gene)))
+
+
+def genes_of(family: str) -> Iterator[Gene]:
+    """Yield every combination of the values of a family's settings, also those that its node refuses."""
+    grids = FAMILIES[family].grids
+    return (Gene(family, dict(zip(grids, each, strict=True))) for each in product(*grids.values()))
 
 
 @cache

@@ -4,6 +4,7 @@ import random
 
 from pliant.planner.families import FAMILIES
 from pliant.planner.genome import SMALL_NUMEL, Gene
+from pliant.planner.node_families import NodeFamily
 from pliant.spec import Workload
 
 __all__ = ["beside", "distance", "separating", "useful"]
@@ -17,9 +18,11 @@ def useful(grid: tuple[int, ...], total: int) -> tuple[int, ...]:
 
 
 def distance(one: Gene, other: Gene) -> int:
-    """Return the steps on the grids between two genes of a family."""
-    grids = FAMILIES[one.family].grids
-    return sum(abs(grid.index(one.settings[key]) - grid.index(other.settings[key])) for key, grid in grids.items())
+    """Return the steps on the grids between two genes of a family; all nodes that may be inside are one step apart."""
+    family = FAMILIES[one.family]
+    grids, inside = (family.others, family.holds) if isinstance(family, NodeFamily) else (family.grids, "")
+    steps = sum(abs(grid.index(one.settings[key]) - grid.index(other.settings[key])) for key, grid in grids.items())
+    return steps + (1 if inside and one.settings[inside] != other.settings[inside] else 0)
 
 
 def separating(workload: Workload) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ _BY_SWITCH = (BetweenHosts,)
 def coded_specs() -> tuple[CodecSpec, ...]:
     """Return every codec with each of the settings that may be tried; of casts to equally many bits the first."""
     found: list[CodecSpec] = []
-    casts = {facts.bits: name for name, facts in reversed(CODECS.items()) if facts.kind == "cast"}
+    casts = {facts.bits: name for name, facts in reversed(list(CODECS.items())) if facts.kind == "cast"}
     for name, facts in CODECS.items():
         if facts.kind == "cast" and casts[facts.bits] != name:
             continue
@@ -75,12 +75,29 @@ def _tried_of(hint: Any, name: str, leaves: Callable[[], tuple[Exchange, ...]]) 
 
 
 @cache
+def _leaf_kinds() -> tuple[type[Exchange], ...]:
+    """Return the nodes that hold no other."""
+    kinds = (NODES[name] for name in sorted(NODES))
+    return tuple(kind for kind in kinds if not any(map(_holds_a_node, typing.get_type_hints(kind).values())))
+
+
+@cache
+def _leaves_of(kind: type[Exchange]) -> Mapping[str, Exchange]:
+    """Return a node that holds no other with each of the values that may be tried, by its text."""
+    values = tried_values(kind) if kind in _leaf_kinds() else None
+    return {text_of(node): node for node in _made(kind, values)} if values is not None else {}
+
+
+@cache
 def _leaves() -> tuple[Exchange, ...]:
     """Return every node that holds no other, with each of the values that may be tried."""
-    kinds = (NODES[name] for name in sorted(NODES))
-    plain = [kind for kind in kinds if not any(map(_holds_a_node, typing.get_type_hints(kind).values()))]
-    grids = ((kind, tried_values(kind)) for kind in plain)
-    return tuple(node for kind, values in grids if values is not None for node in _made(kind, values))
+    return tuple(node for kind in _leaf_kinds() for node in _leaves_of(kind).values())
+
+
+def _leaf(text: str) -> Exchange | None:
+    """Return such a node by its text, without making those of other classes; None if it is not tried."""
+    kind = NODES.get(text.partition("(")[0])
+    return None if kind is None else _leaves_of(kind).get(text)
 
 
 def _holds_a_node(hint: Any) -> bool:
@@ -126,34 +143,51 @@ class NodeFamily:
 
     def __call__(self, settings: Mapping[str, float | str]) -> Exchange:
         """Return the node. Raises ValueError for a value that is not tried, or from the node."""
-        if set(settings) != set(self.grids):
-            raise ValueError(f"{self.name} has the settings {', '.join(self.grids)}, not {', '.join(settings)}.")
+        if set(settings) != set(self._plain):
+            raise ValueError(f"{self.name} has the settings {', '.join(self._plain)}, not {', '.join(settings)}.")
         return make_node(self.node, {name: self._meant(name, value) for name, value in settings.items()})
 
     def at_least(self, name: str, value: float | str) -> tuple[float | str, ...]:
         """Return the values of a setting that are at least as strong: of a text it alone, as texts have no order."""
+        if isinstance(value, str):
+            return (value,)
         grid = self.grids[name]
-        return (value,) if isinstance(value, str) else grid[grid.index(value) :]
+        return grid[grid.index(value) :]
 
     @cached_property
     def holds(self) -> str:
         """Name of the field that holds a node; "" if none does."""
-        return next((name for name, each in self._values.items() if isinstance(each[0], Exchange)), "")
+        return next((name for name, each in self._plain.items() if isinstance(next(iter(each.values())), Exchange)), "")
+
+    def takes(self, inside: Exchange) -> bool:
+        """Say whether a node may be inside, with the first of the other values."""
+        first = {name: next(iter(each.values())) for name, each in self._plain.items()}
+        return _is_taken(self.node, {**first, self.holds: inside})
+
+    @cached_property
+    def others(self) -> Mapping[str, tuple[float | str, ...]]:
+        """Grids of the fields but for that which holds a node, which needs all nodes to be made."""
+        return {name: tuple(each) for name, each in self._plain.items() if name != self.holds}
+
+    @cached_property
+    def _plain(self) -> Mapping[str, Mapping[float | str, Any]]:
+        """Field -> values by numbers and texts, with an exact average for a node inside."""
+        found = tried_values(self.node, lambda: (AllReduce(),)) or {}
+        return {name: {_setting(value): value for value in each} for name, each in found.items()}
 
     @cached_property
     def _values(self) -> _Values:
         """Values of the fields; of nodes inside those that the node takes with the first of its other values."""
-        values = tried_values(self.node) or {}
-        first = {name: each[0] for name, each in values.items()}
-        for name, each in values.items():
-            if any(isinstance(value, Exchange) for value in each):
-                values[name] = tuple(value for value in each if _is_taken(self.node, {**first, name: value}))
+        values = {name: tuple(each.values()) for name, each in self._plain.items()}
+        if self.holds:
+            values[self.holds] = tuple(filter(self.takes, _leaves()))
         return values
 
     def _meant(self, name: str, value: float | str) -> Any:
-        if value not in self.grids[name]:
+        inside = _leaf(str(value)) if name == self.holds else None
+        if inside is None and (name == self.holds or value not in self._plain[name]):
             raise ValueError(f"{self.name} is not tried with {name} {value}.")
-        return self._values[name][self.grids[name].index(value)]
+        return inside or self._plain[name][value]
 
 
 def node_families() -> dict[str, NodeFamily]:

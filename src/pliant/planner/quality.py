@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from pliant.algorithms.registry import ALGORITHMS
 from pliant.planner.compositions import composition
@@ -94,10 +94,8 @@ class Quality:
         Of a node around another, such as local steps whose changes are averaged in a codec, it is the product of both:
         the one around with an exact average, and the one inside by itself.
         """
-        if gene not in self._known_ratios:
-            parts = self._parts(gene)
-            self._known_ratios[gene] = math.prod(ratio for _, ratio in parts) if parts else None
-        return self._known_ratios[gene]
+        parts = self._parts(gene)
+        return math.prod(ratio for _, ratio in parts) if parts else None
 
     def ratio(self, genes: Genome) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
@@ -131,6 +129,11 @@ class Quality:
 
     def _parts(self, gene: Gene) -> tuple[tuple[Gene, float], ...]:
         """Return the genes whose ratios together are that of a gene, each with its own; nothing if one is not known."""
+        if gene not in self._known_parts:
+            self._known_parts[gene] = self._find_parts(gene)
+        return self._known_parts[gene]
+
+    def _find_parts(self, gene: Gene) -> tuple[tuple[Gene, float], ...]:
         ratio = self._ratio_of_one(gene)
         if ratio is not None:
             return ((gene, ratio),)
@@ -162,8 +165,9 @@ class Quality:
         return found
 
     @cached_property
-    def _known_ratios(self) -> dict[Gene, float | None]:
-        return {}
+    def _known_parts(self) -> dict[Gene, tuple[tuple[Gene, float], ...]]:
+        """Parts that were found before, shared by all limits with these ratios and this optimizer."""
+        return _parts_known_with(self.optimizer, frozenset(self.ratios.items()))
 
     @property
     def sentence(self) -> str:
@@ -175,6 +179,11 @@ class Quality:
             f"Only exact plans{others} are considered, since what others cost in steps was measured with "
             f"{MEASURED_WITH} only, and this training uses {self.optimizer}."
         )
+
+
+@lru_cache(maxsize=8)
+def _parts_known_with(*_: object) -> dict[Gene, tuple[tuple[Gene, float], ...]]:
+    return {}
 
 
 def _milder(one: Gene, other: Gene) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 from pliant.planner.compositions import composition
@@ -9,7 +10,7 @@ from pliant.planner.genome import Gene, Genome
 from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
 from pliant.planner.steps_ratios import fitted_ratios
 
-__all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "risk_of"]
+__all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "is_losing", "risk_of"]
 
 _ADAPTIVE = ("adam", "rmsprop", "adagrad", "lamb", "adadelta", "adafactor")
 
@@ -52,7 +53,7 @@ def risk_of(genes: Genome, optimizer: str) -> Risk:
     if not lossy:
         rounded = any(gene.exchange.payload_codec is not None for gene in genes.genes)
         return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: exact")
-    lossy = [part for gene in lossy for part in (composition(gene) or (gene,))]
+    lossy = [part for gene in lossy for part in _parts(gene)]
     fitted = fitted_ratios(optimizer)
     if all(gene in fitted for gene in lossy):
         worst = max((fitted[gene] for gene in lossy), key=lambda row: (row.highest, row.ratio))
@@ -66,6 +67,20 @@ def risk_of(genes: Genome, optimizer: str) -> Risk:
     if optimizer == MEASURED_WITH:
         return Risk(loses=False, sentence=with_sgd)
     return Risk(loses=False, sentence=f"not measured with {optimizer}; {with_sgd}")
+
+
+@cache
+def is_losing(gene: Gene, optimizer: str) -> bool:
+    """Say whether a plan of one gene is known to lose accuracy with an optimizer: `Risk.loses`, without a sentence."""
+    parts = _parts(gene) if not gene.exact else ()
+    fitted = fitted_ratios(optimizer)
+    if all(part in fitted for part in parts):
+        return any(math.isinf(fitted[part].highest) for part in parts)
+    return any(_known_loss(part, optimizer) for part in parts)
+
+
+def _parts(gene: Gene) -> tuple[Gene, ...]:
+    return composition(gene) or (gene,)
 
 
 def _known_loss(gene: Gene, optimizer: str) -> str:

@@ -41,6 +41,8 @@ class Space:
             element, which is never slower, and nowhere else.
         error_budget: How much of the gradient a plan may lose, as `CodecErrors.of` says; None for no such bound. With
             one, only what the workload was measured under is inside.
+        combined: Whether nodes around others, such as local steps whose changes are averaged in a codec, and small
+            parameters apart are drawn as well: a larger space, which takes more candidates to search.
 
     Raises:
         ValueError: There is a budget of errors, but no codec was measured on the workload.
@@ -48,7 +50,13 @@ class Space:
     """
 
     def __init__(
-        self, workload: Workload, topology: Topology, quality: Quality, error_budget: float | None = None
+        self,
+        workload: Workload,
+        topology: Topology,
+        quality: Quality,
+        error_budget: float | None = None,
+        *,
+        combined: bool = False,
     ) -> None:
         self.quality = quality
         self._error_budget, self._errors = error_budget, CodecErrors(workload)
@@ -75,11 +83,11 @@ class Space:
         self._with_schedules = len(topology.hosts) > 2 and bool(topology.links) and not self._is_sharded
         self._with_hosts = len(topology.hosts) > 1 and several and not self._is_sharded
         self._with_racks = bool(topology.racks) and not self._is_sharded
-        self.sizes = separating(workload)
-        """Numbers of elements that divide the parameters that weigh into smaller and larger ones."""
+        self.sizes = separating(workload) if combined else ()
+        """Numbers of elements that divide the parameters that weigh into smaller and larger ones, if combined."""
         self._genes = [
             gene
-            for gene in searched_genes(quality.ratios)
+            for gene in searched_genes(quality.ratios, combined=combined, racks=self._with_racks)
             if (gene.exact or quality.budget > 1)
             and self._is_possible(gene)
             and quality.admits(gene)
@@ -251,7 +259,7 @@ class Space:
 
     def _near(self, gene: Gene, rng: random.Random) -> Gene:
         """Return one setting's neighbour of the same family, or, half of the time, any gene."""
-        alike = [g for g in self._genes if g.family == gene.family and distance(g, gene) == 1]
+        alike = [g for g in self._by_family.get(gene.family, ()) if distance(g, gene) == 1]
         return rng.choice(alike) if alike and rng.random() < 0.5 else rng.choice(self._genes)
 
     def _is_possible(self, gene: Gene) -> bool:
