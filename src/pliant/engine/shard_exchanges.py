@@ -216,12 +216,13 @@ class ShardExchanges(Part):
     def check_state(self, saved: Any, step: int) -> None:
         """Raise ValueError for a state of another mesh, plan or model."""
         mine = self.state
-        require_same_structure(_without_debts(saved), _without_debts(mine), self.key)
+        require_same_structure(saved["mesh"], mine["mesh"], f"{self.key} mesh")  # of another mesh all else differs too
         if saved["mesh"].tolist() != mine["mesh"].tolist():
             raise ValueError(
                 f"the state was saved on a mesh of {_told(saved['mesh'])}, but this is one of {_told(mine['mesh'])}, "
                 "or ranks have other places in it; load it on the same mesh, or convert it with pliant.resize()."
             )
+        require_same_structure(_without_debts(saved), _without_debts(mine), self.key)
         for name, cut in mine["cuts"].items():
             if saved["cuts"][name].tolist() != cut.tolist():
                 raise ValueError(f"the state's {name} is divided otherwise; load it into the model it was saved from.")
