@@ -70,9 +70,9 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
     The choice is twice the last number that paid, at most 32. After a pause each connection starts slowly again, and
     twice as many are there a round trip sooner (measured: 61 % instead of 53 % of a link of 1 Gbit/s at 100 ms).
 
-    Messages in lock-step are two round trips apart at least, for the answer and the receiver's next word. Where Linux
-    halves windows for such a pause, on round trips above 200 ms, every message finds them halved, and takes twice as
-    many once more (measured at 300 Mbit/s, 250 ms: pauses of 0.5 to 2.5 s, time-outs of 0.46 s).
+    Messages in lock-step are two round trips apart at least, for the answer and the receiver's next word. On round
+    trips above 200 ms Linux halves windows for such a pause. So every message finds them halved, and the number doubles
+    once more. Measured at 300 Mbit/s and 250 ms were pauses of 0.5 to 2.5 s, and time-outs of 0.46 s.
 
     Args:
         comm: Ranks, one of each host, with one connection between each two.
