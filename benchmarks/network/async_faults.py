@@ -8,8 +8,8 @@
 A trial trains on four processes of loopback. `run` kills one of them at a moment that was drawn. The others must end
 with an error that names it, or, in an elastic run, go on without it, until all close; within `WITHIN_S`. `stop` stops
 one for so many seconds, and lets it go on, under exchanges in pairs; an average of all waits for all, up to its
-timeout. F.jsonl gets one line a trial, and what has one is not run again. Where ranks have not begun in time, nobody was
-killed: such a trial is no kill, has a line as "not begun", and is run again.
+timeout. F.jsonl gets one line a trial, and what has one is not run again. Where ranks have not begun in time, nobody
+was killed: such a trial is no kill, has a line as "not begun", and is run again.
 """
 
 import argparse
