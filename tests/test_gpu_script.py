@@ -89,3 +89,27 @@ def test_all_parts_have_one_deadline_and_what_does_not_fit_is_named(results):
     assert told["parts"]["good"]["ended"] == "not begun: no time was left"
     assert told["did_not_fit"] == ["bad", "good"]
     assert "9 minutes for all parts; what did not fit: bad, good." in table
+
+
+class Arms:
+    """Steps of a model whose backward pass takes 20 ms, and 10 ms more for each sequence."""
+
+    def most(self):
+        return 40
+
+    def backward_s(self, batch):
+        return 0.02 + 0.01 * batch
+
+    def compute_s(self, batch):
+        return 1.5 * self.backward_s(batch)
+
+    def relaxed(self, name, batch):
+        return 2 * self.backward_s(batch), 0.0
+
+
+@pytest.mark.parametrize(("wire_s", "batches"), [(0.1, [11, 5]), (0.01, [1]), (1.0, [40, 20])])
+def test_the_smallest_batch_that_hides_the_wire_is_found_and_half_of_it(wire_s, batches, monkeypatch):
+    """1.3 times 100 ms are what a pass over 11 sequences takes; nothing takes 1.3 s, and all that fits is tried."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
+    found = runpy.run_path(str(ROOT / "benchmarks" / "gpu" / "rank.py"))["hidden_steps"](Arms(), "onebit", wire_s)
+    assert [each["batch"] for each in found.values()] == batches

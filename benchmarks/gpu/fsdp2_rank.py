@@ -88,8 +88,8 @@ def main() -> None:
         figures = torch.tensor([_apart(shards, whole), loss], dtype=torch.float64)
         dist.all_reduce(figures, dist.ReduceOp.MAX)
         found |= {name: float(figures[0]), f"{name}, loss": float(figures[1]), f"{name}, bytes": sent}
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        if dist.get_rank() == 0:
+            out.write_text(json.dumps(found))  # should a later plan fail, this is not lost
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,11 +1,14 @@
 """One of the four processes: a GPT, and the median step under no exchange and under some algorithms.
 
-Arguments: device, file for the times in seconds, bytes a second at which messages are held up (0: not at all).
+Arguments: device, file for what rank 0 has found, bytes a second of the links, whether messages are held up for as long
+as that takes (0 or 1), and the algorithms, with commas. Under the first of them the step is measured twice more: with
+the smallest batch whose backward pass takes 1.3 times as long as the wire does for its bytes, and with half of that.
 """
 
 import json
 import sys
 import time
+from bisect import bisect_left
 from pathlib import Path
 from statistics import median
 
@@ -18,8 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant
 from pliant.comm.process_group import ProcessGroupComm
 
-_ARMS = "allreduce", "onebit", "bytegrad"
 _WARM_UP, _STEPS = 3, 6
+_LONGER = 1.3
+"""Times that a backward pass takes as long as the wire, at least."""
+_MOST_MEMORY = 0.2
+"""Part of the device's memory that one of the four may need."""
 
 
 class _Block(nn.Module):
@@ -96,28 +102,103 @@ def _step_s(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> fl
     return median(times[_WARM_UP:])
 
 
+def _backward_s(module: nn.Module, x: Tensor) -> float:
+    """Return the median seconds of a backward pass with no exchange."""
+    times = []
+    for _ in range(_WARM_UP + _STEPS):
+        logits = module(x[:, :-1])
+        loss = cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten())
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        start_s = time.perf_counter()
+        loss.backward()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start_s)
+    return median(times[_WARM_UP:])
+
+
+def _largest(value: float) -> float:
+    """Return the largest of all ranks' values, so that all decide alike."""
+    found = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+class Arms:
+    """A model, and its steps with and without an exchange.
+
+    Args:
+        device: Device of all ranks.
+
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device, self._large = device, device == "cuda"
+        self._sizes = (50257, 768, 12, 12, 512) if self._large else (256, 64, 2, 2, 32)
+        self._module = Gpt(*self._sizes).to(device)
+        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=1e-4)
+        self.first = 8 if self._large else 2
+        """Sequences that a rank takes, unless said."""
+
+    def compute_s(self, batch: int) -> float:
+        """Return the seconds of a step with no exchange."""
+        return _step_s(self._module, self._optimizer, self._data(batch))
+
+    def backward_s(self, batch: int) -> float:
+        """Return the seconds of a backward pass with no exchange, on the slowest rank."""
+        return _largest(_backward_s(self._module, self._data(batch)))
+
+    def relaxed(self, name: str, batch: int) -> tuple[float, float]:
+        """Return the seconds of a step under an algorithm, and the bytes that a rank sends in it."""
+        model = DistributedDataParallel(self._module, device_ids=[0] if self._large else None)
+        with pliant.relax(model, self._optimizer, name, timeout_s=60, hosts=[[0], [1], [2], [3]]) as run:
+            step_s = _step_s(model, self._optimizer, self._data(batch))
+            return step_s, _largest(run.stats()["sent_bytes"]) / (_WARM_UP + _STEPS)
+
+    def most(self) -> int:
+        """Return the largest batch that fits, judged by that of the first."""
+        if not self._large:
+            return 64
+        peak, whole = _largest(torch.cuda.max_memory_allocated()), torch.cuda.get_device_properties(0).total_memory
+        return int(self.first * _MOST_MEMORY * whole / peak)
+
+    def _data(self, batch: int) -> Tensor:
+        return torch.randint(self._sizes[0], (batch, self._sizes[-1] + 1), device=self.device)
+
+
+def hidden_steps(arms: Arms, name: str, wire_s: float) -> dict[str, dict[str, float]]:
+    """Return steps with the smallest batch whose backward pass is long enough to hide the wire, and with half of it."""
+    batches = range(1, arms.most() + 1)
+    whole = batches[min(bisect_left(batches, _LONGER * wire_s, key=arms.backward_s), len(batches) - 1)]
+    found: dict[str, dict[str, float]] = {}
+    for which, batch in (("whole", whole), ("half", whole // 2)):
+        if batch:
+            step_s, _ = arms.relaxed(name, batch)
+            times = {"backward": arms.backward_s(batch), "compute": arms.compute_s(batch), "step": step_s}
+            found[which] = {"batch": batch, "wire": wire_s, **times}
+    return found
+
+
 def main() -> None:
-    device, out, bytes_per_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-    large = device == "cuda"
-    if not large:
+    device, out, bytes_per_s, is_held_up = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "1"
+    names = sys.argv[5].split(",")
+    if device != "cuda":
         torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    if bytes_per_s:
+    if is_held_up:
         throttle(bytes_per_s)
     torch.manual_seed(0)
-    sizes = (50257, 768, 12, 12, 512) if large else (256, 64, 2, 2, 32)
-    module = Gpt(*sizes).to(device)
-    x = torch.randint(sizes[0], (8 if large else 2, sizes[-1] + 1), device=device)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-    with torch.autocast(device, torch.bfloat16, enabled=large):
-        times = {"compute": _step_s(module, optimizer, x)}
-        for name in _ARMS:
-            model = DistributedDataParallel(module, device_ids=[0] if large else None)
-            with pliant.relax(model, optimizer, name, timeout_s=60, hosts=[[0], [1], [2], [3]]):
-                times[name] = _step_s(model, optimizer, x)
-            del model
+    arms = Arms(device)
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        times = {"compute": arms.compute_s(arms.first)}
+        measured = {name: arms.relaxed(name, arms.first) for name in names}
+        times |= {name: step_s for name, (step_s, _) in measured.items()}
+        if dist.get_rank() == 0:
+            out.write_text(json.dumps({"times": times, "hidden": {}}))  # should the rest fail, this is not lost
+        hidden = hidden_steps(arms, names[0], measured[names[0]][1] / bytes_per_s)
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(times))
+        out.write_text(json.dumps({"times": times, "hidden": hidden}))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """The order of messages in each group, which is that of the program on all ranks, and how many there are."""
 
+import threading
 from collections import defaultdict
 
 import pytest
@@ -7,6 +8,8 @@ from gpt import adamw, build, train
 from worlds import run
 
 import pliant
+from engine.device_shards import ShardStepRun
+from engine.device_steps import CPU
 from pliant.comm import ProcessGroupComm
 
 pytestmark = [pytest.mark.processes]
@@ -17,8 +20,8 @@ PLANS = {
     "gathered once": pliant.sharded(gradients="int4", weights="bytegrad", regather=False),
     "torch's gathers": pliant.sharded(gradients="onebit"),
 }
-QUEUES = {"exact": 2, "int4 and int8": 2, "gathered once": 1, "torch's gathers": 1}
-"""Groups that messages of shards go through: gathers have one of their own where backward gathers again."""
+QUEUES = {"exact": 2, "int4 and int8": 2, "gathered once": 2, "torch's gathers": 1}
+"""Groups that messages of shards go through: gathers have one of their own, unless they are torch's."""
 
 
 def messages(
@@ -64,7 +67,8 @@ def test_each_message_is_received_in_the_order_in_which_it_was_sent(size, names)
 
 def in_one_and_three_steps() -> list[int]:
     """Return the number of messages that a rank sends in one step, and in three."""
-    return [len(messages(("gathered once",), steps)["gathered once"][0][0]) for steps in (1, 3)]
+    found = [messages(("gathered once",), steps)["gathered once"] for steps in (1, 3)]
+    return [sum(len(sends) for sends, _ in groups) for groups in found]
 
 
 def test_small_parameters_of_a_module_travel_in_one_message():
@@ -72,3 +76,21 @@ def test_small_parameters_of_a_module_travel_in_one_message():
     one, three = run(2, in_one_and_three_steps)[0]
     num_groups, of_each = 3, 2  # two blocks and the root; a reduce-scatter and a gather
     assert three - one == 2 * num_groups * of_each
+
+
+@pytest.mark.parametrize("name", ["int4 and int8", "gathered once"])
+def test_weights_of_backward_do_not_wait_behind_gradients(name):
+    """Gradients are held up until backward has its weights, which it would never get behind them."""
+
+    def body(place):
+        steps = ShardStepRun(place, PLANS[name], CPU)
+        steps.gathered()
+        there, came = threading.Event(), []
+        gradients = steps.thread.submit(lambda: came.append(there.wait(30)))
+        steps.gathered()
+        there.set()
+        gradients.wait()
+        steps.close()
+        return came
+
+    assert pliant.run_world(2, body) == [[True], [True]]

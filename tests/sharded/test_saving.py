@@ -166,6 +166,41 @@ def test_what_cannot_be_loaded_is_refused_on_all_ranks(tmp_path):
         assert "the model's are whole on every rank" in found["mesh"]
 
 
+def changed_since_the_save(folder: str) -> dict[str, str]:
+    """Return what is said of a state that was saved on another mesh, or under another codec."""
+    found = {}
+    what, other = KEEPING["int4"][0], pliant.sharded(gradients="onebit", weights="differences(int4)")
+    meshes = {"codec": None, "mesh": init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard"))}
+    for name, mesh in meshes.items():
+        model = build(width=FRESH, **({} if mesh is None else {"mesh": mesh}))
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, other if name == "codec" else what, timeout_s=60) as run_:
+            train(model, optimizer, 1)
+            before = own_weights(model).clone()
+            try:
+                run_.load_part(folder)
+            except ValueError as error:
+                found[name] = str(error)
+            assert torch.equal(own_weights(model), before)
+            train(model, optimizer, 1, first=1)
+    return found
+
+
+def saves_part(folder: str) -> None:
+    model = build(width=FRESH)
+    optimizer = adamw(model)
+    with pliant.relax(model, optimizer, KEEPING["int4"][0], timeout_s=60) as run_:
+        train(model, optimizer, 1)
+        run_.save_part(folder)
+
+
+def test_a_mesh_or_a_codec_that_changed_since_the_save_is_refused_on_all_ranks(tmp_path):
+    run(2, saves_part, str(tmp_path))
+    for found in run(2, changed_since_the_save, str(tmp_path)):
+        assert "was saved under the plan" in found["codec"]
+        assert "was saved on a mesh of 1 x 2 ranks" in found["mesh"], found["mesh"]
+
+
 def means(name: str, folder: str) -> dict[str, bool]:
     what, mesh = KEEPING[name]
     model = model_of(mesh)

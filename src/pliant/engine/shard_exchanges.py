@@ -27,9 +27,9 @@ __all__ = ["ShardExchanges", "shard_exchanges"]
 class ShardExchanges(Part):
     """Reduce-scatters and gathers of a sharded model under one plan, with what they keep.
 
-    Note [two queues]: where backward gathers again, the next module's weights must not wait behind the gradients of the
-    one before. So gathers then have a group and a thread of their own. Both have one order on all ranks, that of the
-    program. Without gathers in backward nothing would be gained, and both share one.
+    Note [two queues]: in backward the next module's weights must not wait behind the gradients of the one before,
+    whether they are gathered again or decoded from what forward has received. So gathers have a group and a thread of
+    their own. Both queues have one order on all ranks, that of the program.
 
     Args:
         model: Its parameter groups.
@@ -52,11 +52,10 @@ class ShardExchanges(Part):
         self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
-        regathers = any(node.weights is not None and node.weights.regather for node in self._nodes.values())
         self.gathering: list[CommThread] = []
-        """Thread of the gathers, if they have one of their own (Note [two queues])."""
+        """Thread of the gathers, unless they are torch's own (Note [two queues])."""
         self._gather_comm, self._gather_scratch = model.shard_comm, self._scratch
-        if regathers and model.shard_comm.size > 1:
+        if model.shard_comm.size > 1 and any(node.weights is not None for node in self._nodes.values()):
             self._gather_comm, self._gather_scratch = duplicate(model.shard_comm), Scratch(self._device)
             self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
         columns = [columns_of(group, model.names_of(group), model.num_shards, model.shards) for group in model.groups]
@@ -217,12 +216,13 @@ class ShardExchanges(Part):
     def check_state(self, saved: Any, step: int) -> None:
         """Raise ValueError for a state of another mesh, plan or model."""
         mine = self.state
-        require_same_structure(_without_debts(saved), _without_debts(mine), self.key)
+        require_same_structure(saved["mesh"], mine["mesh"], f"{self.key} mesh")  # of another mesh all else differs too
         if saved["mesh"].tolist() != mine["mesh"].tolist():
             raise ValueError(
                 f"the state was saved on a mesh of {_told(saved['mesh'])}, but this is one of {_told(mine['mesh'])}, "
                 "or ranks have other places in it; load it on the same mesh, or convert it with pliant.resize()."
             )
+        require_same_structure(_without_debts(saved), _without_debts(mine), self.key)
         for name, cut in mine["cuts"].items():
             if saved["cuts"][name].tolist() != cut.tolist():
                 raise ValueError(f"the state's {name} is divided otherwise; load it into the model it was saved from.")

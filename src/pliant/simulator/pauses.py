@@ -21,9 +21,18 @@ def pause_of_gradients_s(workload: Workload, first_ready_s: float, period: int, 
     return slowest * (workload.step_s + workload.forward_s + first_ready_s + (period - 1) * workload.compute_s)
 
 
-def pause_of_gathers_s(workload: Workload, slowest: float) -> float:
-    """Return how long ranks of a sharded model compute from the last exchange of a step to the next one's first."""
-    return slowest * workload.step_s
+def pause_of_gathers_s(workload: Workload, slowest: float, *, again: bool) -> float:
+    """Return how long ranks of a sharded model compute from the last gather of a step to the next one's first.
+
+    The optimizer's step, and backward too unless weights are gathered again in it.
+
+    Args:
+        workload: Its times.
+        slowest: Factor of the slowest rank.
+        again: Whether backward gathers weights again.
+
+    """
+    return slowest * (workload.step_s + (0.0 if again else workload.backward_s))
 
 
 def pause_of_weights_s(node: Exchange, workload: Workload, slowest: float) -> float:

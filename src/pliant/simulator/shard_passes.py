@@ -42,8 +42,6 @@ class ShardPasses:
     """In the order of backward; nothing where weights are whole."""
     scatters: Mapping[int, TimedExchange]
     """Reduce-scatter of each part that has one."""
-    own_queue: bool
-    """Whether gathers do not wait behind reduce-scatters (Note [two queues] in the engine), nor these behind them."""
     findings: TimedExchange | None = None
     """Message in which ranks tell each other of gradients that are not finite, when backward is over."""
 
@@ -63,12 +61,11 @@ def prepare_shards(parts: Sequence[GradientPart], context: SimulationContext) ->
 
     """
     nodes = [node for node in distinct_nodes(part.node for part in parts) if isinstance(node, Sharded)]
-    own_queue = any(node.gradients is None or node.weights is None or node.weights.regather for node in nodes)
     forward, backward = dict[int, TimedExchange](), dict[int, TimedExchange]()
     scatters: dict[int, TimedExchange] = {}
     for node in nodes:
         mine = [k for k, part in enumerate(parts) if part.node is node]
-        found = _measure(node, [parts[k] for k in mine], context, own_queue=own_queue)
+        found = _measure(node, [parts[k] for k in mine], context)
         kinds = (
             (forward, "weights of", node.weights is None),
             (backward, "weights again of", node.weights is None),
@@ -83,23 +80,23 @@ def prepare_shards(parts: Sequence[GradientPart], context: SimulationContext) ->
     return ShardPasses(
         groups=_groups(parts, forward, backward, context) if forward else (),
         scatters=scatters,
-        own_queue=own_queue,
         findings=_findings(context) if is_told else None,
     )
 
 
-def _measure(
-    node: Sharded, parts: Sequence[GradientPart], context: SimulationContext, *, own_queue: bool
-) -> tuple[Exchanges, ...]:
-    """Return the times of gathers before forward and before backward, and of reduce-scatters."""
+def _measure(node: Sharded, parts: Sequence[GradientPart], context: SimulationContext) -> tuple[Exchanges, ...]:
+    """Return the times of gathers before forward and before backward, and of reduce-scatters.
+
+    Gathers have a group of their own (Note [two queues] in the engine), so that each group has its own pauses.
+    """
     groups = tuple(part.tensors for part in parts)
     first_s = min(part.ready_s for part in parts)
-    key = "shards", node, groups, first_s, own_queue
+    key = "shards", node, groups, first_s
     if key not in context.found:
         workload, slowest, num = context.workload, context.slowest, len(groups)
         traffic = shard_traffic(node, batch_of(workload, groups, {}, context.num_ranks), context.topology)
-        before_s = pause_of_gathers_s(workload, slowest)
-        since_s = pause_of_gradients_s(workload, first_s, 1, slowest) if own_queue else 0.0
+        before_s = pause_of_gathers_s(workload, slowest, again=node.weights is None or node.weights.regather)
+        since_s = pause_of_gradients_s(workload, first_s, 1, slowest)
         context.found[key] = tuple(
             context.measure(rounds, (), num, pause_s)[0]
             for rounds, pause_s in (

@@ -134,8 +134,7 @@ class Stepper:
 
     def _issue(self, gathers: _Gathers, step: int) -> None:
         """Queue the gathers of a group; torch's own are over when they return."""
-        queue_name = _GATHERS if self.prepared.shards.own_queue else _GRADIENTS
-        gathers.tickets = [self._submit(queue_name, each, step) for each in gathers.each]
+        gathers.tickets = [self._submit(_GATHERS, each, step) for each in gathers.each]
         if gathers.block:
             self._await(gathers, step)
 
