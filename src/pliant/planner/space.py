@@ -41,8 +41,7 @@ class Space:
             element, which is never slower, and nowhere else.
         error_budget: How much of the gradient a plan may lose, as `CodecErrors.of` says; None for no such bound. With
             one, only what the workload was measured under is inside.
-        combined: Whether nodes around others, such as local steps whose changes are averaged in a codec, and small
-            parameters apart are drawn as well: a larger space, which takes more candidates to search.
+        combined: Whether nodes around others, and small parameters apart, are drawn too; it takes more candidates.
 
     Raises:
         ValueError: There is a budget of errors, but no codec was measured on the workload.
@@ -101,11 +100,9 @@ class Space:
         """Say whether a plan is valid, within the budget, and possible on this topology."""
         if (genes.by_hosts and not self._with_hosts) or (genes.at_end and self._is_sharded):
             return False
-        if genes.by_schedule and not self._with_schedules:
+        if (genes.by_schedule and not self._with_schedules) or genes.sparse not in self._ways:
             return False
         if genes != replace(genes, cut=self._cut) or genes.bandwidths not in ((), self._bandwidths):
-            return False
-        if genes.sparse not in self._ways:
             return False
         if not all(is_valid(gene) and self._is_possible(gene) for gene in genes.genes):
             return False
