@@ -20,8 +20,10 @@ from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_o
 from pliant.collectives.pairwise import gather_parts, mean_of_parts
 from pliant.collectives.scratch import Scratch
 from pliant.comm import hierarchical_comm
-from pliant.schedules import Collective, ScheduledAllReduce, build_schedule, merge_blocks, shapes
-from pliant.spec import Graph
+from pliant.schedules import Collective, ScheduledAllReduce, build_schedule, candidates, merge_blocks, shapes
+from pliant.schedules.coded import ScheduledCodedAverage
+from pliant.schedules.dense import dense_merged
+from pliant.spec import Graph, Schedule
 from schedules.cases import hosts
 from tables import CODECS
 
@@ -197,6 +199,18 @@ def scheduled(comm, device):
     return lambda x: [total(x.div_(comm.size)) for total in sums]
 
 
+def scheduled_codes(comm, device):
+    """Every fast schedule of the family, in codes."""
+    even = Schedule(name="even", num_ranks=comm.size, num_blocks=2 * comm.size, rounds=())
+    found = candidates(dense_merged(even, 4 * NUMEL), hosts([1] * comm.size))
+    sums = [
+        ScheduledCodedAverage(each.schedule, c.Int4(), NUMEL, comm, owner_feedback=True, device=device)
+        for each in found[:3]
+    ]
+    residual = torch.zeros(NUMEL, device=device)
+    return lambda x: [mean(x, 1, residual) for mean in sums]
+
+
 COLLECTIVES = {
     **{f"compressed, {codec}": compressed(codec) for codec in DENSE},
     **{f"to owners, {codec}": to_owners(codec) for codec in (c.Int4(), c.Sign())},
@@ -218,4 +232,5 @@ COLLECTIVES = {
     "between hosts": between_hosts(lambda size: [[0], list(range(1, size))]),
     "between hosts in slices": between_hosts(lambda size: [list(range(size // 2)), list(range(size // 2, size))]),
     "a schedule": scheduled,
+    "a schedule in codes": scheduled_codes,
 }

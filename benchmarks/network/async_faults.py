@@ -7,14 +7,16 @@
 
 A trial trains on four processes of loopback. `run` kills one of them at a moment that was drawn. The others must end
 with an error that names it, or, in an elastic run, go on without it, until all close; within `WITHIN_S`. `stop` stops
-one for so many seconds, and lets it go on. F.jsonl gets one line a trial, and what has one is not run again.
+one for so many seconds, and lets it go on, under exchanges in pairs; an average of all waits for all, up to its
+timeout. F.jsonl gets one line a trial, and what has one is not run again. Where ranks have not begun in time, nobody
+was killed: such a trial is no kill, has a line as "not begun", and is run again.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from network.async_drawn import ALGORITHMS, RANKS, Trial, draw
+from network.async_rank import be
 from tasc.accuracy_book import Book
 from torch.distributed import TCPStore
 
@@ -34,10 +37,14 @@ TIMEOUT_S = 10.0
 """Of an exchange."""
 WITHIN_S = 60.0
 """After a kill, all must have come to their end, or to go on, within this; else a trial counts as one that hangs."""
-START_S = 120.0
+START_S = 240.0
 """Time for all ranks to begin."""
+IN_PAIRS = ("gossip(free=1)", "choco(free=1)")
+"""Algorithms under which a rank that is stopped holds up nobody."""
 GO_ON_STEPS = 20
 """Steps that those who are left make before they close, in an elastic run."""
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["network.async_rank", "torch.optim", "torch._dynamo", "pliant.engine.elastic"])
 
 
 class Lines(Book):
@@ -56,15 +63,14 @@ class Ranks:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if elastic else None
         port = port if self._store is None else self._store.port
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-        env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        env |= {"GLOO_SOCKET_IFNAME": "lo"}
         env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"} if elastic else {}
-        command = [sys.executable, str(Path(__file__).with_name("async_rank.py")), json.dumps(told)]
-        self.processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(RANKS):
-            with (folder / f"{rank}.log").open("w") as log:
-                self.processes.append(
-                    subprocess.Popen(command, env={**os.environ, **env, "RANK": str(rank)}, stdout=log, stderr=log)
-                )
+        self.processes = [
+            _FORKS.Process(target=be, args=(told, {**env, "RANK": str(rank)}, folder / f"{rank}.log"))
+            for rank in range(RANKS)
+        ]
+        for process in self.processes:
+            process.start()
 
     def told(self, rank: int) -> dict[str, Any]:
         """Return what a rank has written down last."""
@@ -78,7 +84,7 @@ class Ranks:
     def wait_for_steps(self, rank: int, steps: int, within_s: float) -> bool:
         """Wait until a rank has made so many steps."""
         until_s = time.monotonic() + within_s
-        while time.monotonic() < until_s and self.processes[rank].poll() is None:
+        while time.monotonic() < until_s and self.processes[rank].is_alive():
             if self.told(rank).get("steps", 0) >= steps:
                 return True
             time.sleep(0.02)
@@ -91,19 +97,20 @@ class Ranks:
     def wait(self, ranks: list[int], until_s: float) -> bool:
         """Wait until all these have ended; return whether they have."""
         for rank in ranks:
-            try:
-                self.processes[rank].wait(max(0.0, until_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                return False
-        return True
+            self.processes[rank].join(max(0.0, until_s - time.monotonic()))
+        return not any(self.processes[rank].is_alive() for rank in ranks)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a rank a signal."""
+        os.kill(self.processes[rank].pid or 0, number)
 
     def kill(self) -> None:
         """End what is left."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
+        for rank, process in enumerate(self.processes):
+            if process.is_alive():
+                self.signal(rank, signal.SIGCONT)
                 process.kill()
-            process.wait()
+            process.join()
 
 
 def carry_out(trial: Trial) -> dict[str, Any]:
@@ -140,11 +147,10 @@ def carry_out(trial: Trial) -> dict[str, Any]:
             passed = ended and all(trial.victim in each.get("lost", ()) for each in told)
         logs = [] if passed else [ranks.log(rank) for rank in others]
     return {
-        "kind": "kill",
+        "kind": "kill" if started else "not begun",
         **asdict(trial),
-        "started": started,
         "hangs": not ended,
-        "passed": started and passed,
+        "passed": passed,
         "end_s": took_s,
         "told": told,
         "logs": logs,
@@ -162,11 +168,11 @@ def stop(algorithm: str, seconds: float, victim: int = RANKS - 1) -> dict[str, A
             ranks.wait_for_steps(victim, 100, START_S)
             span_s = min(10.0, seconds)
             before = _rates(ranks, others, span_s)
-            ranks.processes[victim].send_signal(signal.SIGSTOP)
+            ranks.signal(victim, signal.SIGSTOP)
             _rates(ranks, others, 3.0)  # in which each finds out once
             meanwhile = _rates(ranks, others, seconds - 3.0)
             steps = ranks.told(victim).get("steps", 0)
-            ranks.processes[victim].send_signal(signal.SIGCONT)
+            ranks.signal(victim, signal.SIGCONT)
             back = ranks.wait_for_steps(victim, steps + 50, WITHIN_S)
             after = _rates(ranks, others, span_s)
             ranks.end()
@@ -239,8 +245,9 @@ def main() -> None:
         trial = Trial(**json.loads(line))
         if journal.find(kind="kill", seed=trial.seed, number=trial.number, algorithm=trial.algorithm) is None:
             record = journal.add(carry_out(trial))
-            print(f"{trial.number} {trial.algorithm}: {'passed' if record['passed'] else record['told']}", flush=True)
-    for name in [name for name, elastic in ALGORITHMS.items() if elastic] if given.act == "stop" else []:
+            said = "passed" if record["passed"] else record["told"]
+            print(f"{trial.number} {trial.algorithm}: {said if record['kind'] == 'kill' else 'not begun'}", flush=True)
+    for name in IN_PAIRS if given.act == "stop" else []:
         if journal.find(kind="stop", seed=0, number=given.seconds, algorithm=name) is None:
             journal.add(stop(name, given.seconds))
     print(table(list(journal.records.values())))

@@ -5,7 +5,6 @@ Its line is written anew several times a second, so that what a rank that is kil
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,11 @@ def exchanges(run: Any, peers: list[int]) -> int:
     return int(run.stats()["sent_bytes"])
 
 
-def main() -> None:
-    """Train until a file says that it is enough."""
-    told: dict[str, Any] = json.loads(sys.argv[1])
+def be(told: dict[str, Any], env: dict[str, str], log: Path) -> None:
+    """Be a rank: train until a file says that it is enough. What is printed goes to a file."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1), os.dup2(out, 2)
+    os.environ.update(env)
     folder, rank, size = Path(told["folder"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -62,7 +63,3 @@ def main() -> None:
     except pliant.CommError as error:
         say(ended="CommError", lost=list(error.lost), error=str(error)[:300])
         raise SystemExit(3) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -103,7 +103,7 @@ class Sky:
     def fly(self, auto, comm, num_steps):
         first_s = self.step_s(self.plan)
         observed = SimpleNamespace(
-            done=True, blind=False, step_s=first_s, workload=lambda: WORKLOAD, close=lambda: None
+            done=True, blind=False, step_s=first_s, workload=lambda comm: WORKLOAD, close=lambda: None
         )
         flight = self.tuner = AutoTuner(self, auto, observed, comm, recall(self, auto, comm))
         for _ in range(num_steps):

@@ -27,7 +27,7 @@ from pliant.netmodel import (
 from pliant.netmodel.slow_start import INITIAL_WINDOW_BYTES
 from pliant.recsys import Frequencies, Rates, expected_traffic, step_cost
 from pliant.schedules import Collective, candidates, predict_cost
-from pliant.schedules.dense import dense_merged
+from pliant.schedules.dense import dense_merged, owners_s
 from pliant.simulator import simulate
 from pliant.spec import EmbeddingPlan, Host, Link, Move, Schedule, Table, TableLayout, TensorSpec, Topology, Workload
 
@@ -225,6 +225,11 @@ def test_a_schedule_pays_once_for_each_pair():
     task = Collective(num_ranks=2, block_bytes=(10**6,) * 3, holders=((0,),) * 3, needers=((1,),) * 3)
     warm, cold = (predict_cost(schedule, task, hosts(2), replace(FREE, pause_s=s)) for s in (0.0, 3.0))
     assert cold.total_s - warm.total_s == pytest.approx(float(slow_start_s(1e6, 1.25e7, 0.1, pause_s=3.0)))
+
+
+def test_owners_pay_once_for_both_ways_over_the_same_pairs():
+    warm_s, cold_s = (owners_s(2e6, hosts(2), replace(FREE, pause_s=s)) for s in (0.0, 3.0))
+    assert cold_s - warm_s == pytest.approx(float(slow_start_s(1e6, 1.25e7, 0.1, pause_s=3.0)))
 
 
 def test_all_schedules_of_a_family_take_longer_after_a_pause():

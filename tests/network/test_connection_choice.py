@@ -1,13 +1,16 @@
-"""Number of connections: doubled as long as it pays on some long link, and once more for starts after a pause."""
+"""Number of connections: doubled as long as it pays on some long link, and once or twice more for pauses."""
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pliant
+from pliant.netmodel.slow_start import halvings
 from pliant.network import connection_choice
-from pliant.network.connection_choice import choose_between_hosts, choose_connections
+from pliant.network.connection_choice import choose_between_hosts, choose_connections, with_spare
 from pliant.network.probing import probe
 from pliant.spec import Topology, from_json, to_json
 
@@ -41,6 +44,26 @@ def test_twice_the_last_number_that_paid_is_chosen(limit, wanted, monkeypatch):
     assert "a to b, round trip 100ms" in found[0].why
 
 
+RATES_BYTES_PER_S, TRIPS_S, WINDOWS = (1e6, 12.5e6, 125e6), (0.01, 0.1, 0.19, 0.21, 0.25, 0.5), (1e6, 2.8e6, 16e6)
+LINKS = [*itertools.product(RATES_BYTES_PER_S, TRIPS_S, WINDOWS), (37.5e6, 0.25, 2.87e6)]
+
+
+@pytest.mark.parametrize(("rate", "trip_s", "window"), LINKS)
+def test_windows_fill_links_also_as_pauses_leave_them(rate, trip_s, window, monkeypatch):
+    """A law over links: windows hold a round trip after the least pause of lock-step, and after a timeout more."""
+    monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): rate}, window / trip_s))
+    two = SimpleNamespace(rank=0, size=2)
+    chosen = choose_between_hosts(two, ["a", "b"], latencies_s((0, 1, trip_s))).connections
+    filling, gain = rate * trip_s, connection_choice._LEAST_GAIN
+    if gain * window > filling:
+        assert chosen == 1
+        return
+    for pause_s in (2 * trip_s, 2 * trip_s + trip_s + 0.2):  # one's slices may end a timeout before another's
+        left = chosen * window / 2 ** float(halvings(pause_s, trip_s))
+        assert chosen == 32 or gain * left >= filling
+    assert chosen < 8 * gain * filling / window, "and no more than that takes"
+
+
 def test_the_link_that_needs_most_decides(monkeypatch):
     limits = {(0, 1): 1.0, (2, 3): 4.0, (0, 2): 1e9}
     monkeypatch.setattr(connection_choice, "_rates", rates_of(limits))
@@ -53,6 +76,22 @@ def test_the_link_that_needs_most_decides(monkeypatch):
     found = pliant.run_world(4, body)[0]
     assert found.connections == 8
     assert "c to d" in found.why
+
+
+def test_each_link_counts_with_its_own_round_trip(monkeypatch):
+    """Four pay on a short link, two on a long one, whose windows each message finds halved."""
+    monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): 2.0, (2, 3): 2.0}))
+
+    def body(place):
+        known = latencies_s((0, 1, 0.3), (2, 3, 0.1))
+        return choose_between_hosts(place.comm, list("abcd"), known)
+
+    found = pliant.run_world(4, body)[0]
+    assert found.connections == 8
+    assert "a to b" in found.why
+    assert with_spare(np.array([1, 2, 4, 2, 4, 16]), np.array([0.3, 0.1, 0.1, 0.3, 0.3, 0.3])).tolist() == [
+        *(1, 4, 8, 8, 16, 32)
+    ]
 
 
 def test_short_round_trips_and_single_hosts_have_one_and_nothing_is_measured(monkeypatch):

@@ -26,6 +26,7 @@ class Found:
 
     def __init__(self, task):
         Found.made += 1
+        assert task.overheads.pause_s > 0  # there is some time between any two calls
         other = candidates(merge_blocks(task.collective), task.topology)[-1]
         faster = tuple(replace(r, wire_s=self.gain * r.wire_s, message_s=0.0, latency_s=0.0) for r in other.cost.rounds)
         self.candidate = replace(other, cost=replace(other.cost, rounds=faster))

@@ -81,7 +81,7 @@ def test_every_shape_gives_exact_sums_and_counted_bytes(num_ranks):
             counted = verify(schedule, merged.collective)
             assert comm.sent_bytes == 2 * counted.sent_bytes[place.rank]
             assert comm.received_bytes == 2 * counted.received_bytes[place.rank]
-            assert comm.calls["exchange"] <= 2 * counted.num_rounds
+            assert comm.calls["exchange"] <= 2 * (counted.num_rounds + 1)  # receives of the first go ahead
         return results
 
     wanted = true_sum(held, NUMELS, torch.float32)

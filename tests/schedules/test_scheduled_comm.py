@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 import pliant
 from pliant.comm import RecordedComm, run_world
 from pliant.engine.plan_resolution import resolve_plan
-from pliant.schedules import SolverOptions, background as background_module
+from pliant.schedules import SolverOptions, background as background_module, choice as choice_module
+from pliant.schedules.choice import ScheduleChoice, SumKind
 from pliant.schedules.dense import dense_candidates, fastest_schedule
 from pliant.schedules.scheduled_comm import ScheduledComm, scheduled
 from pliant.simulator import simulate
@@ -135,6 +137,44 @@ def test_a_solver_that_fails_leaves_sums_as_they_are(monkeypatch):
 
     told = run_world(2, train)
     assert [searching for searching, _ in told] == [False, False]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 2.5])
+def test_a_search_counts_the_pause_before_the_sums(pause_s, monkeypatch):
+    """What is found, and what it is held against, start as slowly as they will between steps."""
+    clock, tasks, sum_s = [0.0], [], 0.25
+
+    class Search:
+        def __init__(self, task):
+            tasks.append(task)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(background_module, "SolverProcess", Search)
+    monkeypatch.setattr(choice_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    topology, predicted = mesh(2, 1), []
+
+    def predict(network, overheads):
+        predicted.append((network, overheads))
+        return 1.0
+
+    def train(context):
+        choice = ScheduleChoice(context.comm, topology, overheads=None, solver=SOON)
+        kind = SumKind(name="x", num_bytes=1 << 20, device=torch.device("cpu"), without_s=predict, make=lambda _: None)
+        for k in range(SOON.after + 1):
+            choice.way(kind)
+            if context.rank == 0:
+                start_s = clock[0] + (100.0 if k == 0 else pause_s)  # before the first lies the start of the run
+                clock[0] = start_s + sum_s
+                choice.note(kind, start_s)
+        choice.close()
+
+    run_world(2, train)
+    (task,), ((network, overheads),) = tasks, predicted
+    assert task.overheads.pause_s == overheads.pause_s == pause_s
+    assert task.topology == network == topology
+    assert task.collective.block_bytes == (1 << 20,)
 
 
 def test_one_comm_serves_all_who_ask_for_the_same():

@@ -15,7 +15,8 @@ DEFAULT_EXPERIENCE = "cache"
 
 _SHARE, _OF_PROBE, _OF_TRIALS = 0.1, 0.2, 0.6
 """Share of a training that a search may take, and shares of that for the probe and for trials; turns take the rest."""
-_LEAST_PROBE_S, _LEAST_TRIALS_S = 0.1, 2.0
+_LEAST_PROBE_S, _LEAST_TRIALS_S, _LEAST_AGAIN_S = 0.1, 0.5, 2.1
+"""Least time of a probe and of trials, however short the training is, and that for which a later search is made."""
 _TRIALS_COST_S = 0.3
 """Time of a few trials beside that of the training's own steps: switches, predictions, slower steps."""
 _LEAST_LEFT = 100
@@ -104,7 +105,7 @@ class Auto:
 
     def may_search(self, step_s: float, done: int) -> bool:
         """Say whether so much of the training is left that a search can pay; arguments as of `limited`."""
-        enough = self._search_s(step_s, done) >= _LEAST_PROBE_S + _LEAST_TRIALS_S
+        enough = self._search_s(step_s, done) >= _LEAST_AGAIN_S
         return enough and (not self.num_steps or self.num_steps - done >= _LEAST_LEFT)
 
     def _search_s(self, step_s: float, done: int) -> float:

@@ -57,9 +57,13 @@ def look_ahead(
         seed: Seed of the plans that are drawn.
 
     """
+    known_s: dict[Genome, float] = {}
 
     def step_s(plans: list[Genome]) -> list[float]:
-        return simulate_many([genes.plan() for genes in plans], workload, topology, overheads=overheads).tolist()
+        new = [genes for genes in plans if genes not in known_s]
+        steps_s = simulate_many([genes.plan() for genes in new], workload, topology, overheads=overheads) if new else ()
+        known_s.update(zip(new, map(float, steps_s), strict=True))
+        return [known_s[genes] for genes in plans]
 
     compute_s = workload.compute_s * max(workload.rank_factors, default=1.0)
     added_s, seen_s = step_s([seen.genes])[0] - compute_s, max(seen.step_s - compute_s, 0.0)

@@ -59,7 +59,7 @@ def watch_first_steps(
     while not holds_on_all(comm, not observation.blind):
         keep_exact()
         yield
-    workload = observation.workload()
+    workload = observation.workload(comm=comm)
     last = run.stats()
     sent_bytes, busy_s, messages = (
         (0.0, 0.0, 0)

@@ -150,6 +150,11 @@ class Comm(Protocol):
         ...
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether calls of a rank run one after another, as on NCCL; none may need a later one of another rank."""
+        ...
+
+    @property
     def is_destroyed(self) -> bool:
         """Whether torch's process groups were destroyed under this comm."""
         ...

@@ -192,6 +192,10 @@ class InOrderComm(WrappedComm):
         self.queues, self.group = queues, group
         self._splits = 0
 
+    @property
+    def is_in_order(self) -> bool:
+        return True
+
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         return self._collective("all_reduce", lambda: self._comm.all_reduce(x, op))
 

@@ -191,9 +191,11 @@ class ProcessGroupComm:
         return other
 
     @property
-    def prefers_collectives(self) -> bool:
+    def is_in_order(self) -> bool:
         group = self._open_group
         return is_accelerator(self._device) and group is not None and backend_of(group, self._device) != "gloo"
+
+    prefers_collectives = is_in_order
 
     @property
     def is_destroyed(self) -> bool:

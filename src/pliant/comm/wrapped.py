@@ -70,6 +70,10 @@ class WrappedComm:
         return self._comm.prefers_collectives
 
     @property
+    def is_in_order(self) -> bool:
+        return self._comm.is_in_order
+
+    @property
     def is_destroyed(self) -> bool:
         return self._comm.is_destroyed
 

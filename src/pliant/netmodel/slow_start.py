@@ -20,6 +20,7 @@ __all__ = [
     "LEAST_TIMEOUT_S",
     "SEGMENT_BYTES",
     "OpenedPaths",
+    "halvings",
     "in_turn_s",
     "retransmission_timeout_s",
     "slow_start_s",
@@ -37,6 +38,11 @@ LEAST_TIMEOUT_S = 0.2
 def retransmission_timeout_s(trip_s: Floats | float) -> Floats:
     """Return the pause after which a window is halved, in seconds: the round trip and 200 ms."""
     return np.asarray(trip_s) + LEAST_TIMEOUT_S
+
+
+def halvings(pause_s: Floats | float, trip_s: Floats | float) -> Floats:
+    """Return how often Linux halves a window for a pause: once for each time-out beyond the first."""
+    return np.maximum(np.ceil(pause_s / retransmission_timeout_s(trip_s)) - 1, 0.0)
 
 
 def slow_start_s(
@@ -135,8 +141,7 @@ def _pairs_of(messages: Messages) -> Ints | None:
 def _after_pause(needed: Floats, least: Floats, most: Floats, pause_s: Floats | float, trip_s: Floats) -> Floats:
     """Return the windows after a pause, of those that were opened until `needed` bytes fit in."""
     reached = np.minimum(least * 2 ** _doublings(needed / least), most)
-    halvings = np.maximum(np.ceil(pause_s / retransmission_timeout_s(trip_s)) - 1, 0.0)
-    return np.maximum(reached * 2**-halvings, least)
+    return np.maximum(reached * 2 ** -halvings(pause_s, trip_s), least)
 
 
 def _doublings(ratio: Floats) -> Floats:

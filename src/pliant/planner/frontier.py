@@ -130,8 +130,10 @@ def frontier(
         (replace(base, budget=limit, rejected=base.rejected | losing), replace(base, budget=limit))
         for limit in FRONTIER_LIMITS
     ]
-    for allowed in (each for pair in pairs for each in pair):
-        explore(allowed)
+    for safe, whole in pairs:
+        explore(safe)
+        if whole != safe:
+            explore(whole)
     points: list[FrontierPoint] = []
     for safe, whole in pairs:
         found = [best(safe), best(whole)]

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, cast
@@ -92,11 +93,12 @@ class Observation:
             hook.remove()
         self._hooks = []
 
-    def workload(self, name: str = "") -> Workload:
+    def workload(self, name: str = "", comm: Comm | None = None) -> Workload:
         """Return what was seen, the same on all ranks. Collective: the median over ranks of each rank's median.
 
         Args:
             name: Of the workload; the class of the model if empty.
+            comm: Of the same ranks; one is opened for this if None.
 
         Raises:
             ValueError: Too few steps were made, or ranks have models of different parameters.
@@ -113,11 +115,8 @@ class Observation:
                 "backward was not seen; let the module that is observed return its tensors by themselves, or in lists, "
                 "dicts or dataclasses, and call it, not a part of it."
             )
-        comm = self._open_comm()
-        try:
-            return self._share(comm, name or type(self._module).__name__)
-        finally:
-            comm.close()
+        with nullcontext(comm) if comm is not None else closing(self._open_comm()) as ours:
+            return self._share(ours, name or type(self._module).__name__)
 
     def __enter__(self) -> Self:
         return self

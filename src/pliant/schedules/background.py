@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Literal
 
@@ -122,6 +123,8 @@ class _Watched:
 
     seconds: list[float] = field(default_factory=list[float])
     """Seconds of each call, until there are enough."""
+    pauses_s: list[float] = field(default_factory=list[float])
+    """Time before each of them in which no sum was under way."""
     searched: bool = False
 
 
@@ -172,15 +175,23 @@ class BackgroundSolver:
         return idle and seen >= min(num_known, _NUM_WATCHED) and all(each.searched for each in self._watched.values())
 
     def note_call(
-        self, blocks: bytes, collective: Collective, predicted_s: float, seconds: float, *, is_dense: bool = False
+        self,
+        blocks: bytes,
+        collective: Collective,
+        predict: Callable[[Overheads], float],
+        seconds: float,
+        *,
+        pause_s: float,
+        is_dense: bool = False,
     ) -> None:
-        """Record a call, and start a search if it is due.
+        """Record a call, and start a search if it is due: for the pause that is usual before these calls.
 
         Args:
             blocks: Which rank held which block.
             collective: The same as a task.
-            predicted_s: Predicted duration of what was carried out.
+            predict: Predicts the duration of what was carried out.
             seconds: Its duration.
+            pause_s: Time since the call before it, in which links were silent.
             is_dense: See `SolverJob`.
 
         """
@@ -193,15 +204,17 @@ class BackgroundSolver:
             self._watched.popitem(last=False)
         if len(watched.seconds) < self._options.after:
             watched.seconds.append(seconds)
+            watched.pauses_s.append(pause_s)
         elif not watched.searched and self._search is None and self._found is None:
             watched.searched = True
-            self._blocks, self._predicted_s = blocks, predicted_s
+            overheads = replace(self._overheads, pause_s=statistics.median(watched.pauses_s))
+            self._blocks, self._predicted_s = blocks, predict(overheads)
             self._before_s = statistics.median(watched.seconds[-self._options.trials :])
             self._search = SolverProcess(
                 SolverJob(
                     collective=collective,
                     topology=self._topology,
-                    overheads=self._overheads,
+                    overheads=overheads,
                     limit_s=self._options.limit_s,
                     is_dense=is_dense,
                 )

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,10 +47,11 @@ class ScheduleChoice:
     """A schedule for each kind of sum, or none.
 
     A given schedule carries out all sums from the first on. With a topology, sums begin without. Rank 0 measures them,
-    and searches for a schedule in a process of its own, for each kind in turn. What it finds is used if it is predicted
-    to be faster, and stays if the median of its first sums is faster than that of the sums before; else all return
-    together. While there is something to decide, rank 0 tells all in one byte before every fourth sum. Every rank asks
-    for the same sums in the same order.
+    and searches for a schedule in a process of its own, for each kind in turn, and for the pause that was before its
+    sums, since links that were silent start slowly. What it finds is used if it is predicted to be faster, and stays if
+    the median of its first sums is faster than that of the sums before; else all return together. While there is
+    something to decide, rank 0 tells all in one byte before every fourth sum. Every rank asks for the same sums in the
+    same order.
 
     Args:
         comm: Ranks that add up.
@@ -78,8 +80,8 @@ class ScheduleChoice:
         self._ready: dict[str, Callable[..., None]] = {}
         self._known: dict[str, SumKind] = {}
         """Kinds that were asked for, the same on all ranks."""
-        self._tasks: dict[str, tuple[Collective, float]] = {}
-        """Kind -> its sum, and predicted seconds without a schedule; on rank 0."""
+        self._ended_s = time.perf_counter()
+        """When the last sum ended."""
         self._on_trial = ""
         self._is_open, self._calls = False, 0
         """Whether rank 0 has something to decide, and sums since it last began to."""
@@ -117,15 +119,13 @@ class ScheduleChoice:
         if self._solver is None or self._topology is None or not self._is_open:
             return
         synchronize(kind.device)
-        seconds = time.perf_counter() - start_s
-        if kind.name not in self._tasks:
-            everybody = (tuple(range(self.comm.size)),)
-            task = Collective(
-                num_ranks=self.comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody
-            )
-            self._tasks[kind.name] = task, kind.without_s(self._topology, self._overheads)
-        task, without_s = self._tasks[kind.name]
-        self._solver.note_call(kind.name.encode(), task, without_s, seconds, is_dense=True)
+        end_s, pause_s = time.perf_counter(), start_s - self._ended_s
+        self._ended_s = end_s
+        everybody = (tuple(range(self.comm.size)),)
+        task = Collective(num_ranks=self.comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody)
+        predict = partial(kind.without_s, self._topology)
+        name = kind.name.encode()
+        self._solver.note_call(name, task, predict, end_s - start_s, pause_s=pause_s, is_dense=True)
 
     def _listen(self, device: torch.device) -> None:
         """Do what rank 0 has decided."""

@@ -12,6 +12,7 @@ from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.schedules.coded_rounds import CodedMessage, coded_rounds, room
 from pliant.schedules.dense import dense_merged
+from pliant.schedules.posted_rounds import PostedRounds
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
 
@@ -100,6 +101,7 @@ class ScheduledCodedAverage:
         self._sums: dict[int, Tensor] = {}
         """Block -> payload of its mean, at its root and where it has arrived."""
         self._rounds = self._compile(schedule)
+        self._posted = PostedRounds(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
         self._scratch, self._error = torch.empty(2, max((b - a for a, b in self._spans), default=0), device=device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
@@ -110,7 +112,8 @@ class ScheduledCodedAverage:
         """
         if x.numel() != self._numel:
             raise ValueError(f"this average is for vectors of {self._numel} elements, but got {x.numel()}.")
-        for each in self._rounds:
+        self._posted.start()
+        for number, each in enumerate(self._rounds):
             for part in each.means:
                 self._encode_mean(part, x, residual, seed)
             for m in each.sends:
@@ -118,14 +121,13 @@ class ScheduledCodedAverage:
                     self._encode(part, x, residual, seed + self._comm.rank + 1)
                 for part in m.copied:
                     part.payload.copy_(self._sums[part.block])
-            if each.sends or each.receives:
-                sends, receives = ([(m.peer, m.buffer) for m in side] for side in (each.sends, each.receives))
-                self._comm.exchange(sends, receives).wait()
+            self._posted.exchange(number, [(m.peer, m.buffer) for m in each.sends])
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))
                 for part in (*m.taken, *m.copied):
                     self._codec.decode(part.payload, part.of(x))
+        self._posted.end()
 
     def _encode(self, part: _Part, x: Tensor, residual: Tensor | None, seed: int) -> None:
         """Encode a partial sum for the next rank."""

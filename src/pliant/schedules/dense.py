@@ -102,7 +102,8 @@ def ring_s(num_bytes: float, topology: Topology, overheads: Overheads | None = N
 def owners_s(num_bytes: float, topology: Topology, overheads: Overheads | None = None) -> float:
     """Return what an average by owners of equal parts (`CompressedAverage`) is predicted to take for a payload.
 
-    Each rank sends every other one its part, and the owner sends the mean to all. Coding takes about as long by any
+    Each rank sends every other one its part, and the owner sends the mean to all, over windows that the first half has
+    opened. Coding takes about as long by any
     schedule, and is not counted.
     """
     num_ranks = topology.num_ranks
@@ -110,7 +111,8 @@ def owners_s(num_bytes: float, topology: Topology, overheads: Overheads | None =
         return 0.0
     everybody = np.ones((1, num_ranks))
     half = DenseExchange(give=everybody, take=everybody * num_bytes / num_ranks, rotated=True)
-    return 2 * float(Links(topology, overheads).load(half).total_s[0])
+    links = Links(topology, overheads)
+    return float((links.load(half).total_s + links.load(half, pause_s=0.0).total_s)[0])
 
 
 def _of_family(topology: Topology, overheads: Overheads) -> Iterator[Schedule]:

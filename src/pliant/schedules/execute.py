@@ -12,6 +12,7 @@ from torch import Tensor
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm, require_contiguous
 from pliant.schedules.collective import Collective, MergedCollective
+from pliant.schedules.posted_rounds import PostedRounds
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
 
@@ -102,8 +103,8 @@ class ScheduledAllReduce:
     """Sum over ranks of a vector's blocks that follows a schedule.
 
     When it is made, the schedule is verified, and compared with those of the other ranks (8 bytes each). Phases, per
-    round: pack the blocks for each peer in one buffer; post all receives, then all sends, beginning with the next rank
-    (one `Comm.exchange`); wait; add the received blocks in ascending order of sources. Lengths follow from the schedule
+    round: pack the blocks for each peer in one buffer; post all sends, beginning with the next rank, and receives
+    (`PostedRounds`); wait; add the received blocks in ascending order of sources. Lengths follow from the schedule
     on both sides, so none are sent. A sum is formed on one rank and copied: results are equal to the bit on all ranks
     that need them. Bytes: those of the moves, no more. Every rank calls it at the same point of its program, and
     nothing else uses the comm meanwhile.
@@ -150,6 +151,7 @@ class ScheduledAllReduce:
         self._rounds = self._compile(
             schedule, merged.collective, [_joined(spans[b] for b in blocks) for blocks in merged.members], like
         )
+        self._posted = PostedRounds(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
         empty = [b for b, held in enumerate(collective.holders) if not held and comm.rank in collective.needers[b]]
         self._zero = _joined(spans[b] for b in empty)
 
@@ -165,17 +167,16 @@ class ScheduledAllReduce:
                 f"this sum is for vectors of {self._numel} elements of {self._dtype}, but got {x.numel()} of {x.dtype}."
             )
         rows = x.view(-1, self._unit)  # (num_rows, unit)
-        for each in self._rounds:
+        self._posted.start()
+        for number, each in enumerate(self._rounds):
             for m in each.sends:
                 m.added.take(rows, m.buffer[: m.num_added])
                 m.copied.take(rows, m.buffer[m.num_added :])
-            if each.sends or each.receives:
-                self._comm.exchange(
-                    [(m.peer, m.buffer) for m in each.sends], [(m.peer, m.buffer) for m in each.receives]
-                ).wait()
+            self._posted.exchange(number, [(m.peer, m.buffer) for m in each.sends])
             for m in each.receives:
                 m.added.add(rows, m.buffer[: m.num_added])
                 m.copied.put(rows, m.buffer[m.num_added :])
+        self._posted.end()
         for first, end in self._zero:
             rows[first:end].zero_()
 

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from pliant.comm.text_broadcast import broadcast_text
 from pliant.netmodel import Overheads
 from pliant.schedules.background import BackgroundSolver, SolverOptions
 from pliant.schedules.collective import Collective
+from pliant.schedules.cost import predict_cost
 from pliant.schedules.execute import ScheduledAllReduce
 from pliant.schedules.select import Candidate, ScheduleSelector, SelectedSchedule, SelectorOptions
 from pliant.schedules.verify import ScheduleError
@@ -74,7 +76,8 @@ class SparseAllReduce:
         options: SelectorOptions | None = None,
         solver: SolverOptions | None = None,
     ) -> None:
-        self._numels, self._comm, self._like = tuple(numels), comm, like
+        self._numels, self._topology, self._comm, self._like = tuple(numels), topology, comm, like
+        self._ended_s = time.perf_counter()
         self._block_bytes = [numel * like.element_size() for numel in numels]
         self._selector = ScheduleSelector(topology, overheads, options)
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
@@ -110,8 +113,12 @@ class SparseAllReduce:
         if self._background is None:
             ready.carry_out(x)
         else:
-            predicted_s = ready.planned.best.cost.total_s
-            self._background.note_call(blocks, ready.collective, predicted_s, self._run_timed(ready, x))
+            pause_s = time.perf_counter() - self._ended_s
+            seconds = self._run_timed(ready, x)
+            self._ended_s = time.perf_counter()
+            self._background.note_call(
+                blocks, ready.collective, partial(self._predicted_s, ready), seconds, pause_s=pause_s
+            )
         return ready.planned
 
     def close(self) -> None:
@@ -157,6 +164,10 @@ class SparseAllReduce:
         self._ready[blocks] = ready
         if len(self._ready) > _NUM_CACHED:
             self._ready.popitem(last=False)
+
+    def _predicted_s(self, ready: _Ready, overheads: Overheads) -> float:
+        best = ready.planned.best
+        return predict_cost(best.schedule, best.merged.collective, self._topology, overheads).total_s
 
     def _run_timed(self, ready: _Ready, x: Tensor) -> float:
         start_s = time.perf_counter()

@@ -17,7 +17,7 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SparseRows(Exchange):
-    """What the engine does with a sparse gradient, in the place of the plan's node; it stands in no plan."""
+    """The engine's exchange of a sparse gradient, in the place of the plan's node, which stands in no plan."""
 
     way: SparseWay = "auto"
 

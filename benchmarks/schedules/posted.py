@@ -1,0 +1,82 @@
+"""Sums by a schedule whose receives are posted a round ahead, beside the same with each round's own, over real TCP.
+
+``python benchmarks/schedules/posted.py --jsonl F.jsonl --md F.md [--on "four-continents x0.1,mesh 3"] [--table]``
+
+The networks of `meshes.py`: two named worlds, and 20 meshes. On each the ranks probe, choose a schedule, and carry it
+out both ways in turn; sums are equal to the bit. One line a network. Needs root, for network namespaces.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from schedules.meshes import BURST, WORLDS, topologies
+from sharded.journal import Lines, json_lines, place, show
+
+from pliant.network import emulate_cluster
+from pliant.spec import Topology, save
+
+KEY = ("mesh",)
+WAYS = ("round by round", "ahead")
+
+
+def measure(topology: Topology, rounds: int) -> dict[str, Any]:
+    """Return the record of one network."""
+    with tempfile.TemporaryDirectory() as folder, emulate_cluster(topology, check=False, burst=BURST) as cluster:
+        asked = Path(folder) / "asked.json"
+        save(topology, asked)
+        argv = [sys.executable, str(Path(__file__).with_name("posted_rank.py")), str(asked), str(rounds)]
+        return json_lines(cluster, argv, timeout_s=540)[0]
+
+
+def table(lines: Lines) -> str:
+    """Return the page."""
+    rows = ["# Receives a round ahead", "", f"`{' '.join(sys.argv)}`", ""]
+    rows += [
+        "| network | sum | schedule, its rounds | round by round | ahead | faster | predicted over measured: round by "
+        "round, ahead | the same with the first round's way back |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    gains = list[float]()
+    for record in [lines.records[(name,)] for name in topologies() if (name,) in lines.records]:
+        for each in record["sums"]:
+            before_s, ahead_s = (statistics.median(each["seconds"][way]) for way in WAYS)
+            plain, worded = each["predicted_s"], each["predicted_s"] + each["delays_s"][0]
+            gains.append(before_s / ahead_s)
+            rows.append(
+                f"| {record['mesh']} | {each['kind']} | {each['name']}, {len(each['delays_s'])} | {before_s:.3f} s | "
+                f"{ahead_s:.3f} s | {gains[-1]:.2f} | {plain / before_s:.2f}, {plain / ahead_s:.2f} | "
+                f"{worded / before_s:.2f}, {worded / ahead_s:.2f} |"
+            )
+    if gains:
+        rows += ["", f"Faster by {statistics.median(gains):.2f} at the median, {min(gains):.2f} at least.", ""]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Measure what is left, worlds first, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a network")
+    parser.add_argument("--md", type=Path, help="the table")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each way")
+    parser.add_argument("--on", default="", help="networks, separated by commas; all if not given")
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    arguments = parser.parse_args()
+    lines, on = Lines(arguments.jsonl, KEY), [name for name in arguments.on.split(",") if name]
+    every = topologies()
+    for name in sorted(every, key=lambda name: name.split(" x")[0] not in WORLDS):
+        if not arguments.table and (not on or name in on) and not lines.has(name):
+            lines.add(
+                {"mesh": name, "hosts": len(every[name].hosts), **measure(every[name], arguments.rounds), **place()}
+            )
+            print(f"{name}: measured", flush=True)
+    show(table(lines), arguments.md)
+
+
+if __name__ == "__main__":
+    main()
