@@ -102,6 +102,34 @@ def test_the_idiom_of_torch_resumes_to_the_bit(name, tmp_path):
     assert pliant.run_world(2, body, timeout_s=100) == [True] * 2
 
 
+def test_an_optimizer_loaded_with_another_ranks_parts_is_refused_until_the_run_is_loaded():
+    """Each rank's parts of cut parameters have keys of that rank, so that no rank overwrites another's."""
+
+    def body(place):
+        ddp, optimizer, run = relaxed(place, "sharded_optimizer")
+        with run:
+            train(ddp, optimizer, place.rank, range(1))
+            saved = copy.deepcopy((optimizer.state_dict(), run.state_dict()))
+            cut = [held for state in saved[0]["state"].values() if isinstance(held := state["exp_avg"], dict)]
+            assert {tuple(held) for held in cut} == {(f"rank{place.rank}",)}
+            others = copy.deepcopy(saved[0])
+            for state in others["state"].values():
+                for held in [held for held in state.values() if isinstance(held, dict)]:
+                    held[f"rank{1 - place.rank}"] = held.pop(f"rank{place.rank}")
+            optimizer.load_state_dict(others)
+            told = f"the part of rank{1 - place.rank} of .* but rank {place.rank} owns .* load the run after the optim"
+            with pytest.raises(ValueError, match=told):
+                optimizer.step()
+            run.load_state_dict(saved[1])
+            torch.testing.assert_close(optimizer.state_dict()["state"], saved[0]["state"], rtol=0, atol=0)
+            train(ddp, optimizer, place.rank, range(1, 2))
+        whole = {p.shape == x.shape for p, s in optimizer.state.items() for x in s.values() if x.dim()}
+        plain = not any(isinstance(x, dict) for s in optimizer.state_dict()["state"].values() for x in s.values())
+        return bool(cut) and whole == {True} and plain
+
+    assert pliant.run_world(2, body, timeout_s=30) == [True] * 2
+
+
 CODE_BUCKETS = ("onebit", "qsgd4", "topk", "every-exact", "late-onebit", "tasc-local")
 """One of each kind of algorithm whose result depends on what lies in which bucket."""
 

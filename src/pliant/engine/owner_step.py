@@ -14,6 +14,7 @@ from pliant.engine.comms import Comms
 from pliant.engine.initial_sync import broadcast_data
 from pliant.engine.optimizer_copy import OptimizerCopy
 from pliant.engine.owned_ranges import OwnedRanges, pack, unpack, whole_state
+from pliant.engine.owner_keys import OwnerKeys, is_of_ranks
 from pliant.layouts.parts import Range
 from pliant.spec.exchange import Level
 
@@ -55,6 +56,7 @@ class OwnerStep:
         self.by_hosts = any(store.nodes[name].levels for name in self.parameters)
         """Whether ranks of a host add up some gradients before they leave it."""
         self.drop_others(keeps_cut=False)
+        self.keys = OwnerKeys(optimizer, self.parameters, self._owned[comm.rank], comm.rank)
 
     @property
     def names(self) -> set[str]:
@@ -168,6 +170,8 @@ class OwnerStep:
         states = self._optimizer.state
         for name, parameter in self.parameters.items():
             own = self.own(name)
+            if is_of_ranks(states.get(parameter, {})):  # loaded before there were owners
+                states.pop(parameter)
             if parameter not in states or (own is not None and own.is_whole):
                 continue
             kept = {} if own is None else own.cut(states[parameter])

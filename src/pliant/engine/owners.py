@@ -43,6 +43,7 @@ class Owners(Part):
     def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Drop an optimizer's gradients of others' parts."""
         if optimizer in self._owned:
+            self._owned[optimizer].keys.require_own()
             self._owned[optimizer].before_step()
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
@@ -57,11 +58,18 @@ class Owners(Part):
         """Give every rank the whole state of all optimizers. Collective."""
         for owned in self._owned.values():
             owned.give_all()
+        self.close()  # the state is whole now
+
+    def close(self) -> None:
+        """Leave the state_dict of all optimizers to torch alone."""
+        for owned in self._owned.values():
+            owned.keys.close()
 
     def after_load(self) -> None:
         """Drop all optimizers' state of others' parts."""
         for owned in self._owned.values():
             owned.drop_others()
+            owned.keys.has_own()
 
     @property
     def names(self) -> set[str]:
