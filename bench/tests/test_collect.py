@@ -266,7 +266,7 @@ from pliant.spec import Custom, Rule, SyncPlan
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 job = dataclasses.replace(_job(), timeout_s=6.0)
 subject = ReplayedModel(job.places[0], job)
-good = BUILDERS["bytegrad"].plan()
+good = BASELINES["bytegrad"].plan()
 bad = SyncPlan(rules=(Rule(exchange=Custom(name="none")),))
 print("all:", run_trial(subject, bad, 0.2, wire=False), flush=True)
 subject.abandon()

@@ -67,7 +67,7 @@ with pliant.relax(model, optimizer, auto) as run:
     run.tuner = None
     turns = {"exact": [], "chosen": []}
     for _ in range(3):
-        for name, plan in (("exact", BUILDERS["ddp"].plan()), ("chosen", settled)):
+        for name, plan in (("exact", BASELINES["ddp"].plan()), ("chosen", settled)):
             run.switch(plan)
             step()
             turns[name].append(statistics.median(step() for _ in range(4)))

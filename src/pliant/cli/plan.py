@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -118,10 +119,8 @@ def plan(
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     least_s = LeastTimes(training, network, known or overheads_of(network))
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
-    drawn = candidates // 5
-    points = frontier(
-        training, network, optimizer, steps_s, candidates=drawn, seed=seed, least_s=least_s, combined=True
-    )
+    look = partial(frontier, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True)
+    points = look(training, network, optimizer, steps_s)
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
     _show(frontier_text(points, optimizer), found, space, seeds)
@@ -130,10 +129,7 @@ def plan(
     _tell_limits(allowed, whose, earlier)
     if out is not None:
         save(replace(best, provenance=_provenance(within, error_budget, seed)), out)
-    if trace is not None:
-        write_trace(predicted.timeline, trace)
-    if json_file is not None:
-        _write(json_file, points, found)
+    _write(trace, predicted, json_file, points, found)
 
 
 def _provenance(within: float, error_budget: float | None, seed: int) -> str:
@@ -141,7 +137,17 @@ def _provenance(within: float, error_budget: float | None, seed: int) -> str:
     return f"pliant plan, simulated, {budgets}, seed {seed}"
 
 
-def _write(path: Path, points: Sequence[FrontierPoint], found: Sequence[tuple[Genome, float]]) -> None:
+def _write(
+    trace: Path | None,
+    predicted: Simulated,
+    path: Path | None,
+    points: Sequence[FrontierPoint],
+    found: Sequence[tuple[Genome, float]],
+) -> None:
+    if trace is not None:
+        write_trace(predicted.timeline, trace)
+    if path is None:
+        return
     rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
     body = {"frontier": [point.as_row() for point in points], "plans": rows}
     write_atomically(path, json.dumps(body, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What a way of exchanging consists of: nodes around others, each of which was measured by itself."""
+"""Parts of a way of exchanging: nodes around others, each of which was measured by itself."""
 
 from collections.abc import Collection, Iterator
 from functools import cache

@@ -154,10 +154,8 @@ def frontier(
         (replace(base, budget=limit, rejected=base.rejected | losing), replace(base, budget=limit))
         for limit in FRONTIER_LIMITS
     ]
-    for safe, whole in pairs:
-        explore(safe)
-        if whole != safe:
-            explore(whole)
+    for allowed in (each for safe, whole in pairs for each in ((safe, whole) if whole != safe else (safe,))):
+        explore(allowed)
     points: list[FrontierPoint] = []
     for safe, whole in pairs:
         found = [best(safe), best(whole)]
