@@ -11,8 +11,13 @@ again. The cache lies beside it. Needs root, for network namespaces.
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sharded.journal import Lines
 
 from pliant.cli.emulate import topology_from_flags
 from pliant_bench.harness.session import Files, carry_out
@@ -84,14 +89,11 @@ def main() -> None:
     parser.add_argument("--rate", default="100mbit")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    done = {(line["arm"], line["seed"]) for line in lines}
+    lines = Lines(given.out, ("arm", "seed"))
     for name, seed in jobs(given.seeds):
-        if (name, seed) not in done:
-            lines.append(train(name, seed, given, given.out.with_suffix(".cache")))
-            with given.out.open("a") as file:
-                file.write(json.dumps(lines[-1]) + "\n")
-    print(summary(lines))
+        if not lines.has(name, seed):
+            lines.add(train(name, seed, given, given.out.with_suffix(".cache")))
+    print(summary(list(lines.records.values())))
 
 
 if __name__ == "__main__":

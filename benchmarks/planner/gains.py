@@ -7,9 +7,13 @@ that need no settings and the builders of `pliant.planner.BASELINES`, as far as 
 """
 
 import argparse
-import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sharded.journal import Lines, show
 
 from pliant.algorithms.plans import plan_of
 from pliant.algorithms.registry import algorithm_named, algorithm_names
@@ -22,6 +26,7 @@ from pliant.spec.layers import workload_of_layers
 from pliant.spec.models import LAYERS
 from pliant.spec.worlds import world
 
+KEY = ("cluster", "share", "model", "limit", "seed")
 CLUSTERS = ("autosync-a", "autosync-b")
 SHARES = (1.0, 0.25, 0.1)
 """Parts of the clusters' rates: 40 and 50 Gbit/s, 10 and 12.5, 4 and 5."""
@@ -127,18 +132,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
-    lines = [json.loads(line) for line in given.json.read_text().splitlines()] if given.json.exists() else []
-    done = {(x["cluster"], x["share"], x["model"], x["limit"], x["seed"]) for x in lines}
-    with given.json.open("a") as out:
-        for cell in cells():
-            if cell in done:
-                continue
-            lines.append(judged(*cell))
-            print(json.dumps(lines[-1]), file=out, flush=True)
-    text = table(lines)
-    print(text)
-    if given.md is not None:
-        given.md.write_text(text)
+    lines = Lines(given.json, KEY)
+    for cell in cells():
+        if not lines.has(*cell):
+            lines.add(judged(*cell))
+    show(table(list(lines.records.values())), given.md)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ from rankers import Ranker
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from sharded.journal import Lines, place
+from sharded.journal import Lines, place, show
 
 from pliant.planner import Trial
 from pliant.planner.predictor import Predictor, TransferPrior
-from pliant.spec.files import write_atomically
 from pliant_bench.dataset import Dataset, load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
@@ -105,10 +104,7 @@ def main() -> None:
                         about = dict(zip(KEY, (cell.name, held_out, number, seed), strict=True))
                         lines.add({**about, "arms": found, **place()})
                         print(json.dumps(about), flush=True)
-    text = table([row for record in lines.records.values() for row in record["arms"]])
-    print(text)
-    if given.md is not None:
-        write_atomically(given.md, text)
+    show(table([row for record in lines.records.values() for row in record["arms"]]), given.md)
 
 
 if __name__ == "__main__":

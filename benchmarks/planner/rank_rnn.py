@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pliant.layouts.payloads import payload_bytes
-from pliant.planner import FAMILIES, Genome
-from pliant.simulator.layout import buckets_of, itemsize, owners_of
+from pliant.planner import Genome
+from pliant.planner.families import NAMED_FAMILIES
+from pliant.simulator.layout import buckets_of, itemsize
+from pliant.simulator.owned import owned_parts
 from pliant.simulator.simulate import BUCKET_BYTES
 from pliant.spec import Exchange, LocalSteps, LowRank, Topology, Workload
 
@@ -24,7 +26,7 @@ __all__ = ["RankRnn", "variables_of"]
 
 _DEVICES, _GROUPS = 16, 64
 """Places of one-hot features: owners, and buckets; the paper's code has 16 and 600."""
-_FAMILIES = tuple(FAMILIES)
+_FAMILIES = tuple(NAMED_FAMILIES)
 _UNLIMITED = 1.25e9
 """Bytes a second of a link that has no limit."""
 _HIDDEN, _PLANS, _STEPS = 128, 32, 400
@@ -39,7 +41,7 @@ def variables_of(genes: Genome, workload: Workload, topology: Topology) -> np.nd
     plan, num_ranks = genes.plan(), topology.num_ranks
     tensors = workload.tensors
     nodes = [plan.exchange_for(t.name, t.layer, t.numel) for t in tensors]
-    owners = owners_of(nodes, workload, num_ranks) or (0,) * len(tensors)
+    owned_by = {k: int(own.owners[own.numels.argmax()]) for k, own in owned_parts(nodes, workload, num_ranks).items()}
     bucket_of = {k: b for b, held in enumerate(buckets_of(plan, workload, BUCKET_BYTES)) for k in held}
     slowest = min(rate or _UNLIMITED for h in topology.hosts for rate in (h.send_bytes_per_s, h.receive_bytes_per_s))
     ranks_a_host = max(host.num_ranks for host in topology.hosts)
@@ -53,7 +55,7 @@ def variables_of(genes: Genome, workload: Workload, topology: Topology) -> np.nd
         kinds = [float(owned), float(node.exchanges_weights), float(node.timing.period > 1), float(genes.by_hosts)]
         settings = [float(genes.at_end), np.log2(genes.chunk_bytes) / 32]
         rows.append(
-            one_hot(owners[k] if owned else -1, _DEVICES)
+            one_hot(owned_by.get(k, -1), _DEVICES)
             + one_hot(min(bucket_of[k], _GROUPS - 1), _GROUPS)
             + one_hot(_FAMILIES.index(genes.base.family), len(_FAMILIES))
             + [*kinds, *settings, *numbers, *analytic]

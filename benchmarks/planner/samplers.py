@@ -10,15 +10,19 @@ where a way has it. Needs optuna: ``pip install optuna``, or the extra ``sampler
 
 import argparse
 import contextlib
-import json
 import random
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import optuna
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sharded.journal import Lines, show
 
 from pliant.netmodel import Overheads
 from pliant.planner import Gene, Genome, LeastTimes, Quality, Space, named_genomes, search_predicted
@@ -27,6 +31,7 @@ from pliant.planner.predictor import Predictor
 from pliant_bench.dataset import Dataset, load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
+KEY = ("limit", "cell", "arm", "seed")
 SEEDS, CANDIDATES, MARKS = (0, 1, 2), 100, (20, 50, 100)
 LIMITS = (1.0, 1.5)
 """Limits of the ratio of steps."""
@@ -224,22 +229,18 @@ def main() -> None:
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    lines = [json.loads(line) for line in given.json.read_text().splitlines()] if given.json.exists() else []
-    done = {(line["limit"], line["cell"], line["arm"], line["seed"]) for line in lines}
-    with given.json.open("a") as out:
-        for seed in SEEDS:
-            for limit in LIMITS:
-                for cell in cells(load(given.dataset), limit):
-                    for arm in ARMS:
-                        if (limit, cell.name, arm, seed) not in done:
-                            lines.append(trial(cell, arm, seed))
-                            print(json.dumps(lines[-1]), file=out, flush=True)
+    lines, dataset = Lines(given.json, KEY), load(given.dataset)
+    for seed in SEEDS:
+        for limit in LIMITS:
+            for cell in cells(dataset, limit):
+                for arm in ARMS:
+                    if not lines.has(limit, cell.name, arm, seed):
+                        lines.add(trial(cell, arm, seed))
+    every = list(lines.records.values())
     text = "".join(
-        f"Limit {limit:g}:\n\n{table(of)}\n" for limit in LIMITS if (of := [x for x in lines if x["limit"] == limit])
+        f"Limit {limit:g}:\n\n{table(of)}\n" for limit in LIMITS if (of := [x for x in every if x["limit"] == limit])
     )
-    print(text)
-    if given.md is not None:
-        given.md.write_text(text)
+    show(text, given.md)
 
 
 if __name__ == "__main__":

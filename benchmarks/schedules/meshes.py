@@ -16,6 +16,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +110,33 @@ def table(lines: Lines) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    """Measure what is left, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a mesh")
+def carry_out(
+    about: str,
+    networks: Mapping[str, Topology],
+    measure: Callable[[Topology, int], dict[str, Any]],
+    table: Callable[[Lines], str],
+    rounds: int,
+) -> None:
+    """Measure the networks that have no line, in their order, and write the table.
+
+    Args:
+        about: Text of the command's help.
+        networks: By name.
+        measure: Returns the record of one network, of so many turns.
+        table: Returns the page.
+        rounds: Turns by default.
+
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a network")
     parser.add_argument("--md", type=Path, help="the table")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each arm")
-    parser.add_argument("--on", default="", help="meshes, separated by commas; all if not given")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each arm")
+    parser.add_argument("--on", default="", help="networks, separated by commas; all if not given")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
     lines = Lines(arguments.jsonl, KEY)
     on = [name for name in arguments.on.split(",") if name]
-    for name, topology in topologies().items():
+    for name, topology in networks.items():
         if not arguments.table and (not on or name in on) and not lines.has(name):
             found = measure(topology, arguments.rounds)
             lines.add({"mesh": name, "hosts": len(topology.hosts), **found, **place()})
@@ -129,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(__doc__, topologies(), measure, table, rounds=3)

@@ -6,7 +6,6 @@ The networks of `meshes.py`: two named worlds, and 20 meshes. On each the ranks 
 out both ways in turn; sums are equal to the bit. One line a network. Needs root, for network namespaces.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -15,13 +14,12 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from schedules.meshes import BURST, WORLDS, topologies
-from sharded.journal import Lines, json_lines, place, show
+from schedules.meshes import BURST, WORLDS, carry_out, topologies
+from sharded.journal import Lines, json_lines
 
 from pliant.network import emulate_cluster
 from pliant.spec import Topology, save
 
-KEY = ("mesh",)
 WAYS = ("round by round", "ahead")
 
 
@@ -58,25 +56,7 @@ def table(lines: Lines) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    """Measure what is left, worlds first, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a network")
-    parser.add_argument("--md", type=Path, help="the table")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way")
-    parser.add_argument("--on", default="", help="networks, separated by commas; all if not given")
-    parser.add_argument("--table", action="store_true", help="measure nothing")
-    arguments = parser.parse_args()
-    lines, on = Lines(arguments.jsonl, KEY), [name for name in arguments.on.split(",") if name]
-    every = topologies()
-    for name in sorted(every, key=lambda name: name.split(" x")[0] not in WORLDS):
-        if not arguments.table and (not on or name in on) and not lines.has(name):
-            lines.add(
-                {"mesh": name, "hosts": len(every[name].hosts), **measure(every[name], arguments.rounds), **place()}
-            )
-            print(f"{name}: measured", flush=True)
-    show(table(lines), arguments.md)
-
-
 if __name__ == "__main__":
-    main()
+    every = topologies()
+    worlds_first = {name: every[name] for name in sorted(every, key=lambda name: name.split(" x")[0] not in WORLDS)}
+    carry_out(__doc__, worlds_first, measure, table, rounds=5)

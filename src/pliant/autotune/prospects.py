@@ -12,6 +12,7 @@ from pliant.planner import (
     Trial,
     frontier,
     frontier_text,
+    remembering,
     search_predicted,
 )
 from pliant.simulator import simulate_many
@@ -59,14 +60,11 @@ def look_ahead(
 
     """
     least_s = LeastTimes(workload, topology, overheads)
-    known_s: dict[Genome, float] = {}
 
-    def step_s(plans: list[Genome]) -> list[float]:
-        new = [genes for genes in plans if genes not in known_s]
-        steps_s = simulate_many([genes.plan() for genes in new], workload, topology, overheads=overheads) if new else ()
-        known_s.update(zip(new, map(float, steps_s), strict=True))
-        return [known_s[genes] for genes in plans]
+    def simulated(plans: list[Genome]) -> list[float]:
+        return simulate_many([genes.plan() for genes in plans], workload, topology, overheads=overheads).tolist()
 
+    step_s = remembering(simulated, {})
     compute_s = workload.compute_s * max(workload.rank_factors, default=1.0)
     added_s, seen_s = step_s([seen.genes])[0] - compute_s, max(seen.step_s - compute_s, 0.0)
     scale = seen_s / added_s if added_s > seen_s else 1.0

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -119,17 +118,18 @@ def plan(
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     least_s = LeastTimes(training, network, known or overheads_of(network))
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
-    look = partial(frontier, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True)
-    points = look(training, network, optimizer, steps_s)
+    drawn = candidates // 5
+    points = frontier(
+        training, network, optimizer, steps_s, candidates=drawn, seed=seed, least_s=least_s, combined=True
+    )
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
     _show(frontier_text(points, optimizer), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)
-    if out is not None:
-        save(replace(best, provenance=_provenance(within, error_budget, seed)), out)
-    _write(trace, predicted, json_file, points, found)
+    best = replace(best, provenance=_provenance(within, error_budget, seed))
+    _write_files(best, predicted, points, found, out=out, trace=trace, json_file=json_file)
 
 
 def _provenance(within: float, error_budget: float | None, seed: int) -> str:
@@ -137,20 +137,25 @@ def _provenance(within: float, error_budget: float | None, seed: int) -> str:
     return f"pliant plan, simulated, {budgets}, seed {seed}"
 
 
-def _write(
-    trace: Path | None,
+def _write_files(
+    best: SyncPlan,
     predicted: Simulated,
-    path: Path | None,
     points: Sequence[FrontierPoint],
     found: Sequence[tuple[Genome, float]],
+    *,
+    out: Path | None,
+    trace: Path | None,
+    json_file: Path | None,
 ) -> None:
+    """Write the best plan, its timeline and all that is shown, each where a file is asked for."""
+    if out is not None:
+        save(best, out)
     if trace is not None:
         write_trace(predicted.timeline, trace)
-    if path is None:
-        return
-    rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
-    body = {"frontier": [point.as_row() for point in points], "plans": rows}
-    write_atomically(path, json.dumps(body, indent=1) + "\n")
+    if json_file is not None:
+        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
+        body = {"frontier": [point.as_row() for point in points], "plans": rows}
+        write_atomically(json_file, json.dumps(body, indent=1) + "\n")
 
 
 def _training(

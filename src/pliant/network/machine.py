@@ -27,8 +27,10 @@ _MOST_NUMEL, _LEAST_NUMEL = 1 << 20, 1 << 17
 """Elements of a vector: 4 MB of float32, more than a core's own cache; less where the budget is short."""
 _ELEMENT_S = 2e-9
 """Time of an element that a figure is given, in each of its two runs at least; a slow codec takes more."""
-_ENOUGH_S, _TURNS, _RING_BYTES = 0.2, (1, 3), (1_000_000, 4_000_000)
+_ENOUGH_S = 0.2
 """Budget from which on messages are timed in more than one turn, and longer ones handed round a host."""
+_SHORT, _LONG = (1, 1_000_000), (3, 4_000_000)
+"""Turns, and bytes that are handed round a host, below that budget and from it on."""
 _NUM_VECTORS = 8  # taken in turn, as buckets are: a vector is no more in a cache that cores share when its turn comes
 
 
@@ -76,7 +78,7 @@ def measure_machine(
     mine = _measure_codecs(chosen, numel, each_s, torch.device(device), comm)
     if on_cpu:
         mine = [s / per_cpu for s in mine]
-    turns, ring_bytes = _TURNS[budget_s >= _ENOUGH_S], _RING_BYTES[budget_s >= _ENOUGH_S]
+    turns, ring_bytes = _LONG if budget_s >= _ENOUGH_S else _SHORT
     mine += [
         loopback_bytes_per_s(comm, ranks_of_hosts(comm, hosts)[1], ring_bytes),
         waited_message_s(comm, budget_s / 10, turns=turns) / per_cpu,

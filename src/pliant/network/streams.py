@@ -148,7 +148,7 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
     return least_s if alone else max(least_s, (statistics.median(spent_s) - delay_s) / 2)
 
 
-def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes: int = 4_000_000) -> float:
+def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes: int) -> float:
     """Return the bytes per second that all ranks of this rank's host together hand round a ring of theirs. Collective.
 
     The median of three rounds of `num_bytes` each; 0 where a host has one rank.

@@ -5,7 +5,14 @@ from pliant.planner.baselines import BASELINES, SHARDED_BASELINES, named_genomes
 from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
-from pliant.planner.frontier import FRONTIER_LIMITS, FrontierPoint, frontier, frontier_text, search_predicted
+from pliant.planner.frontier import (
+    FRONTIER_LIMITS,
+    FrontierPoint,
+    frontier,
+    frontier_text,
+    remembering,
+    search_predicted,
+)
 from pliant.planner.genome import Gene, Genome, all_of
 from pliant.planner.knapsack import solve_knapsack
 from pliant.planner.least_times import LeastTimes
@@ -50,6 +57,7 @@ __all__ = [
     "frontier_text",
     "lossy_codecs",
     "named_genomes",
+    "remembering",
     "risk_of",
     "scaled_down",
     "search",

@@ -14,7 +14,15 @@ from pliant.planner.space import Space
 from pliant.spec import Topology, Workload
 from pliant.spec.units import format_time
 
-__all__ = ["FRONTIER_LIMITS", "FrontierPoint", "StepTimes", "frontier", "frontier_text", "search_predicted"]
+__all__ = [
+    "FRONTIER_LIMITS",
+    "FrontierPoint",
+    "StepTimes",
+    "frontier",
+    "frontier_text",
+    "remembering",
+    "search_predicted",
+]
 
 FRONTIER_LIMITS = (1.0, 1.1, 1.5)
 """Limits of the ratio of steps, one a line of the frontier; 1 admits exact plans alone."""
@@ -59,6 +67,17 @@ class FrontierPoint:
             "speedup": self.speedup,
             **{f"risk_{key}" if key == "sentence" else key: value for key, value in asdict(self.risk).items()},
         }
+
+
+def remembering(step_s: StepTimes, known: dict[Genome, float]) -> StepTimes:
+    """Return what predicts each plan once, and keeps its time in `known`."""
+
+    def remembered(plans: list[Genome]) -> list[float]:
+        new = [genes for genes in dict.fromkeys(plans) if genes not in known]
+        known.update(zip(new, step_s(new), strict=True) if new else ())
+        return [known[genes] for genes in plans]
+
+    return remembered
 
 
 def search_predicted(
@@ -132,11 +151,7 @@ def frontier(
     genes = searched_genes(base.ratios, combined=combined, racks=bool(topology.racks))
     losing = frozenset(gene for gene in genes if is_losing(gene, optimizer))
     known: dict[Genome, float] = {}
-
-    def remember(plans: list[Genome]) -> list[float]:
-        new = [genes for genes in plans if genes not in known]
-        known.update(zip(new, step_s(new), strict=True) if new else ())
-        return [known[genes] for genes in plans]
+    remember = remembering(step_s, known)
 
     def explore(allowed: Quality) -> None:
         def to_accuracy_s(plans: list[Genome]) -> list[float]:
@@ -154,8 +169,10 @@ def frontier(
         (replace(base, budget=limit, rejected=base.rejected | losing), replace(base, budget=limit))
         for limit in FRONTIER_LIMITS
     ]
-    for allowed in (each for safe, whole in pairs for each in ((safe, whole) if whole != safe else (safe,))):
-        explore(allowed)
+    for safe, whole in pairs:
+        explore(safe)
+        if whole != safe:
+            explore(whole)
     points: list[FrontierPoint] = []
     for safe, whole in pairs:
         found = [best(safe), best(whole)]

@@ -105,11 +105,8 @@ def _holds_a_node(hint: Any) -> bool:
 
 
 def _made(kind: type[Exchange], values: _Values) -> Iterator[Exchange]:
-    for each in itertools.product(*values.values()):
-        try:
-            yield make_node(kind, dict(zip(values, each, strict=True)))
-        except ValueError:  # the node's own checks
-            continue
+    nodes = (_node_of(kind, dict(zip(values, each, strict=True))) for each in itertools.product(*values.values()))
+    return (node for node in nodes if node is not None)
 
 
 def make_node(kind: type[Exchange], values: Mapping[str, Any]) -> Exchange:
@@ -162,7 +159,7 @@ class NodeFamily:
     def takes(self, inside: Exchange) -> bool:
         """Say whether a node may be inside, with the first of the other values."""
         first = {name: next(iter(each.values())) for name, each in self._plain.items()}
-        return _is_taken(self.node, {**first, self.holds: inside})
+        return _node_of(self.node, {**first, self.holds: inside}) is not None
 
     @cached_property
     def others(self) -> Mapping[str, tuple[float | str, ...]]:
@@ -196,12 +193,12 @@ def node_families() -> dict[str, NodeFamily]:
     return {kind.__name__: NodeFamily(kind) for kind in kinds if tried_values(kind, lambda: (AllReduce(),))}
 
 
-def _is_taken(kind: type[Exchange], values: Mapping[str, Any]) -> bool:
+def _node_of(kind: type[Exchange], values: Mapping[str, Any]) -> Exchange | None:
+    """Return a node with the values of its fields, or None if it refuses them."""
     try:
-        make_node(kind, values)
-    except ValueError:
-        return False
-    return True
+        return make_node(kind, values)
+    except ValueError:  # the node's own checks
+        return None
 
 
 def _setting(value: Any) -> float | str:

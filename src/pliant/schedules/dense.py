@@ -103,8 +103,7 @@ def owners_s(num_bytes: float, topology: Topology, overheads: Overheads | None =
     """Return what an average by owners of equal parts (`CompressedAverage`) is predicted to take for a payload.
 
     Each rank sends every other one its part, and the owner sends the mean to all, over windows that the first half has
-    opened. Coding takes about as long by any
-    schedule, and is not counted.
+    opened. Coding takes about as long by any schedule, and is not counted.
     """
     num_ranks = topology.num_ranks
     if num_ranks == 1:
